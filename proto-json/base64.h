@@ -55,7 +55,7 @@ const char *base64_reason(const base64_decoder *decoder, char found);
 
 enum { BASE64_HEAD = 8 };
 /* Writes the first characters of the text that the decoder has taken, at most BASE64_HEAD, and a NUL. The function
- * makes the characters again from `bytes`, the `count` bytes that the decoder has written. */
+ * encodes these characters from `bytes`, the `count` bytes that the decoder has written. */
 void base64_head(const base64_decoder *decoder, const uint8_t *bytes, size_t count, char head[BASE64_HEAD + 1]);
 
 /* The length in characters of the base64 text for `bytes` bytes. */

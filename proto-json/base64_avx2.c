@@ -5,10 +5,11 @@
  *     hi 2: '+' (lo B), '/' (lo F)    hi 3: '0'-'9' (lo 0-9)    hi 4, 6: letters (lo 1-F)    hi 5, 7: letters (lo 0-A)
  *
  * Each kind of hi has a bit. A table has an entry for each lo: the bits of the kinds of hi with which this lo cannot
- * occur. If the entry includes the bit of the character's hi, the character is foreign. The number that turns a
- * character into its six bits depends on hi alone, except for '/', which uses the free row 1. Two multiply-adds then
- * join the sextets, 00aaaaaa 00bbbbbb 00cccccc 00dddddd -> aaaaaabb bbbbcccc ccdddddd, and shuffles close the gaps. A
- * vector with a foreign character is decoded too, but only the groups before that character count.
+ * occur. If the entry includes the bit of the character's hi, the character is foreign. The difference between a
+ * character and its six bits depends on hi alone, except for '/', which uses row 1 of the table: no character of the
+ * alphabet has hi = 1. Two multiply-adds then join the sextets, 00aaaaaa 00bbbbbb 00cccccc 00dddddd -> aaaaaabb
+ * bbbbcccc ccdddddd, and shuffles close the gaps. A vector with a foreign character is decoded too, but only the groups
+ * before that character count.
  *
  * Encoding does the reverse. A shuffle copies bytes so that each 16-bit half of 32 bits holds two sextets. Two
  * multiplications shift them into place, and a table of 16 differences turns them into letters.
@@ -23,8 +24,8 @@
 
 enum { CHARS = 32, BYTES = 24, UNROLL = 4 };
 
-/* writes the table twice into a vector, because a shuffle looks up each half (16 bytes) of the indices in the same half
- * of the table */
+/* writes the 16-byte table twice into a vector of 32 bytes, because a shuffle looks up each half of the indices in the
+ * same half of the table */
 #define TWICE(...) _mm256_setr_epi8(__VA_ARGS__, __VA_ARGS__)
 
 /* Returns the sextets (6-bit values) of 32 characters. A byte of *foreign becomes nonzero if its character is outside
@@ -38,16 +39,17 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     const __m256i not_with_lo = TWICE(
         /* entry for characters whose lower 4 bits are 0: the alphabet has 0 P p, but no + or / and no letter A-O a-o */
         NEVER | PLUS_SLASH | AO_ao,
-        /* entries for lower 4 bits of 1 to 9: the alphabet has digits and letters, but no + or / */
+        /* entries for characters whose lower 4 bits are 1 to 9: the alphabet has digits and letters, but no + or / */
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
         /* entry for characters whose lower 4 bits are A: the alphabet has J Z j z, but no + or / and no digit */
         NEVER | PLUS_SLASH | DIGITS,
         /* entry for characters whose lower 4 bits are B: the alphabet has + K k, but no digit and no letter P-Z p-z */
         NEVER | DIGITS | PZ_pz,
-        /* entries for lower 4 bits of C to E: the alphabet has L M N l m n, but no + or /, digit or letter P-Z p-z */
+        /* entries for characters whose lower 4 bits are C to E: the alphabet has L M N l m n, but no + or /, no digit
+         * and no letter P-Z p-z */
         NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
-        /* entry for lower 4 bits of F: the alphabet has / O o, but no digit and no letter P-Z p-z */
+        /* entry for characters whose lower 4 bits are F: the alphabet has / O o, but no digit and no letter P-Z p-z */
         NEVER | DIGITS | PZ_pz);
     const __m256i to_sextet = TWICE(0, 63 - '/', 62 - '+', 52 - '0', -'A', -'A', 26 - 'a', 26 - 'a', 0, 0, 0, 0, 0, 0,
                                     0, 0);
@@ -169,8 +171,7 @@ size_t base64_encode_avx2(const uint8_t *bytes, size_t count, char *text)
 {
     enum {
         READ_TOO_FAR = 4
-    }; /* number of bytes that a load reads too many: the second half of a vector needs 12
-                                * bytes, and a load reads 16 */
+    }; /* number of unneeded bytes that a load reads: the second half of a vector needs 12 bytes, but a load reads 16 */
     size_t done = 0;
     for (; count - done >= UNROLL * BYTES + READ_TOO_FAR; done += UNROLL * BYTES, text += UNROLL * CHARS)
         for (int i = 0; i < UNROLL; i++) store(text + i * CHARS, letters(load_halves(bytes + done + i * BYTES)));

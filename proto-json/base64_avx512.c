@@ -3,8 +3,8 @@
  * One instruction decodes 64 characters by a table of 128 entries in two registers. Entries outside the alphabet have
  * their top bit set, and so have characters beyond ASCII. So the top bits of (entry | character) mark the foreign
  * characters. Two multiply-adds join the sextets (as in base64_avx2.c), and one more permutation closes the gaps. For
- * encoding, a permutation distributes the bytes, one multishift cuts the sextets, and one lookup in 64 entries turns
- * them into letters.
+ * encoding, a permutation distributes the bytes, one multishift cuts them into sextets, and one lookup in 64 entries
+ * turns them into letters.
  *
  * Loads at the end are masked: a load of the last characters fills up with zero bytes, which are foreign. So one rule
  * finds both the end of the text and the first foreign character.
@@ -40,9 +40,9 @@ static const uint8_t sextet_of[128] __attribute__((aligned(64))) = {
 static const char letter_of[65]
     __attribute__((aligned(64))) = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/* Byte numbers for a permutation of two registers. The permutation closes the gaps between groups of 4 bytes, whose
- * lowest three bytes hold 24 bits, the last byte first. CLOSE(i) is for group i; groups 0 to 15 are in the first
- * register, groups 16 to 31 in the second. A permutation takes 64 entries, from entry 0, 16 or 32 on. */
+/* Byte numbers for a permutation of two registers. The permutation closes the gaps between groups of 4 bytes. Each
+ * group holds three bytes of data, in reverse order, and one unused byte. CLOSE(i) is for group i; groups 0 to 15 are
+ * in the first register, groups 16 to 31 in the second. A permutation uses 64 entries from entry 0, 16 or 32 on. */
 #define CLOSE(i) 4 * (i) + 2, 4 * (i) + 1, 4 * (i)
 #define CLOSE8(i) \
     CLOSE(i), CLOSE(i + 1), CLOSE(i + 2), CLOSE(i + 3), CLOSE(i + 4), CLOSE(i + 5), CLOSE(i + 6), CLOSE(i + 7)

@@ -1,10 +1,10 @@
 /* base64_neon.c: whole groups of base64 on arm64, 64 characters at a time.
  *
- * NEON loads every fourth character into a register of its own and looks up 16 of them in a table of 64 at once. The
- * scalar table of 128 characters has two halves of 64. Two look-ups, one in each half, give the sextets of ASCII
- * characters. An index outside the first half gives 0 in the first look-up. An index outside the second half keeps the
- * first result in the second look-up. A character is foreign if its own highest bit is set, or if the table has
- * BASE64_FOREIGN for it.
+ * NEON loads 64 characters into four registers: every fourth character goes into the same register. One instruction
+ * looks up the 16 characters of a register in a table of 64 entries. The scalar table of 128 characters has two halves
+ * of 64. Two look-ups, one in each half, give the sextets of ASCII characters. An index outside the first half gives 0
+ * in the first look-up. An index outside the second half keeps the first result in the second look-up. A character is
+ * foreign if its own highest bit is set, or if the table has BASE64_FOREIGN for it.
  *
  * The scalar loops handle the rest, and find the foreign character in a vector that has one. */
 #include "base64_simd.h"

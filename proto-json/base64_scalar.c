@@ -9,12 +9,12 @@ const char base64_alphabet[65] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrst
 const uint8_t base64_sextet[256] = {
     __, __, __, __, __, __, __, __, __, __, __, __, __, __, __, __, /* from 0x00 */
     __, __, __, __, __, __, __, __, __, __, __, __, __, __, __, __, /* from 0x10 */
-    __, __, __, __, __, __, __, __, __, __, __, 62, __, __, __, 63, /* characters 0x20 to 0x2F, with + and / */
-    52, 53, 54, 55, 56, 57, 58, 59, 60, 61, __, __, __, __, __, __, /* characters 0x30 to 0x3F, with 0-9 */
-    __, 0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, /* characters 0x40 to 0x4F, with A-O */
-    15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, __, __, __, __, __, /* characters 0x50 to 0x5F, with P-Z */
-    __, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, /* characters 0x60 to 0x6F, with a-o */
-    41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, __, __, __, __, __, /* characters 0x70 to 0x7F, with p-z */
+    __, __, __, __, __, __, __, __, __, __, __, 62, __, __, __, 63, /* characters 0x20 to 0x2F, which include + and / */
+    52, 53, 54, 55, 56, 57, 58, 59, 60, 61, __, __, __, __, __, __, /* characters 0x30 to 0x3F, which include 0-9 */
+    __, 0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, /* characters 0x40 to 0x4F, which include A-O */
+    15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, __, __, __, __, __, /* characters 0x50 to 0x5F, which include P-Z */
+    __, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, /* characters 0x60 to 0x6F, which include a-o */
+    41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, __, __, __, __, __, /* characters 0x70 to 0x7F, which include p-z */
     [0x80 ... 0xFF] = __,
 };
 #undef __

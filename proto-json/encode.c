@@ -10,7 +10,7 @@
  * numbers, or copies them, directly in the caller's buffer. So no answer exists twice.
  *
  * Invariants:
- *   1. The bytes depend on the answer alone, not on the sizes in which it is read.
+ *   1. The bytes depend on the answer alone, not on how many bytes each read takes.
  *   2. Reading gives exactly proto_encoder_length() bytes.
  *   3. Memory is needed only for the text pieces and the list. It does not grow with the tensors. */
 #include "proto.h"
@@ -37,8 +37,9 @@ const char *const proto_stages[PROTO_STAGE_COUNT] = {
 
 struct piece {
     const attn_tensor *tensor; /* the tensor that this piece of the answer writes; NULL: the piece is text */
-    encode_as as;              /* how the piece's tensor is written: as bytes, as base64, or as numbers */
-    size_t offset;             /* where the piece's text begins in the encoder's buffer, in bytes */
+    encode_as as;              /* how the tensor of this piece of the answer is written: as bytes, as base64, or as
+                                * numbers */
+    size_t offset;             /* offset in bytes of this piece's text in the encoder's buffer */
     uint64_t length;           /* number of bytes that the piece takes in the answer */
 };
 
@@ -366,7 +367,7 @@ void proto_encoder_free(proto_encoder *encoder)
 /* ---- Writing pieces into the caller's buffer --------------------------------------------------------------------- */
 
 /* Writes element `element` of an array, with the brackets and the comma before it. For the index behind the last
- * element, writes the closing brackets. For larger indices, the function returns false and an empty token. An array
+ * element, writes the closing brackets. For larger indices, the function returns false and an empty text. An array
  * without elements is written as [], because a shape such as [2^40, 0] would need 2^40 pairs of brackets. */
 static bool next_token(const struct piece *piece, int64_t element, struct token *token)
 {
@@ -416,8 +417,9 @@ static size_t read_array(proto_encoder *e, const struct piece *piece, char *to, 
     return done;
 }
 
-/* Writes characters `taken` to taken + capacity - 1 of a tensor's base64 text to `to`. Whole groups of four characters
- * go straight to `to`. If a read ends inside a group, the next read encodes that group again. */
+/* Copies part of a tensor's base64 text to `to`: the characters with the indices `taken` to taken + capacity - 1.
+ * Whole groups of four characters go straight to `to`. If a read ends inside a group, the next read encodes that group
+ * again. */
 static size_t read_base64(const struct piece *piece, uint64_t taken, char *to, size_t capacity)
 {
     const uint8_t *bytes = piece->tensor->data;
@@ -472,7 +474,7 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
         }
     }
     e->read += done;
-    /* at the end of the answer, as many bytes must have been read as its announced length */
+    /* at the end of the answer, the number of bytes read must be the announced length */
     assert(e->piece < e->piece_count || e->read == e->length);
     return done;
 }

@@ -16,8 +16,8 @@ struct text *encode_text(proto_encoder *encoder);
 
 typedef enum encode_as { ENCODE_BYTES, ENCODE_BASE64, ENCODE_ARRAY, ENCODE_LIST } encode_as;
 /* Adds a tensor at this place of the answer. ENCODE_BYTES: as its bytes. ENCODE_BASE64: as base64. ENCODE_ARRAY: as an
- * array of numbers, nested by its shape. ENCODE_LIST: as a flat list in which NaN and infinities have no quotes,
- * because KServe's clients read such a list. Outputs are C-contiguous. */
+ * array of numbers, nested by its shape. ENCODE_LIST: as a flat list in which NaN and infinities have no quotes, as
+ * KServe's clients expect. Outputs are C-contiguous. */
 void encode_tensor(proto_encoder *encoder, const attn_tensor *tensor, encode_as as);
 
 enum {

@@ -2,8 +2,8 @@
  * proto_safetensors, proto_kserve). parse.c and encode.c call these functions and do what all formats have in common. A
  * new format is a file with a `const proto_format` in it.
  *
- *     body -> feed() ... finish() -> a tree of problems, as JSON has them, and extracted values -> parse.c: every check
- *     results, tensors            -> write(): pieces of text and of tensors (encode.h)         -> encode.c: in blocks
+ *     body -> feed() ... finish() -> a tree of problems, and the extracted tensor values -> parse.c: all checks
+ *     results, tensors            -> write(): pieces of text and of tensors (encode.h)   -> encode.c: blocks
  *
  * A reader (the functions that read a body) turns names, shapes and options into the members of a JSON body. The reader
  * reports only errors of its own format; parse.c reports all others. */
@@ -15,7 +15,7 @@
 #include "proto.h"
 #include "scan.h"
 
-/* What a format's reader makes of a body. parse.c turns this into problems. */
+/* The result of reading a body in one format. parse.c turns it into problems. */
 struct format_body {
     /* the body's JSON without tensor values, as a tree (tree.h) that the reader owns; NULL: out of memory */
     const cJSON *root;
@@ -31,7 +31,7 @@ struct format_body {
     proto_sequence sequence;
     uint64_t binary, shared, binary_parts[2];
     /* for a merge (of results over different parts of the keys): 1 plus the index of the last part whose gradient the
-     * body names as an output */
+     * body names as an output; 0: there is none */
     int gradients;
     /* the position in the body of each input tensor: an array of PROTO_TENSORS entries; NULL: the format has no
      * positions */
@@ -49,8 +49,8 @@ struct proto_format {
     attn_status (*finish)(void *reader, struct format_body *body, attn_error *err);
     /* implements proto_parser_sequence(); NULL: bodies of this format have no sequences */
     const proto_sequence *(*sequence)(const void *reader);
-    /* Implement proto_parser_shared() and proto_parser_shared_room(). NULL: a body of this format has no tensors in
-     * shared memory. */
+    /* These functions implement proto_parser_shared() and proto_parser_shared_room(). NULL: a body of this format has
+     * no tensors in shared memory. */
     attn_status (*shared)(void *reader, proto_shared **shared, int *count, attn_error *err);
     attn_status (*shared_room)(void *reader, attn_error *err);
     size_t (*rest_bytes)(const void *reader);
@@ -59,7 +59,7 @@ struct proto_format {
     /* returns the bytes of the tensors in a body of body_bytes bytes, without gaps for alignment */
     size_t (*memory_for)(uint64_t body_bytes);
     /* The parser has turned the body into a tree of problems, and err->member is the JSON pointer of the wrong member
-     * in this tree. locate() replaces err->member by the pointer of the same member in the body that the client sent.
+     * in this tree. locate() replaces this pointer by the pointer of the same member in the body that the client sent.
      * NULL: the body has the structure of the tree, so the pointer needs no change. */
     void (*locate)(const proto_call *call, attn_error *err);
 

@@ -6,18 +6,17 @@
  *   | JSON: as many bytes as Inference-Header-Content-Length says, or all of the body                | bytes     |
  *
  * A scanner reads the JSON and extracts arrays of numbers as they arrive. When the JSON is complete, its tree is turned
- * into the tree of a JSON body (kserve_json.c). An input becomes the member of its name, a parameter becomes the option
- * of its name, and the names of outputs become `outputs`. parse.c checks all names, shapes and options at the end of
- * the body. Only the sizes of binary inputs are compared with their shapes at once. Otherwise one wrong size would make
- * the bytes of the next input look wrong.
+ * into the tree of a JSON body (kserve_json.c). An input becomes the member of the same name, a parameter becomes the
+ * option of the same name, and the names of outputs become `outputs`. parse.c checks all names, shapes and options at
+ * the end of the body. Only the sizes of binary inputs are compared with the inputs' shapes earlier, when the JSON is
+ * complete. Otherwise one wrong size would make the bytes of the next input look wrong.
  *
  * The bytes behind the JSON go directly to the caller's memory, each tensor to a multiple of 64 bytes. An input in
  * shared memory gets a place in the caller's memory too, behind the other tensors. The parser's caller fills this place
  * when the body is complete. An input in a GPU's memory stays where it is.
  *
  * Invariants:
- *   1. Between two bytes, the whole state is in struct kserve_reader. A body gives the same result however it is
- *      split.
+ *   1. The whole state of reading is in struct kserve_reader, so a body gives the same result however it is split.
  *   2. Binary tensors follow each other in the order of the inputs, from the end of the JSON to the end of the body.
  *   3. Memory grows with the bytes that have arrived, and not with binary_data_size. For tensors in shared memory it
  *      grows after the end of the body, when their sizes have been checked.
@@ -46,7 +45,7 @@ static void pass(struct kserve_reader *r)
 }
 
 /* Takes those bytes of a piece of the body that belong to the current section, which is the JSON or one binary input.
- * *taken becomes their number. */
+ * *taken becomes the number of these bytes. */
 static attn_status take(struct kserve_reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status;

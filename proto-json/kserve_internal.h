@@ -57,7 +57,7 @@ struct kserve_reader {
      * reserved for their copies (`has_room`). */
     size_t memory_bytes;
 
-    proto_shared *shared; /* a list of the inputs and outputs that are in shared memory */
+    proto_shared *shared; /* a list of the inputs and outputs that are in memory that client and server share */
     int shared_count;
     /* true: the caller's memory has room for copies of the inputs that are in shared memory (the list `shared`). Inputs
      * that stay in a GPU's memory are not copied. */
@@ -70,7 +70,7 @@ struct kserve_reader {
     /* gradients of a merge's parts whose bytes follow the JSON: a bit for each part, [0] for dout and [1] for dlse */
     uint64_t binary_parts[2];
     /* for a merge (of results over different parts of the keys): 1 plus the index of the last part whose gradient the
-     * request names as an output */
+     * request names as an output; 0: there is none */
     int gradients;
 };
 

@@ -548,7 +548,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         cJSON *const copy = cJSON_CreateString(word);
         if (!copy || !cJSON_AddItemToArray(names, copy)) return no_memory(r);
     }
-    /* the request named only gradients of parts, so `outputs` would be an empty list and is left out */
+    /* the request named only gradients of a merge's parts, so `outputs` would be an empty list and is left out */
     if (names && !names->child) (void)cJSON_DetachItemViaPointer(r->root, names);
     return ATTN_OK;
 }

@@ -16,25 +16,25 @@
  * (the piece ends, a character does not fit, the number is long) the quick reader takes nothing, and the machine reads
  * the same characters. So the machine alone defines the language, and the quick reader only saves time.
  *
- * Values. A number is at most 19 significant digits w, times a power of ten, and perhaps further digits. No dtype here
- * has more than 24 significant bits. So a double near the exact value is as good as the exact value, if both lie on the
- * same side of every number that has 25 bits. Numbers of 25 bits ("the grid") are the values of the dtypes and the
- * midpoints between them. Hence
+ * Values. A number is read as its first 19 significant digits w, times a power of ten, and perhaps further digits. No
+ * dtype here has more than 24 significant bits. So a double near the exact value is as good as the exact value, if both
+ * lie on the same side of every number that has 25 bits. Numbers of 25 bits ("the grid") are the values of the dtypes
+ * and the midpoints between them. Hence
  *
- *   1. x = w * 10^e in double arithmetic is wrong by less than 4 units in the last of its 53 places.
- *   2. The 28 places behind the 25th say how near a grid point is. Almost every random number (all but one in
+ *   1. x = w * 10^e in double arithmetic has an error of less than 4 units in the last of its 53 bits.
+ *   2. The 28 bits after the 25th say how near a grid point is. Almost every random number (all but one in
  *      10^7) is far from every grid point. Then x is used.
- *   3. Otherwise the exact value is compared with that grid point, in integers of 128 bits, or of as many bits as 768
- *      digits need. The result is the grid point itself, or the double just above or below it.
+ *   3. Otherwise the exact value is compared with the nearest grid point, in integers of 128 bits, or of as many bits
+ *      as 768 digits need. The result is the grid point itself, or the double just above or below it.
  *
  * Rounding such a double to any of the dtypes gives the same result as rounding the decimal number itself, ties
  * included. So an array may be kept as such doubles while its dtype is not known (data before dtype), and nothing is
  * lost.
  *
- * Writing. Schubfach finds the shortest decimal in the interval that rounds to the value. Three multiplications with a
- * 64-bit power of ten place the value and its two boundaries among the multiples of 10^k, and at most four candidates
- * remain. One routine serves all formats, because they differ only in the width of c and the range of q of a value c *
- * 2^q. Source: R. Giulietti, "The Schubfach way to render doubles", 2020. */
+ * Writing. The algorithm Schubfach finds the shortest decimal in the interval that rounds to the value. Three
+ * multiplications with a 64-bit power of ten place the value and its two boundaries among the multiples of 10^k, and at
+ * most four candidates remain. One routine serves all formats, because they differ only in the width of c and the range
+ * of q of a value c * 2^q. Source: R. Giulietti, "The Schubfach way to render doubles", 2020. */
 #include "numbers.h"
 
 #include <assert.h>
@@ -113,8 +113,8 @@ static const double tens[] = {
 enum {
     HUGE_EXPONENT = 38, /* a number w * 10^exponent with an exponent above this is too large for every dtype: w * 10^39
                          * >= 10^39 > 2^128 */
-    /* a number w * 10^exponent with an exponent below this is 0 in every dtype: w * 10^-67 < 10^-48 < 2^-150, half of
-     * the smallest float32 */
+    /* a number w * 10^exponent with an exponent below this is 0 in every dtype: w < 10^19, so w * 10^-67 < 10^-48 <
+     * 2^-150, which is half of the smallest float32 */
     TINY_EXPONENT = -66,
     GRID_SHIFT = 52 - 24, /* number of bits of a double's fraction after the first 25 significant bits, which are the
                            * grid (see the top of this file) */
@@ -372,8 +372,8 @@ static inline uint64_t sum_eight(uint64_t v)
            32;
 }
 
-/* Appends the digits at p to w, and returns the text behind the digits. If the piece has eight more characters, tests
- * all eight together. No branch depends on how many of the eight are digits. */
+/* Appends the digits at p to the decimal number w, and returns the text behind the digits. If the piece has eight more
+ * characters, tests all eight together. No branch depends on how many of the eight are digits. */
 static inline const char *take_digits(const char *p, const char *end, uint64_t *w)
 {
     static const uint32_t scale[9] = { 1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000 };
@@ -381,8 +381,8 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
         uint64_t v;
         memcpy(&v, p, 8);
         v ^= UINT64_C(0x3030303030303030);
-        /* The top bit of a byte of `others` is set if the byte is no digit. The top bits above the lowest byte that is
-         * no digit may be wrong. */
+        /* The top bit of a byte of `others` is set if the byte is not a digit. The top bits above the lowest byte that
+         * is not a digit may be wrong. */
         uint64_t others = ((v + UINT64_C(0x7676767676767676)) | v) & UINT64_C(0x8080808080808080);
         if (others == 0) {
             *w = *w * scale[8] + sum_eight(v);
@@ -920,7 +920,7 @@ bool numbers_convert(numbers_reader *r, const double *values, numbers_type type,
 /* ---- Converting binary numbers to decimal ------------------------------------------------------------------------ */
 
 /* The next three functions return the floor of log10(2^q), log10(3/4 * 2^q) and log2(10^k), computed in integers. The
- * results are right for all exponents q and k of float32. */
+ * results are correct for all exponents q and k of float32. */
 static int log10_pow2(int q)
 {
     return (q * 1262611) >> 22;
@@ -981,7 +981,7 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;
 
     /* At most one multiple of 10^(k + 1) rounds to the number c * 2^q. If there is one, it is the result, because it
-     * has one digit less than s. s and this multiple are computed without a branch, because the processor could not
+     * has one digit fewer than s. s and this multiple are computed without a branch, because the processor could not
      * predict it. */
     uint32_t s = value / 4, tenth = s / 10, middle = 4 * s + 2;
     bool tenth_inside = lower <= 40 * tenth, next_tenth_inside = 40 * tenth + 40 <= upper;
@@ -1026,7 +1026,7 @@ static const uint32_t integer_tens[] = { 1, 10, 100, 1000, 10000, 100000, 100000
 /* Returns the number of decimal digits of n. The number 0 has one digit. */
 static int count_digits(uint32_t n)
 {
-    /* log10(2) is about 1233 / 2^12; the guess of the number of digits is right or one too few */
+    /* log10(2) is about 1233 / 2^12; the guess of the number of digits is correct or one too small */
     int guess = (32 - __builtin_clz(n | 1)) * 1233 >> 12;
     return guess + (n >= integer_tens[guess]) + (n == 0);
 }
@@ -1100,7 +1100,8 @@ static size_t format_floating(const struct format *f, uint32_t code, char *text)
     int q = f->min_exponent - f->fraction_bits + (exponent ? exponent - 1 : 0);
     *text = '-';
     text += negative;
-    /* the value is an integer, and neighbouring values of the dtype differ by at most 1, so no shorter text exists */
+    /* the value is an integer, and neighbouring values of the dtype differ by at most 1, so no text with fewer digits
+     * reads back as this value */
     if (q <= 0 && q >= -f->fraction_bits && (c & ((1u << -q) - 1)) == 0)
         return negative + write_decimal(c >> -q, 0, text);
     int k;

@@ -1,8 +1,9 @@
 /* numbers.h: arrays of numbers, from JSON text and to JSON text, without a node per number.
  *
  * Reading. `data` of a tensor may be an array of numbers, flat or nested. The reader gets the text in pieces of any
- * size, from the outermost '[' on, and appends the converted elements to memory of the caller. It keeps no more than
- * the one number in which a piece may end. So 32 MiB of "[0,0,0,..." need only the memory of their elements.
+ * size, from the outermost '[' on, and appends the converted elements to memory of the caller. Between two pieces it
+ * keeps at most one number: the one that the end of a piece has cut. So 32 MiB of "[0,0,0,..." need only the memory of
+ * their elements.
  *
  *   numbers_reader r;
  *   numbers_begin(&r, NUMBERS_F16);                     // or NUMBERS_UNTYPED while the dtype is not known
@@ -24,8 +25,8 @@
  * range; 1.0 and 1e3 are refused. -0 is zero in integers, and keeps its sign in a floating dtype. The result does not
  * depend on the locale.
  *
- * If the caller sets bare_words after numbers_begin(), these words may also have no quotes, as some programs write them
- * although JSON has no such words. true and false then stand for 1 and 0 in uint8.
+ * If the caller sets bare_words after numbers_begin(), NaN, Infinity and -Infinity may also stand without quotes. Some
+ * programs write them so, although JSON has no such words. In uint8, true and false are then read as 1 and 0.
  *
  * Shape: all arrays at one depth must have the same number of elements. rank is the depth, at most NUMBERS_RANK. A flat
  * list has rank 1; the caller decides whether it may stand for another shape.
@@ -103,9 +104,9 @@ typedef enum numbers_place { NUMBERS_FIRST, NUMBERS_NEXT, NUMBERS_AFTER } number
 numbers_place numbers_stopped(const numbers_reader *reader, char token[NUMBERS_CHARS], size_t *length);
 
 /* Converts all elements of an untyped reader to `type`. Call this when the dtype becomes known after NUMBERS_DONE.
- * `values` and `out` may be the same memory. The result is what a reader of the type would have appended: an untyped
- * reader rounds its float64 values in a way that loses nothing for a narrower type. Returns false if a reader of the
- * type would have refused an element; reader->error then says why, and *element is the index of the first such
+ * `values` and `out` may be the same memory. The result is the same as that of a reader that knew the type from the
+ * start, because an untyped reader rounds its float64 values in a way that loses nothing for a narrower type. Returns
+ * false if an element does not fit the type. reader->error then says why, and *element is the index of the first such
  * element. */
 bool numbers_convert(numbers_reader *reader, const double *values, numbers_type type, void *out, uint64_t *element);
 

@@ -37,7 +37,8 @@ enum { PROTO_MODELS = 8 };
 /* The OpenAPI document's text about a tensor in one operation, where the text in attn_tensors[] does not fit. */
 typedef struct proto_tensor_doc {
     attn_tensor_id id;
-    const char *says; /* the text about the tensor; a list of such texts ends with an entry in which this is NULL */
+    const char *says; /* the text about the tensor; a list of such texts ends with an entry in which this member is
+                       * NULL */
 } proto_tensor_doc;
 
 /* One operation. Sets of tensors are bits of attn_tensor_id. All texts are constants. */

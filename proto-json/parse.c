@@ -12,7 +12,7 @@
  * Invariants:
  *   1. Every member is examined exactly once, in the order of the body. The first error is reported, with its
  *      pointer.
- *   2. A number stays text until its type is known, so integers are never read through a double.
+ *   2. A number stays text until its type is known, so integers are never converted to a double.
  *   3. A problem without an error in a proto_call has passed attn_check(), and its outputs have shapes. Exceptions
  *      are problems with a `context` or with caches, whose tensors are elsewhere.
  *   4. In an envelope, the error of one problem concerns that problem alone. Malformed JSON, exceeded limits and
@@ -166,8 +166,8 @@ static attn_status to_judge(proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks that the members of an observe request (statistics of probabilities) can stand together, as far as this is
- * possible without reading the caches. */
+/* Checks that the members of an observe request (statistics of probabilities) may be combined, as far as this can be
+ * checked without reading the caches. */
 static attn_status of_observe(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err)
 {
     const proto_operation *const operation = &proto_operations[r->op];
@@ -502,7 +502,7 @@ attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_er
     }
     if (status == ATTN_OK) {
         *call = made;
-        made = NULL; /* keeps the call from being freed here, because the caller owns it from now on */
+        made = NULL; /* the caller now owns the object, so it must not be freed here */
     } else if (err) proto_call_locate(made, err);
 out:
     proto_call_free(made);

@@ -34,7 +34,7 @@ struct parse_reader {
     bool sequence; /* true: the request names its cache by KServe's parameter `sequence_id` and not by the member
                     * `caches` */
     /* for a merge (of results over different keys) in a KServe body: 1 plus the index of the last part whose gradient
-     * the body names as an output */
+     * the body names as an output; 0: there is none */
     int gradients;
     struct parse_room *room;
 };
@@ -77,8 +77,8 @@ attn_status parse_parts(const struct parse_reader *r, const cJSON *value, proto_
 
 /* Returns whether a tensor of a merge's part has this name, such as parts.3.out. */
 bool parse_parts_has(const char *name);
-/* Reads a tensor of a merge's part, which is the member `member` of `object`. parse_parts_has() must have accepted the
- * member's name. */
+/* Reads the member `member` of `object`, which is a tensor of one part of a merge. parse_parts_has() must have accepted
+ * the member's name. */
 attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object, const cJSON *member, proto_item *item,
                               attn_error *err);
 
@@ -91,8 +91,7 @@ void parse_parts_name(int number, attn_error *err);
 
 /* ---- Functions that parse_options.c defines --------------------------------------------------------------------- */
 
-/* Reads the value of the option `o` and stores it where the option has its place in the item (one problem of the
- * body). */
+/* Reads the value of the option `o` and stores it in the item (one problem of the body). */
 attn_status parse_option(const struct parse_reader *r, const proto_option *o, const cJSON *value, proto_item *item,
                          attn_error *err);
 

@@ -364,7 +364,7 @@ attn_status parse_option(const struct parse_reader *r, const proto_option *o, co
         break;
     case PROTO_TYPE_NUMBER: {
         const char *text = tree_number(value);
-        /* strtod() reads a decimal point, because the program always runs in the C locale */
+        /* strtod() takes '.' as the decimal point, because the program always runs in the C locale */
         const double x = text ? strtod(text, NULL) : 0;
         if (!text) return wrong(o->name, NULL, value, "a number", err);
         if (!isfinite(x)) return wrong(o->name, NULL, value, "within the range of float64", err);

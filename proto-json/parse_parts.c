@@ -1,5 +1,5 @@
-/* parse_parts.c: the parts of a merge, which are results (out and lse) of the same queries over different keys. JSON
- * has the parts as a list, the other formats as a tensor for each name:
+/* parse_parts.c: the parts of a merge, which are results (out and lse) of the same queries over different keys. In JSON
+ * the parts are a list. The other formats have one member for each tensor:
  *
  *     "parts": [{"out": {...}, "lse": {...}}, ...]            "parts.0.out": {...}, "parts.0.lse": {...}, ...
  *
@@ -98,8 +98,8 @@ static attn_status make(proto_item *item, int count, bool named, attn_error *err
     return ATTN_OK;
 }
 
-/* Reads a tensor of a part of a merge. `where` is the JSON pointer to the tensor. Errors have this pointer and name the
- * part. */
+/* Reads a tensor of a part of a merge. `where` is the JSON pointer to the tensor. Errors contain this pointer and name
+ * the part. */
 static attn_status read_tensor(const struct parse_reader *r, proto_parts *parts, int number, const cJSON *value,
                                const char *where, attn_error *err)
 {
@@ -108,8 +108,8 @@ static attn_status read_tensor(const struct parse_reader *r, proto_parts *parts,
     attn_error why = { 0 };
     const attn_status status = parse_tensor(r, id, value, id == ATTN_T_out ? &part->out : &part->lse, &why);
     if (status == ATTN_OK || !err) return status;
-    /* parse_tensor() makes a pointer that begins with the tensor's name, as if the tensor were not in a part. So this
-     * name is replaced. */
+    /* parse_tensor() makes a pointer that begins with the tensor's name, as if the tensor were not in a part of a
+     * merge. So this name is replaced. */
     const char *const rest = why.member[0] ? strchr(why.member + 1, '/') : NULL;
     *err = why;
     snprintf(err->member, sizeof err->member, "%s%.*s", where, (int)(sizeof err->member - strlen(where) - 1),
@@ -223,7 +223,8 @@ attn_merge_problem proto_item_merge(const proto_item *item)
                                  .dsinks = p->dsinks };
 }
 
-/* Turns "/parts/3/out/shape/1" into "/parts.3.out/shape/1" if the body has a member for each tensor of a part. */
+/* Turns "/parts/3/out/shape/1" into "/parts.3.out/shape/1" if the body has a member for each tensor of a merge's part,
+ * and no list `parts`. */
 static void locate(const proto_parts *parts, attn_error *err)
 {
     static const char list[] = "/" PARTS "/";
@@ -291,7 +292,7 @@ static attn_status check_sinks(const proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Sets shape and dtype of the outputs of a merge that the request wants. The outputs have no memory yet. */
+/* Sets shape and dtype of those outputs of a merge that the request wants. The outputs have no memory yet. */
 static void make_outputs(proto_item *item)
 {
     attn_problem *const p = &item->problem;

@@ -30,7 +30,8 @@ const char *parse_value_suggestion(const cJSON *value)
     if (!*text) return "; leave it out where it is not wanted";
     if (text_is_among("auto default none null random", text)) return "; leave it out for the default";
     if (!strchr("-0123456789", *text)) return "";
-    (void)strtod(text, &end); /* strtod() reads a decimal point, because the program always runs in the C locale */
+    (void)strtod(text, &end); /* strtod() takes '.' as the decimal point, because the program always runs in the C
+                               * locale */
     if (end != text && *end == '/') return "; JSON has no fractions, 1/8 is 0.125";
     if (end == text || strspn(end, UNITS) != strlen(end)) return "";
     return *end == '\0' ? ", without quotes" : ", without quotes and unit";
@@ -56,7 +57,7 @@ static const char *shape_text(int rank, const int64_t *shape, char text[SHAPE_BY
     return text;
 }
 
-/* Returns a hint for a size in a shape that is not an integer. */
+/* Returns a hint for a shape in which a size is not an integer. */
 static const char *size_suggestion(const cJSON *size)
 {
     const char *const text = tree_number(size);
@@ -349,9 +350,9 @@ bool proto_may_be_number(attn_tensor_id id)
     return attn_tensors[id].axes.kind == ATTN_AXES_SPREAD;
 }
 
-/* Returns the bytes of a cu_seqlens_k that the parser makes; it has as many numbers as the shape of cu_seqlens_q says.
- * Returns 0 if there would be more than `most` bytes, which is the number of bytes of all tensors in the body. The
- * shape of cu_seqlens_q is then wrong, and is refused later. */
+/* Returns the size in bytes of the cu_seqlens_k that the parser makes. This tensor has as many numbers as the shape of
+ * cu_seqlens_q says. Returns 0 if the size would exceed `most`, which is the size of all tensors in the body. The shape
+ * of cu_seqlens_q is then wrong, and is refused later. */
 static size_t bytes_of_starts(const cJSON *cu_seqlens_q, size_t most)
 {
     const cJSON *const shape = cJSON_GetObjectItemCaseSensitive(cu_seqlens_q, "shape");
@@ -400,7 +401,7 @@ static attn_status number(const struct parse_reader *r, attn_tensor_id id, const
                           attn_error *err)
 {
     const char *const name = attn_tensors[id].name;
-    /* strtof() reads a decimal point, because the program always runs in the C locale */
+    /* strtof() takes '.' as the decimal point, because the program always runs in the C locale */
     const float x = strtof(tree_number(value), NULL);
     char quote[TREE_QUOTE_BYTES];
     tree_member member;

@@ -2,9 +2,9 @@
  *
  * A parser gets the request's body in pieces of any size, as they arrive. It decodes tensor values (base64 strings and
  * arrays of numbers) at once into memory that the caller provides, and never keeps their text. At the end it parses the
- * rest of the body, a few hundred bytes, into a tree, and the tree into attn_problems that have passed attn_check(). An
- * encoder knows the length of its answer before the first byte, and produces the answer block by block while it is
- * sent.
+ * rest of the body, a few hundred bytes, into a tree, and turns the tree into attn_problems that have passed
+ * attn_check(). An encoder knows the length of its answer before the first byte, and produces the answer block by block
+ * while it is sent.
  *
  * PROTOCOL.md describes the formats, with examples that a test replays. */
 #ifndef PROTO_H
@@ -177,17 +177,19 @@ enum { PROTO_TENSORS = ATTN_TENSOR_COUNT + 2 * ATTN_MERGE_PARTS, PROTO_NAME_BYTE
 int proto_tensor_named(const char *name, bool result);
 /* Writes the name of tensor number `number` into `name` and returns `name`. */
 const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTES]);
-/* Returns the attn_tensor_id that says which dtypes and axes tensor `number` has: for parts.3.out it is ATTN_T_out. */
+/* Returns the attn_tensor_id that says which dtypes and axes tensor `number` has. For parts.3.out, the `out` of a
+ * merge's part, it is ATTN_T_out. */
 attn_tensor_id proto_tensor_id(int number);
 
 /* The parts of a merge, which joins results over different parts of the keys. */
 typedef struct proto_parts {
     int count;
-    /* true: the body has a member for each tensor, as parts.0.out and so on; false: the body has a list `parts` */
+    /* true: the body has a member for each tensor of a merge's part, such as parts.0.out; false: the body has a list
+     * `parts` */
     bool named;
-    bool has_back; /* true: the gradients of the parts are wanted */
-    /* out and lse of each of the `count` parts, and after them the gradients dout and dlse of each part. lse is a
-     * natural logarithm; it is -inf in a part without keys. */
+    bool has_back; /* true: the client wants the gradients of the parts (of the results that the merge combines) */
+    /* out and lse of each of the merge's `count` parts, and after them the gradients dout and dlse of each part. lse is
+     * a natural logarithm; it is -inf in a part without keys. */
     attn_result at[];
 } proto_parts;
 
@@ -195,8 +197,8 @@ typedef struct proto_parts {
  * rank, a shape and strides, but its data is NULL: the caller provides the memory. */
 typedef struct proto_item {
     attn_problem problem;
-    attn_dtype result_dtype; /* dtype of the results: out_dtype or grad_dtype, or the default: q's dtype, and bfloat16
-                              * for float8 */
+    attn_dtype result_dtype; /* dtype of the results: out_dtype or grad_dtype; by default q's dtype, or bfloat16 if q
+                              * is float8 */
     bool has_result_dtype;   /* true: the body gave out_dtype or grad_dtype */
     /* true: the body gave problem.seed; false: the caller draws a seed for a forward with dropout */
     bool has_seed;
@@ -210,8 +212,8 @@ typedef struct proto_item {
     /* For a backward: the id of the context (saved forward) that it uses; empty: none. A backward with a context has
      * only dout and dlse, and is not checked yet; the caller sets its other tensors. */
     char context[PROTO_CONTEXT_BYTES];
-    /* For a decode: the ids of the caches, one for each row of q. k and v of the problem are then the keys and values
-     * to append. The problem is not checked yet, and the caller sets its other tensors. */
+    /* For a decode: the ids of the caches, one for each row of q. The tensors k and v of the problem are then the keys
+     * and values to append. The problem is not checked yet, and the caller sets its other tensors. */
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
     unsigned counts; /* for an observe (statistics of probabilities): the numbers that the client wants besides
@@ -237,8 +239,8 @@ typedef struct proto_item {
 
 /* ---- The options: one row for each member of a problem that is not a tensor -------------------------------------
  *
- * parse_options.c has this table and reads the members by it, and the OpenAPI document is written from it. The rows of
- * tensors are attn_tensors[] of kernels/attention.h. A new option is a new row. */
+ * parse_options.c has this table, and uses it to read the members. The OpenAPI document is also written from it. A new
+ * option is a new row. The members that are tensors have the table attn_tensors[] (kernels/attention.h). */
 
 enum { PROTO_PRIORITY_USUAL = 128 }; /* priority of a problem whose body does not give the member `priority` */
 
@@ -306,7 +308,7 @@ bool proto_may_be_number(attn_tensor_id id);
 #define PROTO_NO_SHARED_MEMORY "shared memory is not offered here, send the bytes as binary data"
 
 /* KServe: a tensor in memory that client and server share. Neither the body nor the answer contains its bytes. */
-enum { PROTO_REGION_BYTES = 129 }; /* size in bytes of a region's name or key, with the NUL */
+enum { PROTO_REGION_BYTES = 129 }; /* size in bytes, with the NUL, of the name or key of a region (registered memory) */
 typedef struct proto_shared {
     attn_tensor_id id;
     bool output;
@@ -338,7 +340,7 @@ typedef struct proto_input {
     int place;   /* position of the tensor in the body's list of inputs, counted from 1; 0: the tensor is not in the
                   * body */
     bool binary; /* true: the bytes of the tensor follow the JSON */
-    bool shared; /* true: the bytes of the tensor are in shared memory */
+    bool shared; /* true: the bytes of the tensor are in memory that client and server share */
 } proto_input;
 
 /* A decoded body with its problems. The caller owns it and frees it with proto_call_free(). */
@@ -356,14 +358,16 @@ typedef struct proto_call {
     /* gradients of a merge's parts that are written as bytes behind the JSON: binary_parts[0] has a bit for each dout,
      * [1] for each dlse */
     uint64_t binary_parts[2];
-    uint64_t shared; /* outputs that go into shared memory and not into the answer: bits of attn_tensor_id */
+    uint64_t shared; /* outputs that go into memory that client and server share, and not into the answer: bits of
+                      * attn_tensor_id */
     proto_sequence sequence;
     const proto_format *format; /* format in which the body was sent */
     proto_input inputs[PROTO_TENSORS];
 } proto_call;
 
-/* Call this function for an error that was found after proto_parser_finish(). It turns err->member, a JSON pointer into
- * a problem as JSON has it, into a JSON pointer into the body as it was sent. A second call changes nothing. */
+/* Call this function for an error that was found after proto_parser_finish(). err->member is a JSON pointer into the
+ * problem in its JSON form. The function turns it into a JSON pointer into the body that the client sent. A second call
+ * changes nothing. */
 void proto_call_locate(const proto_call *call, attn_error *err);
 
 /* Returns the tile size for attn_counter_open(); NULL: the request wants no counts of tiles. */
@@ -430,10 +434,10 @@ size_t proto_parser_skeleton_bytes(const proto_parser *parser);
  * counted. */
 size_t proto_parser_held_bytes(const proto_parser *parser);
 
-/* Lists the tensors of a complete body that lie in shared memory. There are *count of them, usually none; inputs come
- * first. Before proto_parser_finish() the caller must call proto_parser_shared_room() and copy the bytes of the inputs;
- * otherwise the body is refused. If the caller has set `device` of an input, the tensor stays there, gets no room, and
- * is not read by the host. The parser owns the list. */
+/* Lists the tensors of a complete body that lie in shared memory. *count becomes the number of these tensors, which is
+ * usually 0. Inputs come first. Before proto_parser_finish() the caller must call proto_parser_shared_room() and copy
+ * the bytes of the inputs; otherwise the body is refused. If the caller has set `device` of an input, the tensor stays
+ * there, gets no room, and is not read by the host. The parser owns the list. */
 attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int *count, attn_error *err);
 attn_status proto_parser_shared_room(proto_parser *parser, attn_error *err);
 
@@ -528,15 +532,15 @@ typedef struct proto_result {
 
 typedef struct proto_encoder proto_encoder;
 
-/* Makes the 200 answer to `call`, in the format call->answer, from results[i] and the output tensors of items[i].
- * Borrows call, results and the tensors' memory until proto_encoder_free(). With array encoding, numbers are formatted
- * once to know the length (proto_encoder_measure), and again while they are read, so their whole text is never in
- * memory. `request_id` is written into the error of each failed item of an envelope. If the body has a single problem
- * (no envelope) and it has failed, the function returns that problem's error. */
+/* Makes the answer to `call` with status 200, in the format call->answer, from results[i] and the output tensors of
+ * items[i]. Borrows call, results and the tensors' memory until proto_encoder_free(). With array encoding, numbers are
+ * formatted twice: once to know the length (proto_encoder_measure), and once while they are read. So their whole text
+ * is never in memory. `request_id` is written into the error of each failed item of an envelope. If the body has a
+ * single problem (no envelope) and it has failed, the function returns that problem's error. */
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
                               proto_encoder **encoder, attn_error *err);
-/* Measures the text of at most `elements` more elements of arrays of numbers. An element takes about 0.1 to 0.3 us.
- * Returns true when all elements are measured. */
+/* Measures the text of at most `elements` more elements of arrays of numbers. Measuring an element takes about 0.1 to
+ * 0.3 us. Returns true when all elements are measured. */
 bool proto_encoder_measure(proto_encoder *encoder, int64_t elements);
 /* returns the length of the answer in bytes, after measuring all parts that were not measured before */
 uint64_t proto_encoder_length(proto_encoder *encoder);

@@ -11,7 +11,7 @@
  * caller's memory, each tensor to a multiple of 64 bytes, wherever it is in the file.
  *
  * Invariants:
- *   1. Between two bytes, the whole state is in struct reader. A body gives the same result however it is split.
+ *   1. The whole state of reading is in struct reader, so a body gives the same result however it is split.
  *   2. Tensors follow each other in the file from the first byte of data to the last byte of the body.
  *   3. Memory grows with the data that have arrived, and not with the sizes in the header.
  *   4. Only this file puts indices of extracted values into the tree, because its scanner extracts nothing. */
@@ -157,7 +157,7 @@ static int by_place(const void *a, const void *b)
 }
 
 /* Checks that the tensors follow each other without gaps (invariant 2), and assigns a place in the caller's memory to
- * each. */
+ * each tensor. */
 static attn_status place(struct reader *r)
 {
     size_t used = 0;
@@ -182,7 +182,7 @@ static attn_status place(struct reader *r)
         }
         used = SCAN_ALIGNED(used);
         r->extracts[i] = (scan_extract){ .kind = SCAN_BYTES, .offset = used };
-        /* cannot overflow, because the sizes of all tensors together are at most TREE_INTEGER_MAX */
+        /* this sum cannot overflow, because the sizes of all tensors together are at most TREE_INTEGER_MAX */
         used += (size_t)(slot->end - slot->begin);
     }
     if (used > (uint64_t)r->limits.tensor_bytes)
@@ -228,8 +228,8 @@ static attn_status no_number(struct reader *r, const char *name, const cJSON *va
                      tree_describe(value, quote));
 }
 
-/* Makes the value of an option from a string of __metadata__: from the JSON in the string. If the string is not JSON,
- * the value is the string itself, which parse.c refuses with a reason. */
+/* Makes the value of an option from the JSON in a string of __metadata__. If the string is not JSON, the value is the
+ * string itself, which parse.c refuses with a reason. */
 static attn_status option(struct reader *r, const char *name, const char *text)
 {
     const proto_option *o = proto_options;
@@ -261,7 +261,8 @@ static const char *const foreign[] = {
     "total_size", "total_parameters", "total_shards",
     "torch_version", "transformers_version", "diffusers_version", "safetensors_version", "mlx_version", "mflux_version",
     "_class_name", "_diffusers_version", "lora_adapter_metadata", "quantization_level", "_quantization_metadata",
-    "DCP_VERSION", "DCP_SHARDING_INFO",                       /* of torch.distributed.checkpoint */
+    "DCP_VERSION", "DCP_SHARDING_INFO",                       /* names in files that torch.distributed.checkpoint
+                                                               * writes */
     /* names in files that programs for training or quantizing models write */
     "modelspec.*", "ss_*", "sshs_*", "sd_merge_*", "ot_*", "gptq_*", "auto_gptq_version",
     "prompt", "workflow", "software", "training_info",        /* names in files of programs that make images */
@@ -545,8 +546,8 @@ static const char *const dtypes[ATTN_DTYPE_COUNT] = {
 #undef X
 };
 
-/* Writes the numbers of the outputs to `order`, in the order of the answer's file: larger elements come first, so that
- * each tensor is aligned to its elements. Returns the number of outputs. */
+/* Writes the tensor numbers of the outputs to `order`, in the order of the answer's file. Outputs with larger elements
+ * come first, so that each tensor is aligned to its elements. Returns the number of outputs. */
 static int in_order(proto_item *item, int order[PROTO_TENSORS])
 {
     const int end = proto_item_results_end(item);

@@ -7,18 +7,18 @@
  *
  *       {"q":{"shape":[2,3],"data":"AAEC ... "}}
  *     ->{"q":{"shape":["n2","n3"],"data":0}}           the rest, copied while it is read
- *     -> memory: [q ....][k ....][v ....]              each extracted value begins at a multiple of 64
+ *     -> memory: [q ....][k ....][v ....]              each extracted value begins at a multiple of 64 bytes
  *
- * At the start of a value the state machine decides where its bytes go, the sink:
+ * At the start of each value the state machine chooses the value's sink, which says where the bytes go:
  *     REST      copied, and its first bytes kept in `word` if they may matter (names, dtypes)
  *     EXTRACTED decoded: a base64 string, or the numbers and words of an array
  *     NOWHERE   checked and dropped: the remainder of an extracted value after an error in it
  *
  * Invariants:
- *   1. Between two bytes, the whole state is in struct scan. A body gives the same result however it is split.
+ *   1. The whole state of reading is in struct scan, so a body gives the same result however it is split.
  *   2. At most one value is being extracted. It is the last one in the caller's memory, so it can grow there.
- *   3. Everything that is stored has a limit: frames (depth), rest (rest_bytes), cJSON's nodes (values), memory
- *      (tensor_bytes).
+ *   3. Everything that is stored has a limit: the stack (limit `depth`), the rest (`rest_bytes`), cJSON's nodes
+ *      (`values`) and the extracted values (`tensor_bytes`).
  *   4. The rest is always JSON by RFC 8259, and its only numbers are indices of extracted values. */
 #include "scan.h"
 
@@ -43,8 +43,8 @@ enum state {
     HEX,       /* the next bytes are the four hexadecimal digits of an escape \uXXXX */
     LOW_SLASH, /* after a high surrogate: the '\' of a low surrogate must follow */
     LOW_U,     /* after the '\' of a low surrogate: 'u' must follow */
-    MINUS,     /* in the states from MINUS to EXPONENT_DIGITS the scanner is inside a number; each is named after the
-                * last character */
+    MINUS,     /* in the states from MINUS to EXPONENT_DIGITS the scanner is inside a number; each state is named
+                * after the last character read */
     ZERO,
     DIGITS,
     POINT,
@@ -69,7 +69,7 @@ struct frame {
     bool object;
     int members; /* for an object: the number of its members */
     int extract; /* for an object: index of the extracted value that is its member `data` */
-    int dtype;   /* for an object: the dtype that its member `dtype` has as its value */
+    int dtype;   /* for an object: the value of its member `dtype` */
 };
 
 struct scan {
@@ -77,7 +77,7 @@ struct scan {
     bool plain;       /* true: the JSON has no tensor values, so the scanner extracts nothing */
     bool kserve;      /* true: the body is JSON as KServe's clients write it */
     attn_error error; /* the first error of the body, which all later calls return */
-    uint64_t offset;  /* number of bytes of the body before the present piece */
+    uint64_t offset;  /* number of bytes of the body before the current piece */
 
     /* The state of JSON's grammar: what may follow the last byte, and which objects and arrays are open. */
     enum state state;
@@ -95,12 +95,13 @@ struct scan {
     int utf8_left;
     unsigned char utf8_low, utf8_high;
 
-    /* where the bytes of the present value go (the comment at the top of this file explains REST, EXTRACTED and
+    /* where the bytes of the current value go (the comment at the top of this file explains REST, EXTRACTED and
      * NOWHERE) */
     enum sink sink;
     /* not 0: everything inside the object or array at this nesting depth goes NOWHERE (is checked and dropped) */
     int mute_depth;
-    char word[WORD_BYTES]; /* the first characters of the string that is being read, without escapes, with a NUL */
+    char word[WORD_BYTES]; /* the first characters of the string that is being read, with escapes decoded and a NUL
+                            * at the end */
     /* length of `word`; WORD_BYTES: the string is longer than every word that the scanner knows, or not ASCII */
     int word_length;
 
@@ -113,8 +114,7 @@ struct scan {
     int extract_count, extract_capacity;
     base64_decoder base64;
     numbers_reader numbers;
-    int numbers_extract;    /* index of the extracted value that `reader` reads at present; NO_EXTRACT: `reader` reads
-                             * none */
+    int numbers_extract;    /* index of the extracted value that `reader` is reading; NO_EXTRACT: `reader` reads none */
     uint64_t numbers_begin; /* offset in the body of the '[' of the array that `reader` reads */
 };
 
@@ -258,7 +258,8 @@ static attn_status extracted(scan *s, size_t bytes)
     return ATTN_OK;
 }
 
-/* Begins an extracted value. The rest (the body's JSON without tensor values) gets the value's index instead. */
+/* Begins an extracted value. In the rest (the body's JSON without tensor values), the value's index stands in its
+ * place. */
 static attn_status extract_begin(scan *s, scan_kind kind)
 {
     char digits[TEXT_DIGITS], *const end = digits + TEXT_DIGITS, *index;

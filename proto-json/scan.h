@@ -2,7 +2,8 @@
  * and a rest, which is the JSON without them.
  *
  * The value of every member named `data`, a string or an array, is extracted: it is decoded at once into memory that
- * the caller provides, and the rest has its index instead. Everything else is copied to the rest, where
+ * the caller provides, and in the rest the value's index stands in its place. Everything else is copied to the rest,
+ * where
  *     a number is the index of an extracted value in scan_extracts()
  *     a string that begins with SCAN_STRING is the client's string
  *     a string that begins with SCAN_NUMBER has the digits of a number as the client wrote them
@@ -12,9 +13,9 @@
  *     {"q":{"shape":["n2","n3"],"dtype":"sfloat16","data":0},"causal":true}
  *
  * The scanner alone decides what is JSON: strictly RFC 8259, valid UTF-8, no NUL (not even \u0000), no lone surrogates,
- * no byte order mark, nothing after the value. Text that violates this fails the body, with the byte offset. Errors
- * inside an extracted value (not base64, not a number) are recorded in its scan_extract, because the body may have
- * other problems, which are computed nevertheless. parse.c interprets the rest. */
+ * no byte order mark, nothing after the value. If the text is not JSON, the whole body fails with an error that gives
+ * the byte offset. Errors inside an extracted value (not base64, not a number) are recorded in its scan_extract,
+ * because the body may have other problems, which are computed nevertheless. parse.c interprets the rest. */
 #ifndef SCAN_H
 #define SCAN_H
 

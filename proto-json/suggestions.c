@@ -315,7 +315,7 @@ const struct suggestion suggestions[] = {
     { OPS, "precision compute_dtype acc_dtype acc_type accumulate_dtype q_data_type kv_data_type fp32_accumulate",
       "leave it out, the dtypes decide" },
     /* Names of members that other servers accept, and that clients therefore send to this server too. The text of each
-     * row says what to write instead, or to leave the member out. */
+     * row says what to write instead, or tells the client to leave the member out. */
     { OPS, "id name request_id trace_id correlation_id idempotency_key metadata comment tags",
       "leave it out, a name for a request is the header X-Request-Id" },
     { OPS " " SUGGESTION_CACHE, "token api_key auth authorization bearer access_token password",
@@ -561,8 +561,8 @@ const char *suggestion_topic(const char *place, const char *word)
 
 const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES])
 {
-    /* Takes the last word of torch.float16, dtype('float16') and <class 'jax.numpy.float16'>. Of "<f4" it takes "f4",
-     * without NumPy's sign for the order of bytes. */
+    /* Finds the last word: "float16" in torch.float16, dtype('float16') and <class 'jax.numpy.float16'>. In "<f4" it is
+     * "f4", without NumPy's sign for the order of bytes. */
     size_t end = strlen(word), begin;
     while (end > 0 && !isalnum((unsigned char)word[end - 1])) end--;
     for (begin = end; begin > 0 && (isalnum((unsigned char)word[begin - 1]) || word[begin - 1] == '_');) begin--;
@@ -579,7 +579,7 @@ bool suggestion_big_endian(const char *dtype)
     return sign && isalnum((unsigned char)sign[1]);
 }
 
-/* ---- Text that is no base64 -------------------------------------------------------------------------------------- */
+/* ---- Text that is not base64 ------------------------------------------------------------------------------------- */
 
 #define BASE64_CALL "base64.b64encode(x.tobytes()).decode()"
 #define AS_NUMBERS  "numbers as text; send the array without the quotes"
@@ -590,7 +590,7 @@ bool suggestion_big_endian(const char *dtype)
 #define WHITE_SPACE "white space; write it without (forms and URLs turn '+' into a space)"
 
 static const struct {
-    /* the hint applies if the text before the bad character is exactly `begins`; NULL: to any text */
+    /* the hint applies if the text before the bad character is exactly `begins`; NULL: it applies to any text */
     const char *begins;
     char found;
     const char *suggestion;
@@ -638,7 +638,7 @@ bool suggestion_is_hex(const uint8_t *bytes, size_t count)
     /* true when the text has a decimal digit. Otherwise the text is not called hexadecimal, because base64 of zeros has
      * only the character 'A', which is also a hexadecimal digit */
     bool digit = false;
-    /* hexadecimal text has no '=', so its decoded bytes are whole groups of 3 */
+    /* hexadecimal text has no '=', so decoding it as base64 gives a multiple of 3 bytes */
     if (count < LEAST || count % 3 != 0) return false;
     for (size_t at = 0; at < count && at < MOST; at += BLOCK) {
         char text[BASE64_ENCODED(BLOCK)];
@@ -687,7 +687,7 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
     return NULL;
 }
 
-/* ---- Characters that are no JSON --------------------------------------------------------------------------------- */
+/* ---- Characters that are not JSON -------------------------------------------------------------------------------- */
 
 #define UTF16      " (UTF-16, or bare bytes? Send JSON in UTF-8)"
 #define SMALL      " (JSON writes true and false, as json.dumps() does)"
@@ -704,10 +704,9 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 #define ANYWHERE  SUGGESTION_OTHER, 0
 
 static const struct {
-    /* the hint applies if the character stands at `place` in the JSON; SUGGESTION_OTHER: at any place */
+    /* the hint applies if the wrong character stands at `place` in the JSON; SUGGESTION_OTHER: at any place */
     suggestion_place place;
-    /* the hint applies if the character is at most `before` bytes from the start of the body; 0: anywhere in the
-     * body */
+    /* the hint applies if the character is one of the first `before` bytes of the body; 0: anywhere in the body */
     int before;
     const char *found; /* the characters that get this hint; the empty string stands for the character NUL */
     const char *suggestion;

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* The places where an unknown word may stand. For a member of a problem, the place is the name of the operation
- * (proto_operations[]), because each operation takes other members. */
+ * (proto_operations[]), because the operations take different members. */
 #define SUGGESTION_CACHE  "cache"  /* an unknown member of the body of POST /v1/caches, which creates a cache */
 #define SUGGESTION_LENGTH "length" /* an unknown member of the body that forks or truncates a cache */
 #define SUGGESTION_TENSOR "tensor" /* an unknown member of a tensor */
@@ -43,13 +43,13 @@ const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES]
 /* Returns whether the name of a dtype, such as ">f4", says that its numbers are big-endian. */
 bool suggestion_big_endian(const char *dtype);
 
-/* Returns a hint for text that is not base64: what the text seems to be, and what to do. NULL: the text looks like
- * nothing known. `head` is the start of the text, up to a few characters of valid base64. `position` is the position of
+/* Returns a hint for text that is not base64: what the text seems to be, and what to do. NULL: the kind of text is not
+ * recognised. `head` is the start of the text, up to a few characters of valid base64. `position` is the position of
  * the bad character `found`. */
 const char *suggestion_text(const char *head, uint64_t position, char found);
 
 /* Returns whether the bytes were decoded from text that has only hexadecimal digits, which real base64 is very unlikely
- * to be. The text may begin with "0x". Of long text only the beginning is examined. */
+ * to be. The text may begin with "0x". If the text is long, only its beginning is examined. */
 bool suggestion_is_hex(const uint8_t *bytes, size_t count);
 /* Returns whether the bytes, decoded from base64, look like base64 text themselves (the client encoded its data
  * twice). */
@@ -59,7 +59,7 @@ extern const char suggestion_hex[]; /* the hint for text that is hexadecimal ins
 extern const char suggestion_typed_array[];
 
 /* Returns a hint for bytes that are a whole file instead of a tensor's values: which kind of file it is, and what to
- * do. NULL: the bytes are no known kind of file. */
+ * do. NULL: the bytes are not a known kind of file. */
 const char *suggestion_bytes(const uint8_t *bytes, size_t count);
 
 typedef enum suggestion_place { SUGGESTION_OTHER, SUGGESTION_VALUE, SUGGESTION_NAME, SUGGESTION_END } suggestion_place;

@@ -85,9 +85,9 @@ void tree_forget(struct tree_memory *memory)
 /* ---- Parsing a body's JSON without its tensor values ------------------------------------------------------------- */
 
 /* The functions below parse the rest (a body's JSON without tensor values). The scanner has checked the rest and
- * removed its white space, and its strings begin with a type letter. cJSON's own parser would take ten or more
- * instructions for a character. Each take_ function reads text at *at and moves *at behind this text. If there is no
- * memory, the function returns NULL, and the tree_memory frees what was made before. */
+ * removed the white space from it. Each string in the rest begins with a type letter. cJSON's own parser would take ten
+ * or more instructions for a character. Each take_ function reads text at *at and moves *at behind this text. If there
+ * is no memory, the function returns NULL, and the tree_memory frees what was made before. */
 
 static cJSON *new_value(int type)
 {
@@ -183,12 +183,12 @@ static cJSON *take_tagged(const char **at)
 {
     cJSON *const value = new_value((*at)[1] == SCAN_NUMBER ? cJSON_Raw : cJSON_String);
     if (value == NULL) return NULL;
-    ++*at; /* take_string() skips one character before the text: mostly the quote, here the letter after the quote */
+    ++*at; /* take_string() skips one character before the text: usually the quote, here the letter after the quote */
     value->valuestring = take_string(at);
     return value->valuestring ? value : NULL;
 }
 
-/* Reads a value. Of an object or an array, reads only the opening bracket. */
+/* Reads a value. If the value is an object or an array, reads only its opening bracket. */
 static cJSON *take_value(const char **at)
 {
     const char first = **at;

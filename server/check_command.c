@@ -1,7 +1,7 @@
 /* check_command.c: the command `attnd check FILE`, see check_command.h.
  *
  * FILE is what a client could POST to /v1/attention/check as application/x-safetensors. The file's metadata has the
- * members of the request that are not tensors, as strings of JSON. The option --members names a further file with
+ * members of the request that are not tensors, as strings of JSON. The option --members names another file with such
  * members. The command adds them to the metadata before it parses FILE. */
 #include "server/check_command.h"
 
@@ -61,7 +61,7 @@ static int refuse(int status, const char *format, ...)
     return status;
 }
 
-/* Reads the arguments. False: they are wrong, and a message was printed. */
+/* Reads the arguments. False: the arguments are wrong, and a message was printed. */
 static bool read_arguments(int argc, char **argv, struct arguments *a)
 {
     *a = (struct arguments){ .devices = "auto" };
@@ -134,8 +134,9 @@ static bool put_member(cJSON *metadata, const cJSON *member)
     return added;
 }
 
-/* Adds the members of the file `name` to the metadata of the safetensors file. Returns the new header, which the data
- * of the old file from byte `data` on must follow. NULL: the members were refused, and a message says why. */
+/* Adds the members of the file `name` to the metadata of the safetensors file. Returns the new header. In the new file,
+ * the old file's bytes from offset *data on must follow this header. NULL: the members were refused, and a message says
+ * why. */
 static char *merge_members(const char *name, const char *file, size_t bytes, size_t *header_bytes, size_t *data)
 {
     size_t count;

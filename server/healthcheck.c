@@ -84,7 +84,7 @@ static bool parse_target(const char *text, struct target *t)
             if ((unsigned char)*c <= 0x20 || *c == 0x7f) return false;
     } else if (text[length] != '\0' && text[length] != '/') return false;
 
-    /* room for the part HOST, HOST:PORT, [IPV6] or [IPV6]:PORT of a URL */
+    /* room for the part of a URL that names the host: HOST, HOST:PORT, [IPV6] or [IPV6]:PORT */
     char authority[300];
     if (length == 0 || length >= sizeof authority) return false;
     memcpy(authority, text, length);

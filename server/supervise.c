@@ -1,8 +1,8 @@
 /* supervise.c: the parent process of --supervise.
  *
- * It starts a server by fork and exec of this same program, with the sockets' numbers in ATTND_INHERITED_SOCKETS. The
- * sockets stay open in the parent. While no server runs, the kernel completes handshakes on them, so new clients wait
- * and are not refused.
+ * It starts a server by fork and exec of this same program, with the descriptor numbers of the listening sockets in
+ * ATTND_INHERITED_SOCKETS. The sockets stay open in the parent. While no server runs, the kernel completes handshakes
+ * on them, so new clients wait and are not refused.
  *
  *   the server ends with      the supervisor
  *   0                         ends with 0: the server was drained
@@ -65,7 +65,7 @@ static _Noreturn void become_server(const struct listener *listeners, int count,
 
 static pid_t start_server(struct listener *listeners, int count, char **argv, const sigset_t *mask)
 {
-    /* room for a number and a comma for each listener; one listener more is for --metrics-listen */
+    /* room for a number and a comma for each listener; the additional listener is the one of --metrics-listen */
     char numbers[(CONFIG_MAX_LISTEN + 1) * 12];
     struct text list = text_in(numbers, sizeof numbers);
     for (int i = 0; i < count; i++) text_printf(&list, "%s%d", i ? "," : "", listeners[i].fd);
@@ -121,8 +121,8 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
             if (kill_ms == 0 || at_ms < kill_ms) kill_ms = at_ms;
             stopping = true;
             if (child <= 0) return 0;
-            /* No other server will be started, so the sockets are hidden. If they accepted clients, no server would
-             * serve these clients after the last one has ended. */
+            /* No other server will be started, so nobody would serve new clients after the last server has ended.
+             * Therefore the sockets now refuse new clients. */
             for (int i = 0; i < count; i++) listener_hide(&listeners[i]);
             kill(child, SIGTERM);
             for (int i = 0; i < count; i++) {

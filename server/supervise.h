@@ -5,14 +5,14 @@
 
 #include "server/http/listen.h"
 
-/* Runs one server after another on these sockets, until a server ends and no other is to follow. Returns the exit
- * status to pass on. The calling process must have no threads except log.c's, and must have called signals_block().
- * argv is passed to the servers. A server that was told to stop has `stop_ms` to end (`again_ms` after a second
- * time); then it is killed. */
+/* Runs one server after another on these sockets, until no other server is to be started. Returns the exit status to
+ * pass on. The calling process must have no threads except log.c's, and must have called signals_block(). argv is
+ * passed to the servers. A server that was told to stop has `stop_ms` to end, or `again_ms` if it was told a second
+ * time; then it is killed. */
 int supervise_run(struct listener *listeners, int count, char **argv, int64_t stop_ms, int64_t again_ms);
 
-/* Call this in a server. Writes the numbers of the sockets that a supervisor opened into fds[], in the order of the
- * server's listeners. Returns how many there are; -1: there is no supervisor. */
+/* Call this in a server. Writes into fds[] the descriptors of the sockets that a supervisor has opened, in the order of
+ * the server's listeners. Returns the number of sockets; -1: there is no supervisor. */
 int supervise_inherited(int *fds, int capacity);
 
 #endif

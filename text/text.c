@@ -266,7 +266,7 @@ void text_consider(struct text_nearest *nearest, const char *name)
     const bool same = is_same_name(nearest->unknown, strlen(nearest->unknown), name, strlen(name));
     const int distance = same ? 0 : text_distance(nearest->unknown, name);
     if (distance >= nearest->distance || 3 * distance > (int)strlen(name))
-        return; /* with so many typing mistakes between them, names of this length do not count as similar */
+        return; /* two names of this length with this many typing mistakes do not count as similar */
     nearest->name = name;
     nearest->distance = distance;
 }

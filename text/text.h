@@ -3,9 +3,9 @@
  * Code for JSON bodies, log lines and options uses this folder, so it depends on no other folder. Code that only one
  * other file needs stays in that file.
  *
- * Functions that must be fast are inline: for the two dozen integers of an HTTP answer, printf() takes longer than
- * base64 takes for a small tensor. Only text_put_double() depends on the locale, and the program always runs in the C
- * locale. */
+ * Functions that must be fast are inline. Writing the two dozen integers of an HTTP answer with printf() would take
+ * longer than encoding a small tensor as base64. Only text_put_double() depends on the locale, and the program always
+ * runs in the C locale. */
 #ifndef TEXT_H
 #define TEXT_H
 
@@ -32,8 +32,8 @@ struct text {
     text_failure failure;
 };
 
-struct text text_in(char *buffer, size_t capacity); /* the text lies in `buffer`, which has `capacity` bytes, one of
-                                                     * them for the NUL */
+struct text text_in(char *buffer, size_t capacity); /* the text lies in `buffer`, which has `capacity` bytes
+                                                     * including the NUL */
 /* the text grows in memory from malloc(), up to `limit` bytes without the NUL */
 struct text text_growing(size_t limit);
 
@@ -118,8 +118,8 @@ const char *text_read_number(const char *text, uint64_t *x);
 bool text_is_number(const char *text, uint64_t most, uint64_t *x);
 
 /* text_hash() returns the FNV-1a hash of a text, or of the first `most` bytes of a longer text. For the first piece of
- * a text, `hash` is TEXT_HASH_BEGIN; for the next piece it is the result of the piece before. Use it only for names
- * that the program chooses, because a client could choose many names with one hash. */
+ * a text, `hash` is TEXT_HASH_BEGIN; for the next piece it is the result of the piece before. Use this hash only for
+ * names that the program chooses, because a client could choose many names with the same hash. */
 #define TEXT_HASH_BEGIN 2166136261u
 static inline uint32_t text_hash(uint32_t hash, const char *text, size_t most)
 {
@@ -127,7 +127,7 @@ static inline uint32_t text_hash(uint32_t hash, const char *text, size_t most)
     return hash;
 }
 
-/* Returns the value of a hexadecimal digit (0 to 15); -1: `c` is no hexadecimal digit. */
+/* Returns the value of a hexadecimal digit (0 to 15); -1: `c` is not a hexadecimal digit. */
 static inline int text_hex_digit(unsigned char c)
 {
     const unsigned char lower = c | 0x20;

@@ -4,8 +4,8 @@
  *     in staging memory            copies    device 1: heads 4 to 7  copies  in staging memory
  *                                  ---->                             ---->
  *
- * There are three ways to cut a problem. The first way in this list that gives each device a part is used. If none
- * does, heads or batch rows are cut into fewer parts.
+ * There are three ways to cut a problem. The server uses the first way in this list that gives each device a part. If
+ * no way does, heads or batch rows are cut into fewer parts.
  *
  *   by heads     A part computes some key/value heads and their query heads (attn_part_of()).
  *   by batch     A part computes some rows of the batch.
@@ -14,9 +14,9 @@
  *
  * Results of one head or batch row do not depend on other heads or rows. In out, lse and dq, the results of one query
  * do not depend on other queries. All parts run the kernel that the whole problem would run. These results are
- * therefore equal, to the bit, to those of one device. With parts by queries, the devices add up dk and dv from the
- * parts (sums.c). A device with its own memory gets only what its part reads. Tensors that all parts need, such as
- * lengths, go to each device.
+ * therefore equal, to the bit, to those of one device. If a problem is cut by queries, the devices add up dk and dv
+ * from the parts (sums.c). A device with its own memory gets only what its part reads. Tensors that all parts need,
+ * such as lengths, go to each device.
  *
  * Some problems are not cut, or not in each way, because their answers could differ:
  *
@@ -98,8 +98,8 @@ static int divide(const attn_problem *p, enum job_way way, int most, struct job_
         for (int n = 0; n < count; n++) ranges[n] = (struct job_range){ n > 0 ? ends[n - 1] : 0, ends[n], shares[n] };
         return count;
     }
-    /* Heads or batch rows of the largest part, if each device gets a part. If fewer parts of this size cover the
-     * problem, fewer parts are made, because more parts would not end the job earlier. */
+    /* number of heads or batch rows of the largest part, if each device gets a part. If fewer parts of this size cover
+     * the problem, fewer parts are made, because more parts would not end the job earlier. */
     const int64_t largest = (all + count - 1) / count;
     count = (int)((all + largest - 1) / largest);
     for (int n = 0; n < count; n++) {
@@ -122,8 +122,8 @@ static bool have_same_kernels(const attn_capabilities *a, const attn_capabilitie
     return true;
 }
 
-/* True if the two devices compute results that are equal to the bit, because they are of one kind and have the same
- * kernels. */
+/* True if the two devices compute results that are equal to the bit, because they are of the same kind and have the
+ * same kernels. */
 static bool are_alike(const struct device *a, const struct device *b)
 {
     const attn_device_info *const i = &a->info, *const j = &b->info;
@@ -188,7 +188,7 @@ static bool have_memory(const struct devices *devices, const attn_problem *p, in
 
 /* Decides whether the job is cut by queries into parts whose gradients are added up, and into how many. The number
  * stays the same if devices are busy or fail later, so these gradients have the same bits under any load. If so many
- * devices fail that the others lack memory for the sums, the job is not cut. */
+ * devices fail that the remaining devices lack memory for the sums, the job is not cut. */
 void cut_prepare(const struct devices *devices, struct job *job)
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];
@@ -207,8 +207,8 @@ void cut_prepare(const struct devices *devices, struct job *job)
 
 /* ---- Choosing the devices, and cutting the job ------------------------------------------------------------------- */
 
-/* Inserts the device into the list, which is sorted by the devices' work, the least first. Devices with equal work keep
- * their order. The device over[0] stays first. */
+/* Inserts the device into the list, which is sorted by the devices' work in ascending order. Devices with equal work
+ * keep their order. The device over[0] stays first. */
 static void insert(struct device **over, int count, struct device *device)
 {
     int place = count;
@@ -225,9 +225,9 @@ int cut_most_parts(const struct devices *devices, const struct job *job)
     return divide(whole, way_of(whole, devices->count, false), devices->count, ranges);
 }
 
-/* Lists the devices that may compute parts of the job: over[0] is `first`, and the others compute the same bits and
- * have room for the job. Returns their number. *wait_ns is reduced to the time until another device may have room
- * (device_has_room()). */
+/* Lists the devices that may compute parts of the job: over[0] is `first`, and the other devices compute the same bits
+ * and have room for the job. Returns the number of devices in the list. *wait_ns is reduced to the time until another
+ * device may have room (device_has_room()). */
 static int list_devices(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
                         int64_t *wait_ns, struct device *over[CONFIG_MAX_DEVICES])
 {
@@ -251,8 +251,8 @@ bool cut_may_leave(const struct devices *devices, struct device *first, const st
     if (job->sum_parts == 0) return true;
     for (int i = 0; i < devices->count; i++) usable += !devices->device[i]->disabled;
     const attn_problem *const whole = job_problem(job, 0);
-    return !have_memory(devices, whole, job->sum_parts, usable) || /* the devices that are left lack memory for the
-                                                                    * sums, so the job will not be cut */
+    return !have_memory(devices, whole, job->sum_parts, usable) || /* the remaining devices lack memory for the
+                                                                    * gradient sums, so the job will not be cut */
            have_memory(devices, whole, job->sum_parts, list_devices(devices, first, job, now_ns, wait_ns, over));
 }
 
@@ -289,9 +289,9 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
 
 /* ---- What the answer says about the parts ------------------------------------------------------------------------ */
 
-/* Appends the next range of device numbers, such as "0-3", to the text. The range begins with the smallest number above
- * `after` of a device that had a part of the job, and ends before the first gap. Returns the last number of the range.
- * Returns -1 if no device above `after` had a part. */
+/* Appends the next range of device numbers, such as "0-3", to the text. The range begins with the first device above
+ * `after` that had a part of the job, and ends before the first device that had none. Returns the last number of the
+ * range, or -1 if no device above `after` had a part. */
 static int put_devices(const struct job *job, int after, char *text, size_t room)
 {
     int first = -1, last;

@@ -1,19 +1,19 @@
 /* devices.c: how batches of jobs go to a device and come back.
  *
  *   main thread --> inbox --> slot 0: stream, batch: copy in | run | copy out --> done? --> main thread's mailbox
- *                             slot 1: ...               (attn_device_info.streams of them, and DEVICE_GUESTS)
+ *                             slot 1: ...               (in all attn_device_info.streams + DEVICE_GUESTS slots)
  *
  * A GPU has one thread for all of its slots, the CPU one for each. internal.h lists the files of the folder.
  *
  * Invariants
- * 1. One flow (the work of one token or connection) has at most as many batches on a device as the device has streams.
- *    On the CPU, or with a single stream, a flow may have one more, because the device would otherwise be idle between
- *    two batches. All flows together may have as many batches as one flow alone, and DEVICE_GUESTS more. A guest is the
- *    batch of a flow that has no other batch on the device. A job that is cut into sum_parts parts (struct job)
- *    may exceed these numbers, because one device gets all its parts if other devices are busy or lost.
+ * 1. One flow (the work of one access token or connection) has at most as many batches on a device as the device has
+ *    streams. On the CPU, or with a single stream, a flow may have one more batch, because the device would otherwise
+ *    be idle between two batches. All flows together may have as many batches as one flow alone, and DEVICE_GUESTS
+ *    more. A guest is the batch of a flow that has no other batch on the device. A job that is cut into sum_parts parts
+ *    (struct job) may exceed these numbers, because one device gets all its parts if other devices are busy or lost.
  * 2. A guest begins when all other batches have run for DEVICE_GUEST_AFTER_NS, so that short batches run alone. If
- *    the other batches belong to several flows, the oldest of these batches must also have run for a multiple of the
- *    time that the guest needs (DEVICE_GUEST_FACTOR).
+ *    the other batches belong to several flows, the oldest of these batches must also have run for DEVICE_GUEST_FACTOR
+ *    times the time that the guest needs.
  * 3. Threads share only the fields of a device that are under `lock`, and `due_ns`, `requests`, `usable` and `lost`.
  *    The main thread or the device's threads own all other fields, as internal.h says. */
 #include "server/device/internal.h"
@@ -56,8 +56,8 @@ static void join_threads(struct device *device)
 }
 
 /* Starts a device's threads. A GPU has one thread, which puts batches on all of its streams. The CPU has one thread per
- * stream, because there the threads themselves compute: a long batch then does not delay others, and no core waits when
- * a batch ends. */
+ * stream, because on the CPU the threads themselves compute. A long batch then does not delay other batches, and no
+ * core waits when a batch ends. */
 static attn_status start_threads(struct device *device, attn_error *err)
 {
     const int threads = device->info.unified ? device->slot_count : 1, slots = device->slot_count / threads;
@@ -175,7 +175,7 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
     return ATTN_OK;
 }
 
-/* Returns the memory that a device gives to its caches if --kv-bytes is not given. */
+/* Returns how many bytes of memory a device gives to its KV caches if --kv-bytes is not given. */
 static int64_t default_kv_bytes(const attn_device_info *info)
 {
     const int64_t share = info->memory_limit / DEVICE_CACHE_SHARE;
@@ -222,7 +222,7 @@ bool devices_stop(struct devices *devices, int64_t wait_ms)
         pthread_mutex_lock(&device->lock);
         device->stop = true;
         device->held_may_run = true; /* the main thread's loop has ended and frees no more sums of gradients, so a
-                                      * held batch must be tried again now */
+                                      * batch that was held for lack of memory must be tried again now */
         pthread_cond_broadcast(&device->wake);
         while (device->threads_ended < device->thread_count && error == 0)
             error = pthread_cond_timedwait(&device->wake, &device->lock, &until);
@@ -273,8 +273,8 @@ const char *device_name(const struct device *device)
     return device->info.name;
 }
 
-/* Allocates staging memory (host memory for requests' tensors), pinned by a device that is not lost. All devices
- * have one backend, so all devices can use memory that one device has pinned. */
+/* Allocates staging memory (host memory for requests' tensors), pinned by a device that is not lost. All devices use
+ * the same backend, so all devices can use memory that one device has pinned. */
 static void *map_staging(void *context, size_t bytes)
 {
     const struct devices *devices = context;
@@ -342,8 +342,8 @@ void devices_note_lost(struct devices *devices, int number)
 }
 
 /* Returns the time that the job's problems take on the fastest device, in seconds. Scores that FlashMask hides do not
- * count, because kernels may skip them. The rows of the mask are read to count hidden scores only if
- * the time is long. */
+ * count, because kernels may skip them. Only if the time is long, the function reads the rows of the mask to count the
+ * hidden scores. */
 double devices_least_seconds(const struct devices *devices, const struct job *job)
 {
     const double unimportant_s = 0.05;
@@ -371,8 +371,9 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
     return seconds;
 }
 
-/* Returns how many batches the device may have at a time, of one flow (client) or of all flows together (invariant 1 at
- * the top of this file). Batches of flows that have no other batch on the device (guests) are not included. */
+/* Returns how many batches the device may have at a time. The limit applies to each flow (client), and also to all
+ * flows together (invariant 1 at the top of this file). Batches of flows that have no other batch on the device
+ * (guests) are not counted. */
 static int most_batches(const struct device *device)
 {
     return device->streams + (device->info.unified || device->streams == 1);
@@ -405,8 +406,8 @@ struct device *devices_pick(struct devices *devices, uint64_t passed_over)
     for (int i = 0; i < devices->count; i++) {
         struct device *device = devices->device[i];
         if ((passed_over >> i & 1) || device->disabled || is_full(device)) continue;
-        /* Checks of clients' results count no floating-point operations. Among devices that have only checks, the one
-         * with the fewest batches is chosen. */
+        /* For checks of clients' results, no floating-point operations are counted. So among devices that have only
+         * checks, the one with the fewest batches is chosen. */
         const bool less = best && (device->flops < best->flops ||
                                    (device->flops == best->flops && device->outstanding < best->outstanding));
         if (best == NULL || less) best = device;

@@ -35,20 +35,21 @@ struct device;
 struct batch {
     struct message message;
     struct device *device;
-    /* The flow (client) to which this batch belongs: the flow of the batch's first job, which holds a reference. NULL:
-     * the first job has no flow. */
+    /* The flow (client) to which this batch belongs: the flow of the batch's first job. That job holds a reference to
+     * the flow. NULL: the first job has no flow. */
     const struct flow *flow;
     int64_t left_ns;    /* time at which the batch left for the device */
-    int64_t held_ns;    /* time since which the batch has been held back for lack of memory; 0: it was not */
+    int64_t held_ns;    /* time from which on the batch has been held back for lack of memory; 0: it is not held back */
     int64_t charged_ns; /* device time in nanoseconds, which is charged to the flows (clients) of the batch's jobs */
     struct batch *next, *previous; /* neighbours in the main thread's list of batches on this device */
     int count;
     /* number of jobs whose requests still wait for a result; at 0 the batch is cancelled; only the main thread uses
      * this */
     int waiting;
-    /* attn_cancel() sets it: the device then ends the batch between two tiles of a kernel, or between two launches */
+    /* attn_cancel() sets this member; the device then ends the batch between two tiles of a kernel, or between two
+     * launches */
     int cancel;
-    /* sums over all jobs of the batch: operations, bytes of tensors, and expected time in seconds */
+    /* sums over all jobs of the batch: floating-point operations, bytes of tensors, and expected time in seconds */
     double flops, bytes, seconds;
     /* true: an HTTP thread, and not the device's thread, put the batch on the device, and recorded no events between
      * the stages of the batch */
@@ -91,8 +92,8 @@ struct devices;
  * Finished batches are posted to `box` as messages of kind `message_kind`. On an error *err has one line of text. */
 attn_status devices_open(const struct config *config, struct mailbox *box, int message_kind, struct devices **devices,
                          attn_error *err);
-/* Ends the devices' threads when their running work is done, and waits for them for at most `wait_ms`. False: a thread
- * still runs. The mailbox may still have batches afterwards. */
+/* Ends the devices' threads when their running work is done, and waits for the threads for at most `wait_ms`. False: a
+ * thread still runs. The mailbox may still have batches afterwards. */
 bool devices_stop(struct devices *devices, int64_t wait_ms);
 /* Closes and frees the devices; does nothing if `devices` is NULL. Call this after devices_stop() has returned true and
  * the mailbox is empty. */
@@ -113,11 +114,12 @@ devices_largest(const struct devices *devices);
  * fastest. False: no device copies, so ordinary memory is as good. The devices must exist longer than the staging pool,
  * which takes its memory from `source`. */
 bool devices_staging(struct devices *devices, struct staging_source *source);
-/* Returns the device that pins staging memory (host memory for tensors). NULL: no device copies from staging memory. */
+/* Returns the device whose driver pins staging memory (host memory for tensors). NULL: no device copies from staging
+ * memory. */
 attn_device *devices_copier(const struct devices *devices);
 bool devices_usable(const struct devices *devices);
 
-/* The present state of a device, for other parts of the server. */
+/* The current state of a device, for other parts of the server. */
 struct device_state {
     const attn_capabilities *can; /* what the device can compute; NULL in tests without a device */
     attn_device_info info;        /* result of attn_device_describe() */
@@ -153,11 +155,11 @@ void cut_prepare(const struct devices *devices, struct job *job);
 /* The functions below add up gradients that are sums over queries, such as dk and dv. Call sums_begin() when all parts
  * of a job have run. If it returns true, each part must be sent once more to its device part->sums_on, to add up a
  * share of the gradients. It returns false if the job has no such gradients, or if they are added up already. It also
- * returns false if a device was lost with the sums of a part; that part then has the error DEVICE_LOST. sums_free()
- * frees the parts' memory for sums; call it when no part is with a device. sums_free_part() frees the memory of one
- * part; call it when the part is back and no part adds up. Call sums_lose() when a device that hangs has a part of the
- * job. If parts are adding up then, the memory of their sums may never be freed, so no batch waits for that memory any
- * more. */
+ * returns false if a device was lost with the sums of a part; that part then has the error DEVICE_LOST. Call
+ * sums_free() when no part is with a device: it frees the parts' memory for sums. Call sums_free_part() when a part is
+ * back and no part adds up: it frees the memory of that part. Call sums_lose() when a device that hangs has a part of
+ * the job. If parts are adding up then, the memory of their sums may never be freed, so no batch waits for that memory
+ * any more. */
 bool sums_begin(struct job *job);
 void sums_free(struct job *job);
 void sums_free_part(struct job_part *part);
@@ -168,8 +170,8 @@ void sums_lose(struct job *job);
  * are not considered. */
 struct device *devices_pick(struct devices *devices, uint64_t passed_over);
 /* True if the device has room for a batch that begins with this job. If there is no room, and the job's flow (client)
- * has no batch on the device, *wait_ns is reduced to the time until there may be room. The caller sets *wait_ns
- * before. */
+ * has no batch on the device, *wait_ns is reduced to the time until there may be room. The caller must set *wait_ns
+ * before the call. */
 bool device_has_room(const struct device *device, const struct job *job, int64_t now_ns, int64_t *wait_ns);
 int device_number(const struct device *device);
 /* Cuts a job that is about to be sent to the device `first`, if the job is expected to take longer than
@@ -179,9 +181,9 @@ int device_number(const struct device *device);
  * parts. */
 int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
                      struct device *over[CONFIG_MAX_DEVICES]);
-/* False: the job must wait, because its gradients are added up from parts (sums.c). The devices that have room for the
- * job, with `first` among them, have too little memory for the sums of all parts. More devices may have room later:
- * *wait_ns is reduced to the time until then, as by device_has_room(). `first` must have room. */
+/* False: the job must wait for memory. This happens only if its gradients are added up from parts (sums.c). The devices
+ * that have room for the job, `first` included, then lack memory for the sums of all parts. More devices may have room
+ * later: *wait_ns is reduced to the time until then, as device_has_room() does. `first` must have room. */
 bool cut_may_leave(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
                    int64_t *wait_ns);
 /* Writes the backend of a job that several devices computed in parts, such as "cuda:0-3 sm90 by queries", into the
@@ -190,9 +192,9 @@ void cut_name_backend(const struct devices *devices, struct job *job);
 /* Combines what several devices found when they compared the outputs of a job's parts with exact outputs (`truth_found`
  * in job.h). All parts must have run. */
 void cut_join_truths(struct job *job);
-/* True if the device is the CPU and runs a batch that will end soon. A second batch is then not sent yet: it would gain
- * no time, and until the first one ends, more jobs may join it. *wait_ns becomes the time for which the second batch
- * may wait. */
+/* True if the device is the CPU and runs a batch that will end soon. A second batch is then not sent yet: sending it
+ * now would gain no time, and more jobs may join it until the first one ends. *wait_ns becomes the time for which the
+ * second batch may wait. */
 bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_ns);
 /* Sends the batch to the device. The device must have room for the batch, unless the batch is a part of a job whose
  * gradients are added up from parts (sum_parts of struct job). */
@@ -210,8 +212,8 @@ const char *device_name(const struct device *device);
 bool device_disable(struct device *device);
 
 /* Returns a device that must be disabled, or NULL if there is none. A device must be disabled if a thread noted it as
- * lost, or if a batch on it takes too long. *overdue: a batch takes longer than its size explains, by more than
- * --watchdog-ms. The CPU is not watched. */
+ * lost, or if a batch on it takes too long. *overdue becomes true if a batch takes longer than its size explains, by
+ * more than --watchdog-ms. The CPU is not watched. */
 struct device *devices_to_disable(const struct devices *devices, bool *overdue);
 /* Returns the batches on a device, linked by their member `next`. */
 struct batch *device_batches(const struct device *device);

@@ -1,23 +1,25 @@
 /* inline.c: inline slots. An inline slot is a stream on which an HTTP thread runs small problems itself.
  *
  * There are as many slots as HTTP threads, each with a stream and a workspace. A thread takes the slot with its core's
- * number, because that slot's workspace is probably in the core's cache, or else the next free slot.
+ * number, because that slot's workspace is probably in the core's cache. If that slot is taken, the thread takes the
+ * next free one.
  *
  *   HTTP thread: body complete --> inline slot free? --> run --> answer            (else: posted to the main thread)
  *
  * On the CPU each slot is a device with one thread. On a GPU the kernel reads and writes the request's staging memory
  * in place (attn_device_info.reads_staging, attn_kernel.in_place), so one launch is enough. The thread polls its
  * stream, which takes less time than a hand-over to another thread. The kernel also works in place if all tensors lie
- * in a client's registered range of the GPU's memory, also for a cache transaction. The HTTP thread then begins and
- * ends the transaction (transaction.h), and the moves before the kernel also copy the transaction's tables (memory.c).
+ * in a client's registered range of the GPU's memory. Only then may the job have a cache transaction. The HTTP thread
+ * begins and ends the transaction (transaction.h), and the moves before the kernel also copy the transaction's tables
+ * (memory.c).
  *
- * A GPU is used this way only while it has no batches. Otherwise the thread would wait for a whole batch, and many
- * threads that launch kernels block each other in the driver. Busy GPUs get batches instead, in which equal problems
- * are merged (merge.c). A cache transaction runs here only if the GPU has no other work: transactions slow each other
- * down, and small ones are faster merged.
+ * A GPU is used this way only while it has no batches. Otherwise the thread would wait for a whole batch. Many threads
+ * that launch kernels would also block each other in the driver. Busy GPUs get batches instead, in which equal problems
+ * are merged (merge.c). A cache transaction runs here only if the GPU has no other work: several transactions slow each
+ * other down, and small ones run faster when they are merged.
  *
  * A job that has not ended in INLINE_WAIT_NS (a cache transaction: INLINE_STEP_WAIT_NS) is late. The device's thread
- * then takes it over like any batch, with deadline, hang-up and watchdog:
+ * then takes the job over like any batch, so that deadlines, hang-ups and the watchdog apply to it:
  *
  *   HTTP thread: late --> main thread --> devices_submit_late() --> device's thread: inline_adopt()
  *
@@ -42,7 +44,8 @@
 #include "server/work/request.h"
 #include "server/work/transaction.h"
 
-/* Opens the next inline slot. If there are several GPUs, the slots are assigned to them in turn. */
+/* Opens the next inline slot (a stream on which HTTP threads run small jobs). If there are several GPUs, the slots are
+ * assigned to them in turn. */
 static attn_status open_slot(struct devices *devices, const struct config *config, struct inline_slot *inline_slot,
                              attn_error *err)
 {
@@ -82,9 +85,9 @@ void inline_close(struct devices *devices)
     free(devices->inline_slots);
 }
 
-/* Takes the inline slot with this core's number. If a thread that was interrupted on this core still has that slot,
- * takes the next free slot. `only`: number of the only device that can compute the job, or -1 if any device can.
- * Returns NULL if no slot is free. */
+/* Takes the inline slot (a stream for HTTP threads) with this core's number. If a thread that was interrupted on this
+ * core still has that slot, takes the next free slot. `only`: number of the only device that can compute the job, or -1
+ * if any device can. Returns NULL if no slot is free. */
 static struct inline_slot *take_inline_slot(struct devices *devices, int only)
 {
     const int core = sched_getcpu(), first = core > 0 ? core % devices->inline_count : 0;
@@ -156,8 +159,9 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     attn_status status = ATTN_OK;
     const bool notes = attn_stream_note(stream, &none) == ATTN_OK;
     int64_t now_ns = clock_ns(),
-            /* If the GPU notes the end of its work in host memory, most polls only read that memory. The driver alone
-             * reports errors, so it is called once in INLINE_ASK_NS. Otherwise each poll calls the driver. */
+            /* If the GPU writes to host memory at the end of its work, most polls only read that memory. Only the
+             * driver reports errors, so the driver is called too, once per INLINE_ASK_NS. Otherwise each poll calls the
+             * driver. */
         ask_ns = notes ? now_ns + INLINE_ASK_NS : now_ns;
     *done = false;
     while (status == ATTN_OK && !*done) {

@@ -42,33 +42,34 @@ struct mirror {
 /* A place for one batch that runs on a device: a stream, and the memory that belongs to the batch. */
 struct slot {
     attn_stream *stream;
-    struct batch *batch; /* the batch that runs in the slot; NULL: the slot is free */
+    struct batch *batch; /* the batch that runs on the slot's stream; NULL: the slot is free */
     int64_t due_ns;      /* time at which the batch should be over, for the watchdog */
     /* how many nanoseconds the batch would take at DEVICE_SLOWEST_FLOPS, the slowest rate that the watchdog accepts */
     int64_t worst_ns;
     attn_problem *problems;
-    attn_plan *plans; /* one plan for each element of `problems` */
+    attn_plan *plans; /* one plan (chosen kernel) for each element of `problems` */
     /* room: number of problems for which the arrays have room. count: number of problems of this batch. launched:
      * number of the batch's problems whose kernels are on the stream. */
     int room, count, launched;
     /* estimated seconds of the kernels that the batch has on the stream; 0: no kernels are known to be on the stream */
     double queued_s;
-    /* true: other clients' work comes first, so no more kernels of this batch may be put on the stream now */
+    /* true: another long batch of the same flow (client) has its turn, so no more kernels of this batch may be put on
+     * the stream now */
     bool blocked;
     /* Time when kernels were last put on the stream. Before the first kernels it is the time when the batch began. */
     int64_t piece_ns;
     int64_t step; /* the step of attn_run_some() at which a long problem continues */
-    /* first step of attn_run_some() for this batch: 0, or ATTN_EVERY_ROW if the batch runs again because kernels have
-     * skipped rows (with scores beyond float32's range) */
+    /* the first step that attn_run_some() computes for this batch: 0, or ATTN_EVERY_ROW if the batch runs again because
+     * kernels have skipped rows (with scores beyond float32's range) */
     int64_t first_step;
     /* The exact outputs (truths, in float64) of the batch's items (problems) are computed one item after the other.
      * truths_left: number of items whose truth is not on the stream yet. truth_item: index of the first of these items.
      * truth_step: the next step of that item (truth.c). */
     int truths_left, truth_item;
     int64_t truth_step;
-    bool truth_began; /* true: the first step of computing the present item's truth (exact outputs) is on the stream */
+    bool truth_began; /* true: the first step of computing the current item's truth (exact outputs) is on the stream */
     void *truth_out;  /* device memory into which the exact `out` (in float64) of an item (problem) is computed */
-    /* device memory for the differences between the outputs of a cut job's part and its exact outputs */
+    /* device memory for the differences between the outputs of one part of a cut job and the exact outputs */
     attn_truth_distance *truth_distances;
     int64_t began_ns;    /* time when the batch's first mark (event) was on the stream */
     int64_t launched_ns; /* time when the batch's first kernels were on the stream */
@@ -85,13 +86,14 @@ struct slot {
     /* Small problems of a batch are merged into one. leader[j] is the number of the job whose merged problem job j
      * joins, or j if job j joins none. */
     int16_t leader[CONFIG_MAX_BATCH];
-    /* [job]: if the job is the leader of a merged problem, the number of jobs in this problem, the leader included */
+    /* for each job: if the job is the leader of a merged problem, the number of jobs in this problem, the leader
+     * included */
     int16_t members[CONFIG_MAX_BATCH];
-    int16_t place[CONFIG_MAX_BATCH]; /* [job]: the job's position among the members of its merged problem */
-    /* [job]: true if a kernel copies the job's tensors to the merged problem of its leader and back, so that the job
-     * has no device memory of its own */
+    int16_t place[CONFIG_MAX_BATCH]; /* each job's position in its merged problem */
+    /* for each job: true if a kernel copies the job's tensors to the merged problem of its leader and back, so that the
+     * job has no device memory of its own */
     bool moved[CONFIG_MAX_BATCH];
-    int problem[CONFIG_MAX_BATCH]; /* [job]: index of the job's first problem in the array `problems` above */
+    int problem[CONFIG_MAX_BATCH]; /* index in `problems` of each job's first problem */
 };
 
 /* A thread of a device. Only this thread puts batches into its slots (streams) and takes them out. */
@@ -124,8 +126,8 @@ struct device {
     struct message *first, **last; /* submitted batches that are not on a stream yet (the inbox) */
     bool stop;
     int threads_ended;
-    /* The batch that is held back because it lacked device memory while other batches ran, or while the device had sums
-     * of other jobs. NULL: none. */
+    /* The batch that is held back because it lacked device memory while other batches ran, or while gradient sums of
+     * other jobs occupied device memory. NULL: no batch is held back. */
     struct batch *held;
     /* true: memory has been freed since `held` was set, so the held batch may be tried again */
     bool held_may_run;
@@ -185,11 +187,11 @@ void *device_main(void *argument);
  * problems use and that have none yet. */
 attn_status memory_take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err);
 void memory_drop_mirrors(struct device *device, struct slot *slot);
-/* Allocates device memory for the slot's batch. memory_drop_mirrors() frees it. */
+/* Allocates device memory for the batch in the slot. memory_drop_mirrors() frees this memory. */
 attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err);
 
 /* Sets the device addresses of those tensors of the job that lie in clients' pinned memory (pages that a driver holds).
- * Call memory_take_mirrors() before. */
+ * Call memory_take_mirrors() first. */
 void memory_place_pinned(const struct job *job, attn_problem *problem);
 /* memory_address() translates a host address to the address of its copy on the device. The host address must be in a
  * region that has a mirror (device copy). memory_place() does this for all tensors of a problem. */
@@ -204,7 +206,7 @@ attn_status memory_move(struct device *device, struct slot *slot, const struct j
 /* Does the work of memory_copy_in() and memory_move() in one launch of a kernel. The device must be able to read
  * staging memory (host memory for tensors). */
 attn_status memory_move_in(struct slot *slot, const struct job *job, attn_error *err);
-/* Makes room in the array slot->moves (copies that a kernel makes) for `count` of them in all. */
+/* Makes room for `count` moves in all in the array slot->moves. A move is a copy that a kernel makes. */
 attn_status memory_reserve_moves(struct slot *slot, int64_t count, attn_error *err);
 /* Makes the workspace (scratch memory of kernels) at least `bytes` large. The contents of a workspace are lost when
  * it grows. */
@@ -224,8 +226,8 @@ void merge_find(const struct device *device, struct slot *slot);
  * allocated device memory. */
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err);
 
-/* Puts copies by a kernel on the slot's stream, for those jobs whose `moved` is true. Without `out` they copy inputs to
- * the device, and new keys and values to their pages. With `out` they copy outputs back to the host. */
+/* Puts copies by a kernel on the slot's stream, for those jobs whose `moved` is true. If `out` is false, they copy
+ * inputs to the device, and new keys and values to their pages. If `out` is true, they copy outputs to the host. */
 attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* ---- Functions of parts.c, for a part of a cut job; a device's thread calls them -------------------------------- */
@@ -235,12 +237,12 @@ attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct job_range *range);
 /* True if the problem reads or writes this tensor when it runs. */
 bool parts_use(const attn_problem *p, int id);
-/* Makes the problem that a part of a cut job computes. On a device with its own memory, the tensors get new memory
- * there. */
+/* Makes the problem that a part of a cut job computes. On a device with its own memory, the function allocates device
+ * memory for the tensors. */
 attn_status parts_take(struct device *device, struct slot *slot, struct job_part *part, attn_problem *problem,
                        attn_error *err);
-/* Puts on the slot's stream the copies of the part's inputs to the device or, with `out`, the copies of its results to
- * the host. `there` is the part's problem on the device. */
+/* Puts copies on the slot's stream. If `out` is false, they copy the part's inputs to the device. If `out` is true,
+ * they copy the part's results to the host. `there` is the part's problem on the device. */
 attn_status parts_copy(struct slot *slot, const struct job_part *part, const attn_problem *there, bool out,
                        attn_error *err);
 
@@ -255,27 +257,27 @@ int64_t sums_bytes(const attn_problem *p, int parts);
 /* Allocates the part's memory for sums on the device. Those outputs of the part's problem that are sums over queries
  * then lie in this memory. Does nothing if the problem has no such outputs. */
 attn_status sums_take(struct device *device, struct job_part *part, attn_problem *problem, attn_error *err);
-/* Frees the part's memory for sums of gradients; does nothing if there is none. No other part may be reading this
- * memory. */
+/* Frees the memory that a part of a job has for sums of gradients. Does nothing if there is none. No other part may be
+ * reading this memory. */
 void sums_drop(struct job_part *part);
 /* True if job a is older than job b. In this order no two jobs are equally old. */
 bool sums_older(const struct job *a, const struct job *b);
-/* True if a batch that lacks memory may wait until sums of other jobs on the device are freed. A batch that has sums
- * itself waits only for sums of older jobs, so that no two jobs wait for each other. Call this with the device's lock
- * held. */
+/* True if a batch that lacks device memory may wait until gradient sums of other jobs (sums.c) are freed. A batch that
+ * has such sums itself waits only for older jobs, so that no two jobs wait for each other. Call this with the device's
+ * lock held. */
 bool sums_will_be_freed(const struct device *device, const struct batch *batch);
-/* Puts three kinds of work on the stream, which belongs to the part's device. Copies bring the part's share from the
- * other devices, kernels add it up, and further copies bring the results to the host. Records the events 0 to 3 before,
- * between and after these steps. */
+/* Puts the work that adds up the part's share (a range of elements of each gradient) on the stream, which belongs to
+ * the part's device. The work has three steps: copies from the other devices, kernels that add up, and copies of the
+ * results to the host. Records the events 0 to 3 before, between and after these steps. */
 attn_status sums_launch(attn_stream *stream, const struct job_part *part, attn_error *err);
-/* Sets the dtype float32 for the outputs that are sums over queries, because the parts of a cut job compute them in
- * float32. */
+/* Sets the dtype float32 for the outputs that are sums over queries, because the parts of a cut job compute these
+ * outputs in float32. */
 void sums_as_float(attn_problem *problem);
 
 /* ---- Functions of truth.c; a device's thread calls them ---------------------------------------------------------- */
 
 /* Reserves memory for the truths (exact outputs in float64) of the slot's batch, and sets truths_left. truths_left
- * becomes 0 if the job wants no truth or the device computes none. */
+ * becomes 0 if the job needs no truth, or if the device cannot compute it. */
 attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *err);
 /* Estimates the device time, in seconds, of the work that the next truth_launch() puts on the stream. */
 double truth_piece_seconds(const struct slot *slot);
@@ -298,8 +300,9 @@ void inline_adopt(struct slot *slot, struct job_part *part);
 /* Returns the floating-point operations that kernels really carry out for a part of a job (the computation of one
  * request). Kernels compute whole tiles, so small heads count with their padding. */
 double batch_padded_flops(const struct job_part *part);
-/* Plans `problem` (chooses its kernel): an item's problem with this device's addresses. Adapts the plan that
- * prepare_job() made. A problem of a cache transaction is planned anew, because its page tables are known only now. */
+/* Plans `problem`, that is, chooses its kernel. `problem` is an item's problem with this device's addresses. The
+ * function adapts the plan that prepare_job() made. A problem of a cache transaction gets a new plan, because its page
+ * tables are known only now. */
 attn_status batch_plan(const attn_capabilities *can, const struct job *job, int item, const attn_problem *problem,
                        attn_plan *plan, attn_error *err);
 /* A summary of the batches that run on a device when a guest wants to begin. A guest is a batch whose flow (client) has
@@ -311,8 +314,8 @@ struct guest_others {
     int64_t oldest_ns, youngest_ns; /* times at which the oldest and the youngest batch in this summary began */
 };
 void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
-/* Returns how many nanoseconds a guest (a batch whose client has no other batch on the device) must still wait. Its
- * work is expected to take `seconds`. 0 or less: the guest may begin. others->count must be at least 1. */
+/* Returns how many nanoseconds a guest (a batch whose client has no other batch on the device) must still wait. The
+ * guest's work is expected to take `seconds`. 0 or less: the guest may begin. others->count must be at least 1. */
 int64_t batch_guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns);
 
 /* Writes the `backend` of a result: the names of the device and the kernel, such as "cpu avx512bf16". */

@@ -53,8 +53,8 @@ static const struct mirror *region_at(const struct slot *slot, int place)
     return &slot->mirrors[slot->regions[place]];
 }
 
-/* Returns how many pieces of host memory with a mirror (device copy) begin at or before this address. Only the last of
- * them may contain the address. */
+/* Returns how many pieces of host memory with a mirror (device copy) begin at or below this address. Only the last of
+ * these pieces may contain the address. */
 static int regions_up_to(const struct slot *slot, const char *address)
 {
     int low = 0, high = slot->region_count;
@@ -87,7 +87,7 @@ static attn_status mirror(struct device *device, struct slot *slot, struct job_r
 
 attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err)
 {
-    /* this memory is no copy of host memory, but is kept in the list of mirrors, so that it is freed with them */
+    /* this memory is not a copy of host memory. It is kept in the list of mirrors, so that it is freed with them. */
     return add_mirror(device, slot, (struct mirror){ { NULL, 0 }, NULL, false }, bytes, memory, err);
 }
 
@@ -97,8 +97,8 @@ void *memory_address(const struct slot *slot, void *address)
     const int count = regions_up_to(slot, address);
     const struct mirror *const m = count > 0 ? region_at(slot, count - 1) : NULL;
     if (m && (char *)address < m->host.memory + m->host.bytes) return m->device + ((char *)address - m->host.memory);
-    /* The address is in no region with a mirror (device copy): its tensor has no elements, or lies on the device (a
-     * cache's page, a client's memory). So it is not translated. */
+    /* The address is not in a region that has a mirror (device copy): its tensor has no elements, or is already on the
+     * device (in a cache's page, or in a client's memory). So the address is not translated. */
     return address;
 }
 

@@ -1,7 +1,8 @@
 /* merge.c: merges equal small problems of a batch into one, and runs small cache transactions without copies.
  *
- * A GPU computes a small problem in some 5 us, but a copy in, a launch and a copy out take its thread 20 us. So
- * problems of a batch that differ only in their data become one problem, whose batch size B is the sum of theirs:
+ * A GPU computes a small problem in some 5 us, but a copy in, a launch and a copy out cost the GPU's thread 20 us. So
+ * problems of a batch that differ only in their data become one problem, whose batch size B is the sum of the problems'
+ * batch sizes:
  *
  *     staging memory          device memory                          staging memory
  *       job 0: q k v            q q q | k k k | v v v                  job 0: out
@@ -53,7 +54,7 @@ static bool lies_in(const attn_tensor *t, const char *memory, size_t bytes)
 }
 
 /* True if a tensor can be merged with other jobs' tensors. The tensor must be contiguous and in the job's own memory,
- * and tensors behind it must stay aligned. */
+ * and the tensors that follow it in the merged problem must stay aligned. */
 static bool tensor_fits(const struct job *job, const attn_tensor *t)
 {
     const attn_tensor whole = attn_tensor_make(t->data, t->dtype, t->rank, t->shape);
@@ -83,8 +84,8 @@ static bool same_tensor(const attn_tensor *a, const attn_tensor *b, int id, bool
 {
     if (a->rank != b->rank) return false;
     if (a->rank == 0) return true;
-    /* page tables can be merged if they have equally many rows; their rows may differ in length, because the merged
-     * table has rows as long as the longest */
+    /* page tables can be merged if they have equally many rows. The rows may differ in length, because the rows of the
+     * merged table are as long as the longest row. */
     const size_t axes = paged && id == ATTN_T_page_table ? 1 : (size_t)a->rank;
     if (paged && is_of(POOL, id) &&
         (a->data != b->data || memcmp(a->stride, b->stride, (size_t)a->rank * sizeof a->stride[0]) != 0))
@@ -199,8 +200,9 @@ attn_status merge_take(struct device *device, struct slot *slot, int leader, att
     return ATTN_OK;
 }
 
-/* Adds moves (copies by a kernel) to the slot, which copy one tensor between a job and the merged problem. If the
- * merged tensor has longer rows than the job's, each row needs a move of its own. Otherwise one move is enough. */
+/* Adds moves (copies by a kernel) to the slot's list. They copy one tensor between a job and the merged problem. If the
+ * rows of the merged tensor are longer than those of the job's tensor, each row needs a move of its own. Otherwise one
+ * move is enough. */
 static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, const attn_tensor *whole, int place,
                       bool out)
 {

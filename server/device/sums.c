@@ -6,8 +6,8 @@
  *
  * Each part of the job sums these gradients over its own queries, in float32, in memory of its device that stays until
  * the job is over. When all parts are back, each part is sent to its device once more, to add up one share of the
- * elements. It copies this share from the memory of the other devices. It adds the parts' numbers in float32, in the
- * order of the parts, and rounds each sum once to the dtype of the result. Only the rounded share is copied to the
+ * elements. The part copies this share from the memory of the other devices. It adds the parts' numbers in float32, in
+ * the order of the parts, and rounds each sum once to the dtype of the result. Only the rounded share is copied to the
  * host. All devices copy and add at the same time.
  *
  * Which queries a part has depends on the problem and on the number of devices of the server, and not on the devices'
@@ -16,34 +16,34 @@
 
 #include <assert.h>
 
-/* A share (the elements of a gradient that one part adds up) begins at a multiple of this many elements. Its address is
- * then a multiple of 16 bytes in each dtype. */
+/* A share (the elements of a gradient that one part adds up) begins at a multiple of this many elements. The address of
+ * the share is then a multiple of 16 bytes in each dtype. */
 enum { SHARE_UNIT = 64 };
 
 static_assert(CONFIG_MAX_DEVICES <= (int)ATTN_SUM_PARTS, "a job may have more parts than a sum");
 
-/* Describes one output that is a sum over queries. The offsets, in bytes, say where its numbers are in the memory that
- * a part has for sums. */
+/* Describes one output that is a sum over queries. The offsets, in bytes, say where the output's numbers are in the
+ * memory that a part of a job has for sums. */
 struct output {
     int id; /* number of the tensor in the problem */
     int64_t elements;
-    size_t own; /* offset of the sums over the part's own queries, in float32 */
-    /* offset of the numbers that the other parts have computed for the elements of this part's share, in float32; each
-     * of these parts has slot_bytes there */
+    size_t own; /* offset of the part's sums over its own queries; the sums are float32 */
+    /* offset of the float32 numbers that the other parts have computed for the elements of this part's share; each
+     * other part has slot_bytes of memory there */
     size_t received;
     size_t slot_bytes;
-    size_t result; /* offset of the result: the elements of the output that are this part's share */
+    size_t result; /* offset of the result, which consists of the elements in this part's share */
     size_t end;    /* end of the memory for this output; the memory for the next output begins here */
 };
 
-/* Returns a tensor for the sums of an output over a part's own queries: float32, at the address `memory`. */
+/* Returns a float32 tensor at the address `memory`, for the sums of an output over a part's own queries. */
 static attn_tensor partial_of(const attn_tensor *result, void *memory)
 {
     return attn_tensor_make(memory, ATTN_F32, result->rank, result->shape);
 }
 
-/* Finds the output that follows o->id among those that are sums over queries, for a problem that is cut into `parts`
- * parts. Begin with { .id = -1 }. False: there is none. */
+/* Finds the next output after o->id that is a sum over queries, for a problem that is cut into `parts` parts. Begin
+ * with { .id = -1 }. False: there is none. */
 static bool next_output(const attn_problem *p, int parts, struct output *o)
 {
     do o->id++;
@@ -53,8 +53,8 @@ static bool next_output(const attn_problem *p, int parts, struct output *o)
     /* attn_shape_elements() cannot fail here, because the tensor was checked before */
     (void)attn_shape_elements(result->rank, result->shape, &o->elements);
     const attn_tensor own = partial_of(result, NULL);
-    /* Upper bound on the elements of a share. A share has at most units / parts units, rounded up. The last share also
-     * has the elements behind the last whole unit (share_begin()). */
+    /* Upper bound on the elements of a share. A share has at most units / parts units of SHARE_UNIT elements, rounded
+     * up. The last share also has the elements behind the last whole unit (share_begin()). */
     const int64_t units = o->elements / SHARE_UNIT;
     const int64_t most = (units + parts - 1) / parts * SHARE_UNIT + o->elements % SHARE_UNIT;
     const attn_tensor slot = attn_tensor_make(NULL, ATTN_F32, 1, &most);
@@ -113,7 +113,8 @@ attn_status sums_take(struct device *device, struct job_part *part, attn_problem
     return ATTN_OK;
 }
 
-/* Removes the part from its device's list of parts that have sums of gradients, if the part is in the list. */
+/* Removes the part of a job from its device's list of parts that have sums of gradients. Does nothing if the part is
+ * not in the list. */
 static void unlist(struct job_part *part)
 {
     struct device *const device = part->sums_on;
@@ -212,8 +213,9 @@ static const struct job_part *next_around(const struct job_part *part)
     return part->next ? part->next : &part->job->part;
 }
 
-/* Puts copies on the stream that bring the elements of this part's share of an output from all other devices. Each part
- * begins with the device of the next part, so the parts' first copies read from different devices. */
+/* Puts copies on the stream. They bring, from all other devices, the numbers for this part's share of an output (the
+ * elements that this part adds up). Each part copies first from the device of the next part, so the parts' first copies
+ * read from different devices. */
 static attn_status copy_shares(attn_stream *stream, const struct job_part *own, const struct output *o, int64_t first,
                                int64_t end, attn_error *err)
 {

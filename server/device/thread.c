@@ -1,5 +1,5 @@
-/* thread.c: a device's threads. Each thread takes batches from the device's inbox, keeps at most as many on streams as
- * it has slots, and posts finished batches to the main thread.
+/* thread.c: a device's threads. Each thread takes batches from the device's inbox, puts them on the streams of its
+ * slots, one batch in each slot, and posts finished batches to the main thread.
  *
  * Invariants
  * 1. Calls on a device's handle are safe from any thread. Only one thread uses a stream: a device's thread, or for
@@ -94,7 +94,8 @@ static attn_status reserve_workspace(struct device *device, struct slot *slot, i
     return memory_grow_workspace(device->handle, bytes, &slot->workspace, &slot->workspace_bytes, err);
 }
 
-/* Collects the problems of the batch in slot->problems, with device addresses. *gathered becomes their number. */
+/* Collects the problems of the batch in slot->problems, with device addresses. *gathered becomes the number of these
+ * problems. */
 static attn_status gather(struct device *device, struct slot *slot, int *gathered, attn_error *err)
 {
     int count = 0;
@@ -139,8 +140,9 @@ static attn_status plan_part(const attn_capabilities *can, struct job_part *part
     return status;
 }
 
-/* Chooses the kernels (makes plans) for all problems of the batch, by their addresses on this device. A merged problem
- * gets a plan of its own, because it is larger than the problems for which prepare_job() made plans. */
+/* Chooses the kernels (makes plans) for all problems of the batch. The choice depends on the problems' addresses on
+ * this device. A merged problem gets a plan of its own, because it is larger than the problems for which prepare_job()
+ * made plans. */
 static attn_status plan_all(struct device *device, struct slot *slot, attn_error *err)
 {
     const attn_capabilities *const can = attn_device_capabilities(device->handle);
@@ -196,8 +198,8 @@ static int group_of(const struct device *device, const struct slot *slot)
     return left < most ? left : most;
 }
 
-/* Estimates the device time of the batch's next work that launch_group() or truth_launch() puts on the stream, in
- * seconds. */
+/* Estimates, in seconds, the device time of the next work that launch_group() or truth_launch() will put on the stream
+ * for this batch. */
 static double piece_seconds(const struct slot *slot)
 {
     if (kernels_are_launched(slot) && slot->truths_left > 0) return truth_piece_seconds(slot);
@@ -296,8 +298,8 @@ static attn_status merge_parts(const struct device *device, struct slot *slot, a
     return status;
 }
 
-/* If only the device can check the lse that a client gives, puts kernels on the stream that compute the lse of some
- * rows. The tensors are on the device already. */
+/* Puts kernels on the stream that compute the lse of some rows, for jobs in which the client gives the lse and only the
+ * device can check it. The tensors are on the device already. */
 static attn_status sum_lse(struct slot *slot, attn_error *err)
 {
     attn_status status = ATTN_OK;
@@ -366,7 +368,7 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
      * failed batch may have set this flag. */
     (void)attn_stream_left_rows(slot->stream);
     slot->blocked = count > 0 && waits_for_turn(device, slot);
-    if (slot->blocked) return ATTN_OK; /* the launch must wait for its turn; poll_slots() will continue it */
+    if (slot->blocked) return ATTN_OK; /* waits for its turn; poll_slots() will continue this launch */
     do status = launch_group(device, slot, err);
     while (status == ATTN_OK && device->info.unified && slot->launched < count);
     return status;
@@ -374,8 +376,8 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
 
 /* Records in the batch how long each of its stages took. After the copies a GPU may be idle, because the thread has not
  * yet put the kernels on the stream. launch_us is this idle time. The first event is put on the stream at began_ns, and
- * the kernels at launched_ns. The function assumes that both reach the GPU equally fast, so the kernels can begin at
- * the earliest launched_ns - began_ns after the first event. */
+ * the kernels at launched_ns. The function assumes that the event and the kernels take equally long to reach the GPU.
+ * Then the kernels begin at least launched_ns - began_ns after the first event. */
 static void note_stages(const struct device *device, const struct slot *slot)
 {
     struct batch *batch = slot->batch;
@@ -395,7 +397,7 @@ static void note_stages(const struct device *device, const struct slot *slot)
 }
 
 /* Frees the sums over queries (gradients) that a failed batch has computed so far. If the batch adds up gradients of
- * several parts, other devices may still read them, so the main thread frees them later. */
+ * several parts, other devices may still read the sums, so the main thread frees them later. */
 static void drop_sums(const struct batch *batch)
 {
     for (int j = 0; j < batch->count && !batch_adds(batch); j++) sums_drop(batch->parts[j]);
@@ -428,7 +430,8 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     slot->batch = NULL;
     device->held_may_run = true;
     device->over++;
-    /* a batch has ended, so the thread that holds back another batch for lack of memory is woken to try it again */
+    /* a batch has ended, so the thread that holds back another batch for lack of memory is woken to try that other
+     * batch again */
     if (device->held) pthread_cond_broadcast(&device->wake);
     pthread_mutex_unlock(&device->lock);
     unwatch(device);
@@ -446,7 +449,7 @@ static attn_status launch_more(struct device *device, struct slot *slot, attn_er
     return truth_launch(device, slot, err);
 }
 
-/* Frees the scratch memory that slots without a batch keep. False: there was none. */
+/* Frees the scratch memory that slots keep while no batch runs in them. False: there was no such memory. */
 static bool give_back_workspaces(struct device *device)
 {
     bool any = false;
@@ -468,8 +471,8 @@ static int busy_slots(const struct slot *slots, int slot_count)
     return count;
 }
 
-/* Puts work of the batch on the stream as launch() does, but after an error no work is on the stream and no memory is
- * allocated. */
+/* Puts work of the batch on the stream as launch() does. Unlike launch(), it leaves no work on the stream and no memory
+ * allocated after an error. */
 static attn_status try_launch(struct device *device, struct slot *slot, attn_error *err)
 {
     attn_error late;
@@ -507,8 +510,9 @@ static void put_back_held(struct device *device)
 }
 
 /* Handles a lack of device memory for the slot's batch. `over` is the value of device->over before the batch was tried.
- * True: the batch is held until memory is freed, because other batches run on the device, or because sums of other jobs
- * are there. A batch that adds up gradients is never held: the memory of its sums is freed only when it has ended. */
+ * True: the batch is held until memory is freed, because other batches run on the device, or because gradient sums of
+ * other jobs occupy its memory. A batch that adds up gradients is never held: the memory of its sums is freed only when
+ * it has ended. */
 static bool hold(struct device *device, struct slot *slot, unsigned over)
 {
     struct batch *const batch = slot->batch;
@@ -636,20 +640,20 @@ static bool may_begin(const struct device *device, const struct batch *batch, in
 static struct batch *next_sums(const struct device *device)
 {
     for (struct message *message = device->first; message; message = message->next)
-        /* a valid cast: `message` is the struct's first member */
+        /* a valid cast: `message` is the batch's first member */
         if (batch_adds((struct batch *)message)) return (struct batch *)message;
     return NULL;
 }
 
 /* Returns a batch of the inbox that may overtake the held batch (one that lacked memory), or NULL. The held batch may
- * wait for sums of a job whose other parts are still in the inbox, so parts with sums may overtake. They overtake a
- * held part with sums if their job is older. They overtake any other held batch if their job was queued before that
- * batch was held. So jobs wait only for older jobs, never in a circle. Call this with the lock held. */
+ * wait for sums of a job whose other parts are still in the inbox, so parts with sums may overtake. Such a part
+ * overtakes a held part with sums if its job is older. It overtakes any other held batch if its job was queued before
+ * that batch was held. So jobs wait only for older jobs, never in a circle. Call this with the lock held. */
 static struct batch *next_past_held(const struct device *device)
 {
     const struct batch *const held = device->held;
     for (struct message *message = device->first; message; message = message->next) {
-        struct batch *const batch = (struct batch *)message; /* a valid cast: `message` is the struct's first member */
+        struct batch *const batch = (struct batch *)message; /* a valid cast: `message` is the batch's first member */
         const struct job *const job = batch_job(batch, 0), *const other = batch_job(held, 0);
         if (job->sum_parts == 0) continue;
         if (other->sum_parts > 0 ? sums_older(job, other) : job->queued_ns < held->held_ns) return batch;
@@ -659,8 +663,8 @@ static struct batch *next_past_held(const struct device *device)
 
 /* Returns the next batch, or NULL if none may begin before *until_ns. A batch that adds up gradients comes first: it is
  * short, needs no more memory, and memory is freed when it is over. A held batch (one that lacked memory) comes next,
- * because otherwise small batches behind it would always take the memory that it needs. Otherwise the next batch
- * belongs to the flow with the fewest batches on slots. Call this with the lock held. */
+ * because otherwise small batches behind it would always take the memory that it needs. If there is neither, the next
+ * batch belongs to the flow (client) with the fewest batches in slots. Call this with the lock held. */
 static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 {
     struct batch *const sums = next_sums(device);
@@ -672,7 +676,7 @@ static struct batch *next_batch(const struct device *device, int64_t *until_ns)
     struct batch *best = NULL;
     int fewest = 0;
     for (struct message *message = device->first; message; message = message->next) {
-        struct batch *const batch = (struct batch *)message; /* a valid cast: `message` is the struct's first member */
+        struct batch *const batch = (struct batch *)message; /* a valid cast: `message` is the batch's first member */
         int flow_has;
         if (!may_begin(device, batch, now_ns, &flow_has, until_ns) || (best && flow_has >= fewest)) continue;
         best = batch;
@@ -681,7 +685,7 @@ static struct batch *next_batch(const struct device *device, int64_t *until_ns)
     return best;
 }
 
-/* Moves the batch from the inbox to the slot. Call this with the device's lock held. */
+/* Moves the batch from the inbox (submitted batches) to the slot (a stream). Call this with the device's lock held. */
 static void take_batch(struct device *device, struct slot *slot, struct batch *batch)
 {
     slot->batch = batch;

@@ -47,7 +47,8 @@ static void go_to(struct slot *slot, int item)
     slot->truth_step = 0;
 }
 
-/* Returns the problem of an item, or of the item's part that runs in the slot, with the device's addresses. */
+/* Returns the problem of an item with the device's addresses. If only a part of the item runs in the slot (on its
+ * stream), returns the problem of that part. */
 static attn_problem problem_of(const struct slot *slot, int item)
 {
     if (cut_part_of(slot)) return slot->problems[0];
@@ -69,8 +70,9 @@ static attn_truth place_of(const struct slot *slot, int item)
                          .dv = memory_address(slot, host->dv) };
 }
 
-/* Determines how much memory it takes to compute the truth (exact outputs in float64) of an item, or of the item's part
- * that runs in the slot. *out_bytes is for the truth, and *workspace_bytes for scratch memory. */
+/* Determines how much memory is needed to compute the truth (exact outputs in float64) of an item, or of the item's
+ * part that runs in the slot. *out_bytes becomes the size of the truth, and *workspace_bytes the size of the scratch
+ * memory. */
 static attn_status need_of(const struct device *device, const struct slot *slot, int item, size_t *out_bytes,
                            size_t *workspace_bytes, attn_error *err)
 {
@@ -129,8 +131,8 @@ double truth_piece_seconds(const struct slot *slot)
     return seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* Puts on the stream the work that follows the last item's truth: for `verify` the distances go to the host, for a
- * check the truth itself. */
+/* Puts on the stream the work that follows the last item's truth (exact outputs). For `verify`, the differences between
+ * outputs and truth are copied to the host. For a check, the truth itself is copied. */
 static attn_status close_truths(struct device *device, struct slot *slot, attn_error *err)
 {
     struct job *const job = job_of(slot);

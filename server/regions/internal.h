@@ -17,14 +17,15 @@
 
 struct region {
     enum region_kind kind;
-    int references; /* number of references to the region; the lock of the table of regions protects it */
+    int references; /* number of references to the region; the lock of the table of regions protects this number */
     struct regions *regions;
-    struct caller *caller; /* the account (token) that owns the region, to which the region holds a reference */
+    struct caller *caller; /* the account (access token) that owns the region; the region holds a reference to the
+                            * account */
     char name[PROTO_REGION_BYTES];
-    /* where the region (memory that a client registered) begins in its shared memory object, and how long it is, in
-     * bytes; the offset is 0 in a GPU's memory */
+    /* offset of the region (memory that a client registered) in its shared memory object, and the region's length, both
+     * in bytes; in a GPU's memory the offset is 0 */
     int64_t offset, bytes;
-    struct region *next; /* next region in the list of regions that the table's thread will close */
+    struct region *next; /* next region in the list of regions that the table's own thread will close */
 
     /* The members below are used for regions of kind SYSTEM: ranges of objects in /dev/shm. */
     char key[PROTO_REGION_BYTES];
@@ -36,7 +37,7 @@ struct region {
     struct pin *pin;
     struct timespec seen; /* time of the object's last modification, ignoring the server's own writes */
     int writing;          /* number of the server's writes to the region (the client's memory) that are running */
-    /* true: the object had not been modified by a client when the server's running writes began */
+    /* true: no client had modified the object when the server's running writes began */
     bool intact;
     /* time of the last attempt to pin the region (to let a driver hold its pages); 0: there was none */
     int64_t pinned_ms;
@@ -46,8 +47,8 @@ struct region {
 
     /* The members below are used for regions of kind CUDA: memory of a GPU. */
     attn_device *device;
-    int number; /* the server's number for `device` */
-    int64_t id; /* the client's number for `device` */
+    int number; /* the number by which the server names `device` */
+    int64_t id; /* the number by which clients name `device` */
     char *memory;
 };
 
@@ -72,7 +73,7 @@ struct regions {
     pthread_mutex_t lock;
     struct hash_key key;
     struct {
-        /* hash of a name and an account: in a search, a region is compared only if it has the wanted hash */
+        /* hash of a name and an account: a search compares only regions that have the wanted hash */
         uint64_t hash;
         struct region *region;
     } table[REGIONS_MAX_COUNT];
@@ -81,7 +82,8 @@ struct regions {
 
     pthread_t keeper;
     pthread_cond_t wake;
-    struct region *gone, *fresh; /* lists of regions: those to close (gone), and those to pin for devices (fresh) */
+    struct region *gone, *fresh; /* lists of regions (registered memory): those to close (gone), and those to pin for
+                                  * devices (fresh) */
     struct pin *loose;           /* list of pins (pages that a driver holds) to undo */
     bool end;
     /* the device for which regions are pinned (a driver holds their pages); NULL: no device copies from regions */
@@ -95,7 +97,7 @@ struct regions {
  * needed. */
 bool region_is_same_object(const struct region *a, const struct region *b);
 
-/* Returns the index in the table of the region that this account has registered by this name; -1: there is none. */
+/* Returns the index in the table of the region that this account has registered under this name; -1: there is none. */
 int regions_find(const struct regions *regions, const struct caller *caller, const char *name);
 
 /* ---- Functions of keeper.c, to be called with the lock held ------------------------------------------------------ */
@@ -108,15 +110,16 @@ void region_let_pin_go(struct pin *pin); /* does nothing if `pin` is NULL */
  * pinned, and the object is still long enough for the region. */
 bool region_is_intact(const struct region *region);
 
-/* Puts the region on the list of regions to pin. Does nothing if the region is too small or too large to be pinned, is
- * on the list already, or could not be pinned a short time ago. */
+/* Puts the region (registered memory) on the list of regions whose pages a driver is to pin. Does nothing if the region
+ * is too small or too large to be pinned, is on the list already, or if the last attempt to pin it was a short time
+ * ago. */
 void region_ask_for_pin(struct region *region);
 
 /* ---- Functions of keeper.c, to be called without the lock -------------------------------------------------------- */
 
-/* Call this before (`begins`) and after each of the server's writes to the region, so that they do not count as
- * modifications by the client. A modification by the client between the two calls is not noticed; the client must leave
- * the object alone then. */
+/* Call this before (`begins`) and after each of the server's writes to the region (the client's memory), so that these
+ * writes do not count as modifications by the client. A modification by the client between the two calls is not
+ * noticed; the client must leave the object alone then. */
 void region_note_write(struct region *region, bool begins);
 
 /* The main function of the table's own thread (the argument is the table). The thread makes those calls of the

@@ -50,7 +50,7 @@ bool region_is_intact(const struct region *region)
     return st.st_mtim.tv_sec == region->seen.tv_sec && st.st_mtim.tv_nsec == region->seen.tv_nsec;
 }
 
-/* Records the object's modification time, from which later modifications are noticed. Call this with the lock held. */
+/* Records the object's modification time, so that later modifications can be noticed. Call this with the lock held. */
 static void begin_watch(struct region *region)
 {
     struct stat st;
@@ -89,8 +89,8 @@ void region_ask_for_pin(struct region *region)
 
 /* Maps the object's pages and pins them. The first write to a page of a mapping changes the object's modification time,
  * so all pages are written to before this time is recorded. The pauses before and after make sure that any later
- * modification gets another time. If the client truncates the object meanwhile, a system call fails, and no SIGBUS is
- * raised. */
+ * modification gets a different time. If the client truncates the object meanwhile, a system call fails, and no SIGBUS
+ * is raised. */
 static bool hold_pages(struct region *region, struct pin *pin)
 {
     const struct timespec quiet = { .tv_nsec = REGIONS_QUIET_MS * CLOCK_NS_PER_MS };
@@ -131,8 +131,8 @@ static struct pin *pin(struct region *region)
 }
 
 /* Pins the next region in the list `fresh` (regions to pin). If the bound on pinned memory is reached, the region is
- * not pinned, and the CPU copies its data instead. Call this with the lock held; it is released while the function
- * pins. */
+ * not pinned, and the CPU copies its data instead. Call this with the lock held. The function releases the lock while
+ * it pins. */
 static void pin_next(struct regions *regions)
 {
     struct region *const region = regions->fresh;

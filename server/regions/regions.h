@@ -2,11 +2,11 @@
  * (Triton's shared memory extensions; --allow-shm, --allow-cuda-shm). Thread-safe.
  *
  * A region is a range of an object of /dev/shm, or an allocation in a GPU's memory, with a name that its client chose.
- * A region belongs to the token that registered it, and is invisible to other tokens. A region holds a descriptor, or
- * the opened memory, so it stays valid for running requests when the client unlinks the object or unregisters the
- * region.
+ * A region belongs to the access token whose client registered it. Clients with other tokens do not see it. A region
+ * holds a descriptor, or the opened memory, so it stays valid for running requests when the client unlinks the object
+ * or unregisters the region.
  *
- *     POST .../register -> regions_register()                                           the table has it
+ *     POST .../register -> regions_register()    adds the region to the table
  *     body complete     -> region_uses_new()     finds and holds all regions that the request names
  *     CHECKING          -> region_uses_read()    copies inputs to staging memory, each byte once
  *                          region_uses_bind()    checks that the outputs fit
@@ -18,11 +18,12 @@
  * object, because a page that was cut off would raise SIGBUS. The CPU uses pread() and pwrite(), in pieces, on threads
  * that keep no other request waiting. The server checks the data in its copy, and does not read the object again.
  *
- * Large tensors that only kernels read or write are copied by the GPU itself from or to "pinned" pages. The driver
- * maps and holds these pages, so the pages remain when the object is truncated. The object's modification time tells
- * whether the pages still belong to the object: it changes when the object is truncated, when a hole is made, and at
- * the first write to a mapped page. A region is pinned after its registration was answered, with its holes filled, and
- * again after a modification, within bounds (limits.h). Without a valid pin, the CPU copies the tensors.
+ * Large tensors that only kernels read or write are copied by the GPU itself from or to "pinned" pages. The driver maps
+ * and holds these pages, so the pages remain when the object is truncated. The object's modification time tells whether
+ * the pages still belong to the object: it changes when the object is truncated, when a hole is made, and at the first
+ * write to a mapped page. A region is pinned after the answer to its registration, and its holes are filled then. After
+ * a modification it is pinned again. limits.h bounds the size of pinned regions and the time between two attempts.
+ * Without a valid pin, the CPU copies the tensors.
  *
  * A GPU uses tensors in its own memory in place. The CPU does not read these tensors, so only tensors whose values need
  * no check may lie there (proto_may_lie_on_device()). The client must not change them until the kernels are done.
@@ -58,18 +59,19 @@ struct regions;
 /* Makes an empty table of regions. Keys of objects must begin with one of the prefixes (--allow-shm). The array of
  * prefixes must exist as long as the table. Aborts when out of memory. */
 struct regions *regions_new(const char *const *prefixes, int prefix_count);
-/* Lets the GPUs copy large tensors from and to regions themselves. The driver of `device` then holds the pages of
- * regions (pins them), up to most_bytes for all regions together. The device must stay open until regions_free(). Call
- * this before the first registration. */
+/* Lets the GPUs themselves copy large tensors from and to regions (memory that clients registered). The driver of
+ * `device` then pins the pages of regions, so that the GPUs can reach them, up to most_bytes for all regions together.
+ * The device must stay open until regions_free(). Call this before the first registration. */
 void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_bytes);
 void regions_free(
-    /* Frees the table; does nothing for NULL. No region may be in use. Call this before the devices are closed. */
+    /* Frees the table of regions; does nothing for NULL. No region may be in use. Call this before the devices are
+     * closed. */
     struct regions *regions);
 
 /* ---- The table of registered regions ----------------------------------------------------------------------------- */
 
-/* Registers a region. The object must already be as long as the region needs. On failure returns false, sets *error and
- * describes the failure in `why`; why->member is a pointer into the request's body. */
+/* Registers a region of a shared memory object. The object must already be as long as the region needs. On failure
+ * returns false, sets *error and describes the failure in `why`; why->member is a pointer into the request's body. */
 bool regions_register(struct regions *regions, struct caller *caller, const char *name, const proto_region *wanted,
                       proto_error *error, attn_error *why);
 /* Registers memory of a device, which must stay open until regions_free(). `number` is the server's number of the
@@ -80,7 +82,7 @@ bool regions_register_cuda(struct regions *regions, struct caller *caller, const
 /* Unregisters the account's region of this kind and name, or all its regions of this kind if `name` is NULL. Returns
  * how many regions it has unregistered. Requests that use them continue. */
 int regions_unregister(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name);
-/* Unregisters all regions of accounts that is_known() rejects, because their tokens were removed. */
+/* Unregisters all regions of accounts that is_known() rejects, because their access tokens were removed. */
 void regions_forget(struct regions *regions, bool (*is_known)(void *context, const struct caller *caller),
                     void *context);
 
@@ -90,8 +92,9 @@ struct region_facts {
     int64_t offset, bytes;
     int64_t device_id; /* for memory of a GPU: the device id given at registration */
 };
-/* Calls visit() for each region (registered memory) of the account of this kind or, if `name` is not NULL, for the one
- * with this name. Returns the number of calls. visit() must not call functions of this header. */
+/* Calls visit() for each region (registered memory) that is of this kind and belongs to the account. If `name` is not
+ * NULL, visits only the region with this name. Returns the number of calls. visit() must not call functions of this
+ * header. */
 int regions_visit(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name,
                   void (*visit)(void *context, const struct region_facts *facts), void *context);
 void regions_count(struct regions *regions, enum region_kind kind, int *count, int64_t *bytes);
@@ -103,7 +106,7 @@ struct region;
 
 /* One tensor of a request that lies in a region (memory that a client registered). */
 struct region_use {
-    /* the region (registered memory) in which the tensor lies; this struct holds a reference to it */
+    /* the region (registered memory) in which the tensor lies; this struct holds a reference to the region */
     struct region *region;
     attn_tensor_id id;
     bool output;
@@ -130,7 +133,8 @@ struct region_uses {
     int64_t pinned_bytes;
     bool placed; /* true: the member `memory` of all inputs is set */
     bool writes; /* true: the CPU copies some outputs to regions (registered memory) */
-    int home;    /* number of the GPU whose memory has tensors that kernels use in place; -1: there are none */
+    int home;    /* number of the GPU in whose memory kernels use tensors in place; -1: no tensor is in a GPU's
+                  * memory */
     /* the outputs that need no staging memory (host memory for tensors), as bits of attn_tensor_id */
     uint64_t elsewhere;
     int count;
@@ -157,11 +161,11 @@ static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
     return bytes;
 }
 
-/* Call this twice. At the first call, when the problem's shapes are known, it checks that the outputs fit into their
- * regions, and gives addresses to those in pinned memory or in a GPU's memory. At the second call, when outputs in
- * staging memory have addresses, it records what must be copied from there. INVALID: an output does not fit, overlaps
- * another output, or overlaps an input in a GPU's memory; or a tensor in a GPU's memory is not aligned to its elements
- * or to `alignment`. */
+/* Call this twice. At the first call, when the problem's shapes are known, the function checks that the outputs fit
+ * into their regions, and gives addresses to outputs in pinned memory or in a GPU's memory. At the second call, when
+ * outputs in staging memory have addresses, the function records what must be copied from staging memory. INVALID: an
+ * output does not fit, overlaps another output, or overlaps an input in a GPU's memory; or a tensor in a GPU's memory
+ * is not aligned to its elements or to `alignment`. */
 attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, size_t alignment, attn_error *err);
 
 /* region_uses_read() copies the inputs to the server's memory, and region_uses_write() the outputs to the clients'

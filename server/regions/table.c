@@ -4,8 +4,8 @@
  * Objects that may be registered: a key names one object of /dev/shm, so the key has no '/'. The key begins with a
  * prefix that the operator chose for clients' objects. The object must be a regular file without a second name, because
  * a second name could be a link to another user's object. The object must belong to the server's user, or its mode must
- * open it to the server, because a client may not offer what only root can open. An object that one account has
- * registered cannot be registered by another account. */
+ * allow the server to read and write it. Otherwise the clients of a server that runs as root could offer objects that
+ * only root can open. An object that one account has registered cannot be registered by another account. */
 #include "server/regions/internal.h"
 
 #include <assert.h>
@@ -133,12 +133,13 @@ static attn_status cannot_open(const char *key, int error, proto_error *code, at
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
         if (reasons[i].error == error)
             return attn_fail(why, ATTN_INVALID, "/key", "key: '%s' cannot be opened: %s", key, reasons[i].says);
-    *code = PROTO_E_UNAVAILABLE; /* an error of shm_open() that is in no row means a lack of descriptors or memory */
+    *code = PROTO_E_UNAVAILABLE; /* an error of shm_open() that the table does not list means a lack of descriptors
+                                  * or memory */
     return attn_fail(why, ATTN_BUSY, "/key", "key: '%s' cannot be opened: %s", key, strerror(error));
 }
 
-/* True if the file belongs to the server's user, or its mode lets the server read and write the file. No privilege over
- * other users' files is needed then. */
+/* True if the file belongs to the server's user, or its mode lets the server read and write the file. The server then
+ * needs no privilege over other users' files. */
 static bool is_open_to_us(const struct stat *st)
 {
     const mode_t others = S_IROTH | S_IWOTH, group = S_IRGRP | S_IWGRP;
@@ -267,8 +268,8 @@ static struct region *region_new(struct regions *regions, enum region_kind kind,
     return region;
 }
 
-/* Adds the region to the table, unless *error has an error already. Drops the calling function's reference to the
- * region in any case. */
+/* Adds the region (registered memory) to the table, unless *error has an error already. In both cases, drops the
+ * calling function's reference to the region. */
 static bool settle(struct region *region, proto_error *error, attn_error *why)
 {
     struct regions *const regions = region->regions;
@@ -311,7 +312,7 @@ bool regions_register_cuda(struct regions *regions, struct caller *caller, const
     if (region == NULL) return false;
     region->number = number;
     region->id = wanted->device;
-    /* Checks the limits before the object is opened, so that nothing is opened for a region that would be refused. */
+    /* Checks the limits first, so that no object is opened for a region that would be refused. */
     pthread_mutex_lock(&regions->lock);
     *error = check_room(regions, region, why);
     pthread_mutex_unlock(&regions->lock);

@@ -1,9 +1,9 @@
 /* uses.c: the tensors of a request that lie in regions (memory that clients registered). A use is one such tensor. In a
  * list of uses the inputs come before the outputs.
  *
- * A tensor is accessed in one of three ways. The CPU copies it piece by piece with pread() and pwrite(); if the client
- * truncates its object during this, a system call fails and no signal is raised. Or a GPU copies it from or to pinned
- * pages. Or it is in a GPU's memory, and kernels use it in place. */
+ * A tensor is accessed in one of three ways. Either the CPU copies the tensor piece by piece with pread() and pwrite():
+ * if the client truncates its object meanwhile, a system call fails, but no signal is raised. Or a GPU copies the
+ * tensor from or to pinned pages. Or the tensor is in a GPU's memory, and kernels use it in place. */
 #include "server/regions/internal.h"
 
 #include <errno.h>
@@ -322,7 +322,7 @@ static attn_status note_copies(struct region_use *use, attn_error *err)
     return ATTN_OK;
 }
 
-/* Copies the inputs from shared memory, or the outputs to it, one piece after another. */
+/* Copies the inputs from shared memory, or the outputs to shared memory, one piece after another. */
 static attn_status move(struct region_uses *uses, bool outputs, int64_t until_ns, bool *done, attn_error *err)
 {
     *done = false;

@@ -40,8 +40,8 @@ void batches_enqueue(struct loop *loop, struct job *job)
     loop->transactions_arrived |= job->blocked;
 }
 
-/* Ends a job's cache transaction. With `commit` the caches keep what the job appended. Without `commit` (the request
- * failed) the caches are as before. */
+/* Ends a job's cache transaction. If `commit` is true, the caches keep what the job appended. If it is false, because
+ * the request failed, the caches are as before. */
 static void end_step(struct loop *loop, struct job *job, bool commit)
 {
     if (job->transaction == NULL) return;
@@ -50,8 +50,8 @@ static void end_step(struct loop *loop, struct job *job, bool commit)
 }
 
 /* Begins those waiting cache transactions that can begin, the oldest first. Their jobs may then be sent to a device. If
- * no transaction has ended since all of them were examined last, only new transactions are examined, because examining
- * all of them takes long. */
+ * no transaction has ended since all waiting transactions were last examined, only new transactions are examined,
+ * because examining all of them takes long. */
 static void begin_transactions(struct loop *loop)
 {
     struct job *job = loop->server->queue.first, *next;
@@ -93,7 +93,7 @@ void batches_mark(struct batch *batch)
     for (int i = 0; i < batch->count; i++) {
         struct job *job = batch_job(batch, i);
         job->batch_jobs = batch->count;
-        job->follows = false; /* an earlier batch of this job failed, and may have left `follows` set */
+        job->follows = false; /* `follows` may still be set from an earlier batch of this job, which failed */
         for (int before = 0; job->call->model && before < i && !job->follows; before++)
             job->follows = batch_job(batch, before)->call->model == job->call->model;
     }
@@ -134,8 +134,9 @@ static bool send_batch(struct loop *loop, struct device *device, struct job *con
     return true;
 }
 
-/* Sends jobs that the queue has just removed. All of them go to the device in one batch, or a single job that takes
- * long goes to several devices in parts. False: out of memory; the requests of the jobs have been answered. */
+/* Sends jobs that the queue has just removed. All jobs go to the device in one batch. But if there is a single job
+ * that takes long, its parts may go to several devices. False: out of memory; the requests of the jobs have been
+ * answered. */
 static bool send_all(struct loop *loop, struct device *device, struct job *const *jobs, int count, int64_t now_ns)
 {
     struct device *over[CONFIG_MAX_DEVICES] = { device };
@@ -267,8 +268,8 @@ static int64_t judges_bytes(const struct job *job, double seconds)
         const int64_t bytes = item->error.status == ATTN_OK
                                   ? judge_bytes(&item->problem, finish_truth(job, i) != NULL, seconds)
                                   : 0;
-        /* INT64_MAX means that this judge would need more memory than a judge may have. judge_open() will refuse it, so
-         * it does not count. */
+        /* INT64_MAX means that this check would need more memory than a check may use. judge_open() will refuse the
+         * check, so it does not count here. */
         if (bytes > most && bytes != INT64_MAX) most = bytes;
     }
     return most;
@@ -367,7 +368,7 @@ static void charge(const struct batch *batch)
     }
 }
 
-/* Cancels the parts of a job that still run, because one of them failed. */
+/* Cancels those parts of a job that still run, because another part failed. */
 static void cancel_other_parts(const struct job *job)
 {
     for (const struct job_part *part = &job->part; part; part = part->next)
@@ -388,8 +389,8 @@ static bool add_up(struct loop *loop, struct job *job)
     return job->parts_out > 0;
 }
 
-/* Queues a job again whose parts ran on devices that were lost, so that the other devices compute it. False: no other
- * device is usable, or the queue is full; the request then gets the error of the lost device. */
+/* Queues a job again after devices that had parts of the job were lost, so that the other devices compute it. Returns
+ * false if no other device is usable, or if the queue is full. The request then gets the error of the lost device. */
 static bool compute_again(struct loop *loop, struct job *job)
 {
     struct request *const request = job->request;
@@ -429,13 +430,13 @@ void batches_done(struct loop *loop, struct batch *batch)
         struct job_part *part = batch->parts[i];
         struct job *job = part->job;
         struct request *request = job->request;
-        /* a part whose request stopped waiting was taken out of the batch */
+        /* if the request of a part stopped waiting, the part was taken out of the batch */
         assert(part->batch == (request ? batch : NULL));
         const bool waited = request != NULL && !job->given_up;
         waiting += waited;
         part->batch = NULL;
-        /* A part that adds up gradients ends as cancelled, although nobody has cancelled its batch, if another part's
-         * device was lost before the part could copy from it. */
+        /* A part that adds up gradients copies from other parts' devices. If one of these devices is lost before the
+         * copy, the part ends as cancelled, although nobody has cancelled its batch. */
         if (waited && part->adds && part->error.status == ATTN_CANCELLED && batch->cancel == 0)
             part->error.status = ATTN_DEVICE_LOST;
         if (!waited && !part->adds) sums_free_part(part);
@@ -455,7 +456,7 @@ void batches_done(struct loop *loop, struct batch *batch)
         const bool finishes = job_ran(job) && waited && finish_is_wanted(job);
         if (!finishes) end_step(loop, job, job_ran(job) && waited);
         /* The batch's reference to the job is released before the answer. The thread that answers holds the request's
-         * reference, and reuses the job's memory only if there is no other. */
+         * reference, and reuses the job's memory only if there is no other reference. */
         job_release(job);
         if (request != NULL) {
             request->held = false;

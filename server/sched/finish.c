@@ -46,8 +46,8 @@ void finish_free(struct finishing *finishing)
     free(finishing);
 }
 
-/* Opens the judge that compares the results in an item (one problem of the request body) with exact results. The judge
- * gets its share of the time that the job has left. */
+/* Opens the judge that compares the results in an item (one problem of the request body) with exact results. The time
+ * that is left is divided equally among the items that are still to be judged. */
 static attn_status open_judge(struct finishing *finishing, proto_item *item)
 {
     struct judging *const judging = &finishing->judging;
@@ -61,7 +61,7 @@ static attn_status open_judge(struct finishing *finishing, proto_item *item)
                       (double)share_ns / 1e9, &judging->judge, &item->error);
 }
 
-/* Stores the report of a check on the present item (problem), and goes on to the next item. */
+/* Stores the report of a check on the current item (problem), and goes on to the next item. */
 static void end_judge(struct finishing *finishing, proto_item *item)
 {
     struct judging *const judging = &finishing->judging;
@@ -123,7 +123,7 @@ static bool verify_step(struct finishing *finishing)
     proto_item *item = &job->call->items[finishing->item];
     proto_result *result = &job->results[finishing->item];
     if (finishing->item == job->call->count) return true;
-    /* job->lse is set if a device was to check the lse that the client gave. Such a job has only one item (problem). */
+    /* job->lse is set if a device had to check the lse that the client gave. Such a job has only one item (problem). */
     if (job->lse && item->error.status == ATTN_OK) verify_found_lse(job, &item->error);
     if (item->error.status == ATTN_OK)
         result->verified = verify_found_truth(job, finishing->item, &result->verification);

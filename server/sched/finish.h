@@ -1,10 +1,10 @@
-/* finish.h: work between a job's run on a device and its answer. There are five kinds of it. For a check, a judge
+/* finish.h: work between a job's run on a device and its answer. There are five kinds of work. For a check, a judge
  * compares the client's results with exact ones. For `verify`, rows are recomputed in float64. Outputs are written to
  * shared memory. For `observe`, pairs and tiles are counted. If an answer has many numbers as text (`encoding`: array),
- * its length is measured, because it is sent before the text.
+ * the answer's length is measured, because the length is sent before the text.
  *
- * A client may request seconds of this work. The work is done in pieces of some milliseconds on libuv's threads, which
- * alternate with pieces of other jobs. If the request stops waiting, the work ends with the piece that runs. */
+ * This work may take seconds. It is done in pieces of some milliseconds on libuv's threads, which alternate with pieces
+ * of other jobs' work. If the request stops waiting, the work ends with the piece that runs. */
 #ifndef FINISH_H
 #define FINISH_H
 

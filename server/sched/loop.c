@@ -40,7 +40,7 @@
 
 /* libuv calls on_prepare() before it waits for events, and on_check() afterwards. The two functions tell the watchdog
  * that the main thread is idle, and busy again. In between, the callbacks for sockets and messages tell the watchdog
- * that it is busy. */
+ * that the main thread is busy. */
 static void on_prepare(uv_prepare_t *prepare)
 {
     struct loop *loop = prepare->loop->data;
@@ -430,8 +430,8 @@ static void close_handle(uv_handle_t *handle, void *context)
 
 void loop_close(struct loop *loop)
 {
-    /* This last run of libuv's loop ends what is left: work in pieces ends with the piece that runs, hang-up watches
-     * are closed, and batches that come back late are freed without an answer. */
+    /* This last run of libuv's loop ends what is left. Work in pieces ends with the piece that runs. Hang-up watches
+     * are closed. Batches that come back late are freed without an answer. */
     loop->awake_until_ns = 0; /* the devices are closed, so on_prepare() must not poll for the end of a batch */
     while (loop->finishing > 0) uv_run(&loop->uv, UV_RUN_ONCE);
     uv_run(&loop->uv, UV_RUN_NOWAIT);

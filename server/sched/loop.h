@@ -25,8 +25,8 @@ attn_status loop_watch(struct loop *loop, int fd, void (*on_readable)(void *cont
  * that are left. */
 void loop_unwatch(struct loop_watch *watch);
 
-/* The functions of server/http/frontend.c that the main thread calls. `context` is passed to each of them that has such
- * a parameter. */
+/* The functions of server/http/frontend.c that the main thread calls. `context` is passed to each function that has a
+ * parameter of this name. */
 struct loop_frontend {
     void *context;
     /* resumes the request's connection; the HTTP thread owns the request from now on */
@@ -39,7 +39,7 @@ struct loop_frontend {
     /* Stops accepting connections, because the server drains (finishes its requests, then stops). --metrics-listen
      * still accepts them, so that the drain can be watched and probed. */
     void (*drain)(void *context);
-    void (*close_metrics)(void *context); /* stops accepting connections also on --metrics-listen */
+    void (*close_metrics)(void *context); /* stops accepting connections on --metrics-listen too */
 };
 
 /* Serves requests until a signal ends the server. Returns the exit status: 0 after a drain (accepted requests were
@@ -47,8 +47,9 @@ struct loop_frontend {
  * closed. */
 int loop_run(struct loop *loop, const struct loop_frontend *frontend);
 
-/* Handles a signal. SIGTERM or SIGINT: stop; a second one: stop without waiting. SIGHUP: read the tokens again. Any
- * thread may call this after loop_open(). A signal that arrives before loop_run() is handled when loop_run() begins. */
+/* Handles a signal. SIGTERM and SIGINT stop the server; the second such signal stops it without waiting. SIGHUP makes
+ * it read the access tokens again. Any thread may call this after loop_open(). A signal that arrives before loop_run()
+ * is handled when loop_run() begins. */
 void loop_signal(struct loop *loop, int number);
 
 /* Frees the event loop. Call this after the web servers and the devices are closed. */

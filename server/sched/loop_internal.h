@@ -75,8 +75,8 @@ void waiting_detach(struct loop *loop, struct request *request);
 /* Answers the request with this error. If the request is held (a device or a thread uses its client's memory), the
  * answer is sent when that use has ended. */
 void waiting_cancel(struct loop *loop, struct request *request, proto_error error, const char *reason);
-/* Lets a held request (one whose client's memory a device uses) be answered before the device has finished with that
- * memory, because the device has failed or the server ends. */
+/* Lets a held request (one whose client's memory a device uses) be answered although the device has not finished with
+ * that memory. The reason is that the device has failed or the server ends. */
 void waiting_let_go_of_device(struct request *request);
 /* True if a device uses the client's memory in place, so the client gets no answer before the device is done. */
 bool waiting_is_used_in_place(const struct job *job);
@@ -91,10 +91,10 @@ int stop_open_connections(const struct loop *loop);
 /* Begins a drain (the server finishes accepted requests, then stops). --metrics-listen stays open during the drain, so
  * that it can be watched and probed. */
 void stop_drain(struct loop *loop);
-/* Answers all waiting requests now. A request that an HTTP thread is about to post is not among them. Its HTTP thread
- * answers it if it sees `stopping`; otherwise request_arrived() does. */
+/* Answers all waiting requests now. A request that an HTTP thread is about to post is not waiting yet. The HTTP thread
+ * answers that request if the thread sees `stopping`; otherwise request_arrived() answers it. */
 void stop_waiting(struct loop *loop);
-/* Goes on to the next stage of stopping the server if the present stage is over. */
+/* Goes on to the next stage of stopping the server if the current stage is over. */
 void stop_advance(struct loop *loop, int64_t now_ms);
 
 /* ---- Functions that batches.c defines ---------------------------------------------------------------------------- */

@@ -1,8 +1,8 @@
 /* pieces.c: see pieces.h.
  *
  * libuv runs its work in order of arrival. Clients should take turns instead. So libuv gets only as many pieces as it
- * has threads, and the other pieces wait in the list here. The number of waiting pieces is bounded by the requests that
- * may wait (--queue-depth). Searching a list of 1024 pieces takes microseconds. */
+ * has threads, and the other pieces wait in the list of this file. The number of waiting pieces is bounded by the
+ * requests that may wait (--queue-depth). Searching a list of 1024 pieces takes microseconds. */
 #include "server/sched/pieces.h"
 
 #include <assert.h>

@@ -1,6 +1,6 @@
 /* pieces.h: work for libuv's threads, in pieces of some ten milliseconds.
  *
- * Checks of large bodies, and verification, are cut into pieces. The next piece is one of the flow (client,
+ * Checks of large bodies, and verification, are cut into pieces. The next piece to run belongs to the flow (client,
  * base/flow.h) that has used the least time. So a client waits for at most one piece of each other client, however many
  * pieces the others have. The time of a piece is charged to its flow.
  *
@@ -20,7 +20,7 @@ struct piece {
     struct flow *flow;
     enum flow_work work;
     void (*run)(struct piece *piece); /* does the work; called on one of libuv's threads */
-    /* the main thread calls it after run(); it may add the piece again or free it */
+    /* the main thread calls after() when run() has ended; after() may add the piece again or free it */
     void (*after)(struct piece *piece);
     struct pieces *pieces;
     struct piece *next;

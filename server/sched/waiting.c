@@ -4,8 +4,9 @@
  * for UV_DISCONNECT watches its connection. Most requests are answered earlier and cost no system call here. A client
  * that shuts down its sending side counts as gone.
  *
- * A request leaves with its job's result, or it is cancelled by its deadline, its client, a failed device or the end of
- * the server. A held request (one whose client's memory a device or thread uses) leaves when that use has ended.
+ * A request leaves the list with its job's result, or it is cancelled because of its deadline, its client, a failed
+ * device or the end of the server. A held request (one whose client's memory a device or thread uses) leaves the list
+ * when that use has ended.
  *
  * Invariants
  * 1. The list of suspended requests has exactly the requests in CHECKING, QUEUED, RUNNING and FINISHING.
@@ -94,7 +95,8 @@ bool waiting_is_used_in_place(const struct job *job)
 }
 
 /* Separates the job from its batches, because its request no longer waits. If no request waits for any job of a batch,
- * the batch is cancelled. Also frees the sums of gradients of those parts that are back and do not add up. */
+ * the batch is cancelled. Also frees the gradient sums of those parts that are back from their devices and are not
+ * adding up. */
 static void leave_batches(struct job *job)
 {
     for (struct job_part *part = &job->part; part; part = part->next) {
@@ -116,8 +118,8 @@ static void give_up(struct request *request)
     leave_batches(job);
 }
 
-/* Cancels what still runs for a held request (a device or a thread uses its client's memory), so that it ends soon.
- * Then on_checked(), on_finished() or batches_done() hands the request back. */
+/* Cancels the work that still runs for a held request (one whose client's memory a device or thread uses), so that the
+ * work ends soon. Then on_checked(), on_finished() or batches_done() hands the request back. */
 static void end_held(struct request *request)
 {
     if (request->state == REQUEST_FINISHING) request->job->finishing->cancelled = true;
@@ -188,7 +190,7 @@ static void on_hangup(uv_poll_t *poll, int status, int events)
 static void watch_start(struct loop *loop, struct request *request)
 {
     struct hangup_watch *watch = calloc(1, sizeof *watch);
-    if (watch == NULL) return; /* no memory for a watch: then a hang-up is noticed only when the answer is sent */
+    if (watch == NULL) return; /* out of memory: a hang-up is noticed only when the answer is sent */
     watch->request = request;
     if (uv_poll_init(&loop->uv, &watch->poll, request->socket) != 0) {
         free(watch);

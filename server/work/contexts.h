@@ -40,8 +40,8 @@ void contexts_free(struct contexts *contexts);
  * context's id into the item's result. Until contexts_fill() the context cannot be taken and holds no reference.
  * Errors: BUSY (no room), QUOTA (no room for this account), TOO_LARGE (more than the table will ever have). */
 attn_status contexts_reserve(struct contexts *contexts, struct job *job, int item, attn_error *err);
-/* Call this when the forward of the context has run: a backward can now take the context, which holds a reference to
- * the job from now on. */
+/* Call this when the forward of the context has run. From now on the context holds a reference to the job, and a
+ * backward can take the context. */
 void contexts_fill(struct contexts *contexts, const char *id, int64_t now_ms);
 /* Frees the entry of a context (saved forward), filled or not, because the forward failed. */
 void contexts_drop(struct contexts *contexts, const char *id);
@@ -57,8 +57,8 @@ attn_status contexts_take(struct contexts *contexts, const struct caller *caller
 void contexts_finish(struct contexts *contexts, const char *id, bool used);
 
 void contexts_expire(struct contexts *contexts, int64_t now_ms);
-/* Ends contexts (saved forwards) that have expired, or that belong to accounts which is_known() rejects (their tokens
- * were removed). A context that a backward is using stays. */
+/* Ends contexts (saved forwards) that have expired, or that belong to accounts which is_known() rejects (their access
+ * tokens were removed). A context that a backward is using stays. */
 void contexts_forget(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context);
 /* returns how many bytes of staging memory (memory for tensors) the contexts keep leased */

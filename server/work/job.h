@@ -2,8 +2,8 @@
  *
  * A kernel that runs on a GPU is never interrupted: a batch that no request waits for ends between two launches, and on
  * the CPU between two tiles (devices.h). So a job outlives its request when the client leaves or the deadline passes
- * while the job is with a device. A job also outlives its request when a forward is saved for a backward. Jobs are
- * counted by references: the request, the device that runs the job, and each context (saved forward) hold one.
+ * while the job is with a device. A job also outlives its request when a forward is saved for a backward. Each job has
+ * a reference count: the request, the device that runs the job, and each context (saved forward) hold one reference.
  *
  *   RECEIVING   an HTTP thread makes the job (job_new) and places the outputs (prepare_job)
  *   QUEUED      the main thread owns the job
@@ -64,7 +64,7 @@ enum job_way { JOB_WHOLE, JOB_BY_HEADS, JOB_BY_BATCH, JOB_BY_QUERIES, JOB_WAYS }
 
 /* The heads, batch rows or queries of one part of a cut job, and the part's share of the job's work. */
 struct job_range {
-    int64_t first, end; /* the range consists of `first` to end - 1 */
+    int64_t first, end; /* the range of heads, batch rows or queries: from `first` to end - 1 */
     double share;
 };
 
@@ -75,12 +75,12 @@ struct job_range {
  * 1. A part leaves (is sent to a device that can compute it) once. If the job has gradients that are sums over queries,
  *    each part is sent to the same device once more when all parts are back, to add up a share of these gradients.
  * 2. A job is over when all its parts are back. The job may then be made a single part again, and queued as a whole.
- * 3. A job ran if all its parts ran. Otherwise its error is the first error in the list of parts that is not
- *    CANCELLED, because the server cancels the other parts when one part fails. */
+ * 3. A job ran if all its parts ran. Otherwise its error is the first one in the list of parts that is not CANCELLED.
+ *    The server cancels the other parts when one part fails, so CANCELLED is not the cause. */
 struct job_part {
     struct job_part *next; /* next part of the same job; NULL: this is the last part */
     struct job *job;
-    int device; /* number of the only device that can compute the part; -1: any device can */
+    int device; /* number of the only device that can compute this part of the job; -1: any device can */
     enum job_way way;
     int number;             /* position of the part in the job's list of parts, from 0 on */
     struct job_range range; /* the part's heads, batch rows or queries; { 0, 0, 1 }: the part is the whole job */
@@ -89,8 +89,8 @@ struct job_part {
     bool adds;
 
     /* Only the main thread uses the members from here down to handed_over. */
-    struct batch *batch; /* the batch that contains the part; NULL: the part is in no batch */
-    bool left;           /* true: the part has been sent to a device in a batch */
+    struct batch *batch; /* the batch that contains this part of the job; NULL: the part is in no batch */
+    bool left;           /* true: this part of the job has been sent to a device in a batch */
     /* the inline slot (a stream for HTTP threads) on which an HTTP thread left the part running (INLINE_LATE); NULL:
      * none */
     struct inline_slot *handed_over;
@@ -98,17 +98,17 @@ struct job_part {
     /* The thread that computes the part (the device's, or an HTTP thread) writes the members below. The main thread
      * reads them when the part's batch is back. */
     bool ran;         /* true: the part's kernels ran and did not fail */
-    attn_error error; /* the reason why the part did not run */
-    /* if the part has some of the job's queries: memory of device `sums_on` for the gradients that are sums over all
-     * queries (device/sums.c); NULL: none */
+    attn_error error; /* the reason why this part of the job did not run */
+    /* memory of device `sums_on` for the gradients that are sums over all queries (device/sums.c), if the job is cut by
+     * queries; NULL: none */
     void *sums;
     struct device *sums_on;
-    struct job_part *next_kept; /* next part that has sums in the memory of device `sums_on`; that device's lock
-                                 * protects this member */
+    struct job_part *next_kept; /* next part that has gradient sums in the memory of device `sums_on`; that device's
+                                 * lock protects this member */
     int index;                  /* for a part of a cut job: the backend's number of the device that computed the part */
     const char *kernel;         /* for a part of a cut job: the name of the kernel that computed the part */
-    /* for a part of a cut job that verifies its out: whether the device has compared the part's out with exact
-     * results, and the differences that it found */
+    /* for a part of a cut job whose `out` is verified: whether the device has compared the part's out with exact
+     * results, and the differences that the device found */
     bool truth_known;
     attn_truth_distance truth_found[ATTN_TRUTH_RESULTS];
 };
@@ -122,16 +122,16 @@ static inline bool job_part_is_cut(const struct job_part *part)
 struct job {
     atomic_int references;
     struct staging_pool *staging;
-    /* `inputs`: the block of staging memory (memory for tensors) into which the parser wrote the inputs; outputs follow
-     * behind them. `spare`: a second block, for outputs that did not fit into the first one. */
+    /* `inputs`: the block of staging memory (memory for tensors) into which the parser wrote the inputs; the outputs
+     * follow behind the inputs. `spare`: a second block, for outputs that did not fit into the first one. */
     struct staging_block *inputs, *spare;
     /* The number of parts of a job that is cut by queries and has gradients that are sums over queries (device/sums.c).
      * 0: the job has no such gradients, or is not cut by queries. */
     int sum_parts;
     proto_call *call;
-    proto_result *results; /* an array of call->count elements */
-    /* [call->count]: the plans (chosen kernels) of the problems (job_problem()). prepare_job() makes the plans from the
-     * capabilities of the first device, and a device adapts them to its own addresses (batch_plan()). */
+    proto_result *results; /* the results: an array of call->count elements */
+    /* An array of call->count plans (chosen kernels), one for each problem (job_problem()). prepare_job() makes the
+     * plans from the capabilities of the first device, and a device adapts them to its own addresses (batch_plan()). */
     attn_plan *plans;
     int runnable; /* number of items (problems) without an error that a device must compute */
     double flops; /* floating-point operations of the items (problems) that a device computes */
@@ -151,7 +151,7 @@ struct job {
     size_t inputs_used;
     struct job_region outputs; /* memory of all output tensors, one after the other */
     struct contexts *contexts;
-    struct caller *caller; /* the account (token) to which the job is charged; the job holds a reference to it */
+    struct caller *caller; /* the account (access token) to which the job is charged; the job holds a reference to it */
     /* the flow (client) to which the job's device time is charged; the job holds a reference to it; NULL: none */
     struct flow *flow;
     int64_t priority; /* priority among the waiting jobs of one account: a job with 1 is sent to a device before a
@@ -160,25 +160,25 @@ struct job {
      * none. The array is NULL if no item uses a context. */
     struct job **saved;
     struct region_uses
-        /* outputs to write to shared memory, and tensors in a GPU's shared memory; NULL: there are none left */
+        /* outputs to write to memory that client and server share, and tensors that the client shares in a GPU's
+         * memory; NULL: there are none left */
         *shared;
-    /* The rows of the lse that the client gives, which a device must check because only a device can read q or k. NULL:
-     * none */
+    /* The rows of the client's lse that a device must check, because the CPU cannot read q or k. NULL: none */
     attn_lse_look *lse;
     /* address, in the memory of the outputs, to which the device writes what it computes to check the given lse (member
      * `lse`) */
     void *lse_found;
-    /* [call->count]: what a device needs to verify each item's `out`, or to compute the exact results for a check.
-     * NULL: the job needs neither. A job with this member runs alone. */
+    /* An array of call->count elements: what a device needs to verify each item's `out`, or to compute the exact
+     * results for a check. NULL: the job needs neither. A job with this member runs alone. */
     struct job_truth *truths;
     /* seconds that a device is expected to take for computing exact outputs (`truths`); the member `seconds` includes
      * them */
     double truth_seconds;
-    /* [call->count]: addresses, in the memory of the outputs, to which the device writes the differences between each
-     * item's outputs and the exact outputs (float64) */
+    /* An array of call->count elements, which lies in the memory of the outputs. The device writes the differences
+     * between each item's outputs and the exact outputs (float64) to this array. */
     attn_truth_distance (*truth_found)[ATTN_TRUTH_RESULTS];
-    /* true: the device has computed the exact results (float64) that `truths` describes; false: it has not, because
-     * it computes no exact results */
+    /* true: the device has computed the exact results (float64) that `truths` describes; false: it has not, because it
+     * cannot compute exact results */
     bool truth_known;
     bool wants_verify, wants_save, wants_count;
     /* true: the request is a check, in which a judge on the CPU compares the client's results with exact results

@@ -1,11 +1,11 @@
 /* queue.c: serves the flow that has used the least time first, and joins small jobs of one kind in a batch. A flow is
- * the work of one token, or of one connection.
+ * the work of one access token, or of one connection.
  *
  * Start-time fair queueing: a flow's virtual time is the time that it has used, plus the time by which it was set
- * ahead. The flow with the least virtual time has the next job. A flow that begins to wait is set ahead to the virtual
- * time of the flow that was served last, so that an idle flow saves up no time. In the choice of the next flow, batches
- * that still run count with the time since they left. Without tokens all flows belong to one account, and the more
- * urgent job goes first.
+ * ahead. The next job is taken from the flow with the least virtual time. A flow that begins to wait is set ahead to
+ * the virtual time of the flow that was served last, so that an idle flow saves up no time. When the next flow is
+ * chosen, a batch that still runs counts with the time since it was sent to its device. Without access tokens all flows
+ * belong to one account, and the more urgent job goes first.
  *
  * A batch consists of jobs that already wait. It does not wait for further jobs (unless --batch-window-us is set). A
  * free device takes the jobs that are waiting, so an idle server answers at once. Under load the jobs that arrive
@@ -113,8 +113,8 @@ static struct flow *flow_of(struct queue *queue, const struct job *job)
     return job->flow ? job->flow : &queue->nobody;
 }
 
-/* Other threads read only copies of the number of the list's jobs and of the jobs' bytes. This function updates the
- * copies; call it after each change of the list. */
+/* Other threads read only copies of two numbers: how many jobs the list has, and how many bytes these jobs have. This
+ * function updates the copies. Call it after each change of the list. */
 static void publish(struct queue *queue)
 {
     atomic_store_explicit(&queue->waiting, queue->count, memory_order_relaxed);
@@ -157,7 +157,7 @@ static void take_out(const struct list *list, struct job *job)
     *links(list, job) = (struct job_links){ NULL, NULL };
 }
 
-/* Swaps two jobs of the list. `other` must stand before `job` in the list. */
+/* Swaps two jobs of the list. `other` must stand ahead of `job` in the list. */
 static void change_places(const struct list *list, struct job *job, struct job *other)
 {
     struct job *const behind = links(list, job)->next;
@@ -167,9 +167,9 @@ static void change_places(const struct list *list, struct job *job, struct job *
     put_before(list, other, behind);
 }
 
-/* Moves the last job of the queue before less urgent jobs of the same account. The job swaps places with these jobs, so
- * the positions of other accounts' jobs do not change. Jobs with a cache transaction are not moved, because they must
- * run in order of arrival. */
+/* Moves the last job of the queue ahead of less urgent jobs of the same account. The job swaps places with these jobs,
+ * so the positions of other accounts' jobs do not change. Jobs with a cache transaction are not moved, because they
+ * must run in order of arrival. */
 static void move_forward(struct queue *queue, struct job *job)
 {
     const struct list all = all_jobs(queue), own = jobs_of(flow_of(queue, job));
@@ -300,14 +300,14 @@ static struct job *first_that_may_leave(const struct flow *flow, int device, int
 }
 
 /* True if job `a` goes to a device before job `b`; a_ns and b_ns are the virtual times of their flows (clients). The
- * jobs' priorities count only if both jobs are of one account. */
+ * jobs' priorities count only if both jobs belong to the same account. */
 static bool goes_first(const struct job *a, int64_t a_ns, const struct job *b, int64_t b_ns)
 {
     if (a->caller == b->caller && a->priority != b->priority) return a->priority < b->priority;
     return a_ns != b_ns ? a_ns < b_ns : a->queued_ns < b->queued_ns;
 }
 
-/* Returns the job with which the device's next batch begins (its leader), or NULL if none may leave for the device. */
+/* Returns the job with which the device's next batch begins (its leader); NULL: no job may leave for the device. */
 static struct job *next_leader(struct queue *queue, const struct queue_taker *taker, int64_t now_ns)
 {
     struct job *best = NULL;

@@ -3,7 +3,7 @@
  * Admission (any thread): a request takes a slot of the kind CALLER_RECEIVING from its headers to its last byte. After
  * that it has a slot of the kind CALLER_WAITING until it leaves for a device or ends. The number of slots of each kind
  * is bounded, so clients that send slowly do not keep other clients' requests from being computed. Only the main thread
- * uses the functions for jobs. This file has no sockets and no timers. */
+ * uses the functions for jobs. This file uses no sockets and no timers. */
 #ifndef QUEUE_H
 #define QUEUE_H
 
@@ -17,20 +17,21 @@
 
 struct queue {
     struct {
-        _Atomic int count; /* number of slots of this kind that requests have taken */
-        int limit;         /* upper bound of `count`: the number of slots of this kind */
+        _Atomic int count; /* number of slots of this kind (places in the queue) that requests have taken */
+        int limit;         /* upper bound of `count`: how many slots of this kind (places in the queue) there are */
     } places[CALLER_PLACES];
 
     /* Only the main thread uses the members of the queue from here down to `bytes`. */
     int max_batch;
     int64_t window_ns;
-    /* list of all waiting jobs, linked by in_queue, in order of arrival; but an urgent job may stand before less urgent
-     * jobs of its account */
+    /* list of all waiting jobs, linked by in_queue. They are in order of arrival, but an urgent job may stand ahead of
+     * less urgent jobs of its account. */
     struct job *first, *last;
     int count;
     struct flow *first_flow, *last_flow; /* list of the flows (clients) that have waiting jobs */
     int flows;
-    struct flow nobody; /* the flow (share of device time) of all jobs that have no flow of their own */
+    struct flow nobody; /* the flow (which gets a fair share of device time) of all jobs that have no flow of their
+                         * own */
     int64_t virtual_ns; /* virtual time (see queue.c) of the flow (client) that was served last */
     int64_t bytes;
     double seconds_per_job; /* moving average of the seconds that a job takes on a device, for the header Retry-After */
@@ -42,7 +43,7 @@ void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch
 /* ---- Admission of requests; any thread may call these functions -------------------------------------------------- */
 
 /* Takes a slot of the queue for a request. Errors, with the text for the client: BUSY (no slot is free), QUOTA (the
- * account's share is used up). */
+ * account has used up its share of the slots). */
 attn_status queue_enter(struct queue *queue, enum caller_place place, struct caller *caller, attn_error *err);
 void queue_leave(struct queue *queue, enum caller_place place, struct caller *caller);
 /* Tests whether a request could take a slot of the queue now. The server calls this after the headers of a request, so
@@ -50,7 +51,7 @@ void queue_leave(struct queue *queue, enum caller_place place, struct caller *ca
 attn_status queue_look(const struct queue *queue, enum caller_place place, const struct caller *caller,
                        attn_error *err);
 /* Returns after how many seconds, 1 to 30, a refused client should try again: the waiting work divided by the recent
- * rate. */
+ * rate of work. */
 int queue_retry_after_s(const struct queue *queue, int devices);
 
 /* Reports how many jobs wait for a device, and how many bytes their tensors have. */
@@ -58,7 +59,7 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 
 /* ---- Jobs that wait; only the main thread calls these functions -------------------------------------------------- */
 
-/* Adds the job at the end of the queue. A job without a cache transaction then moves before less urgent jobs of its
+/* Adds the job at the end of the queue. A job without a cache transaction then moves ahead of less urgent jobs of its
  * account, past at most QUEUE_SCAN_MAX jobs. The caller of this function ensures that the job holds a reference to its
  * flow (client) while it waits. */
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
@@ -74,16 +75,17 @@ struct queue_taker {
 
 /* Takes the next batch for a device out of the queue: a job to begin with (the leader, see queue.c), and jobs that may
  * run together with it, at most `max_batch` problems. Writes the jobs to jobs[], an array of max_batch entries, and
- * returns their number. If --batch-window-us sets a window, the result is 0 while the batch is not full and the leader
- * has waited for less than the window. *wait_ns is then the rest of the window. Otherwise *wait_ns is 0. */
+ * returns the number of jobs. If --batch-window-us sets a window, the result is 0 while the batch is not full and the
+ * leader has waited for less than the window. *wait_ns is then the remaining time of the window. Otherwise *wait_ns is
+ * 0. */
 int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now_ns, struct job **jobs,
                int64_t *wait_ns);
 
 /* Returns the flow's virtual time (see queue.c). NULL stands for the flow that all jobs without a flow of their own
  * share. */
 int64_t queue_flow_ns(const struct queue *queue, const struct flow *flow, int64_t now_ns);
-/* Call this when work of the flow (client) begins to wait. A flow with less virtual time than the flow served last is
- * set to that time, so that an idle flow saves up no time. */
+/* Call this when work of the flow (client) begins to wait. If the flow's virtual time is less than the queue's, it is
+ * raised to the queue's. So an idle flow saves up no time. */
 void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
 /* Call this when work of the flow leaves the queue to be computed. A flow is the work of one client; its virtual time
  * grows with the time that its work takes (see queue.c). If the flow's virtual time exceeds the queue's, the queue's

@@ -85,8 +85,8 @@ void request_count_in(struct request *request)
     atomic_fetch_add_explicit(&counts[request->state], 1, memory_order_relaxed);
 }
 
-/* The id is made with splitmix64 from a thread's random start and a counter. This needs no lock and, after a thread's
- * first id, no system call. */
+/* The id is made with splitmix64 from a counter and a random start value of the thread. This needs no lock and, after a
+ * thread's first id, no system call. */
 void request_make_id(char id[REQUEST_ID_BYTES])
 {
     static _Atomic uint64_t counter;

@@ -105,17 +105,17 @@ struct answer {
 struct request {
     struct message message; /* the message by which an HTTP thread sends the request to the main thread's mailbox */
     enum request_state state;
-    bool counted; /* true: request_count() counts this request, because it is one for tensors */
+    bool counted; /* true: request_count() counts this request, because it is a request with tensors */
     struct server *server;
     int socket; /* the socket of the client's connection, which is watched for a hang-up; this struct does not own it */
     /* The row of the table of routes with the request's path and method. If no row has the method, it is the first
      * row with the path. NULL: the path is unknown. */
     const struct route *route;
     struct slice parameters[REQUEST_PARAMETERS]; /* parameters of the path, in the order of the route's pattern */
-    /* the account (token) of the client, to which the request holds a reference; NULL: not determined yet, or
-     * refused */
+    /* the account (access token) of the client; the request holds a reference to the account; NULL: not determined yet,
+     * or refused */
     struct caller *caller;
-    /* the flow (client) to which device time is charged, a reference; NULL: the request has used no device time yet */
+    /* reference to the flow (client) to which device time is charged; NULL: the request has used no device time yet */
     struct flow *flow;
     char id[REQUEST_ID_BYTES];
     struct request_times times;
@@ -125,8 +125,8 @@ struct request {
     const proto_format *answer_as; /* format of the answer */
     proto_parser *parser;
     struct staging_block *block; /* block of staging memory (memory for tensors) into which the parser writes tensors */
-    /* number of bytes of `text`, or of the answer; they count towards the limit of staging memory (--staging-bytes)
-     * although they are not in staging memory (memory for tensors) */
+    /* number of bytes of `text`, or of the answer. They count towards the limit --staging-bytes, although they are not
+     * in staging memory (memory for tensors). */
     size_t counted_bytes;
     /* the tensors of the body that lie in shared memory, until the job takes this list over; NULL: none */
     struct region_uses *shared;
@@ -137,8 +137,8 @@ struct request {
     /* The request's slot in the queue (enum caller_place); CALLER_PLACES: none. Only request.c changes it. */
     int place;
 
-    /* The owner of the request's present state uses the members below. */
-    struct job *job; /* a reference to the request's job */
+    /* The members below belong to the owner of the request's current state. */
+    struct job *job; /* the request's job, to which the request holds a reference */
     bool failed;     /* true: the request has failed, and its answer is a problem document (an error as JSON) */
     proto_error error;
     attn_error why; /* text of the error, and its pointer into the body, for the problem document */
@@ -162,10 +162,10 @@ struct request *request_new(struct server *server, size_t bytes);
 /* Frees the request and all that it holds. Only its owner may call this. */
 void request_free(struct request *request);
 
-/* Marks the request as one for tensors, and counts it in its present state. */
+/* Marks the request as one with tensors, and counts it in its current state. */
 void request_count_in(struct request *request);
 
-/* Moves the request to its next state. The owner of that state then owns the request. Only the present owner may call
+/* Moves the request to its next state. The owner of that state then owns the request. Only the current owner may call
  * this. */
 void request_move(struct request *request, enum request_state to);
 
@@ -177,13 +177,13 @@ void request_fail_status(struct request *request, const attn_error *why);
  * member of the problem; this function changes that into a pointer into the body that the client sent. */
 void request_fail_in_job(struct request *request, const attn_error *why);
 
-/* Takes a slot in the queue for the request and releases the present one. A request takes a slot before it moves to a
- * state that needs one. On the move to a state that needs none, request_move() releases the slot. After an error the
- * request has no slot. Only the owner may call this. */
+/* Takes a slot in the queue for the request and releases the slot that the request had. A request takes a slot before
+ * it moves to a state that needs one. On the move to a state that needs none, request_move() releases the slot. After
+ * an error the request has no slot. Only the thread that owns the request may call this. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
-/* Records the size of the request's text or answer. The text or answer counts as staging memory (the pool for tensors),
- * although it is not there: growth is charged to the request's account. Errors: BUSY, QUOTA. */
+/* Records the size of the request's text or answer. The text or answer counts as staging memory (the memory for
+ * tensors), although it is not in that memory. Growth is charged to the request's account. Errors: BUSY, QUOTA. */
 attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err);
 
 /* Releases what the request needed only while it was received: its parser, its slot in the queue, its memory for

@@ -29,7 +29,7 @@ enum server_phase {
         SERVER_PHASE_COUNT
 };
 
-/* Numbers about all open connections of clients together. */
+/* Totals over all open connections of clients. */
 struct connection_totals {
     _Atomic int count;
     _Atomic int64_t bytes; /* bytes of memory of the connections and their requests, without tensors */
@@ -51,12 +51,12 @@ struct server {
     struct contexts *contexts;
     struct caches *caches;
     struct regions *regions; /* table of clients' shared memory; NULL: shared memory is not offered */
-    struct tokens *tokens;   /* the clients' tokens; NULL: clients need no token */
-    struct caller everybody; /* the account to which all clients without tokens are charged */
+    struct tokens *tokens;   /* the clients' access tokens; NULL: clients need no token */
+    struct caller everybody; /* the account to which all clients without access tokens are charged */
     struct queue queue;
     struct devices *devices;
     struct connections *connections;
-    const struct connection_totals *open_connections; /* numbers about all open connections together */
+    const struct connection_totals *open_connections; /* totals over all open connections */
     struct loop *loop;
     /* Versions of libmicrohttpd and libuv, set by frontend_init() and loop_open(). */
     const char *web_library, *loop_library;

@@ -1,8 +1,8 @@
 /* transaction.c: see transaction.h.
  *
  * The problem that a device computes for a decode is a forward with page_table (kernels/attention.h). Its k and v are
- * views of the pool, which is the memory of all pages. A page's number is that of its first granule, so the stride of
- * the page axis is one granule for pages of any size:
+ * views of the pool, which is the memory of all pages. A page's number is that of its first granule (unit of the pool's
+ * memory), so the stride of the page axis is one granule for pages of any size:
  *
  *   k[page, slot, head, column] = pool + page * granule + ((slot * Hk + head) * D + column) * bytes
  *   v                           = the same, behind the keys of the page and with Dv; for a latent cache, v = k */
@@ -159,8 +159,7 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
                                      /* The caches of a request have different lengths, so the mask is aligned to their
                                       * ends: its last column belongs to the last key of each cache. */
                                      0;
-    /* `observe` counts keys up to the end of the longest cache, in key_mass and in the region that it observes by
-     * default */
+    /* `observe` includes the keys up to the end of the longest cache, in key_mass and in its default range of keys */
     if (item->problem.op == ATTN_OP_OBSERVE) {
         item->problem.observe.shown_keys = 1;
         for (int i = 0; i < step->rows; i++)
@@ -266,8 +265,8 @@ attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_e
     struct cache_step *const step = &job->transaction->step;
     attn_status status = ATTN_OK;
     *wait = false;
-    /* A transaction that has waited before usually still cannot begin. caches_ask() tests that first, so that no memory
-     * is leased in vain. A new transaction (scan 0) usually can begin, so the test is left out for it. */
+    /* A transaction that has waited usually still cannot begin. So caches_ask() tests this before memory is leased. A
+     * new transaction (scan 0) usually can begin, so it begins without this test. */
     if (scan != 0) status = caches_ask(step, scan, wait, err);
     if (status != ATTN_OK || *wait) return status;
     size_t bytes;

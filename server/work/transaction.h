@@ -26,7 +26,7 @@ bool transaction_has_begun(const struct job *job);
 bool transaction_is_committed(const struct job *job);
 void transaction_free(struct job *job); /* frees the job's transaction; does nothing for a job without one */
 
-/* Returns the bytes of keys and values that a device will read, at the caches' present lengths. Pages that forks share
+/* Returns the bytes of keys and values that a device will read, at the caches' current lengths. Pages that forks share
  * count once for each fork. */
 int64_t transaction_bytes(const struct job *job);
 
