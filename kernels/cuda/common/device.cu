@@ -93,7 +93,7 @@ struct device {
     int core_khz, memory_khz, memory_bits;
     /* true: a sticky error has occurred, and the device is lost; any thread may set this, and nothing clears it */
     std::atomic<bool> lost;
-    /* one bit for each device to whose memory this device has asked for direct access; any thread may set a bit */
+    /* bit n: this device has asked for direct access to the memory of device n; any thread may set a bit */
     std::atomic<uint64_t> peers;
     /* the driver's function that lets a stream write a note (a number that the host reads in pinned memory); NULL:
      * streams have no notes */
@@ -103,11 +103,12 @@ struct device {
     int64_t memory_limit, memory_used, memory_taken;
     /* for each size class, a list of blocks that the caller has freed and that are kept for reuse */
     block *idle[CLASSES];
-    block *live; /* list of memory blocks that callers use, the youngest first, because it is usually freed first */
+    block *live; /* list of the memory blocks that callers use; the newest block comes first, because callers usually
+                  * free it first */
 };
 
 struct memory_range {
-    const char *begin, *end; /* the memory from `begin` to before `end`; both NULL: no memory */
+    const char *begin, *end; /* the memory from `begin` on that ends before `end`; both NULL: no memory */
 };
 
 struct stream {
@@ -234,7 +235,7 @@ PFN_cuStreamWriteValue32_v11070 word_writer()
     return write;
 }
 
-/* Returns an attribute of a device; 0 where the driver does not know it. */
+/* Returns an attribute of a device, or 0 if the driver does not know it. */
 int attribute(cudaDeviceAttr which, int index)
 {
     int value = 0;
@@ -723,7 +724,7 @@ attn_status moves(attn_stream *base, const attn_move *list, int64_t count, attn_
 }
 
 /* Lets device `d`, which must be the thread's current device, access the memory of device number `index` directly. The
- * function asks the driver only once. If the driver refuses, it makes peer copies through the host's memory. */
+ * function asks the driver only once. If the driver refuses, peer copies go through the host's memory. */
 void allow_peer(device *d, int index)
 {
     const uint64_t bit = index < 64 ? UINT64_C(1) << index : 0;

@@ -9,7 +9,7 @@
 namespace {
 
 /* Queues a check for marked rows (rows that an earlier kernel could not compute). After the check, *chip->found tells
- * the host whether kernels have marked rows since the check before. */
+ * the host whether kernels have marked rows since the previous check. */
 inline void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
 {
     if (!takes_step(chip, 0)) return;

@@ -35,7 +35,8 @@ DEVICE bool has_wanted(const observed_rows &rows)
     return rows.nonfinite_sums ? *rows.nonfinite : !rows.found || *rows.found;
 }
 
-/* Returns whether this launch computes an element of key_mass, weights or map. x is the element's value so far. */
+/* Returns whether this launch computes an element of key_mass, weights or map. `x` is the element's value so far. A
+ * launch for nonfinite_sums computes only elements that are not finite. */
 DEVICE bool is_wanted_sum(const observed_rows &rows, float x)
 {
     return !rows.nonfinite_sums || x - x != 0;

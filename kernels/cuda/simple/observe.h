@@ -16,8 +16,8 @@ struct observed_rows {
      * are NULL where the kernels use no tiles. */
     uint8_t *strange;
     int *found;
-    /* *nonfinite is 1 if an element of key_mass, weights or map is not finite. nonfinite_sums: this launch computes
-     * only elements that are not finite; it leaves out strange rows (those that tiles cannot compute). */
+    /* *nonfinite is 1 if an element of key_mass, weights or map is not finite. If `nonfinite_sums` is true, this launch
+     * computes only elements that are not finite, and leaves out strange rows (those that tiles cannot compute). */
     int *nonfinite;
     bool nonfinite_sums;
 };
@@ -31,7 +31,8 @@ void simple_observe_rows_left(const cuda_chip *chip, const cuda_args &a, const o
  * given. In these problems no kernel has looked for scores that tiles cannot compute. A score that tiles cannot compute
  * makes an element of key_mass, weights or map NaN or infinite. simple_observe_find_nonfinite() looks for these
  * elements after tiles have computed the outputs. simple_observe_nonfinite_sums() computes the elements again, before
- * the sums of strange rows are added. Both functions need rows.base and rows.inverse of all rows. */
+ * the sums of strange rows (rows that tiles cannot compute) are added. Both functions need rows.base and rows.inverse
+ * of all rows. */
 void simple_observe_find_nonfinite(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                                    cudaStream_t stream);
 void simple_observe_nonfinite_sums(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,

@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(32 * WARPS)
 }
 
 /* The whole warp calls visit(n) for those n in first .. first + count - 1 for which wanted(n) is true. Few n are
- * wanted. The grid has `warps` warps, each of which tests every `warps`-th n; its lanes test 32 of them at a time. */
+ * wanted. The grid has `warps` warps. A warp tests every `warps`-th n, and its lanes test 32 of these numbers at a
+ * time. */
 template <class WANTED, class VISIT>
 DEVICE void for_wanted(int64_t first, int64_t count, int64_t warps, WANTED wanted, VISIT visit)
 {
@@ -219,7 +220,7 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     const attn_view &view = a.g.view[ATTN_T_dbias];
     float *const to = (float *)view.data + attn_at(&view, b0, h0, i0) + j;
     float sum = x.begin ? *to : 0;
-    if (x.begin == x.end) { /* without queries an element is a sum without terms: 0 */
+    if (x.begin == x.end) { /* in a problem without queries an element is a sum without terms, which is 0 */
         if (threadIdx.x % 32 == 0) *to = 0;
         return;
     }

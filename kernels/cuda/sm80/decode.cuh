@@ -127,17 +127,17 @@ template <class X> struct shared {
      * computed; blocks of wide heads compute one split each */
     float split_group_O[X::WIDE_HEAD ? 1 : (int)SPLIT_GROUP_ROWS][X::WIDE_HEAD ? 4 : X::D];
     float2 split_group_ml[SPLIT_GROUP_ROWS];
-    int i[X::BM], h[X::BM]; /* i: the query of each row of the block; h: its query head */
+    int i[X::BM], h[X::BM]; /* i: for each row of the block its query; h: for each row its query head */
     float slope[X::BM];
-    /* where keys are float8: the factor of each row's scores, see load_permuted_queries() */
+    /* if keys are float8: the factor that converts each row's scores to base 2, see load_permuted_queries() */
     float factor[X::FLOAT8 ? X::BM : 1];
 };
 
 /* ---- Computing one row of a split alone -------------------------------------------------------------------------- */
 
 /* Computes the partial result of query i over keys first to last - 1, skipping hidden keys (see rows.cuh). The function
- * writes the result only if tensor cores cannot compute it, because it is not finite or comes from huge scores. One
- * warp calls it. A lane has N channels. */
+ * writes the result only if tensor cores cannot compute it: the result is not finite, or scores are huge. One warp
+ * calls the function, and each lane has N channels. */
 template <int N>
 __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last,
                                         float *O, float2 *ml)
@@ -170,7 +170,7 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
 
 /* The keys of a split, and the tiles in which they are loaded. */
 struct split_place {
-    int first, last;  /* keys first to last - 1 of the sequence; `first` is a multiple of BN (keys per tile) */
+    int first, last;  /* the keys `first` to `last` - 1 of the sequence; `first` is a multiple of BN (keys per tile) */
     int tiles, steps; /* tiles: index of the split's first tile; steps: number of tiles to load, where K[j] and V[j]
                        * count as two */
 };
@@ -231,8 +231,8 @@ template <typename T, class X> struct copies_by_threads {
     template <bool VALUES> DEVICE uint16_t *next()
     {
         cp_async_wait<SLOTS - 2>();
-        /* after this barrier the tile has arrived for all threads, and no thread reads the previous tile, whose slot is
-         * loaded next */
+        /* After this barrier the tile has arrived for all threads. No thread reads the previous tile any more, so the
+         * next copy may overwrite it. */
         __syncthreads();
         uint16_t *const tile = sm.tile.ring[slot];
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
@@ -251,9 +251,9 @@ template <typename T, class X> struct copies_by_threads {
 };
 
 /* The functions below load fragments of a tile in the ring. A tile has ROWS rows of WIDTH elements, stored as chunks of
- * CHUNK columns, one chunk after the other (tile.cuh). `chunk`: where the chunk begins, in elements from the start of
- * the tile; 0 where there is only one chunk. FEW_ADDRESSES: one instruction computes each address from the lane's only
- * stored address. */
+ * CHUNK columns, one chunk after the other (tile.cuh). `chunk` is where the chunk begins, in elements from the start of
+ * the tile (0 if there is only one chunk). With FEW_ADDRESSES a lane stores one address, and computes each other
+ * address from it with one instruction. */
 template <int D, bool FEW_ADDRESSES>
 DEVICE void queries_of(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {
@@ -353,9 +353,9 @@ template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &fa
 
 /* Loads Q in the order that scores_of_float8() needs. A negative scale changes the sign of Q. A scale of 0 makes Q
  * zeros, except numbers that are not finite. bfloat16 becomes float16, because float8 keys can be converted to float16
- * in a third of the instructions that bfloat16 takes. Each row then has its own factor from scores to base 2, in
- * sm.factor. Returns false where the conversion would not be exact (scaled_halves_of()); then Q is bfloat16, and one
- * factor `c` holds for all rows. */
+ * in a third of the instructions that bfloat16 takes. Each row then has a factor of its own in sm.factor, which
+ * converts its scores to base 2. Returns false where the conversion would not be exact (scaled_halves_of()); then Q is
+ * bfloat16, and one factor `c` holds for all rows. */
 template <typename T, class X>
 DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group_place &place, float c)
 {
@@ -477,9 +477,10 @@ template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int
     return finite;
 }
 
-/* Adds a split's partial result to the sum of the earlier splits of its split group (SPLIT_GROUP neighbouring splits).
- * The call for the group's last split stores the sum in the workspace, in row `to`. from_workspace: the split was
- * computed a second time, so its result is in the workspace, from row `saved` on, and not in shared memory. */
+/* Adds a split's partial result to the sum of the earlier splits of its split group (SPLIT_GROUP neighbouring
+ * splits). The call for the group's last split stores the sum in the workspace, in row `to`. If `from_workspace` is
+ * true, the split was computed a second time, and its result is in the workspace, from row `saved` on, and not in
+ * shared memory. */
 template <class X>
 DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from_workspace, int64_t saved, bool first,
                                bool last, int64_t to)
@@ -495,8 +496,8 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
         const float4 sum = fold(split_group_ml(r).x, split_ml(r).x)(before, next);
         *(float4 *)(last ? &p.O[(to + r) * D + d] : &sm.split_group_O[r][d]) = sum;
     }
-    /* after this barrier no thread reads the split group's earlier m and l, or O, whose memory the ring's next tiles
-     * take */
+    /* After this barrier no thread reads the split group's earlier m, l and O. The next tiles of the ring (tiles of K
+     * and V) go to the same memory. */
     __syncthreads();
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
@@ -663,7 +664,7 @@ DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_
 }
 
 /* Computes again, one by one, those rows of a split that tensor cores cannot compute (a result is not finite, or scores
- * are huge). A warp computes a row. saved: the row of the workspace where the split's partial results begin. */
+ * are huge). A warp computes a row. `saved` is the row of the workspace where the split's partial results begin. */
 template <class X>
 DEVICE void repair_rows(const shared<X> &sm, const cuda_args &a, const plan &p, const group_place &place,
                         const split_place &keys, int64_t saved)
@@ -680,9 +681,9 @@ DEVICE void repair_rows(const shared<X> &sm, const cuda_args &a, const plan &p, 
 
 /* Computes split `index` of one key/value head: the rows of Q against the keys of the split. Writes the rows of `out`
  * if the sequence has one split, otherwise partial results in the workspace. If a result is not finite, the function
- * repeats the split with zeros in place of infinities and NaN of V. STACKED: the rows belong to `sequences`
- * neighbouring sequences, and `place` is that of the first one; decode_splits() repeats splits whose results are not
- * finite. */
+ * repeats the split with zeros in place of infinities and NaN of V. If STACKED is true, the rows belong to `sequences`
+ * neighbouring sequences, `place` is the place of the first sequence, and decode_splits() repeats splits whose results
+ * are not finite. */
 template <typename T, class X, template <typename, class> class RING>
 DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory,
                   typename RING<T, X>::kept &kept, int sequences = 1)
@@ -699,7 +700,8 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     RING<T, X> ring(kept, sm, a, x, keys);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = X::STACKED ? place.rows * sequences : place.rows;
     const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW,
-              d0 = warp % X::WD * (D / X::WD); /* m0, k0, d0: the warp's first row, key of a tile, and column */
+              d0 = warp % X::WD * (D / X::WD); /* m0, k0, d0: the warp's first row, the first key of a tile that it
+                                                * multiplies, and its first column */
     const bool idle = m0 >= rows;
     /* the channels of Q and K that the warp multiplies: CHANNELS_OF_WARP channels from c0 on */
     const int CHANNELS_OF_WARP = X::WIDE_HEAD ? D / X::WD : D, c0 = X::WIDE_HEAD ? d0 : 0;
@@ -906,8 +908,8 @@ DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kep
               index = (int)(blockIdx.x / stacks / Hk), lane = threadIdx.x % 32;
     uint32_t shares = __ballot_sync(0xffffffff, lane < p.stack && splits_shared(a, p, first + lane, hk).has(index));
     while (shares) { /* bit s is 1 if sequences first + s and first + s - 1 of the stack share the split */
-        /* a run of 1 bits stands for sequences that share the split: those of the bits, and the sequence before the
-         * first bit */
+        /* bits in a run of 1 stand for sequences that share the split: one sequence for each bit, and the sequence
+         * before the first bit's */
         const int begin = __ffs(shares) - 2, length = __ffs(~(shares >> (begin + 1)));
         split<T, X, RING>(a, p, group_place_of(a, p, first + begin, hk), index, memory, kept, length);
         shares &= ~0u << (begin + length - 1) << 1;
@@ -968,8 +970,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
                     const uint32_t left = __ballot_sync(0xffffffff, !done);
                     index += (left ? __ffs(left) - 1 : 31) * step;
                     if (!left) continue;
-                    /* after this barrier no thread reads the sums of the previous split; the next split takes their
-                     * memory */
+                    /* after this barrier no thread reads the sums of the previous split, and the next split may
+                     * overwrite them */
                     __syncthreads();
                 }
             split<T, shape<D, false, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, narrow);

@@ -48,7 +48,7 @@ template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_W
  * several blocks share the columns. */
 template <int D> constexpr int columns_of = D < COMBINE_THREADS ? D : (int)COMBINE_THREADS;
 
-/* Computes a row of the forward, key by key, for the columns of out from column0 on. A whole block does what a warp
+/* Computes a row of the forward, key by key, for the columns of out from `column0` on. A whole block does what a warp
  * does in forward_row() of rows.cuh. A thread has every 256th channel of q and k, and one channel of v. The function
  * does not call functions of rows.cuh, because a kernel that calls a function needs a stack and starts later. */
 template <int D>

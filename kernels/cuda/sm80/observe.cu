@@ -10,7 +10,7 @@
  *   map      cells of map, one per thread     map                                                  observe.cu
  *   heads    the rows of a head               max_logit, mean_entropy                              simple/observe.cu
  *
- * A pass after `finish` has P = exp2(z - base) * inverse.
+ * Each pass after `finish` computes P = exp2(z - base) * inverse from a score z.
  *
  * If lse is given and only key_mass, weights or map are wanted, the pass `rows` is left out, and the kernel
  * take_given_lse does what `finish` does. In that case, scores that tensor cores cannot compute make elements of these
@@ -35,9 +35,9 @@ enum { THREADS = 128 };
 struct finish_args {
     observed_parts parts;
     float scale, scale_log2;
-    bool options; /* true: the parts' maxima are scores; false: they are q.k, not yet multiplied by the scale */
-    /* the numbers that each part of a row has: 0: the maximum; 1: the maximum and l; 2: the maximum, l and e
-     * (observed_parts) */
+    bool options; /* true: the stored maxima are scores; false: they are q.k, not yet multiplied by the scale */
+    /* which numbers are stored of each part of a row (observed_parts): 0: the maximum; 1: the maximum and l; 2: the
+     * maximum, l and e */
     int sums;
 };
 
@@ -144,7 +144,8 @@ struct layout {
     size_t part_bytes, cell_bytes, bytes;
 };
 
-/* Reserves memory for `count` elements in the workspace, and returns its address. *used grows by the bytes. */
+/* Reserves memory for `count` elements in the workspace, and returns its address. *used grows by the number of
+ * bytes. */
 template <typename X> X *take(char *memory, size_t *used, int64_t count)
 {
     X *const at = (X *)(memory + *used);
@@ -204,8 +205,8 @@ bool is_known(const attn_problem *p)
            !p->mean_entropy.rank && !p->top_keys.rank && !p->top_weights.rank;
 }
 
-/* Returns which sums over the keys of a row the wanted outputs need. 0: none; 1: the sum l; 2: the sums l and e
- * (observed_parts). */
+/* Returns which sums over a row's keys are necessary for the wanted outputs: 0: none; 1: the sum l; 2: the sums l and e
+ * (see observed_parts). */
 int needed_sums(const attn_problem *p)
 {
     if (p->entropy.rank || p->mean_entropy.rank) return 2;

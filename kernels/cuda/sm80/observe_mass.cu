@@ -9,8 +9,8 @@ namespace {
 template <int D, bool SCORE_MODS> struct shared {
     typedef shape<D, SCORE_MODS> Shape;
     stages<D, SCORE_MODS> tiles;
-    /* for each query of a tile: base (x) and inverse (y) (see tile_rows); base is INFINITY if all probabilities of the
-     * query are 0 */
+    /* for each query of a tile: x is `base` and y is `inverse` (see tile_rows); x is INFINITY if all probabilities of
+     * the query are 0 */
     float2 end[2][Shape::BN];
     float S[SCORE_MODS ? Shape::BM : 1][SCORE_MODS ? Shape::BN + 2 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;

@@ -3,8 +3,8 @@
  * Where only maxima are wanted, no exponential is computed. A second kernel finds the largest scores of each row
  * (top_keys).
  *
- * Each lane has its own m, l and e for the keys that it has of a row, so the loop needs no other lane. m may be up to
- * 8 (base 2) below the lane's maximum, so that l and e are rescaled once or twice. At the end of a chunk of keys the
+ * Each lane has its own m, l and e for the keys that it has of a row, so the loop needs no other lane. m may be up to 8
+ * (base 2) below the lane's maximum, so that l and e are rescaled only once or twice. At the end of a chunk of keys the
  * lanes' sums are merged, and the chunks are merged in order. */
 #include "kernels/cuda/simple/observe_row.cuh"
 #include "observe_tiles.cuh"
@@ -15,8 +15,8 @@ template <int D, bool SCORE_MODS> struct shared {
     stages<D, SCORE_MODS> tiles;
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
-    /* for each row of the block, over the chunks of OBSERVE_CHUNK keys visited so far: x: the largest score; y, z: the
-     * sums l and e, relative to x; w: 1, as in observed_parts */
+    /* for each row of the block, over the chunks of OBSERVE_CHUNK keys visited so far: x is the largest score; y and z
+     * are the sums l and e, relative to x; w is 1, as in observed_parts */
     float4 row[shape<D, SCORE_MODS>::BM];
 };
 
@@ -72,8 +72,8 @@ DEVICE void add_tile(float (&S)[NT][4], lane_row (&rows)[2], float scale_log2, b
     }
 }
 
-/* Computes the maxima and sums of rows. SUMS: 0: only maxima; 1: maxima and the sums l; 2: maxima and the sums l and e
- * (observed_parts). */
+/* Computes the maxima and sums of rows. SUMS is 0 for maxima only, 1 for maxima and the sums l, and 2 for maxima and
+ * the sums l and e (observed_parts). */
 template <class V, int SUMS>
 __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     rows_of_tiles(const __grid_constant__ cuda_args a, limits whole, float scale_log2,

@@ -17,8 +17,8 @@
 
 namespace {
 
-/* The shape of a block. With options, and for heads wider than 128, a warp has one 16-row block, because registers are
- * scarce. */
+/* The shape of a block. With options (softcap, bias, masks, ...), and for heads wider than 128, each warp computes only
+ * one block of 16 rows, because registers are scarce. */
 template <int D, bool SCORE_MODS_> struct shape {
     static const bool SCORE_MODS = SCORE_MODS_;
     static const int WARPS = D > 128 ? 8 : 4, THREADS = 32 * WARPS, BN = 64, MT = D > 128 || SCORE_MODS ? 1 : 2,

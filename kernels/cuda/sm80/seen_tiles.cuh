@@ -1,7 +1,7 @@
 /* seen_tiles.cuh: which tiles of pairs a FlashMask or a keep_mask leaves visible. A block skips tiles whose pairs are
  * all hidden.
  *
- *   list_seen_keys(), list_seen_rounds()    make the list: a bit per tile, set where one of its pairs is visible
+ *   list_seen_keys(), list_seen_rounds() make a list: one bit per tile, 1 if a pair is visible
  *   seen_tile_below(), seen_tile_above()    return the next tile of the list
  *
  * Causal, window and lengths give a range of tiles, which needs no list. A hidden tile would add P = 0 times V, so the
@@ -94,8 +94,8 @@ static __device__ __noinline__ void list_seen_keys(const cuda_args &a, int b, in
     });
 }
 
-/* Lists the rounds (tiles of BM queries) that have a pair visible with keys j0 to j1 - 1. The rounds are tiles first to
- * first + tiles - 1 of each head of the group, head after head. */
+/* Lists the rounds (tiles of BM queries) in which some query sees a key from j0 to j1 - 1. The rounds are tiles first
+ * to first + tiles - 1 of each head of the group, head after head. */
 template <int BM, int THREADS>
 static __device__ __noinline__ void list_seen_rounds(const cuda_args &a, int b, int hk, int j0, int j1, int first,
                                                      int tiles, seen_tiles &seen)

@@ -79,7 +79,7 @@ static_assert(2 * sizeof(stage) >= sizeof(float) * ROWS * COLUMNS / 2, "results 
 /* ---- Which rows, keys and columns a block computes --------------------------------------------------------------- */
 
 /* Finds the rows and columns of dq that a thread block computes. Thread blocks with the same queries follow each other,
- * because they read the same keys. */
+ * so that the L2 cache has the keys, which all these blocks read. */
 DEVICE void find_queries_of_block(const cuda_args &a, const limits &whole, int column_blocks, block_place &p)
 {
     const int n = (int)(gridDim.x - 1 - blockIdx.x);
@@ -97,8 +97,8 @@ DEVICE void find_queries_of_block(const cuda_args &a, const limits &whole, int c
     p.first_tile = p.tiles = 0;
 }
 
-/* Finds the rows and columns of a block of dk or dv. Blocks of the same keys follow each other, because they read the
- * same queries. */
+/* Finds the rows and columns of a block of dk or dv. Blocks of the same keys follow each other, so that the L2 cache
+ * has the queries, which all these blocks read. */
 DEVICE void find_keys_of_block(const cuda_args &a, const limits &whole, int column_blocks, block_place &p)
 {
     key_place place = key_place_of<ROWS>(a, whole, make_uint3(blockIdx.x / column_blocks, blockIdx.y, blockIdx.z));
@@ -188,8 +188,8 @@ template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, c
 
 /* ---- Computing P and dS ------------------------------------------------------------------------------------------ */
 
-/* lse and delta of this thread's rows, which are queries in a block of dq. In a block of dk or dv rows are keys, and
- * lse and delta of the queries are in shared memory. */
+/* lse and delta of this thread's rows, if the rows are queries (in a block of dq). In a block of dk or dv the rows are
+ * keys, and lse and delta of the queries are in shared memory. */
 template <gradient G> struct row_numbers {
     float lse2[G == DQ ? 2 : 1], delta[G == DQ ? 2 : 1];
 };
@@ -219,7 +219,7 @@ DEVICE float2 factors_of(const cuda_args &a, const Shared &sm, int nt, int e)
     return factors;
 }
 
-/* Turns the scores S of the tile of round n into P: applies masks and options, then 2^(S - lse). */
+/* Turns the scores S of the tile of round n into P: applies masks and options, then computes 2^(S - lse). */
 template <gradient G, bool SCORE_MODS, int NT, class Shared>
 DEVICE void scores_to_p(float (&S)[NT][4], const cuda_args &a, const saved &s, Shared &sm, const row_numbers<G> &own,
                         int n, float scale_log2)
@@ -463,8 +463,8 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     const auto before = [&](const cuda_chip *part) {
         cuda_args now = a;
         if (!is_first_share(part)) return cudaSuccess;
-        /* without marks no later launch would compute the two parts of a huge lse, so simple_delta() must compute them
-         * at once */
+        /* If the marks are this file's own (`own`), no later launch computes the two parts of a huge lse. Without
+         * a.rows_later, simple_delta() computes the parts at once. */
         if (own) now.rows_later = nullptr;
         simple_delta(now, run.scratch.s, true, stream);
         return own ? cudaMemsetAsync(a.rows_found, 0, mark_bytes(d), stream) : cudaSuccess;

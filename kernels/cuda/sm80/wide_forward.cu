@@ -65,8 +65,8 @@ static_assert(sizeof(stage<shape<true>>) % 1024 == 0 && sizeof(stage<shape<false
 
 static_assert(sizeof(shared<shape<false>>) >= sizeof(float) * shape<false>::BM * COLUMNS / 2, "results are staged");
 
-/* Finds which rows and columns of out the block computes. Blocks of the same queries follow each other, because they
- * read the same keys. All threads call it. */
+/* Finds which rows and columns of out the block computes. Blocks of the same queries follow each other, so that the L2
+ * cache has the keys, which all these blocks read. All threads of a block call this function. */
 template <int BM> DEVICE void find_place(const cuda_args &a, const limits &whole, int column_blocks, block_place &place)
 {
     const int n = (int)(gridDim.x - 1 - blockIdx.x);
@@ -115,7 +115,7 @@ DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2],
         row.l = whole_sum(row.l);
         const float factor = row.l == 0 ? 0 : v_scale / row.l;
         sound &= is_sound_score<X::SCORE_MODS>(row.m) && row.l - row.l == 0;
-        /* a maximum of -inf is right only if the row sees no key; otherwise the row must be computed again */
+        /* a maximum of -inf is correct only if the row sees no key; otherwise the row must be computed again */
         if (!X::SCORE_MODS && row.m == -CUDART_INF_F) {
             const int i = place.i0 + r;
             sound &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);

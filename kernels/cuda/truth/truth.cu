@@ -142,10 +142,11 @@ struct block_work {
     attn_sequence s;
     int64_t b, h, hk;  /* h: the head to which the rows belong */
     int64_t first_row; /* index of the first row of the block's tile, counted over the rows of all heads */
-    /* row: the tile's first row in the sequence; rows, columns: numbers of rows and columns of the sequence */
+    /* `row`: the tile's first row in the sequence; `rows` and `columns`: how many rows and columns the sequence has */
     int row, rows, columns;
     int begin, end;      /* columns begin to end - 1 are those that some row of the tile may see */
-    int chunks, chunks2; /* chunks: number of chunks of channels of X Y^T; chunks2: number of those of X2 Y2^T */
+    int chunks, chunks2; /* chunks: number of chunks of channels of X Y^T; chunks2: number of chunks of channels of X2
+                          * Y2^T */
     /* members: number of query heads that the block visits; part: which group of WIDTH columns of the result the block
      * computes */
     int members, part;
@@ -215,7 +216,8 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
     return w;
 }
 
-/* Copies columns channel to channel + wide - 1 of `count` rows to shared memory. Rows from `valid` on become zeros. */
+/* Copies `wide` columns, from column `channel` on, of `count` rows to shared memory. Rows from `valid` on become
+ * zeros. */
 DEVICE void load_rows(float *to, int line, const dense &from, int64_t row0, int channel, int count, int wide, int valid)
 {
     const int pieces = wide / 4; /* number of 16-byte pieces that are copied from each row */
