@@ -285,8 +285,8 @@ DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
 }
 
 /* Returns the sequence to which tile number `tile` of a packed problem belongs. A tile has `unit` rows. The tiles of
- * sequence b begin with number cu[b] / unit + extra * b, where cu is cu_seqlens. The `extra` numbers of each sequence
- * are for tiles that are not full. */
+ * sequence b begin with number cu[b] / unit + extra * b, where cu is cu_seqlens. Each sequence has `extra` additional
+ * tile numbers, for tiles that are not full. */
 DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int extra, int tile)
 {
     int low = 0, high = (int)sequences;

@@ -732,7 +732,8 @@ void allow_peer(device *d, int index)
     if (bit == 0 || (d->peers.fetch_or(bit, std::memory_order_relaxed) & bit)) return;
     if (cudaDeviceCanAccessPeer(&can, d->base.index, index) == cudaSuccess && can)
         (void)cudaDeviceEnablePeerAccess(index, 0);
-    cudaGetLastError(); /* clears the error that the driver returns if it refuses, or if it gave access before */
+    cudaGetLastError(); /* clears the error that the driver returns if it refuses access, or if access was enabled
+                         * before */
 }
 
 attn_status copy_peer(attn_stream *base, void *to, const attn_device *source, const void *from, size_t bytes,
@@ -920,8 +921,8 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     }
     if (!takes_step(&chip, tile_seconds(&chip, plan))) return cudaSuccess;
     chip.after_decode = s->after_decode && reads_no_results(s, plan->problem);
-    /* if no kernel is queued (a decode without query rows), s->after_decode and s->written stay those of the stream's
-     * previous kernel */
+    /* if this problem queues no kernel (a decode without query rows), s->after_decode and s->written still describe the
+     * stream's previous kernel */
     if (!decodes || dims.B * dims.H * dims.Sq > 0) {
         s->after_decode = decodes;
         s->written[0] = range_of(plan->problem->out);
@@ -938,8 +939,8 @@ attn_status run_with(stream *s, const attn_plan *plans, int count, char *scratch
     char *const begin = scratch;
     for (int i = 0; i < count && !(steps && steps->more); i++) {
         if (attn_is_cancelled(s->base.cancel)) return attn_given_up(err);
-        /* An empty problem separates two groups of problems. Both groups use the same workspace, one after the other
-         * (see attn_workspace()). */
+        /* In the list of problems, an empty problem separates two groups. Both groups use the same workspace, one after
+         * the other (see attn_workspace()). */
         if (attn_is_empty(plans[i].problem)) {
             scratch = begin;
             continue;

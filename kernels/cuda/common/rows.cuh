@@ -456,7 +456,7 @@ DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
     return seen == 1;
 }
 
-/* A row that sees only one key has an lse equal to the key's score but for rounding. Returns the largest difference
+/* If a row sees only one key, its lse differs from the key's score only by rounding. Returns the largest difference
  * that rounding can make between lse and that score. Tiles of float32 kernels add 15 to exponents in base 2
  * (f32_forward.cu), so small scores are rounded as coarsely as scores of 15. */
 DEVICE float one_key_slack(float lse)

@@ -1,5 +1,5 @@
-/* head_sums.h: dalibi_slopes and dsinks, gradients that are sums over the queries of a head. The backward of every
- * kernel family calls sum_heads() for them. */
+/* head_sums.h: computes dalibi_slopes and dsinks, gradients that are sums over all queries of a head. The backward of
+ * every kernel family (simple, sm80, sm90) calls sum_heads() for these gradients. */
 #ifndef ATTN_CUDA_HEAD_SUMS_H
 #define ATTN_CUDA_HEAD_SUMS_H
 

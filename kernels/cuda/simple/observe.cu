@@ -273,8 +273,8 @@ void launch_each(const cuda_chip *chip, const observed_rows &rows, int64_t count
         in_steps(chip, count, seconds_each,
                  [&](int64_t first, int64_t part) { launch(blocks_for(part), first, part); });
     } else if (chip->rows_found) {
-        /* without a check for marked rows in this call (chip->found is NULL), the host sees the marks after the
-         * problem, and computes the whole problem again */
+        /* if this call does not check for marked rows (chip->found is NULL), the host finds the marks after the
+         * problem, and then computes the whole problem again */
         if (!chip->found) return;
         launch_left(chip, count, seconds_each, [&](unsigned blocks, int64_t first, int64_t part, int64_t) {
             launch((unsigned)attn_min64(blocks, busy), first, part);

@@ -7,13 +7,13 @@
 
 struct cuda_args;
 
-/* Numbers of each row that the first kernel of an observe leaves for later kernels, at index lse_at(). With these
- * numbers a later kernel computes P = exp2(z - base) * inverse, where z is a score in base 2 (in_base_2()). base is
- * INFINITY where P is 0, and NaN where all numbers of the row are NaN. */
+/* The first kernel of an observe stores these numbers of each row for later kernels, at index lse_at(). From them a
+ * later kernel computes P = exp2(z - base) * inverse, where z is a score in base 2 (in_base_2()). `base` is INFINITY
+ * where P is 0, and NaN where all numbers of the row are NaN. */
 struct observed_rows {
     float *base, *inverse, *most, *entropy;
-    /* strange: one byte per row, 1 if tiles cannot compute the row; *found is 1 if there is such a row. Both pointers
-     * are NULL where the kernels use no tiles. */
+    /* `strange` has one byte per row, which is 1 if tiles cannot compute the row; *found is 1 if there is such a row.
+     * Both pointers are NULL where the kernels use no tiles. */
     uint8_t *strange;
     int *found;
     /* *nonfinite is 1 if an element of key_mass, weights or map is not finite. If `nonfinite_sums` is true, this launch

@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     if (threadIdx.x % 32 == 0) *to = sum;
 }
 
-/* One warp returns the sum of dZ * distance over the pairs of a query, as far_of_row() defines it. */
+/* Computes, with one warp, the sum of dZ * distance over the pairs of a query, as far_of_row() defines it. */
 template <int N>
 DEVICE float sum_of_far_pairs(const cuda_args &a, const saved &s, const head_args &x, int64_t i, bool given)
 {

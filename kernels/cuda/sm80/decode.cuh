@@ -1,5 +1,5 @@
-/* decode.cuh: how a block computes a split of decode.cu, which is few queries over some of a sequence's keys. This file
- * also has the loop of a block over its splits. A template parameter says how keys and values get to shared memory:
+/* decode.cuh: how a block computes a split of decode.cu (a few queries over a part of a sequence's keys), and the
+ * block's loop over its splits. A template parameter says how keys and values get to shared memory:
  *
  *   copies_by_threads   every thread copies pieces of 16 bytes (cp.async): any strides, options, for compute capability
  *                       8.0 and above
@@ -78,7 +78,7 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
 template <int D, bool SCORE_MODS, bool PAGED, keys_as AS>
 using many_rows_shape = shape<D, (D <= TILE_HEAD_DIM), SCORE_MODS, PAGED, AS>;
 
-/* The shape of a block of decode_stacks(): rows of several sequences, one below the other, over the same keys. */
+/* The shape of a block of decode_stacks(), which computes rows of several sequences over the same keys. */
 template <int D> using stack_shape = shape<D, false, false, true, KEYS_AS_T, STACK_TILES>;
 
 /* The shape of a block with at most FEW_ROWS rows. */
@@ -113,14 +113,14 @@ template <class X> struct shared {
         float S[X::SCORE_MODS ? X::THREADS / 32 : 1][16]
                /* memory for each warp's scores while options (softcap, bias, masks) are applied to them */
                [X::SCORE_MODS ? X::KW + 4 : 1];
-        scores_of_warps<X> scores[X::WIDE_HEAD ? 2 : 1]; /* the scores of two tiles of keys, so that one tile's may
-                                                          * still be read when the next tile's are written */
+        scores_of_warps<X> scores[X::WIDE_HEAD ? 2 : 1]; /* the scores of two tiles of keys, so that one tile's scores
+                                                          * may still be read when the next tile's scores are written */
     };
     union { /* O overwrites the tiles when the block has read its last tile */
         tiles tile;
         float O[X::WK][X::BM][X::D + 4];
     };
-    /* maximum m and sum l of each row, from each warp; at the end the factor of the warp's O replaces m */
+    /* maximum m and sum l of each row, from each warp; at the end, m is replaced by the factor of the warp's O */
     float m[X::WK][X::BM], l[X::WK][X::BM];
     float top[X::BM], sum[X::BM]; /* maximum (top) and sum of each row, over all warps of the block */
     /* sum of O over those splits of the current split group (SPLIT_GROUP neighbouring splits) that have been
@@ -171,8 +171,8 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
 /* The keys of a split, and the tiles in which they are loaded. */
 struct split_place {
     int first, last;  /* the keys `first` to `last` - 1 of the sequence; `first` is a multiple of BN (keys per tile) */
-    int tiles, steps; /* tiles: index of the split's first tile; steps: number of tiles to load, where K[j] and V[j]
-                       * count as two */
+    int tiles, steps; /* tiles: index of the split's first tile; steps: number of tiles to load (K[j] and V[j] are two
+                       * tiles) */
 };
 
 template <class X> DEVICE split_place split_place_of(const group_place &place, int index)
@@ -323,9 +323,9 @@ template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, co
 }
 
 /* Converts eight bfloat16 of a row to float16 times a power of two; LANES neighbouring lanes share a row. The power
- * makes the row's largest number 2^14 or more, and `factor` is divided by it. Returns false where the conversion loses
- * a bit: where a number is 2^31 times smaller than its row's largest, or `factor` exceeds float32's range. Infinities
- * and NaN stay infinite and NaN. */
+ * makes the row's largest number 2^14 or more, and `factor` is divided by the power. Returns false where the conversion
+ * loses a bit: where a number is 2^31 times smaller than its row's largest, or `factor` exceeds float32's range.
+ * Infinities and NaN stay infinite and NaN. */
 template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &factor)
 {
     uint32_t most = 0;
@@ -411,7 +411,7 @@ DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group
     }
 }
 
-/* Returns channels d to d + 3 of row r of O: the sum over the block's warps, each times its factor. */
+/* Returns channels d to d + 3 of row r of O. They are the sum of the warps' O, each multiplied by the warp's factor. */
 template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
 {
     float4 o = make_float4(0, 0, 0, 0);
@@ -425,7 +425,7 @@ template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
     return o;
 }
 
-/* Returns the maximum m (x) and the sum l (y) of row r over all warps of the block. Replaces each warp's m by the
+/* Returns the maximum m (as x) and the sum l (as y) of row r over all warps of the block. Replaces each warp's m by the
  * factor for the warp's O. */
 template <class X> DEVICE float2 add_up_row(shared<X> &sm, int r, float sink)
 {
@@ -449,8 +449,8 @@ DEVICE bool is_finite(const float4 &o)
 }
 
 /* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on. The function is for blocks of few
- * rows. Each thread computes and stores its own sums, so no barrier is needed. Returns false where a sum is not finite,
- * or comes from huge scores. */
+ * rows. Each thread computes and stores its own sums, so no barrier is needed. Returns false if a sum is not finite, or
+ * if scores are huge. */
 template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int64_t saved, int rows)
 {
     const int D = X::D;
@@ -586,8 +586,8 @@ DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, in
     }
 }
 
-/* Writes a warp's O, m and l (l summed over the warp's lanes) to shared memory, as number wk of the block's partial
- * sums: rows from m0 on, columns from d0 on. */
+/* Writes a warp's O, m and l to shared memory, as partial sum number wk of the block. Before this, l is summed over the
+ * warp's lanes. The warp has the rows from m0 on and the columns from d0 on. */
 template <class X, int DT>
 DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[2], float (&l)[2], int m0, int d0,
                        int wk, int rows)
@@ -895,11 +895,11 @@ constexpr size_t shared_bytes()
     return narrow > wide ? narrow : wide;
 }
 
-/* A block of decode_stacks(): computes split `index` of one key/value head for a stack, a group of sequences whose
- * common keys are read once. Neighbouring sequences that share the split form a run, and the block computes the split
- * once for all sequences of a run. If several blocks read the same keys, the first block reads them from memory, and
- * the other blocks find them in the L2 cache. A sequence whose result is not finite gets NaN as m and l of its first
- * row, and decode_splits(), which runs next, computes its split. */
+/* A block of decode_stacks(): computes split `index` (a part of the keys) of one key/value head for a stack, which is a
+ * group of sequences whose common keys are read once. Neighbouring sequences that share the split form a run, and the
+ * block computes the split once for all sequences of a run. If several blocks read the same keys, the first block reads
+ * them from memory, and the other blocks find them in the L2 cache. A sequence whose result is not finite gets NaN as m
+ * and l of its first row, and decode_splits(), which runs next, computes its split. */
 template <typename T, class X, template <typename, class> class RING, class KEPT>
 DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {
@@ -959,7 +959,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
 #pragma unroll 1
         for (; index < end; index += step) {
             if constexpr (STACKS)
-                /* find the block's next split that decode_stacks() has not done; a warp checks 32 splits at a time */
+                /* find the next split of this block that decode_stacks() has not computed; a warp checks 32 splits at a
+                 * time */
                 if (p.stack) {
                     const int lane = threadIdx.x % 32, own = index + lane * step;
                     bool done = own >= end;

@@ -248,8 +248,8 @@ struct launch_plan {
     int64_t rows;
 };
 
-/* Plans the launch. With `float8` it is planned for the variant with float8 keys, which never has more splits than the
- * variant with 16-bit keys. */
+/* Plans the launch. If `float8` is true, the plan is for the variant with float8 keys, which never has more splits than
+ * the variant with 16-bit keys. */
 inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
 {
     const attn_dims &d = g.dims;

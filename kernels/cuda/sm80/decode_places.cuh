@@ -33,8 +33,8 @@ struct decode_plan {
     /* for packed problems: number of rows of partial results per key/value head; the rows of sequence b begin with row
      * cu_k[b] / KEYS_A_ROW */
     int64_t head_rows;
-    float *O;   /* O of each partial result: rows of D numbers; NULL: no sequence has more than one split */
-    float2 *ml; /* for each row of the partial results: x: maximum m in base 2; y: sum l */
+    float *O;   /* O of each partial result, in rows of D numbers; NULL if no sequence has more than one split */
+    float2 *ml; /* for each row of the partial results: the maximum m in base 2 (as x) and the sum l (as y) */
 };
 
 namespace {
@@ -89,7 +89,7 @@ typedef decode_plan plan;
  * 17 to 64 rows (see split_keys()). */
 const int KEYS_A_ROW = 4;
 
-/* What a block knows of its work: one key/value head of a sequence, and the query heads that share it. */
+/* The work of a block: one key/value head of a sequence, and the query heads that share this key/value head. */
 struct group_place {
     head_args x; /* arguments of score() for the first query head of the group */
     int rows;    /* rows (queries times heads of the group); 0: another kernel computes this sequence */
@@ -153,10 +153,10 @@ DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk
 /* ---- Sequences with a common prefix -------------------------------------------------------------------------------
  *
  * Neighbouring sequences of a batch have their first keys in the same pages if their KV caches are forks of one cache
- * (attn_problem::prefix_keys). They share a split if it lies wholly in those pages, begins and ends at the same keys in
- * each sequence, and no row's causal or window limit cuts it. For a shared split the sequences differ only in their
- * queries, and decode_stacks() reads the split's keys once for all of them. Which sequences are computed together
- * changes only the time, and no bit of a row. */
+ * (attn_problem::prefix_keys). They share a split (a part of the keys that one block computes) if it lies wholly in
+ * those pages, begins and ends at the same keys in each sequence, and no row's causal or window limit cuts it. For a
+ * shared split the sequences differ only in their queries, and decode_stacks() reads the split's keys once for all of
+ * them. Which sequences are computed together changes only the time, and no bit of a row. */
 struct split_range {
     int first, end;
     DEVICE bool has(int index) const { return index >= first && index < end; }

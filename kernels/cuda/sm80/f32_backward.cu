@@ -193,9 +193,9 @@ DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, in
     }
 }
 
-/* A round of the block's loop visits one tile of queries. The loop visits tiles first to first + tiles - 1 of query
- * head h, then the tiles with the same numbers of head h + 1, and so on. With options, a list says which rounds have a
- * visible pair, and the block skips all other rounds. */
+/* A round of the block's loop visits one tile of queries. The loop visits tiles `first` to `first` + `tiles` - 1 of
+ * query head h, then the tiles with the same numbers of head h + 1, and so on. With options, a list says which rounds
+ * have a visible pair, and the block skips all other rounds. */
 struct query_round {
     int n, h, row_tile;
 };
@@ -442,8 +442,8 @@ size_t lay_out(const attn_dims &d, void *memory, split_planes (&planes)[4])
     return total;
 }
 
-/* Returns the sizes of the workspace's parts. `forward`: bytes of workspace that the recomputed forward needs; 0 if out
- * and lse are given. */
+/* Returns the sizes of the workspace's parts. `forward` is the number of bytes that the recomputed forward needs, or 0
+ * if out and lse are given. */
 parts parts_of(const attn_plan *plan, size_t forward)
 {
     const attn_geometry &g = plan->geometry;

@@ -265,8 +265,8 @@ again:
         __syncthreads();
         load(sm.V, planes.v, j);
 
-        /* True if some row of this warp sees some key of the tile. A warp with two 16-row blocks has no registers for
-         * the test, and always gets true. */
+        /* True if some row of this warp sees some key of the tile. For a warp with two 16-row blocks it is always true,
+         * because registers are too scarce for the test. */
         const int w0 = q0 + warp * MT * 16;
         const bool active = MT == 2 || (j * BN < w0 + MT * 16 - 1 + limit.hi && (j + 1) * BN > w0 + limit.lo);
         uint32_t ph[MT][NT / 2][4], pl[MT][NT / 2][4];

@@ -31,7 +31,7 @@ namespace {
 
 enum { THREADS = 128 };
 
-/* What the pass `finish` of an observe reads: the maxima and sums of each row over parts of the keys. */
+/* The input of the kernel `finish` of an observe: the maxima and sums of each row, over several parts of the keys. */
 struct finish_args {
     observed_parts parts;
     float scale, scale_log2;
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(THREADS)
     store_end(a, r.x, r.i, end, most, rows);
 }
 
-/* Makes the numbers base and inverse of each row from a given lse, so that P = exp(z - lse) for a score z. One warp
+/* Makes the numbers `base` and `inverse` of each row from a given lse, so that P = exp(z - lse) for a score z. One warp
  * computes one row. A row is strange (tiles cannot compute it) if its lse does not determine P, or if an element of its
  * q is not finite, which would make all its P NaN. */
 __global__ void __launch_bounds__(32 * WARPS)

@@ -9,7 +9,8 @@
  * The number of thread blocks that share a row therefore changes no bit of the sums. */
 enum { OBSERVE_CHUNK = 4096 };
 
-/* The maxima and sums of rows over some of the keys (a part). Part n of row r = lse_at() is part[n * rows + r]. */
+/* The maxima and sums of rows. A part of a row is its maximum and sums over some of the keys. A row has the index r =
+ * lse_at(), and part number n of the row is part[n * rows + r]. */
 struct observed_parts {
     /* x: the row's largest score over these keys, or with no options the largest q.k; y, z: the sums l and e
      * (observe_rows.cu), relative to x; w: 1 where a block has written the part */
@@ -18,8 +19,9 @@ struct observed_parts {
     int blocks; /* number of blocks that share the keys of a row; 1: each row has one part */
 };
 
-/* For each row, base (x) and inverse (y), with which later passes compute a probability P = exp2(z - base) * inverse
- * from a score z in base 2. base is INFINITY for a row whose P are all 0, and for a row that tiles cannot compute. */
+/* For each row, x is `base` and y is `inverse`. From these numbers and a score z in base 2, later passes compute a
+ * probability P = exp2(z - base) * inverse. `base` is INFINITY for a row whose P are all 0, and for a row that tiles
+ * cannot compute. */
 struct tile_rows {
     float2 *end;
 };

@@ -1,6 +1,6 @@
 /* observe_common.cuh: code that the kernels of an observe with mma.sync (sm80/) share with those with wgmma
- * (sm90/observe/). The code launches kernels, and merges the sums (m, l, e) of a row over some keys with those over
- * other keys (observed_parts in observe.h). Before this file, include a file that defines exp2_fast() and max_or_nan():
+ * (sm90/observe/). The code launches kernels, and merges a row's sums (m, l, e) over different parts of the keys
+ * (observed_parts in observe.h). Before this file, include a file that defines exp2_fast() and max_or_nan():
  * sm80/ptx.cuh or sm90/observe/ptx.cuh. */
 #ifndef ATTN_SM80_OBSERVE_COMMON_CUH
 #define ATTN_SM80_OBSERVE_COMMON_CUH
@@ -12,8 +12,8 @@ namespace {
 
 /* ---- Adding up the sums of a row --------------------------------------------------------------------------------- */
 
-/* Returns the sums l (x) and e (y) over some of a row's keys (a part), converted to a new maximum. `by` is the part's
- * own maximum minus the new maximum, in base 2. */
+/* Returns the sums l (as x) and e (as y) over some of a row's keys (a part), converted to a new maximum. `by` is the
+ * part's own maximum minus the new maximum, in base 2. */
 DEVICE float2 relative_to(const float4 &part, float by)
 {
     const float scale = part.x == -CUDART_INF_F ? 0 : exp2_fast(by);

@@ -91,7 +91,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
         if constexpr (V::SCORE_MODS) return seen_tile_above(sm.seen, n - 1, last);
         else return n;
     };
-    /* Returns base (x) and inverse (y) of query t of tile n, where t is the index of the calling thread (t < BN). */
+    /* Returns `base` (as x) and `inverse` (as y) of query t of tile n, where t is the index of the calling thread (t <
+     * BN). */
     const auto end_of = [&](int n) {
         const int i = n * BN + threadIdx.x;
         if (threadIdx.x >= BN || i < i0 || i >= i1) return make_float2(CUDART_INF_F, 0);

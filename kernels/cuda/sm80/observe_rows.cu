@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
  * row, then the top keys of each row. */
 template <int D> struct top_shared {
     shared<D, true> of_rows;
-    /* for each row of the block: the smallest score of its list if the list is full, else -inf */
+    /* for each row of the block: the smallest score in the row's list of top scores, or -inf if the list is not full */
     float least[shape<D, true>::BM];
 };
 

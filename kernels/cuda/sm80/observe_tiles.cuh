@@ -1,4 +1,5 @@
-/* observe_tiles.cuh: what the passes of an observe on tensor cores have in common.
+/* observe_tiles.cuh: code that the passes (kernels) of an observe on tensor cores share. An observe reports which keys
+ * the queries attend to.
  *
  * A block owns BM rows, which stay in registers as fragments, and visits tiles of BN rows of the other tensor:
  *

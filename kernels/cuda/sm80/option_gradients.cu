@@ -53,7 +53,7 @@ struct work {
     saved s;
     attn_view to; /* where the launch writes its sums: dbias, or the workspace, which gets the sums of each block
                    * separately */
-    /* number of elements in `to` from the sums of one block to those of the next block that shares the tile */
+    /* distance, in elements of `to`, between the sums of two consecutive blocks that share a tile */
     int64_t part_elements;
     int batches, heads;     /* an element of dbias is a sum over this many batch rows, and over this many heads */
     int q_tiles, key_tiles; /* number of tiles of queries, and of keys, of one head */
@@ -177,7 +177,7 @@ DEVICE void load_keys(const cuda_args &a, const pair_tile_place &at, const chunk
                  of_qk ? g.dims.D : g.dims.Dv, (of_qk ? chunk : chunk - c.of_qk) * CHUNK, c.keys(stage), at.j0);
 }
 
-/* The next chunk that the block loads: chunk number `chunk` of tile n. */
+/* The next chunk that the block loads, which is chunk number `chunk` of tile n. */
 template <sum_kind KIND> struct load_cursor {
     int n, chunk;
 
@@ -785,7 +785,7 @@ work work_of(const cuda_chip *chip, const attn_plan *plan, const cuda_args &a, c
     return w;
 }
 
-/* The largest ratio of the time of a launch to tile_seconds(). An H200 took 1.97 ms for dbias (D 64), where
+/* A launch takes at most this constant times tile_seconds(). An H200 took 1.97 ms for dbias (head size 64), where
  * tile_seconds() is 1.7 ms. Other launches took less than tile_seconds(). */
 const double SECONDS_OVER_TILES = 1.2;
 

@@ -38,8 +38,9 @@ DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int
     return attn_mask_classify(&e, i0, i1) != ATTN_TILE_HIDDEN;
 }
 
-/* Returns whether a keep_mask leaves one of keys [j0, j1) visible to one of queries [i0, i1). The result is exact. The
- * search stops as soon as it has found a row of the mask that keeps a key: in most tiles the first row. */
+/* Returns whether a keep_mask leaves at least one of the keys [j0, j1) visible to at least one of the queries [i0, i1).
+ * The result is exact. The search stops as soon as it has found a row of the mask that keeps a key: in most tiles the
+ * first row. */
 DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
     enum { TOGETHER = 8 }; /* number of rows of the mask that are loaded together, to hide latency */
@@ -64,8 +65,8 @@ struct pair_tile {
     int h, i0, i1, j0, j1;
 };
 
-/* Sets, in the list, the bit of each tile with a visible pair, for tiles first to last - 1 of sequence b; place(n)
- * returns tile n. All threads of the block call it. */
+/* For each of the tiles `first` to `last` - 1 of sequence b, sets the tile's bit in the list if one of its pairs is
+ * visible. place(n) returns tile n. All threads of the block call this function. */
 template <int THREADS, class PLACE>
 DEVICE void list_seen_tiles(const cuda_args &a, int b, int first, int last, seen_tiles &seen, PLACE place)
 {
@@ -83,7 +84,7 @@ DEVICE void list_seen_tiles(const cuda_args &a, int b, int first, int last, seen
     __syncthreads();
 }
 
-/* Lists those tiles of BN keys that have a key visible to one of queries i0 to i1 - 1 of head h. */
+/* Lists the tiles of BN keys in which at least one key is visible to a query from i0 to i1 - 1 of head h. */
 template <int BN, int THREADS>
 static __device__ __noinline__ void list_seen_keys(const cuda_args &a, int b, int h, int i0, int i1, int first,
                                                    int last, seen_tiles &seen)

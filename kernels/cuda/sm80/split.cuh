@@ -367,8 +367,8 @@ template <int V> DEVICE float split_row(uint16_t *to, int plane, const float (&x
     return square;
 }
 
-/* Returns whether any of tiles first to last - 1 is wide: has a row whose numbers are all too small for the tile's
- * exponent. All threads of the block call this. */
+/* Returns whether any of the tiles `first` to `last` - 1 is wide. A wide tile has a row whose numbers are all too small
+ * for the tile's exponent. All threads of the block call this. */
 DEVICE bool any_wide(const split_stats *stats, int first, int last)
 {
     bool wide = false;

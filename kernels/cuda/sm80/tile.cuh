@@ -1,11 +1,10 @@
-/* tile.cuh: tiles of rows in shared memory, and the interval of keys that a row sees, for the kernels of this
- * folder.
+/* tile.cuh: tiles of rows in shared memory, and the interval of keys that a row sees, for the kernels of this folder.
  *
  * A tile is rows of D 16-bit elements in pieces of 16 bytes; piece c of row r lies at c ^ (r % 8), so that neither
  * copies nor ldmatrix have bank conflicts. A fragment is read from a tile in four ways (mma.m16n8k16, see ptx.cuh):
  *
- *   a_rows     operand A, rows of the tile are m         b_rows     operand B, rows of the tile are n    (Q K^T: both)
- *   a_columns  operand A, columns of the tile are m      b_columns  operand B, rows of the tile are k    (V in P V) */
+ *   a_rows     operand A, the tile's rows are its m      b_rows     operand B, the tile's rows are its n (Q K^T: both)
+ *   a_columns  operand A, the tile's columns are its m   b_columns  operand B, the tile's rows are its k (V in P V) */
 #ifndef ATTN_SM80_TILE_CUH
 #define ATTN_SM80_TILE_CUH
 
@@ -122,7 +121,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
     static const int CHUNK = STEP > 16 ? STEP : 16;
     const attn_geometry *g;
     const attn_view *view;
-    /* this sequence's entries of page_table; where a tile lies in one page, `table` moves on to the entry of the next
+    /* this sequence's entries of page_table; if each tile lies in one page, `table` moves on to the entry of the next
      * tile's page */
     const int32_t *table;
     /* address of this thread's piece of 16 bytes in row threadIdx.x / PIECES of page 0 */
@@ -167,8 +166,8 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
         else cp_async_16(piece, from, valid);
     }
 
-    /* Loads rows first to first + ROWS - 1; `first` is a multiple of ROWS. A call whose rows directly follow the rows
-     * of the previous call takes less time than other calls. */
+    /* Loads ROWS rows from row `first` on; `first` is a multiple of ROWS. A call whose rows directly follow the rows of
+     * the previous call takes less time than other calls. */
     template <int ROWS> DEVICE void load(uint16_t *to, int first)
     {
         static_assert(CHUNK % STEP == 0 && ROWS % STEP == 0, "a thread's rows of a chunk are whole steps");
@@ -214,7 +213,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
 #pragma unroll 1
             for (int n = 0; n < ROWS / STEP; n++) {
                 const int line = first + r + n * STEP;
-                /* rows past the sequence's last row have no entry in page_table, so they must not be looked up */
+                /* page_table has no entry for rows past the sequence's end, so these rows must not be looked up */
                 const bool valid = column && line < rows;
                 copy(to, r + n * STEP, c,
                      (const char *)view->data +
@@ -435,8 +434,9 @@ template <typename T, int D> DEVICE void stage_pair(void *staged, bool pieces, i
     else *(float2 *)((float *)staged + r * D + d) = make_float2(low, high);
 }
 
-/* Writes rows first to first + count - 1 of the array `staged` in shared memory to the tensor. Row r of the array
- * becomes line `line` + r of the tensor. THREADS threads call it; this thread is number `thread` of them. */
+/* Writes `count` rows of the array `staged` in shared memory to the tensor, from row `first` of the array on. Row r of
+ * the array becomes line `line` + r of the tensor. THREADS threads call this function; `thread` is the number of the
+ * calling thread. */
 template <int D, int THREADS>
 DEVICE void store_rows(const attn_view &view, int64_t b, int64_t h, int64_t line, int first, int count, int width,
                        const void *staged, bool pieces, int thread)

@@ -38,8 +38,9 @@ union stage {
 };
 static_assert(sizeof(stage) % 1024 == 0, "fragments' swizzle");
 
-/* Shared memory of a warp's 16 queries x TILE keys: z has the scores while options are applied, and P later; cap has 1
- * - tanh^2 (the derivative of softcap); kept has bits of the pairs that dropout keeps. */
+/* Shared memory for a warp's 16 queries x TILE keys. `z` has the scores while options are applied, and later P.
+ * `cap` has 1 - tanh^2 (the derivative of softcap). `kept` has one bit for each pair, which is 1 if dropout keeps
+ * the pair. */
 struct staged_keys {
     float z[16][TILE + 2], cap[16][TILE + 2], lse2[16];
     uint32_t kept[16][TILE / 8];
@@ -194,8 +195,8 @@ template <gradient G> struct row_numbers {
     float lse2[G == DQ ? 2 : 1], delta[G == DQ ? 2 : 1];
 };
 
-/* Returns lse in base 2 (x) and delta (y) of the query to which element e of block nt of this lane's accumulators
- * belongs. */
+/* Returns lse in base 2 (as x) and delta (as y) of a query: the query to which element e of block nt of this lane's
+ * accumulators belongs. */
 template <gradient G, class Shared> DEVICE float2 numbers_of(const Shared &sm, const row_numbers<G> &own, int nt, int e)
 {
     if constexpr (G == DQ) return make_float2(own.lse2[e / 2], own.delta[e / 2]);
@@ -203,7 +204,7 @@ template <gradient G, class Shared> DEVICE float2 numbers_of(const Shared &sm, c
     return make_float2(sm.values.lse2[query], sm.values.delta[query]);
 }
 
-/* Returns the factor by which dropout multiplies the pair (x), and the derivative of softcap, 1 - tanh^2 (y). */
+/* Returns dropout's factor for the pair (as x), and the derivative of softcap, 1 - tanh^2 (as y). */
 template <gradient G, bool SCORE_MODS, class Shared>
 DEVICE float2 factors_of(const cuda_args &a, const Shared &sm, int nt, int e)
 {
@@ -362,7 +363,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
         cp_async_wait<0>();
         /* After this barrier the columns of k, q or dout that load_columns() loads are in stage (buffer) number `at`.
-         * No thread uses stage at ^ 1, or lse and delta of the tile's queries, any more. */
+         * No thread uses stage number at ^ 1, or lse and delta of the tile's queries, any more. */
         __syncthreads();
         n = round_after<SCORE_MODS>(sm.seen, n, end);
         if (n < end) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, 0);

@@ -18,7 +18,7 @@ enum { N_TILES = COLUMNS / 8, N_WIDTH = WIDTH / 8 };
 enum pass { FORWARD, DQ, DK, DV };
 
 /* The softmax of a query's row: the largest score (top), the logarithm of the sum of exponentials relative to `top`
- * (rest), and delta. `only`: the score of the row's only key, or NaN if the row does not see exactly one key. */
+ * (rest), and delta. `only` is the score of the row's only key, or NaN if the row does not see exactly one key. */
 struct row_sum {
     double top, rest, delta, only;
 };

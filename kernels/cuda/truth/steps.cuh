@@ -11,7 +11,7 @@ namespace {
 
 /* Shared memory for the scores of a warp's 16 rows while options (softcap, bias, masks) are applied to them. */
 struct exchange {
-    /* slope: the derivative of the score; it is negative where dropout drops the pair */
+    /* slope: the derivative of the score; its sign bit is 1 if dropout drops the pair */
     double z[16][COLUMNS + 2], slope[16][COLUMNS + 2];
 };
 

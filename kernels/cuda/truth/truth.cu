@@ -15,9 +15,10 @@
  *   dP = X2 Y2^T   X2: dout, or v       Y2: v, or dout      only DQ and DK; then dS
  *   result += P Z  Z: v, k, q or dout                       dS in place of P in DQ and DK
  *
- * Operands come to shared memory as float32, in chunks, by a ring of stages. They become doubles as fragments are
- * loaded. P never leaves the registers: mma_f64() may take the columns of a tile in any order that is the same for P
- * and for Z, so a lane's numbers of C are its numbers of A (see add_product()).
+ * Operands are copied to shared memory as float32, in chunks, through a ring of stages (buffers). A lane converts them
+ * to double when it loads fragments. P never leaves the registers: mma_f64() may take the columns of a tile in any
+ * order, if the order is the same for P and for Z. A lane's numbers of C can therefore serve as its numbers of A (see
+ * add_product()).
  *
  * Invariants
  * 1. P of a hidden pair is -0, and P of a visible pair is never -0. P times a finite number therefore adds nothing
@@ -152,13 +153,14 @@ struct block_work {
     int members, part;
     /* from_z: first column of Z and of the result that the block computes; width: number of these columns */
     int from_z, width;
-    /* columns lo to hi - 1 are those that causal, window and lengths let each of the lane's two rows see */
+    /* columns lo to hi - 1 are visible by causal, window and lengths; one pair of limits for each of the lane's two
+     * rows */
     int lo[2], hi[2];
     double scale;
 };
 
-/* A step of a block's loop: it loads chunk `part` of the tile of columns from `column` on, in the group's query head
- * number `member`. */
+/* A step of a block's loop. The step loads chunk number `part` of channels, of the tile that begins at column `column`,
+ * for query head number `member` of the group. */
 struct cursor {
     int part, column, member;
 };
@@ -245,8 +247,8 @@ template <pass PASS> DEVICE void load(const truth_args &t, const block_work &w, 
     cp_async_commit();
 }
 
-/* Turns products q.k into scores; hidden pairs get -inf. With options it also sets ex.slope to the scores' derivatives,
- * which score_gradients() needs. */
+/* Turns products q.k into scores; hidden pairs get -inf. With options the function also sets ex.slope to the scores'
+ * derivatives, which score_gradients() needs. */
 template <pass PASS>
 DEVICE void finish_scores(const truth_args &t, const block_work &w, const cursor &at, fragment &S, exchange &ex)
 {
