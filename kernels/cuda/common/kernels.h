@@ -5,9 +5,9 @@
  * in `backend`. The first row that takes a problem computes it, so fast kernels stand before general ones. To add a
  * kernel, add a row to cuda_kernels[] in kernels.cu.
  *
- * A row lists the features that its kernel computes; a problem with any other feature skips the row. ATTN_ALL_SCORES
- * is for kernels that compute each score by score() of args.cuh, in every variant or in the variant for options (see
- * PLAIN_FEATURES). */
+ * A row lists the features that its kernel computes; a problem with any other feature skips the row. The feature
+ * ATTN_ALL_SCORES is for kernels that compute each score by score() of args.cuh, in every variant or in the variant for
+ * options (see PLAIN_FEATURES). */
 #ifndef ATTN_CUDA_KERNELS_H
 #define ATTN_CUDA_KERNELS_H
 

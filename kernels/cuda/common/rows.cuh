@@ -10,7 +10,7 @@
  *             registers, so kernels on tensor cores use it.
  *  BY_LANES   32 pairs at a time; each lane has a pair and adds up its channels in the order of BY_WARP. This way is
  *             for rows of huge scores, whose P is 0 for nearly all keys: keys with P of 0 are skipped together. BY_WARP
- *             takes a warp that is alone on its multiprocessor 1.2 us per pair (H100, D 1). */
+ *             needs 1.2 us per pair in a warp that is alone on its multiprocessor (H100, D 1). */
 #ifndef ATTN_CUDA_ROWS_CUH
 #define ATTN_CUDA_ROWS_CUH
 

@@ -11,10 +11,10 @@
  *   dbias     an element of dbias:        sum of dZ over the broadcast axes                      dbias
  *   far       a query row of one head:    sum of dZ times distance (for head_sums.cu)            dalibi_slopes
  *
- * A lane holds every 32nd channel of a row: 8 registers for D <= 256. Wider heads have variants with 18 registers (a
- * forward, D <= 576) and 32. Hidden keys are skipped and not multiplied by zero: NaN in a hidden key has no effect, and
- * NaN in a visible key reaches exactly the rows that see it. Source: FlashAttention-2 (arXiv:2307.08691), Algorithms 1
- * and 2, one row at a time. */
+ * A lane holds every 32nd channel of a row: 8 registers for D <= 256. Wider heads have variants with 18 registers (only
+ * for a forward with D <= 576) and with 32 registers. Hidden keys are skipped and not multiplied by zero: NaN in a
+ * hidden key has no effect, and NaN in a visible key reaches exactly the rows that see it. Source: FlashAttention-2
+ * (arXiv:2307.08691), Algorithms 1 and 2, one row at a time. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/pair.cuh"
 #include "head_sums.h"

@@ -22,7 +22,7 @@
  *   dkdv_tiles  the main kernel for problems with options, and for head dims above 128. Head dims above 128 leave no
  *               registers for both dK and dV: each of two launches computes one of them, and both compute S. A warp
  *               has 16 keys and all queries of the tile
- *   finish dQ = scale * sum, in the dtype of dq; with `deterministic` dq_tiles instead, one block per query tile
+ *   finish      dQ = scale * sum, in the dtype of dq; with `deterministic` dq_tiles instead, one block per query tile
  *   option_gradients.cu   dbias, dalibi_slopes, dsinks where wanted
  *
  * prepare and finish are in backward_common.cuh, dkdv_wide is in backward_wide.cuh.

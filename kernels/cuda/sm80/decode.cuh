@@ -1,8 +1,8 @@
 /* decode.cuh: how a block computes a split of decode.cu (a few queries over a part of a sequence's keys), and the
  * block's loop over its splits. A template parameter says how keys and values get to shared memory:
  *
- *   copies_by_threads   every thread copies pieces of 16 bytes (cp.async): any strides, options, for compute capability
- *                       8.0 and above
+ *   copies_by_threads   every thread copies pieces of 16 bytes (cp.async); this works for any strides and options, from
+ *                       compute capability 8.0 on
  *   copies_by_engine    a warp requests boxes from TMA (sm90/decode/decode.cu)
  *
  * Both ways load the same tiles in the same order, and give results with the same bits. They differ only in where the

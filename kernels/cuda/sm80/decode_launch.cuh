@@ -120,11 +120,11 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
 }
 
 /* Combines the partial results of all splits into out and lse. A block computes rows blockIdx.y, blockIdx.y +
- * gridDim.y, ... of one key/value head of a sequence. Each warp adds up every eighth split group; then the block adds
- * up the warps, always in the same order. A lane has neighbouring columns of out. Above head size 256, block blockIdx.z
- * computes the columns from 256 blockIdx.z on, and block 0 writes lse. Rows of huge scores, and rows whose sums
- * overflow, are computed one by one. A block of this kernel starts where a block of decode_splits() has ended, and must
- * not need more registers than that block. */
+ * gridDim.y, ... of one key/value head of a sequence. Each warp adds up every eighth split group. The block then adds
+ * up the sums of its warps, always in the same order. A lane has neighbouring columns of out. Above head size 256,
+ * block blockIdx.z computes the columns from 256 blockIdx.z on, and block 0 writes lse. Rows of huge scores, and rows
+ * whose sums overflow, are computed one by one. A block of this kernel starts as soon as a block of decode_splits()
+ * ends on a multiprocessor, so it must not need more registers than that block. */
 template <int D>
 __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
                                                    : D == 128 ? 3

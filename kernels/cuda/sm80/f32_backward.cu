@@ -1,5 +1,5 @@
-/* f32_backward.cu: flash attention backward for float32 on tensor cores, by mma.sync, for any GPU from compute
- * capability 8.0 on whose blocks can have enough shared memory (plan()).
+/* f32_backward.cu: flash attention backward for float32 on tensor cores, by mma.sync, for any GPU of compute capability
+ * 8.0 or above whose blocks can have enough shared memory (plan()).
  *
  * The algorithm is backward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 2, with transposed scores). A float32
  * number is stored as a pair of float16, and three float16 products make one float32 product (split.cuh). A block owns
@@ -30,16 +30,16 @@
  * again, so a backward takes seven products instead of five. dK and dV are always deterministic. Head dims above 128
  * leave no registers for both dK and dV: each of two launches computes one (S is computed twice).
  *
- *   prepare    computes delta = rowsum(dO O) - dlse (simple.cu), and writes lse without gaps
+ *   prepare    computes delta = rowsum(dO O) - dlse (simple.cu), and writes lse to a dense array
  *   split      converts Q, K, V and dO to planes of float16 (f32_split.cu)
  *   dkdv       the main kernel, one block per key tile
- *   finish     dQ = scale * sum; with `deterministic` dq instead, one block per query tile
+ *   finish     dQ = scale * sum; with `deterministic` the kernel dq instead, one block per query tile
  *   simple.cu  dbias, dalibi_slopes, dsinks where wanted
  *
  * finish and dq are in f32_dq.cuh.
  *
- * rows.cuh computes tiles whose result is not finite, and tiles that depend on a wide tile: one with rows of numbers
- * too small for the tile's exponent (split.cuh). */
+ * rows.cuh computes tiles whose result is not finite, and tiles that depend on a wide tile. A wide tile has rows whose
+ * numbers are all too small for the tile's exponent (split.cuh). */
 #include <stddef.h>
 
 #include "kernels/cuda/simple/simple.h"

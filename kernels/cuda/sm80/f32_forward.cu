@@ -1,5 +1,5 @@
-/* f32_forward.cu: flash attention forward for float32 on tensor cores, by mma.sync, for any GPU from compute
- * capability 8.0 on.
+/* f32_forward.cu: flash attention forward for float32 on tensor cores, by mma.sync, for any GPU from compute capability
+ * 8.0 on.
  *
  * The algorithm is forward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 1). A float32 number is stored as a pair
  * of float16, and three float16 products make one float32 product. split.cuh explains this method; its error is about
@@ -10,8 +10,8 @@
  *
  * Where a row sees only one key, out is a bitwise copy of the key's row of v. Values that are not finite are handled as
  * in forward.cu: the block computes its tile again with zeros in their place, then rows.cuh computes the rows that see
- * a value that is not finite. If a tile that a block reads is wide (has rows of numbers too small for its exponent,
- * split.cuh), rows.cuh computes all rows of the block. */
+ * a value that is not finite. If a tile that a block reads is wide (has rows whose numbers are all too small for the
+ * tile's exponent, see split.cuh), rows.cuh computes all rows of the block. */
 #include "forward_steps.cuh"
 #include "seen_tiles.cuh"
 #include "split.cuh"

@@ -6,7 +6,7 @@
  *   finish   rows, one per thread             row_max, lse, entropy; base and inverse of a row     observe.cu
  *   top      queries, all keys                top_keys, top_weights                                observe_rows.cu
  *   mass     keys, all queries                key_mass                                             observe_mass.cu
- *   cells    queries and keys of the region   weights; sums of parts of the cells of map           observe_cells.cu
+ *   cells    queries and keys of the region   weights; partial sums of the cells of map            observe_cells.cu
  *   map      cells of map, one per thread     map                                                  observe.cu
  *   heads    the rows of a head               max_logit, mean_entropy                              simple/observe.cu
  *

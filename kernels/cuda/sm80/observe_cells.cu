@@ -7,8 +7,9 @@
  * sum. observe.cu then adds up the strips of each cell in order. Every sum is written by one warp.
  *
  * A tile of keys is divided into runs of keys in the same column v: one run, unless a column ends inside the tile. A
- * lane adds up its elements of a run for each of its queries. The warp then adds up the queries of each row u: lane n
- * keeps the sum of the n-th of the map's rows in which the strip has queries, until the column of the map ends.
+ * lane adds up its elements of a run for each of its queries. The warp then adds up the queries of each row u: some
+ * rows of the map have queries in the strip, and lane n keeps the sum of the n-th of these rows, until the column of
+ * the map ends.
  *
  * Where columns are narrow, a tile has many runs. The warp then writes P to shared memory. Each lane adds up the runs
  * of one query (add_runs), and then the queries of some cells (add_cells). Cells that end in the tile are stored at

@@ -1,13 +1,13 @@
 /* scores.cuh: the steps from the product that makes scores to the product that uses P, for all kernels of this folder.
  *
- * A warp's 16 x N scores are the accumulators of mma.m16n8k16: element e of block n of a lane is row e / 2 * 8 +
- * lane / 4, column n * 8 + lane % 4 * 2 + e % 2. In forward, decoding and dq, rows are queries and columns are keys;
- * in dkdv (S^T) rows are keys and columns are queries. The steps, in the order of a kernel's loop:
+ * A warp's 16 x N scores are the accumulators of mma.m16n8k16: element e of block n of a lane is row e / 2 * 8 + lane /
+ * 4, column n * 8 + lane % 4 * 2 + e % 2. In forward, decoding and dq, rows are queries and columns are keys; in dkdv
+ * (S^T) rows are keys and columns are queries. The steps, in the order of a kernel's loop:
  *
  *   scores              S = A B^T
  *   change_scores       applies options (softcap, bias, masks, ...): rows go through shared memory, so that one small
  *                       loop treats every element
- *   hide_outside        hides by causal and window, in registers, where there are no options
+ *   hide_outside        hides pairs by causal and window, in registers, where there are no options
  *   largest_of_row, exponents_of_row
  *                       the two halves of a step of the online softmax; between them each kernel has its own code
  *                       (when to rescale, the unit of P)

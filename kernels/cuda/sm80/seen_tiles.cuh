@@ -1,7 +1,7 @@
 /* seen_tiles.cuh: which tiles of pairs a FlashMask or a keep_mask leaves visible. A block skips tiles whose pairs are
  * all hidden.
  *
- *   list_seen_keys(), list_seen_rounds() make a list: one bit per tile, 1 if a pair is visible
+ *   list_seen_keys(), list_seen_rounds()    make a list: one bit per tile, 1 if a pair is visible
  *   seen_tile_below(), seen_tile_above()    return the next tile of the list
  *
  * Causal, window and lengths give a range of tiles, which needs no list. A hidden tile would add P = 0 times V, so the

@@ -1,7 +1,7 @@
 /* split.cuh: float32 on tensor cores that multiply 16-bit numbers.
  *
- * A float32 number, multiplied by a power of two that brings it into float16's range, is the sum of two float16
- * numbers with 11 of its bits each:
+ * A float32 number, multiplied by a power of two that brings it into float16's range, is the sum of two float16 numbers
+ * with 11 of its bits each:
  *
  *     x 2^e = hi + lo / 2048          hi = f16(x 2^e),  lo = f16((x 2^e - hi) 2048)
  *
@@ -17,8 +17,8 @@
  *
  * The error of hi + lo: for numbers down to 2^-21 of the tile's largest number, it is at most 2^-22, and mostly 2^-23,
  * of the number itself. For smaller numbers it is at most 2^-42 of the tile's largest number. Only rows of small
- * numbers lose accuracy: a row all of whose numbers, except zeros, are below 2^-22 of the tile's largest makes the tile
- * `wide`. Results that depend on a wide tile are computed row by row in float32 (rows.cuh), which is slow. In dout,
+ * numbers lose accuracy. If all numbers of a row, except zeros, are below 2^-22 of the tile's largest number, the tile
+ * is `wide`. Results that depend on a wide tile are computed row by row in float32 (rows.cuh), which is slow. In dout,
  * rows of small numbers do not make a tile wide, because such a row contributes less to a gradient in the same
  * proportion.
  *
@@ -28,7 +28,7 @@
  * are: out 9e-7, lse 5e-6, dq 1.4e-6, dk 1.2e-6, dv 1.2e-6. Sums in float32 have about the same error. (One NVIDIA
  * H200, 2026-11-20.)
  *
- * Tensor cores truncate when they add, which would be a bias over thousands of additions to one sum. No sum is
+ * Tensor cores truncate when they add. Over thousands of additions to one sum, this would be a bias. No sum is
  * therefore longer than a tile: products of a tile start from 0 and are added to the running sum by a rounded
  * multiply-add, and the small products have a sum of their own.
  *
