@@ -37,7 +37,7 @@ struct cuda_args {
     /* lse, delta and a recomputed out are indexed alike: row i of sequence b and head h is at b * lse_batch + h *
      * lse_head + q_start + i. In a packed tensor, q_start is the sequence's first row. */
     int64_t lse_batch, lse_head;
-    /* index of the first tile of each head that this launch computes; in packed problems, the tiles of a head are
+    /* in each head, this launch computes the tiles from this index on; in packed problems, the tiles of a head are
      * numbered across all sequences */
     int first_tile;
     /* true: a sequence may have fewer queries (or fewer keys) than its tensor has rows, because the problem is packed

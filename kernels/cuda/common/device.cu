@@ -108,7 +108,7 @@ struct device {
 };
 
 struct memory_range {
-    const char *begin, *end; /* the memory from `begin` on that ends before `end`; both NULL: no memory */
+    const char *begin, *end; /* the memory from `begin` up to, but not including, `end`; both NULL: no memory */
 };
 
 struct stream {
@@ -587,7 +587,7 @@ size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
     if (rows < 2 * chip->step_seconds || is_decode(plan) || plan->kernel == &simple_forward.takes ||
         plan->kernel == &simple_backward.takes || plan->kernel == &simple_observe.takes)
         return 0;
-    /* the kernels of an observe (statistics of attention weights) keep the marks of its rows in their own workspace */
+    /* the kernels of an observe (statistics of attention weights) keep the marks of rows in their own workspace */
     if (plan->problem->op == ATTN_OP_OBSERVE) return MARKS_HEAD;
     return (size_t)(MARKS_HEAD + query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
 }

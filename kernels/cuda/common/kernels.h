@@ -245,7 +245,7 @@ cudaError_t cuda_sum(cudaStream_t stream, const attn_sum *sum);
 /* Writes the results of padding rows, as attn_fill_padding() does. The function is in padding.cu. */
 cudaError_t cuda_fill_padding(cudaStream_t stream, const attn_plan *plan);
 
-/* Sums the exponentials of rows of scores in float64, for attn_lse_start(), which checks a lse from a client. The
+/* Sums the exponentials of rows of scores in float64, for attn_lse_start(), which checks an lse that a client gave. The
  * function is in verify_lse.cu. */
 cudaError_t cuda_sum_lse(cudaStream_t stream, const attn_problem *problem, const attn_lse_look *look, double *found);
 

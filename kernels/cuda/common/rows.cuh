@@ -540,8 +540,8 @@ static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, c
     store_row(g.view[ATTN_T_dq], x.b, x.h, line, D, dq, x.scale);
 }
 
-/* Computes the whole rows of dk and dv (of those that are wanted) for key j of key/value head hk. Both rows are sums
- * over the query heads of the group, added in order. */
+/* Computes the whole rows of dk and dv, if they are wanted, for key j of key/value head hk. Both rows are sums over the
+ * query heads of the group, added in order. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ void dkdv_row(const cuda_args &a, const saved &s, int64_t b, int64_t hk, int64_t j)
 {

@@ -339,7 +339,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             j = seen_tile_above(sm.seen, j - 1, last);
             if (j == last) break;
         }
-        __syncthreads(); /* after this barrier no thread reads the previous tile, whose memory is loaded next */
+        __syncthreads(); /* after this barrier no thread reads the previous tile, and the next copy may overwrite it */
         K.template load<BN>(sm.K, j * BN);
         V.template load<BN>(sm.V, j * BN);
         cp_async_commit();

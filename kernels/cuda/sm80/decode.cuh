@@ -448,9 +448,9 @@ DEVICE bool is_finite(const float4 &o)
     return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
 }
 
-/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on. The function is for blocks of few
- * rows. Each thread computes and stores its own sums, so no barrier is needed. Returns false if a sum is not finite, or
- * if scores are huge. */
+/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on. The function is for thread blocks of
+ * few rows. Each thread computes and stores its own sums, so no barrier is needed. Returns false if a sum is not
+ * finite, or if scores are huge. */
 template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int64_t saved, int rows)
 {
     const int D = X::D;
@@ -552,7 +552,7 @@ template <int DT> DEVICE void multiply_row(float (&O)[DT][4], int half, float by
     }
 }
 
-/* Multiplies the rows of O^T by factors, in blocks of few rows. Lane 4 r passes the factor of row r. */
+/* Multiplies the rows of O^T by factors, in thread blocks of few rows. Lane 4 r passes the factor of row r. */
 template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
 {
     const int t = threadIdx.x % 4;
@@ -563,9 +563,9 @@ template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
         for (int e = 0; e < 4; e++) O[dt][e] *= by_row[e % 2];
 }
 
-/* Writes a warp's O^T to shared memory, in blocks of few rows. With t = lane % 4, a lane has rows 2 t and 2 t + 1 of
- * two of every 16 channels. With 16-bit keys the two channels are lane / 4 and lane / 4 + 8; with float8 keys they are
- * lane / 4 * 2 and lane / 4 * 2 + 1. */
+/* Writes a warp's O^T to shared memory, in thread blocks of few rows. With t = lane % 4, a lane has rows 2 t and 2 t +
+ * 1 of two of every 16 channels. With 16-bit keys the two channels are lane / 4 and lane / 4 + 8; with float8 keys they
+ * are lane / 4 * 2 and lane / 4 * 2 + 1. */
 template <class X, int DT>
 DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, int wk, int rows)
 {
@@ -820,7 +820,7 @@ again:
     ring.changed();
     __syncthreads();
     const int64_t saved = place.saved + (int64_t)index * place.rows;
-    /* distance, in rows of the workspace, from one sequence's partial results to those of the next */
+    /* distance, in rows of the workspace, from one sequence's partial results to the next sequence's */
     const int64_t each = X::STACKED ? g.dims.Hk * p.splits * place.rows : 0;
     const auto saved_row = [&](int r) {
         return X::STACKED ? saved + r / place.rows * each + r % place.rows : saved + r;

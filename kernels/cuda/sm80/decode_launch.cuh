@@ -281,7 +281,7 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
     return y;
 }
 
-/* The largest number of devices for which struct once can remember that a kernel's one-time setup is done. */
+/* The largest number of devices for which `struct once` can remember that a kernel's one-time setup is done. */
 enum { DEVICES = 64 };
 struct once {
     /* 0: the kernel is not set up on the device; 1: it is set up; 2: it is set up, and programmatic dependent launch is

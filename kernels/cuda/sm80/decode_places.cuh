@@ -92,7 +92,7 @@ const int KEYS_A_ROW = 4;
 /* The work of a block: one key/value head of a sequence, and the query heads that share this key/value head. */
 struct group_place {
     head_args x; /* arguments of score() for the first query head of the group */
-    int rows;    /* rows (queries times heads of the group); 0: another kernel computes this sequence */
+    int rows;    /* number of rows (queries times heads of the group); 0: another kernel computes this sequence */
     /* no row sees a key outside `first` to `last` - 1; the keys `first` to `last` - 1 are divided into `splits` (at
      * least 1) splits of `length` keys */
     int first, last, length, splits;

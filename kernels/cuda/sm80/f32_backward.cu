@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             apply_options(S, sm.options[warp], a, s, x, limit, Sq, i0, j0 + warp * 16, unit, sm.lse2, P_BITS, lane);
         } else hide_hidden_queries<BM>(S, limit, Sk, i0, j0 + warp * 16, lane);
 
-        /* P = 2^P_BITS exp(S - lse): the factor keeps small probabilities within the range of float16. */
+        /* P is stored as 2^P_BITS exp(S - lse), so that small probabilities stay within the range of float16. */
         float top_delta = 0;
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
@@ -396,7 +396,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                        power_of_two(-exponent) * power_of_two(-k_stats.exponent), warp, lane);
             }
         } else {
-            __syncthreads(); /* after this barrier no thread reads the tile's Q and dO, whose memory is loaded next */
+            __syncthreads(); /* after this barrier no thread reads the tile's Q and dO, which the next copies may
+                              * overwrite */
             if (next.n < rounds) fetch(next.h, next.row_tile);
         }
     }

@@ -260,8 +260,8 @@ again:
         }
         wide |= shift > 16;
         cp_async_wait<0>();
-        /* after this barrier K[j] has arrived, and no thread reads the previous tile of V, whose memory is loaded
-         * next */
+        /* after this barrier K[j] has arrived, and no thread reads the previous tile of V, which the next copy may
+         * overwrite */
         __syncthreads();
         load(sm.V, planes.v, j);
 
@@ -294,7 +294,7 @@ again:
         }
 
         cp_async_wait<0>();
-        /* after this barrier V[j] has arrived, and no thread reads K[j], whose memory is loaded next */
+        /* after this barrier V[j] has arrived, and no thread reads K[j], which the next copy may overwrite */
         __syncthreads();
         /* only the high halves of V are cleared, because the low half of a number that is not finite is 0 already */
         if (clean) clear_not_finite<__half, Shape, D>(sm.V);

@@ -125,8 +125,8 @@ again:
     }
     for (int j = last - 1, next; j >= first; j = next) {
         cp_async_wait<0>();
-        /* after this barrier K[j] has arrived, and no thread reads the previous tile of V, whose memory is loaded
-         * next */
+        /* after this barrier K[j] has arrived, and no thread reads the previous tile of V, which the next copy may
+         * overwrite */
         __syncthreads();
         V.template load<BN>(sm.V, j * BN);
         cp_async_commit();
@@ -143,7 +143,7 @@ again:
         drop_some<Shape>(S, sm.way, a, dropout_head(a, x.b, x.h), q0, j);
 
         cp_async_wait<0>();
-        /* after this barrier V[j] has arrived, and no thread reads K[j], whose memory is loaded next */
+        /* after this barrier V[j] has arrived, and no thread reads K[j], which the next copy may overwrite */
         __syncthreads();
         if (clean) clear_not_finite<T, Shape, D>(sm.V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);

@@ -256,7 +256,7 @@ void take_lse(const cuda_chip *chip, const cuda_args &a, const layout &x, cudaSt
         take_given_lse<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, x.rows, x.tiles);
 }
 
-/* Launches the pass over the region (selected queries and keys) that computes weights, and the one that computes
+/* Launches two passes over the region (the selected queries and keys): one computes weights, and the other computes
  * map. */
 cudaError_t launch_region(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const layout &x,
                           const pass_seconds &seconds, cudaStream_t stream)

@@ -652,7 +652,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         /* Adds the products of the next chunk to `to`, and loads the chunk that comes STAGES - 1 chunks later. */
         const auto add_product = [&](float(&to)[MT][NT][4], int chunk) {
             cp_async_wait<STAGES - 2>();
-            /* after this barrier the chunk has arrived, and no thread reads the buffer that is loaded next */
+            /* after this barrier the chunk has arrived, and no thread reads the buffer that the next copy overwrites */
             __syncthreads();
             ahead.load(a, v, c, (stage + STAGES - 1) % STAGES);
             const uint32_t rows = smem_addr(c.queries(stage, chunk)), keys = smem_addr(c.keys(stage));

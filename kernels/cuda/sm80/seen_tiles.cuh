@@ -95,8 +95,8 @@ static __device__ __noinline__ void list_seen_keys(const cuda_args &a, int b, in
     });
 }
 
-/* Lists the rounds (tiles of BM queries) in which some query sees a key from j0 to j1 - 1. The rounds are tiles first
- * to first + tiles - 1 of each head of the group, head after head. */
+/* Lists the rounds (tiles of BM queries) in which some query sees a key from j0 to j1 - 1. The rounds are the tiles
+ * `first` to `first` + `tiles` - 1 of each head of the group, head after head. */
 template <int BM, int THREADS>
 static __device__ __noinline__ void list_seen_rounds(const cuda_args &a, int b, int hk, int j0, int j1, int first,
                                                      int tiles, seen_tiles &seen)
@@ -128,7 +128,7 @@ DEVICE int seen_tile_above(const seen_tiles &seen, int n, int end)
     return min(n, end);
 }
 
-/* last_tile() and tile_below() visit tiles [first, last) of keys that a tile of queries sees, from the last to the
+/* last_tile() and tile_below() visit the key tiles [first, last) that a tile of queries sees, from the last to the
  * first. last_tile() makes the list of visible tiles, and returns the index of the last visible tile plus 1. If LISTED
  * is false, there is no list, and all tiles are visited. */
 template <bool LISTED, int BN, int THREADS, class SEEN>

@@ -57,14 +57,14 @@ struct block_place {
      * head one after the other */
     int b, h, hk;
     int row0; /* the block's first row, counted from the start of the sequence */
-    int rows; /* number of rows of the gradient to write */
+    int rows; /* how many rows of the gradient the block writes */
     int column0;
     /* The rounds of the block's loop: from begin to end - 1. A round is one tile of keys (for dq), or one tile of
      * queries, head after head (for dk and dv). */
     int begin, end;
     /* in blocks of dk and dv: the index of the first query tile to visit in each head, and how many to visit */
     int first_tile, tiles;
-    head_args head; /* numbers from which scores in head h are computed */
+    head_args head; /* arguments of score() for head h */
 };
 
 template <gradient G, bool SCORE_MODS> struct shared {
@@ -340,8 +340,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll 1
         for (int d = 0; d < D; d += CHUNK) {
             cp_async_wait<0>();
-            /* after this barrier the chunk of columns in buffer `at` has arrived; no thread reads buffer at ^ 1, which
-             * is loaded next */
+            /* After this barrier the chunk of columns is in buffer number `at`. No thread reads the other buffer any
+             * more, so the next copy may overwrite it. */
             __syncthreads();
             if (d + CHUNK < D) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, d / CHUNK + 1);
             else if (G != DV) load_chunk<G, true>(a, p, sm.stages[at ^ 1], n, 0);
@@ -362,8 +362,8 @@ __global__ void __launch_bounds__(THREADS, 1)
             to_ds<G, SCORE_MODS>(S[0], a, sm, own);
         }
         cp_async_wait<0>();
-        /* After this barrier the columns of k, q or dout that load_columns() loads are in stage (buffer) number `at`.
-         * No thread uses stage number at ^ 1, or lse and delta of the tile's queries, any more. */
+        /* After this barrier stage (buffer) number `at` has the columns of k, q or dout that load_columns() loads. No
+         * thread uses the other stage, or lse and delta of the tile's queries, any more. */
         __syncthreads();
         n = round_after<SCORE_MODS>(sm.seen, n, end);
         if (n < end) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, 0);

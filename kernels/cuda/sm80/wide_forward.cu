@@ -185,8 +185,8 @@ again:
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++, at ^= 1) {
             cp_async_wait<0>();
-            /* after this barrier the chunk of columns in buffer `at` has arrived; no thread reads buffer at ^ 1, which
-             * is loaded next */
+            /* After this barrier the chunk of columns is in buffer number `at`. No thread reads the other buffer any
+             * more, so the next copy may overwrite it. */
             __syncthreads();
             if (chunk + 1 < chunks) load_chunk<T, X, PAGED>(a, place, sm.stages[at ^ 1], chunk + 1, j);
             else load_values<T, X, PAGED>(a, sm.place, sm.stages[at ^ 1], j);
@@ -201,7 +201,8 @@ again:
         drop_some<X>(S, sm.stages[at ^ 1].way, a, dropout_head(a, x.b, x.h), place.i0, j);
 
         cp_async_wait<0>();
-        /* after this barrier V[j] has arrived in buffer `at`; no thread uses buffer at ^ 1, which is loaded next */
+        /* After this barrier V[j] is in buffer number `at`. No thread uses the other buffer any more, so the next copy
+         * may overwrite it. */
         __syncthreads();
         if (clean) clear_not_finite<T, X, COLUMNS>(sm.stages[at].V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);

@@ -62,8 +62,8 @@ DEVICE int64_t first_row(const attn_dims &d, const attn_sequence &s, bool keys, 
     return packed_rows(d, keys) ? h * rows + (keys ? s.k_start : s.q_start) : (b * heads + h) * rows;
 }
 
-/* Where a row of the problem is, computed from the row's index (see first_row()). `line` is the row's number in the
- * tensor. Where sequences are packed, `line` counts from the start of the tensor, and b is 0. */
+/* The place of a row of the problem, computed from the row's index (see first_row()). `line` is the row's number in the
+ * tensor. If sequences are packed, `line` counts from the start of the tensor, and b is 0. */
 struct row_place {
     int64_t b, h, line;
 };

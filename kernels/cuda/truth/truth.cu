@@ -173,14 +173,14 @@ DEVICE void advance(const block_work &w, cursor &at)
     at.member++;
 }
 
-/* Returns the query head of the pairs that the block computes when its loop is at head number `member` of the group. */
+/* Returns the query head whose pairs the block computes when its loop is at head number `member` of the group. */
 template <pass PASS> DEVICE int64_t query_head(const truth_args &t, const block_work &w, int member)
 {
     return is_by_keys(PASS) ? w.h * t.a.g.group + member : w.h;
 }
 
-/* Returns the index of column 0 of the sequence, counted over the rows of all heads. A column is a key, or in DK and DV
- * a query. */
+/* Columns are keys, or queries in DK and DV. Returns the index of the sequence's column 0, counted over the keys (or
+ * queries) of all heads. */
 template <pass PASS> DEVICE int64_t first_column(const truth_args &t, const block_work &w, int member)
 {
     constexpr bool BY_KEYS = is_by_keys(PASS);
@@ -367,8 +367,8 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
     for (int n = 0; n < STAGES - 1; n++, advance(w, next)) load<PASS>(t, w, sm.stage[n], next);
     for (int step = 0, stage = 0; step < tiles * (w.chunks + w.chunks2 + 1); step++, advance(w, at)) {
         cp_async_wait<STAGES - 2>();
-        /* after this barrier the data of this stage (buffer) have arrived, and no warp reads the stage that is loaded
-         * next */
+        /* After this barrier the data of this stage (buffer) have arrived. No warp reads the previous stage any more,
+         * so the next copy may overwrite it. */
         __syncthreads();
         load<PASS>(t, w, sm.stage[stage == 0 ? STAGES - 1 : stage - 1], next);
         advance(w, next);
@@ -548,7 +548,7 @@ template <pass PASS> cudaError_t launch_pass(const cuda_chip *chip, cudaStream_t
     return cudaPeekAtLastError();
 }
 
-/* Converts the inputs to dense float32 tensors. Fills the results with 0 (lse with -inf), because no pass writes the
+/* Converts the inputs to dense float32 tensors. Fills the results with 0, and lse with -inf, because no pass writes the
  * results of padding rows. */
 cudaError_t prepare(cudaStream_t stream, const truth_args &t, bool backward)
 {
