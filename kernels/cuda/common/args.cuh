@@ -37,7 +37,7 @@ struct cuda_args {
     /* lse, delta and a recomputed out are indexed alike: row i of sequence b and head h is at b * lse_batch + h *
      * lse_head + q_start + i. In a packed tensor, q_start is the sequence's first row. */
     int64_t lse_batch, lse_head;
-    /* index of the first tile of each head that this launch computes; in packed problems, the tiles of a head are
+    /* in each head, this launch computes the tiles from this index on; in packed problems, the tiles of a head are
      * numbered across all sequences */
     int first_tile;
     /* true: a sequence may have fewer queries (or fewer keys) than its tensor has rows, because the problem is packed
@@ -203,7 +203,8 @@ DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j,
     return fabsf(dot) <= FLT_MAX ? z : CUDART_NAN_F;
 }
 
-/* Like score(), for a q.k that does not fit in a float32. Returns the score z (x) and dz / d(scale q.k) (y). */
+/* Does what score() does, for a q.k that does not fit in a float32. Returns the score z (as x) and its derivative dz /
+ * d(scale q.k) (as y). */
 DEVICE float2 score_in_double_inline(const cuda_args &a, const head_args &x, int64_t i, int64_t j, double dot)
 {
     const double scale = a.g.scale * (double)scale_of(a.g.view[ATTN_T_q_scale], x.b, x.hk) *
@@ -223,8 +224,8 @@ static __device__ __noinline__ float2 score_in_double(const cuda_args &a, const 
 const float HUGE_SCORE = 8589934592.0f;
 
 /* Returns the score of a visible pair, or of a sink, in base 2. The result is never -inf, which stands for a hidden
- * pair. A score z with |z| >= HUGE_SCORE is returned unchanged, because its conversion could overflow; P computed from
- * it is right all the same. */
+ * pair. A score z with |z| >= HUGE_SCORE is returned unchanged, because its conversion could overflow; P is correct
+ * even so. */
 DEVICE float in_base_2(float z)
 {
     const float y = z * LOG2E, most = HUGE_SCORE - 512;
@@ -284,8 +285,8 @@ DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
 }
 
 /* Returns the sequence to which tile number `tile` of a packed problem belongs. A tile has `unit` rows. The tiles of
- * sequence b begin with number cu[b] / unit + extra * b, where cu is cu_seqlens. The `extra` numbers of each sequence
- * are for tiles that are not full. */
+ * sequence b begin with number cu[b] / unit + extra * b, where cu is cu_seqlens. Each sequence has `extra` additional
+ * tile numbers, for tiles that are not full. */
 DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int extra, int tile)
 {
     int low = 0, high = (int)sequences;
@@ -307,8 +308,8 @@ DEVICE int64_t lse_at(const cuda_args &a, const head_args &x, int64_t i)
 
 /* Returns the grid for one block per tile of `rows` query rows: (tiles, heads, batch), or for packed problems (tiles of
  * all sequences, heads). In a packed problem, sequence b owns the tiles from number cu_seqlens[b] / rows + b on, up to
- * the first tile of sequence b + 1. They are at least as many as the sequence needs. A block finds its sequence by
- * bisection. */
+ * the first tile of sequence b + 1. This range has at least as many tiles as the sequence needs. A block finds its
+ * sequence by bisection. */
 static inline dim3 tile_grid(const attn_geometry &g, int rows)
 {
     const attn_dims &d = g.dims;

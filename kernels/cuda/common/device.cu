@@ -93,7 +93,7 @@ struct device {
     int core_khz, memory_khz, memory_bits;
     /* true: a sticky error has occurred, and the device is lost; any thread may set this, and nothing clears it */
     std::atomic<bool> lost;
-    /* one bit for each device to whose memory this device has asked for direct access; any thread may set a bit */
+    /* bit n: this device has asked for direct access to the memory of device n; any thread may set a bit */
     std::atomic<uint64_t> peers;
     /* the driver's function that lets a stream write a note (a number that the host reads in pinned memory); NULL:
      * streams have no notes */
@@ -103,11 +103,12 @@ struct device {
     int64_t memory_limit, memory_used, memory_taken;
     /* for each size class, a list of blocks that the caller has freed and that are kept for reuse */
     block *idle[CLASSES];
-    block *live; /* list of memory blocks that callers use, the youngest first, because it is usually freed first */
+    block *live; /* list of the memory blocks that callers use; the newest block comes first, because callers usually
+                  * free it first */
 };
 
 struct memory_range {
-    const char *begin, *end; /* the memory from `begin` to before `end`; both NULL: no memory */
+    const char *begin, *end; /* the memory from `begin` up to, but not including, `end`; both NULL: no memory */
 };
 
 struct stream {
@@ -234,7 +235,7 @@ PFN_cuStreamWriteValue32_v11070 word_writer()
     return write;
 }
 
-/* Returns an attribute of a device; 0 where the driver does not know it. */
+/* Returns an attribute of a device, or 0 if the driver does not know it. */
 int attribute(cudaDeviceAttr which, int index)
 {
     int value = 0;
@@ -586,7 +587,7 @@ size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
     if (rows < 2 * chip->step_seconds || is_decode(plan) || plan->kernel == &simple_forward.takes ||
         plan->kernel == &simple_backward.takes || plan->kernel == &simple_observe.takes)
         return 0;
-    /* the kernels of an observe (statistics of attention weights) keep the marks of its rows in their own workspace */
+    /* the kernels of an observe (statistics of attention weights) keep the marks of rows in their own workspace */
     if (plan->problem->op == ATTN_OP_OBSERVE) return MARKS_HEAD;
     return (size_t)(MARKS_HEAD + query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
 }
@@ -723,7 +724,7 @@ attn_status moves(attn_stream *base, const attn_move *list, int64_t count, attn_
 }
 
 /* Lets device `d`, which must be the thread's current device, access the memory of device number `index` directly. The
- * function asks the driver only once. If the driver refuses, it makes peer copies through the host's memory. */
+ * function asks the driver only once. If the driver refuses, peer copies go through the host's memory. */
 void allow_peer(device *d, int index)
 {
     const uint64_t bit = index < 64 ? UINT64_C(1) << index : 0;
@@ -731,7 +732,8 @@ void allow_peer(device *d, int index)
     if (bit == 0 || (d->peers.fetch_or(bit, std::memory_order_relaxed) & bit)) return;
     if (cudaDeviceCanAccessPeer(&can, d->base.index, index) == cudaSuccess && can)
         (void)cudaDeviceEnablePeerAccess(index, 0);
-    cudaGetLastError(); /* clears the error that the driver returns if it refuses, or if it gave access before */
+    cudaGetLastError(); /* clears the error that the driver returns if it refuses access, or if access was enabled
+                         * before */
 }
 
 attn_status copy_peer(attn_stream *base, void *to, const attn_device *source, const void *from, size_t bytes,
@@ -919,8 +921,8 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     }
     if (!takes_step(&chip, tile_seconds(&chip, plan))) return cudaSuccess;
     chip.after_decode = s->after_decode && reads_no_results(s, plan->problem);
-    /* if no kernel is queued (a decode without query rows), s->after_decode and s->written stay those of the stream's
-     * previous kernel */
+    /* if this problem queues no kernel (a decode without query rows), s->after_decode and s->written still describe the
+     * stream's previous kernel */
     if (!decodes || dims.B * dims.H * dims.Sq > 0) {
         s->after_decode = decodes;
         s->written[0] = range_of(plan->problem->out);
@@ -937,8 +939,8 @@ attn_status run_with(stream *s, const attn_plan *plans, int count, char *scratch
     char *const begin = scratch;
     for (int i = 0; i < count && !(steps && steps->more); i++) {
         if (attn_is_cancelled(s->base.cancel)) return attn_given_up(err);
-        /* An empty problem separates two groups of problems. Both groups use the same workspace, one after the other
-         * (see attn_workspace()). */
+        /* In the list of problems, an empty problem separates two groups. Both groups use the same workspace, one after
+         * the other (see attn_workspace()). */
         if (attn_is_empty(plans[i].problem)) {
             scratch = begin;
             continue;

@@ -5,9 +5,9 @@
  * in `backend`. The first row that takes a problem computes it, so fast kernels stand before general ones. To add a
  * kernel, add a row to cuda_kernels[] in kernels.cu.
  *
- * A row lists the features that its kernel computes; a problem with any other feature skips the row. ATTN_ALL_SCORES
- * is for kernels that compute each score by score() of args.cuh, in every variant or in the variant for options (see
- * PLAIN_FEATURES). */
+ * A row lists the features that its kernel computes; a problem with any other feature skips the row. The feature
+ * ATTN_ALL_SCORES is for kernels that compute each score by score() of args.cuh, in every variant or in the variant for
+ * options (see PLAIN_FEATURES). */
 #ifndef ATTN_CUDA_KERNELS_H
 #define ATTN_CUDA_KERNELS_H
 
@@ -63,7 +63,7 @@ struct cuda_steps {
     /* seconds of work that the present call of attn_run_some() may still queue; its first step is always queued */
     double seconds;
     bool more; /* true: this call of attn_run_some() has left a step to the next call */
-    bool any;  /* true: this call of attn_run_some() has queued a step */
+    bool any;  /* true: this call of attn_run_some() has queued a step (a part of a long problem) */
     bool idle; /* true: all work of earlier calls of attn_run_some() had ended when this call began */
     /* true: this call of attn_run_some() has queued a check for marked rows (rows that a later launch must compute);
      * only the next call sees the check's result */
@@ -103,7 +103,7 @@ template <typename F> void in_parts(const struct cuda_chip *chip, int64_t count,
     for (int64_t first = 0; first < count; first += part) visit(first, part < count - first ? part : count - first);
 }
 
-/* Like in_parts(), but calls launch(first, count) only for the steps that chip->steps selects. */
+/* Does what in_parts() does, but calls launch(first, count) only for the steps that chip->steps selects. */
 template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count, double seconds_each, F launch)
 {
     in_parts(chip, count, seconds_each, [&](int64_t first, int64_t n) {
@@ -114,7 +114,7 @@ template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count,
 /* A range of tiles that one launch computes. If the tiles of one head take longer than a step (about 20 ms), several
  * launches share them. The number of launches does not change the bits of results. */
 struct tile_range {
-    int64_t first, end; /* tiles first to end - 1 */
+    int64_t first, end; /* the tiles `first` to `end` - 1 */
 };
 static inline tile_range share_of(const struct cuda_chip *chip, int64_t tiles)
 {
@@ -150,8 +150,8 @@ template <typename F> cudaError_t in_shares(const struct cuda_chip *chip, double
     return code;
 }
 
-/* Like in_shares(), with two functions: calls before() for all shares, then launch() for all shares. If there is only
- * one share, the two calls together are one step. */
+/* Does what in_shares() does, but with two functions: calls before() for all shares, then launch() for all shares. If
+ * there is only one share, the two calls together are one step. */
 template <typename F, typename G>
 cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before, F before, double seconds, G launch)
 {
@@ -235,7 +235,8 @@ template <auto kernel> cudaError_t allow_shared(size_t bytes)
 /* Makes many small copies in one launch, as attn_moves() describes them. The function is in moves.cu. */
 cudaError_t cuda_moves(cudaStream_t stream, const attn_move *moves, int64_t count);
 
-/* Merges results over parts of the keys into the result over all keys, for attn_merge(). It is in merge.cu. */
+/* Merges results over parts of the keys into the result over all keys, for attn_merge(). merge.cu defines the
+ * function. */
 cudaError_t cuda_merge(cudaStream_t stream, const attn_merge_plan *plan);
 
 /* Adds up arrays element by element, for attn_sum_parts(). The function is in sum.cu. */
@@ -244,7 +245,7 @@ cudaError_t cuda_sum(cudaStream_t stream, const attn_sum *sum);
 /* Writes the results of padding rows, as attn_fill_padding() does. The function is in padding.cu. */
 cudaError_t cuda_fill_padding(cudaStream_t stream, const attn_plan *plan);
 
-/* Sums the exponentials of rows of scores in float64, for attn_lse_start(), which checks a lse from a client. The
+/* Sums the exponentials of rows of scores in float64, for attn_lse_start(), which checks an lse that a client gave. The
  * function is in verify_lse.cu. */
 cudaError_t cuda_sum_lse(cudaStream_t stream, const attn_problem *problem, const attn_lse_look *look, double *found);
 

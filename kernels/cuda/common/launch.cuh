@@ -1,7 +1,7 @@
 /* launch.cuh: programmatic dependent launch. The GPU prepares a kernel while the previous kernel of the stream still
  * runs, and the kernel waits for the previous kernel's end. Every block must call wait_for_prerequisites(), even a
- * block without work. Otherwise a kernel could end before its predecessor ends. The kernel after it waits only for the
- * end of this kernel, and could start too early. */
+ * block without work. Otherwise a kernel could end before its predecessor. Its successor waits only for the kernel
+ * itself, and could start while the predecessor still runs. */
 #ifndef ATTN_CUDA_LAUNCH_CUH
 #define ATTN_CUDA_LAUNCH_CUH
 

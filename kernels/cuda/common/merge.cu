@@ -11,8 +11,8 @@ namespace {
 
 enum { WARPS = 4, SINK_WARPS = 16, MOST_BLOCKS = 1 << 16 };
 
-/* Two numbers for each part of the keys, in one row. share: the weight of the part's result in the row's result. dot:
- * the dot product of dout with the part's out. */
+/* Two numbers for each part of the keys of a row. share: the weight of the part's result in the row's result. dot: the
+ * dot product of dout with the part's out. */
 struct weights {
     float share[ATTN_MERGE_PARTS], dot[ATTN_MERGE_PARTS];
 };
@@ -45,8 +45,8 @@ DEVICE void merge_out(const attn_merge_plan &m, const attn_merge_row &row, const
     }
 }
 
-/* Computes, for each part of the keys, the dot product of dout with the part's out in this row. Returns the mean of
- * these dot products in all lanes, weighted by the parts' shares in the row's result. */
+/* Computes, for each part of the keys, the dot product of dout with the part's out in this row. Returns, in all lanes,
+ * the mean of these dot products, weighted by the parts' shares in the row's result. */
 DEVICE float find_dots(const attn_merge_plan &m, const attn_merge_row &row, weights &w)
 {
     const int64_t from = attn_at(&m.out_of_part, row.b, row.h, row.i), at = attn_at(&m.dout, row.b, row.h, row.i);

@@ -10,7 +10,7 @@
  *             registers, so kernels on tensor cores use it.
  *  BY_LANES   32 pairs at a time; each lane has a pair and adds up its channels in the order of BY_WARP. This way is
  *             for rows of huge scores, whose P is 0 for nearly all keys: keys with P of 0 are skipped together. BY_WARP
- *             takes a warp that is alone on its multiprocessor 1.2 us per pair (H100, D 1). */
+ *             needs 1.2 us per pair in a warp that is alone on its multiprocessor (H100, D 1). */
 #ifndef ATTN_CUDA_ROWS_CUH
 #define ATTN_CUDA_ROWS_CUH
 
@@ -156,7 +156,7 @@ static __device__ __noinline__ float zero_of_lane(const attn_view &y, int64_t y_
 }
 
 /* Returns the score of a pair, as score_of_rows() does, but each lane has a pair (i, j) of its own. x_at and y_at are
- * where the pair's rows begin: in q and k, or in k and q. */
+ * where the pair's rows begin in x and y, which are q and k, or k and q. */
 DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i, int64_t j, const attn_view &x,
                            int64_t x_at, const attn_view &y, int64_t y_at, float *derivative)
 {
@@ -171,10 +171,10 @@ DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i,
     return in_double.x;
 }
 
-/* Computes the running maxima of 32 steps of an online softmax at once. Step n adds the key of lane n. z: the score of
- * the lane's key; seen: false if the lane has no key. Returns the maximum up to and including the lane's key; *before
- * becomes the maximum without that key. *m becomes the maximum over all 32 keys and those before them. A NaN stays in
- * all later maxima. */
+/* Computes the running maxima of 32 steps of an online softmax at once. Step n adds the key of lane n. `z` is the score
+ * of the lane's key; `seen` is false if the lane has no key. Returns the maximum up to and including the lane's key;
+ * *before becomes the maximum without that key. *m becomes the maximum over all 32 keys and those before them. A NaN
+ * stays in all later maxima. */
 DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
 {
     const int lane = threadIdx.x % 32;
@@ -212,8 +212,8 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
  * float16. */
 const float SCORE_MOST = 1 << 27;
 
-/* Returns whether tensor cores computed a row correctly, given its largest score m. BUT_HUGE: the kernel's scores come
- * from in_base_2(), so it also computes rows of huge scores correctly. */
+/* Returns whether tensor cores computed a row correctly, given its largest score m. BUT_HUGE is true for kernels that
+ * take scores from in_base_2(). These kernels compute rows of huge scores correctly, too. */
 template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
 {
     return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
@@ -274,7 +274,7 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
     const attn_range keys = attn_keys_of(&g, &x.s, i);
 again:
     float o[N] = {};
-    /* the sums begin with the sink: m is the sink's score, so its exponential is 1 */
+    /* the sums begin with the sink: m is the sink's score, so the sink's exponential is 1 */
     float m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
     for (int64_t first = keys.lo; first < keys.hi && WAY == BY_LANES; first += 32) {
         const int64_t j = first + threadIdx.x % 32;
@@ -456,7 +456,7 @@ DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
     return seen == 1;
 }
 
-/* A row that sees only one key has an lse equal to the key's score but for rounding. Returns the largest difference
+/* If a row sees only one key, its lse differs from the key's score only by rounding. Returns the largest difference
  * that rounding can make between lse and that score. Tiles of float32 kernels add 15 to exponents in base 2
  * (f32_forward.cu), so small scores are rounded as coarsely as scores of 15. */
 DEVICE float one_key_slack(float lse)
@@ -540,8 +540,8 @@ static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, c
     store_row(g.view[ATTN_T_dq], x.b, x.h, line, D, dq, x.scale);
 }
 
-/* Computes the whole rows of dk and dv (of those that are wanted) for key j of key/value head hk. Both rows are sums
- * over the query heads of the group, added in order. */
+/* Computes the whole rows of dk and dv, if they are wanted, for key j of key/value head hk. Both rows are sums over the
+ * query heads of the group, added in order. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ void dkdv_row(const cuda_args &a, const saved &s, int64_t b, int64_t hk, int64_t j)
 {

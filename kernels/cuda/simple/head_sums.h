@@ -1,5 +1,5 @@
-/* head_sums.h: dalibi_slopes and dsinks, gradients that are sums over the queries of a head. The backward of every
- * kernel family calls sum_heads() for them. */
+/* head_sums.h: computes dalibi_slopes and dsinks, gradients that are sums over all queries of a head. The backward of
+ * every kernel family (simple, sm80, sm90) calls sum_heads() for these gradients. */
 #ifndef ATTN_CUDA_HEAD_SUMS_H
 #define ATTN_CUDA_HEAD_SUMS_H
 
@@ -13,7 +13,7 @@ struct row_far_sums {
 
 /* Returns the sum of dZ * distance over the pairs of query i. A distance may be several hundred, and multiplies any
  * error of the row's delta. Where no out was given, delta comes from a forward that rounds P to the tensors' dtype. In
- * that case the function finds the error of delta from the same pairs: with the right delta, dZ plus the sink's share
+ * that case the function finds the error of delta from the same pairs: with the correct delta, dZ plus the sink's share
  * adds up to dlse, and P plus the sink's share adds up to 1. */
 DEVICE float far_of_row(const cuda_args &a, const saved &s, const head_args &x, int64_t i, const row_far_sums &sum,
                         bool given)
@@ -28,8 +28,8 @@ DEVICE float far_of_row(const cuda_args &a, const saved &s, const head_args &x, 
     return (sum.dz_far - off * sum.p_far) / all;
 }
 
-/* Computes dalibi_slopes from s.far, and dsinks from s.lse, s.rest and s.delta. A gradient that the problem does not
- * request is not computed. */
+/* Computes dalibi_slopes from s.far (the sum of dZ times distance of each row), and dsinks from s.lse, s.rest and
+ * s.delta. A gradient that the problem does not request is not computed. */
 cudaError_t sum_heads(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s,
                       cudaStream_t stream);
 

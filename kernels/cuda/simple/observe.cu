@@ -35,7 +35,8 @@ DEVICE bool has_wanted(const observed_rows &rows)
     return rows.nonfinite_sums ? *rows.nonfinite : !rows.found || *rows.found;
 }
 
-/* Returns whether this launch computes an element of key_mass, weights or map. x is the element's value so far. */
+/* Returns whether this launch computes an element of key_mass, weights or map. `x` is the element's value so far. A
+ * launch for nonfinite_sums computes only elements that are not finite. */
 DEVICE bool is_wanted_sum(const observed_rows &rows, float x)
 {
     return !rows.nonfinite_sums || x - x != 0;
@@ -272,8 +273,8 @@ void launch_each(const cuda_chip *chip, const observed_rows &rows, int64_t count
         in_steps(chip, count, seconds_each,
                  [&](int64_t first, int64_t part) { launch(blocks_for(part), first, part); });
     } else if (chip->rows_found) {
-        /* without a check for marked rows in this call (chip->found is NULL), the host sees the marks after the
-         * problem, and computes the whole problem again */
+        /* if this call does not check for marked rows (chip->found is NULL), the host finds the marks after the
+         * problem, and then computes the whole problem again */
         if (!chip->found) return;
         launch_left(chip, count, seconds_each, [&](unsigned blocks, int64_t first, int64_t part, int64_t) {
             launch((unsigned)attn_min64(blocks, busy), first, part);

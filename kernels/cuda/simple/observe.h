@@ -7,17 +7,17 @@
 
 struct cuda_args;
 
-/* Numbers of each row that the first kernel of an observe leaves for later kernels, at index lse_at(). With these
- * numbers a later kernel computes P = exp2(z - base) * inverse, where z is a score in base 2 (in_base_2()). base is
- * INFINITY where P is 0, and NaN where all numbers of the row are NaN. */
+/* The first kernel of an observe stores these numbers of each row for later kernels, at index lse_at(). From them a
+ * later kernel computes P = exp2(z - base) * inverse, where z is a score in base 2 (in_base_2()). `base` is INFINITY
+ * where P is 0, and NaN where all numbers of the row are NaN. */
 struct observed_rows {
     float *base, *inverse, *most, *entropy;
-    /* strange: one byte per row, 1 if tiles cannot compute the row; *found is 1 if there is such a row. Both pointers
-     * are NULL where the kernels use no tiles. */
+    /* `strange` has one byte per row, which is 1 if tiles cannot compute the row; *found is 1 if there is such a row.
+     * Both pointers are NULL where the kernels use no tiles. */
     uint8_t *strange;
     int *found;
-    /* *nonfinite is 1 if an element of key_mass, weights or map is not finite. nonfinite_sums: this launch computes
-     * only elements that are not finite; it leaves out strange rows (those that tiles cannot compute). */
+    /* *nonfinite is 1 if an element of key_mass, weights or map is not finite. If `nonfinite_sums` is true, this launch
+     * computes only elements that are not finite, and leaves out strange rows (those that tiles cannot compute). */
     int *nonfinite;
     bool nonfinite_sums;
 };
@@ -31,7 +31,8 @@ void simple_observe_rows_left(const cuda_chip *chip, const cuda_args &a, const o
  * given. In these problems no kernel has looked for scores that tiles cannot compute. A score that tiles cannot compute
  * makes an element of key_mass, weights or map NaN or infinite. simple_observe_find_nonfinite() looks for these
  * elements after tiles have computed the outputs. simple_observe_nonfinite_sums() computes the elements again, before
- * the sums of strange rows are added. Both functions need rows.base and rows.inverse of all rows. */
+ * the sums of strange rows (rows that tiles cannot compute) are added. Both functions need rows.base and rows.inverse
+ * of all rows. */
 void simple_observe_find_nonfinite(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                                    cudaStream_t stream);
 void simple_observe_nonfinite_sums(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,

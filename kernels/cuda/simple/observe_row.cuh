@@ -77,8 +77,8 @@ template <typename T> DEVICE void shift(T (&slot)[2], int at, T x)
     slot[1] = lane + 32 < at ? slot[1] : lane + 32 == at ? x : before1;
 }
 
-/* Adds one score z per lane to the list. Lane n has key first + n. If two keys have equal scores, the lower key comes
- * first. */
+/* Adds one score z per lane to the list. Lane n has the key `first` + n. If two keys have equal scores, the lower key
+ * comes first. */
 DEVICE void add_to_top(top_list &top, int64_t most, bool seen, float z, int64_t first)
 {
     for (;;) {

@@ -11,10 +11,10 @@
  *   dbias     an element of dbias:        sum of dZ over the broadcast axes                      dbias
  *   far       a query row of one head:    sum of dZ times distance (for head_sums.cu)            dalibi_slopes
  *
- * A lane holds every 32nd channel of a row: 8 registers for D <= 256. Wider heads have variants with 18 registers (a
- * forward, D <= 576) and 32. Hidden keys are skipped and not multiplied by zero: NaN in a hidden key has no effect, and
- * NaN in a visible key reaches exactly the rows that see it. Source: FlashAttention-2 (arXiv:2307.08691), Algorithms 1
- * and 2, one row at a time. */
+ * A lane holds every 32nd channel of a row: 8 registers for D <= 256. Wider heads have variants with 18 registers (only
+ * for a forward with D <= 576) and with 32 registers. Hidden keys are skipped and not multiplied by zero: NaN in a
+ * hidden key has no effect, and NaN in a visible key reaches exactly the rows that see it. Source: FlashAttention-2
+ * (arXiv:2307.08691), Algorithms 1 and 2, one row at a time. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/pair.cuh"
 #include "head_sums.h"
@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(32 * WARPS)
 }
 
 /* The whole warp calls visit(n) for those n in first .. first + count - 1 for which wanted(n) is true. Few n are
- * wanted. The grid has `warps` warps, each of which tests every `warps`-th n; its lanes test 32 of them at a time. */
+ * wanted. The grid has `warps` warps. A warp tests every `warps`-th n, and its lanes test 32 of these numbers at a
+ * time. */
 template <class WANTED, class VISIT>
 DEVICE void for_wanted(int64_t first, int64_t count, int64_t warps, WANTED wanted, VISIT visit)
 {
@@ -219,7 +220,7 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     const attn_view &view = a.g.view[ATTN_T_dbias];
     float *const to = (float *)view.data + attn_at(&view, b0, h0, i0) + j;
     float sum = x.begin ? *to : 0;
-    if (x.begin == x.end) { /* without queries an element is a sum without terms: 0 */
+    if (x.begin == x.end) { /* in a problem without queries an element is a sum without terms, which is 0 */
         if (threadIdx.x % 32 == 0) *to = 0;
         return;
     }
@@ -236,7 +237,7 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     if (threadIdx.x % 32 == 0) *to = sum;
 }
 
-/* One warp returns the sum of dZ * distance over the pairs of a query, as far_of_row() defines it. */
+/* Computes, with one warp, the sum of dZ * distance over the pairs of a query, as far_of_row() defines it. */
 template <int N>
 DEVICE float sum_of_far_pairs(const cuda_args &a, const saved &s, const head_args &x, int64_t i, bool given)
 {

@@ -74,8 +74,8 @@ static inline double wide_products(int64_t D, int64_t Dv, bool backward)
 }
 
 /* Returns an upper bound on the seconds that tensor cores need for a problem. The assumed rate is at most the one
- * measured on an H100 (kernels/MEASUREMENTS.md). For a problem with options (softcap, bias, masks, ...) it is a sixth
- * of the measured rate, or a third for the kernels of Hopper. */
+ * measured on an H100 (kernels/MEASUREMENTS.md). For a problem with options (softcap, bias, masks, ...) the assumed
+ * rate is a sixth of the measured rate, or a third for the kernels of Hopper. */
 static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -93,8 +93,9 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
 
 /* Returns whether the host checks for marked rows (rows that tensor cores could not compute) in the middle of a
  * problem, before the launches that compute these rows. The check waits for the stream for some 30 us. The function
- * returns true only if this is less than one percent of the problem's time. In a shorter problem the host checks only
- * at the end (attn_stream_left_rows()). If rows are marked then, the host computes the problem again. */
+ * returns true only if these 30 us are less than one percent of the problem's time. In a shorter problem the host
+ * checks only at the end (attn_stream_left_rows()). If the host finds marked rows at the end, it computes the problem
+ * again. */
 static inline bool looks_for_rows(const cuda_chip *chip, const attn_plan *plan)
 {
     return tile_seconds(chip, plan) >= chip->step_seconds / 4;

@@ -22,7 +22,7 @@
  *   dkdv_tiles  the main kernel for problems with options, and for head dims above 128. Head dims above 128 leave no
  *               registers for both dK and dV: each of two launches computes one of them, and both compute S. A warp
  *               has 16 keys and all queries of the tile
- *   finish      dQ = scale * sum, in its dtype; with `deterministic` dq_tiles instead, one block per query tile
+ *   finish      dQ = scale * sum, in the dtype of dq; with `deterministic` dq_tiles instead, one block per query tile
  *   option_gradients.cu   dbias, dalibi_slopes, dsinks where wanted
  *
  * prepare and finish are in backward_common.cuh, dkdv_wide is in backward_wide.cuh.
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     if (PARTS & DK) finite &= scale_block(dK, (float)g.scale);
     if (PARTS & DV) finite &= scale_block(dV, 1);
     /* Wait for the block's copies of K and V, because dK and dV are about to be stored in the memory of K and V. If no
-     * query sees the block's keys, the loop made no round, and so has not waited for these copies. */
+     * query sees the block's keys, the loop did not run, and has not waited for these copies. */
     cp_async_wait<0>();
     /* after this barrier no thread reads the tiles in shared memory, so results may be stored in that memory */
     const bool poisoned = __syncthreads_or(!finite);
@@ -339,7 +339,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             j = seen_tile_above(sm.seen, j - 1, last);
             if (j == last) break;
         }
-        __syncthreads(); /* after this barrier no thread reads the previous tile, whose memory is loaded next */
+        __syncthreads(); /* after this barrier no thread reads the previous tile, and the next copy may overwrite it */
         K.template load<BN>(sm.K, j * BN);
         V.template load<BN>(sm.V, j * BN);
         cp_async_commit();
@@ -410,7 +410,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
         }
     }
     /* Wait for the block's copies of Q and dO, because dQ is about to be stored in the memory of Q and dO. If the
-     * block's queries see no key, the loop made no round, and so has not waited for these copies. */
+     * block's queries see no key, the loop did not run, and has not waited for these copies. */
     cp_async_wait<0>();
     const attn_view &dq = g.view[ATTN_T_dq];
     /* after this barrier no thread reads the tiles in shared memory, so results may be stored in that memory */

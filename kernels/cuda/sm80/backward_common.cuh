@@ -29,7 +29,7 @@ DEVICE float4 read_fragment(const float *sums, int lane)
 #endif
 }
 
-/* Copies the row_values of one query tile to shared memory. 32 threads of the block make the copy. */
+/* Copies the row_values (lse and delta) of one query tile to shared memory. 32 threads of the block make the copy. */
 DEVICE void load_values(row_values *to, const row_values *from)
 {
     static_assert(sizeof(row_values) == 32 * 16);
@@ -38,8 +38,8 @@ DEVICE void load_values(row_values *to, const row_values *from)
 
 /* ---- The kernel `prepare`: lse and delta of each row ------------------------------------------------------------- */
 
-/* Computes both numbers (lse and rest) of each lse of the tile that is too large for one float32. The function
- * determines again which tile the block has, so that prepare() need not keep the tile in registers. */
+/* For each row of the tile whose lse is too large for one float32, computes the lse as two numbers (lse and rest). The
+ * function determines again which tile the block has, so that prepare() need not keep the tile in registers. */
 __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const saved &s, unsigned tile)
 {
     const tile_place place = tile_place_of<BM>(a, tile);
@@ -140,14 +140,14 @@ __global__ void __launch_bounds__(128, 8)
 /* ---- dK, dV and the sums of dQ: code shared by dkdv_wide and dkdv_tiles --------------------------------------- */
 
 /* The keys of a block, and the query tiles that see any of these keys. In a packed problem, tiles of keys are numbered
- * across all sequences: those of sequence b begin with number cu_k[b] / BN + b, as in tile_place_of(). */
+ * across all sequences. The tiles of sequence b begin with tile number cu_k[b] / BN + b (see tile_place_of()). */
 struct key_place {
     attn_sequence s;
     limits limit;
     int b, hk, j0;
     int rows;        /* number of rows of dk and dv to write; rows at or past the length in seqlens_k are written as
                       * zeros */
-    int first, last; /* query tiles first to last - 1 see at least one of the block's keys */
+    int first, last; /* at least one of the block's keys is visible to query tiles `first` to `last` - 1 */
 };
 
 /* Returns the block's keys. The members about query tiles are not set yet: find_queries() sets them while the keys are
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
     if (pieces) {
         const int EACH = BM / 16 * (D / 8) / 8,
                   /* EACH: number of blocks of 16 queries x 8 channels (columns of dQ) that a warp loads; CHUNK: how
-                   * many of them it loads at a time */
+                   * many blocks it loads at a time */
             CHUNK = EACH < 8 ? EACH : 8;
 #pragma unroll
         for (int chunk = 0; chunk < EACH; chunk += CHUNK) {

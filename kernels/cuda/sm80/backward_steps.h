@@ -31,8 +31,8 @@ struct backward_scratch {
     float *sums;
 };
 
-/* Returns the index of a query tile; tiles are numbered across all heads. In a packed problem the tiles of sequence b
- * begin with number cu[b] / QUERY_TILE + b, as in tile_place_of(). */
+/* Returns the index of a query tile. Tiles are numbered across all heads. In a packed problem the tiles of sequence b
+ * begin with tile number cu[b] / QUERY_TILE + b (see tile_place_of()). */
 DEVICE int64_t query_tile(const cuda_args &a, const attn_sequence &s, int b, int h, int tile)
 {
     const int64_t tiles = a.g.dims.packed ? a.g.dims.total_q / QUERY_TILE + a.g.dims.B
@@ -54,7 +54,7 @@ int backward_class(const attn_dims &d);
 
 /* Returns the bytes of workspace for the steps of a backward before and after its main kernel. The main kernel's own
  * workspace lies behind these bytes. Returns 0 if out and lse are not given and no kernel of this chip computes them.
- * `adds`: the main kernel may add to float32 sums of dQ in any order. */
+ * `adds` is true if the main kernel may add to float32 sums of dQ in any order. */
 size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 
 struct backward_run {

@@ -36,8 +36,8 @@ template <int D> struct shared_wide {
     alignas(1024) row_values values[2];
     /* P^T, the transposed probabilities: a row is a key, a column a query */
     alignas(1024) uint16_t P[wide<D>::QW == 2 ? BN * BM : 512];
-    /* dS^T (transposed gradient of the scores) of the tile of queries that the block computes; if shared memory has
-     * room, also that of the previous tile */
+    /* dS^T (transposed gradient of the scores) of the query tile that the block computes. If shared memory has room,
+     * dS^T of the previous query tile is here too. */
     alignas(1024) uint16_t dS[2][BN * BM];
 };
 
@@ -90,7 +90,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     Shared &sm = *reinterpret_cast<Shared *>(memory);
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    /* key: index of the warp's first key in the block; part: its index among the QW warps that share these keys */
+    /* key: index of the warp's first key in the block; part: index of the warp among the QW warps that share these
+     * keys */
     const int key = warp / QW * 32, part = warp % QW;
 
     key_place place = key_place_of<BN>(a, whole, blockIdx);
@@ -209,8 +210,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
             }
             if (QW == 2) write_block<T>(sm.P, S, key, q, lane);
 
-            /* Compute the gradient of the probabilities, dP^T = V dO^T, and that of the scores, dS^T = P^T (dP^T -
-             * delta). */
+            /* Compute the gradient of the probabilities, dP^T = V dO^T, and the gradient of the scores, dS^T = P^T
+             * (dP^T - delta). */
             product<T, D / 16>(
                 dP, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, D, 2, tileV, key, kk * 16); },
                 [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(b_rows, D, 2, tileO, q, kk * 16); });

@@ -27,11 +27,11 @@
  *
  * With up to 16 rows, each warp takes a part of the tile's keys for all rows, with m, l and O of its own. With up to 64
  * rows, each warp takes 16 of the rows for all keys. Blocks of up to 8 rows with head sizes 65 to 128 (one query of
- * most models) have a variant of their own (decode_few()). Because 8 rows are half an operand, this variant computes
- * O^T += V^T P^T, with half the products and half the registers. decode_few() computes the place of a split in 32 bits,
- * and loads the split's first tiles before anything else. Three blocks fit on a multiprocessor of Hopper, so that
- * memory is not idle while one block begins or ends. Loads of K and V have the L2 policy evict-first, so that partial
- * results stay in the L2.
+ * most models) have a variant of their own (decode_few()). Because 8 rows are half an operand of a tensor core
+ * instruction, this variant computes O^T += V^T P^T, with half the products and half the registers. decode_few() loads
+ * a split's first tiles before anything else. Three blocks fit on a multiprocessor of Hopper, so that memory is not
+ * idle while one block begins or ends. Loads of K and V have the L2 policy evict-first, so that partial results stay in
+ * the L2.
  *
  * Where sequences of a batch share a prefix (decode_places.cuh), the prefix is read once for several sequences (a
  * stack). decode_stacks() runs first and computes the splits of the prefix for the rows of all sequences of a stack,
@@ -45,21 +45,21 @@
  *
  * When one call follows another on a stream, the second call's reads overlap the first call's combine_splits()
  * (plan::ahead), if the second call reads nothing that the first call writes. device.cu knows a stream's last kernels,
- * and decides whether this is the case. Because calls overlap, every kernel here must call launch_dependents() only
- * after its own wait for the previous kernel. When a block of a call runs, all work that was queued before the previous
- * call has then ended. A kernel must also write nothing before its own wait. Only combine_splits() calls
- * launch_dependents() at once, because the blocks that allowed combine_splits() to start have waited already.
+ * and decides whether this is the case. Because calls overlap, every kernel here must wait for the previous kernel
+ * before it writes anything, and before it calls launch_dependents(). All work older than the previous call has then
+ * ended when a block of a call runs. Only combine_splits() calls launch_dependents() at once, because the blocks that
+ * allowed combine_splits() to start have waited already.
  *
  * On Hopper sm90/decode/decode.cu lets TMA load keys and values where possible. Results have the same bits.
  * decode_wide.cu computes head sizes above 256. decode_launch.cuh has decode_splits() and combine_splits().
  *
  * Float8 keys and values stay float8 in shared memory, which halves the time of reading them (float8.cuh). Float8 has a
  * variant of its own, which computes P V in float16. Problems with options (softcap, bias, masks, ...) use the variant
- * for 16-bit numbers, whose loader converts float8 one by one.
+ * for 16-bit numbers, whose loader converts float8 numbers one by one to 16-bit numbers.
  *
- * As in forward.cu there is a variant with options. A block whose result is not finite repeats its
- * split with zeros in place of values that are not finite. In the end the block computes one by one those rows that see
- * a value that is not finite. */
+ * Every kernel has a second variant for problems with options, as in forward.cu. A block whose result is not finite
+ * repeats its split with zeros in place of those values (numbers of V) that are not finite. In the end the block
+ * computes the rows that see such a value one by one. */
 #include "decode_launch.cuh"
 
 namespace {

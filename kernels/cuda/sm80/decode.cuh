@@ -1,8 +1,8 @@
-/* decode.cuh: how a block computes a split of decode.cu, which is few queries over some of a sequence's keys. This file
- * also has the loop of a block over its splits. A template parameter says how keys and values get to shared memory:
+/* decode.cuh: how a block computes a split of decode.cu (a few queries over a part of a sequence's keys), and the
+ * block's loop over its splits. A template parameter says how keys and values get to shared memory:
  *
- *   copies_by_threads   every thread copies pieces of 16 bytes (cp.async): any strides, options, for compute capability
- *                       8.0 and above
+ *   copies_by_threads   every thread copies pieces of 16 bytes (cp.async); this works for any strides and options, from
+ *                       compute capability 8.0 on
  *   copies_by_engine    a warp requests boxes from TMA (sm90/decode/decode.cu)
  *
  * Both ways load the same tiles in the same order, and give results with the same bits. They differ only in where the
@@ -78,7 +78,7 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
 template <int D, bool SCORE_MODS, bool PAGED, keys_as AS>
 using many_rows_shape = shape<D, (D <= TILE_HEAD_DIM), SCORE_MODS, PAGED, AS>;
 
-/* The shape of a block of decode_stacks(): rows of several sequences, one below the other, over the same keys. */
+/* The shape of a block of decode_stacks(), which computes rows of several sequences over the same keys. */
 template <int D> using stack_shape = shape<D, false, false, true, KEYS_AS_T, STACK_TILES>;
 
 /* The shape of a block with at most FEW_ROWS rows. */
@@ -113,31 +113,31 @@ template <class X> struct shared {
         float S[X::SCORE_MODS ? X::THREADS / 32 : 1][16]
                /* memory for each warp's scores while options (softcap, bias, masks) are applied to them */
                [X::SCORE_MODS ? X::KW + 4 : 1];
-        scores_of_warps<X> scores[X::WIDE_HEAD ? 2 : 1]; /* the scores of two tiles of keys, so that one tile's may
-                                                          * still be read when the next tile's are written */
+        scores_of_warps<X> scores[X::WIDE_HEAD ? 2 : 1]; /* the scores of two tiles of keys, so that one tile's scores
+                                                          * may still be read when the next tile's scores are written */
     };
     union { /* O overwrites the tiles when the block has read its last tile */
         tiles tile;
         float O[X::WK][X::BM][X::D + 4];
     };
-    /* maximum m and sum l of each row, from each warp; at the end the factor of the warp's O replaces m */
+    /* maximum m and sum l of each row, from each warp; at the end, m is replaced by the factor of the warp's O */
     float m[X::WK][X::BM], l[X::WK][X::BM];
     float top[X::BM], sum[X::BM]; /* maximum (top) and sum of each row, over all warps of the block */
     /* sum of O over those splits of the current split group (SPLIT_GROUP neighbouring splits) that have been
      * computed; blocks of wide heads compute one split each */
     float split_group_O[X::WIDE_HEAD ? 1 : (int)SPLIT_GROUP_ROWS][X::WIDE_HEAD ? 4 : X::D];
     float2 split_group_ml[SPLIT_GROUP_ROWS];
-    int i[X::BM], h[X::BM]; /* i: the query of each row of the block; h: its query head */
+    int i[X::BM], h[X::BM]; /* i: for each row of the block its query; h: for each row its query head */
     float slope[X::BM];
-    /* where keys are float8: the factor of each row's scores, see load_permuted_queries() */
+    /* if keys are float8: the factor that converts each row's scores to base 2, see load_permuted_queries() */
     float factor[X::FLOAT8 ? X::BM : 1];
 };
 
 /* ---- Computing one row of a split alone -------------------------------------------------------------------------- */
 
 /* Computes the partial result of query i over keys first to last - 1, skipping hidden keys (see rows.cuh). The function
- * writes the result only if tensor cores cannot compute it, because it is not finite or comes from huge scores. One
- * warp calls it. A lane has N channels. */
+ * writes the result only if tensor cores cannot compute it: the result is not finite, or scores are huge. One warp
+ * calls the function, and each lane has N channels. */
 template <int N>
 __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last,
                                         float *O, float2 *ml)
@@ -170,9 +170,9 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
 
 /* The keys of a split, and the tiles in which they are loaded. */
 struct split_place {
-    int first, last;  /* keys first to last - 1 of the sequence; `first` is a multiple of BN (keys per tile) */
-    int tiles, steps; /* tiles: index of the split's first tile; steps: number of tiles to load, where K[j] and V[j]
-                       * count as two */
+    int first, last;  /* the keys `first` to `last` - 1 of the sequence; `first` is a multiple of BN (keys per tile) */
+    int tiles, steps; /* tiles: index of the split's first tile; steps: number of tiles to load (K[j] and V[j] are two
+                       * tiles) */
 };
 
 template <class X> DEVICE split_place split_place_of(const group_place &place, int index)
@@ -231,8 +231,8 @@ template <typename T, class X> struct copies_by_threads {
     template <bool VALUES> DEVICE uint16_t *next()
     {
         cp_async_wait<SLOTS - 2>();
-        /* after this barrier the tile has arrived for all threads, and no thread reads the previous tile, whose slot is
-         * loaded next */
+        /* After this barrier the tile has arrived for all threads. No thread reads the previous tile any more, so the
+         * next copy may overwrite it. */
         __syncthreads();
         uint16_t *const tile = sm.tile.ring[slot];
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
@@ -251,9 +251,9 @@ template <typename T, class X> struct copies_by_threads {
 };
 
 /* The functions below load fragments of a tile in the ring. A tile has ROWS rows of WIDTH elements, stored as chunks of
- * CHUNK columns, one chunk after the other (tile.cuh). `chunk`: where the chunk begins, in elements from the start of
- * the tile; 0 where there is only one chunk. FEW_ADDRESSES: one instruction computes each address from the lane's only
- * stored address. */
+ * CHUNK columns, one chunk after the other (tile.cuh). `chunk` is where the chunk begins, in elements from the start of
+ * the tile (0 if there is only one chunk). With FEW_ADDRESSES a lane stores one address, and computes each other
+ * address from it with one instruction. */
 template <int D, bool FEW_ADDRESSES>
 DEVICE void queries_of(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {
@@ -323,9 +323,9 @@ template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, co
 }
 
 /* Converts eight bfloat16 of a row to float16 times a power of two; LANES neighbouring lanes share a row. The power
- * makes the row's largest number 2^14 or more, and `factor` is divided by it. Returns false where the conversion loses
- * a bit: where a number is 2^31 times smaller than its row's largest, or `factor` exceeds float32's range. Infinities
- * and NaN stay infinite and NaN. */
+ * makes the row's largest number 2^14 or more, and `factor` is divided by the power. Returns false where the conversion
+ * loses a bit: where a number is 2^31 times smaller than its row's largest, or `factor` exceeds float32's range.
+ * Infinities and NaN stay infinite and NaN. */
 template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &factor)
 {
     uint32_t most = 0;
@@ -353,9 +353,9 @@ template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &fa
 
 /* Loads Q in the order that scores_of_float8() needs. A negative scale changes the sign of Q. A scale of 0 makes Q
  * zeros, except numbers that are not finite. bfloat16 becomes float16, because float8 keys can be converted to float16
- * in a third of the instructions that bfloat16 takes. Each row then has its own factor from scores to base 2, in
- * sm.factor. Returns false where the conversion would not be exact (scaled_halves_of()); then Q is bfloat16, and one
- * factor `c` holds for all rows. */
+ * in a third of the instructions that bfloat16 takes. Each row then has a factor of its own in sm.factor, which
+ * converts its scores to base 2. Returns false where the conversion would not be exact (scaled_halves_of()); then Q is
+ * bfloat16, and one factor `c` holds for all rows. */
 template <typename T, class X>
 DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group_place &place, float c)
 {
@@ -411,7 +411,7 @@ DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group
     }
 }
 
-/* Returns channels d to d + 3 of row r of O: the sum over the block's warps, each times its factor. */
+/* Returns channels d to d + 3 of row r of O. They are the sum of the warps' O, each multiplied by the warp's factor. */
 template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
 {
     float4 o = make_float4(0, 0, 0, 0);
@@ -425,7 +425,7 @@ template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
     return o;
 }
 
-/* Returns the maximum m (x) and the sum l (y) of row r over all warps of the block. Replaces each warp's m by the
+/* Returns the maximum m (as x) and the sum l (as y) of row r over all warps of the block. Replaces each warp's m by the
  * factor for the warp's O. */
 template <class X> DEVICE float2 add_up_row(shared<X> &sm, int r, float sink)
 {
@@ -448,9 +448,9 @@ DEVICE bool is_finite(const float4 &o)
     return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
 }
 
-/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on. The function is for blocks of few
- * rows. Each thread computes and stores its own sums, so no barrier is needed. Returns false where a sum is not finite,
- * or comes from huge scores. */
+/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on. The function is for thread blocks of
+ * few rows. Each thread computes and stores its own sums, so no barrier is needed. Returns false if a sum is not
+ * finite, or if scores are huge. */
 template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int64_t saved, int rows)
 {
     const int D = X::D;
@@ -477,9 +477,10 @@ template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int
     return finite;
 }
 
-/* Adds a split's partial result to the sum of the earlier splits of its split group (SPLIT_GROUP neighbouring splits).
- * The call for the group's last split stores the sum in the workspace, in row `to`. from_workspace: the split was
- * computed a second time, so its result is in the workspace, from row `saved` on, and not in shared memory. */
+/* Adds a split's partial result to the sum of the earlier splits of its split group (SPLIT_GROUP neighbouring
+ * splits). The call for the group's last split stores the sum in the workspace, in row `to`. If `from_workspace` is
+ * true, the split was computed a second time, and its result is in the workspace, from row `saved` on, and not in
+ * shared memory. */
 template <class X>
 DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from_workspace, int64_t saved, bool first,
                                bool last, int64_t to)
@@ -495,8 +496,8 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
         const float4 sum = fold(split_group_ml(r).x, split_ml(r).x)(before, next);
         *(float4 *)(last ? &p.O[(to + r) * D + d] : &sm.split_group_O[r][d]) = sum;
     }
-    /* after this barrier no thread reads the split group's earlier m and l, or O, whose memory the ring's next tiles
-     * take */
+    /* After this barrier no thread reads the split group's earlier m, l and O. The next tiles of the ring (tiles of K
+     * and V) go to the same memory. */
     __syncthreads();
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
@@ -551,7 +552,7 @@ template <int DT> DEVICE void multiply_row(float (&O)[DT][4], int half, float by
     }
 }
 
-/* Multiplies the rows of O^T by factors, in blocks of few rows. Lane 4 r passes the factor of row r. */
+/* Multiplies the rows of O^T by factors, in thread blocks of few rows. Lane 4 r passes the factor of row r. */
 template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
 {
     const int t = threadIdx.x % 4;
@@ -562,9 +563,9 @@ template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
         for (int e = 0; e < 4; e++) O[dt][e] *= by_row[e % 2];
 }
 
-/* Writes a warp's O^T to shared memory, in blocks of few rows. With t = lane % 4, a lane has rows 2 t and 2 t + 1 of
- * two of every 16 channels. With 16-bit keys the two channels are lane / 4 and lane / 4 + 8; with float8 keys they are
- * lane / 4 * 2 and lane / 4 * 2 + 1. */
+/* Writes a warp's O^T to shared memory, in thread blocks of few rows. With t = lane % 4, a lane has rows 2 t and 2 t +
+ * 1 of two of every 16 channels. With 16-bit keys the two channels are lane / 4 and lane / 4 + 8; with float8 keys they
+ * are lane / 4 * 2 and lane / 4 * 2 + 1. */
 template <class X, int DT>
 DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, int wk, int rows)
 {
@@ -585,8 +586,8 @@ DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, in
     }
 }
 
-/* Writes a warp's O, m and l (l summed over the warp's lanes) to shared memory, as number wk of the block's partial
- * sums: rows from m0 on, columns from d0 on. */
+/* Writes a warp's O, m and l to shared memory, as partial sum number wk of the block. Before this, l is summed over the
+ * warp's lanes. The warp has the rows from m0 on and the columns from d0 on. */
 template <class X, int DT>
 DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[2], float (&l)[2], int m0, int d0,
                        int wk, int rows)
@@ -663,7 +664,7 @@ DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_
 }
 
 /* Computes again, one by one, those rows of a split that tensor cores cannot compute (a result is not finite, or scores
- * are huge). A warp computes a row. saved: the row of the workspace where the split's partial results begin. */
+ * are huge). A warp computes a row. `saved` is the row of the workspace where the split's partial results begin. */
 template <class X>
 DEVICE void repair_rows(const shared<X> &sm, const cuda_args &a, const plan &p, const group_place &place,
                         const split_place &keys, int64_t saved)
@@ -680,9 +681,9 @@ DEVICE void repair_rows(const shared<X> &sm, const cuda_args &a, const plan &p, 
 
 /* Computes split `index` of one key/value head: the rows of Q against the keys of the split. Writes the rows of `out`
  * if the sequence has one split, otherwise partial results in the workspace. If a result is not finite, the function
- * repeats the split with zeros in place of infinities and NaN of V. STACKED: the rows belong to `sequences`
- * neighbouring sequences, and `place` is that of the first one; decode_splits() repeats splits whose results are not
- * finite. */
+ * repeats the split with zeros in place of infinities and NaN of V. If STACKED is true, the rows belong to `sequences`
+ * neighbouring sequences, `place` is the place of the first sequence, and decode_splits() repeats splits whose results
+ * are not finite. */
 template <typename T, class X, template <typename, class> class RING>
 DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory,
                   typename RING<T, X>::kept &kept, int sequences = 1)
@@ -699,7 +700,8 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     RING<T, X> ring(kept, sm, a, x, keys);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = X::STACKED ? place.rows * sequences : place.rows;
     const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW,
-              d0 = warp % X::WD * (D / X::WD); /* m0, k0, d0: the warp's first row, key of a tile, and column */
+              d0 = warp % X::WD * (D / X::WD); /* m0, k0, d0: the warp's first row, the first key of a tile that it
+                                                * multiplies, and its first column */
     const bool idle = m0 >= rows;
     /* the channels of Q and K that the warp multiplies: CHANNELS_OF_WARP channels from c0 on */
     const int CHANNELS_OF_WARP = X::WIDE_HEAD ? D / X::WD : D, c0 = X::WIDE_HEAD ? d0 : 0;
@@ -818,7 +820,7 @@ again:
     ring.changed();
     __syncthreads();
     const int64_t saved = place.saved + (int64_t)index * place.rows;
-    /* distance, in rows of the workspace, from one sequence's partial results to those of the next */
+    /* distance, in rows of the workspace, from one sequence's partial results to the next sequence's */
     const int64_t each = X::STACKED ? g.dims.Hk * p.splits * place.rows : 0;
     const auto saved_row = [&](int r) {
         return X::STACKED ? saved + r / place.rows * each + r % place.rows : saved + r;
@@ -893,11 +895,11 @@ constexpr size_t shared_bytes()
     return narrow > wide ? narrow : wide;
 }
 
-/* A block of decode_stacks(): computes split `index` of one key/value head for a stack, a group of sequences whose
- * common keys are read once. Neighbouring sequences that share the split form a run, and the block computes the split
- * once for all sequences of a run. If several blocks read the same keys, the first block reads them from memory, and
- * the other blocks find them in the L2 cache. A sequence whose result is not finite gets NaN as m and l of its first
- * row, and decode_splits(), which runs next, computes its split. */
+/* A block of decode_stacks(): computes split `index` (a part of the keys) of one key/value head for a stack, which is a
+ * group of sequences whose common keys are read once. Neighbouring sequences that share the split form a run, and the
+ * block computes the split once for all sequences of a run. If several blocks read the same keys, the first block reads
+ * them from memory, and the other blocks find them in the L2 cache. A sequence whose result is not finite gets NaN as m
+ * and l of its first row, and decode_splits(), which runs next, computes its split. */
 template <typename T, class X, template <typename, class> class RING, class KEPT>
 DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {
@@ -906,8 +908,8 @@ DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kep
               index = (int)(blockIdx.x / stacks / Hk), lane = threadIdx.x % 32;
     uint32_t shares = __ballot_sync(0xffffffff, lane < p.stack && splits_shared(a, p, first + lane, hk).has(index));
     while (shares) { /* bit s is 1 if sequences first + s and first + s - 1 of the stack share the split */
-        /* a run of 1 bits stands for sequences that share the split: those of the bits, and the sequence before the
-         * first bit */
+        /* bits in a run of 1 stand for sequences that share the split: one sequence for each bit, and the sequence
+         * before the first bit's */
         const int begin = __ffs(shares) - 2, length = __ffs(~(shares >> (begin + 1)));
         split<T, X, RING>(a, p, group_place_of(a, p, first + begin, hk), index, memory, kept, length);
         shares &= ~0u << (begin + length - 1) << 1;
@@ -957,7 +959,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
 #pragma unroll 1
         for (; index < end; index += step) {
             if constexpr (STACKS)
-                /* find the block's next split that decode_stacks() has not done; a warp checks 32 splits at a time */
+                /* find the next split of this block that decode_stacks() has not computed; a warp checks 32 splits at a
+                 * time */
                 if (p.stack) {
                     const int lane = threadIdx.x % 32, own = index + lane * step;
                     bool done = own >= end;
@@ -968,8 +971,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
                     const uint32_t left = __ballot_sync(0xffffffff, !done);
                     index += (left ? __ffs(left) - 1 : 31) * step;
                     if (!left) continue;
-                    /* after this barrier no thread reads the sums of the previous split; the next split takes their
-                     * memory */
+                    /* after this barrier no thread reads the sums of the previous split, and the next split may
+                     * overwrite them */
                     __syncthreads();
                 }
             split<T, shape<D, false, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, narrow);

@@ -48,7 +48,7 @@ template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_W
  * several blocks share the columns. */
 template <int D> constexpr int columns_of = D < COMBINE_THREADS ? D : (int)COMBINE_THREADS;
 
-/* Computes a row of the forward, key by key, for the columns of out from column0 on. A whole block does what a warp
+/* Computes a row of the forward, key by key, for the columns of out from `column0` on. A whole block does what a warp
  * does in forward_row() of rows.cuh. A thread has every 256th channel of q and k, and one channel of v. The function
  * does not call functions of rows.cuh, because a kernel that calls a function needs a stack and starts later. */
 template <int D>
@@ -120,11 +120,11 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
 }
 
 /* Combines the partial results of all splits into out and lse. A block computes rows blockIdx.y, blockIdx.y +
- * gridDim.y, ... of one key/value head of a sequence. Each warp adds up every eighth split group; then the block adds
- * up the warps, always in the same order. A lane has neighbouring columns of out. Above head size 256, block blockIdx.z
- * computes the columns from 256 blockIdx.z on, and block 0 writes lse. Rows of huge scores, and rows whose sums
- * overflow, are computed one by one. A block of this kernel starts where a block of decode_splits() has ended, and must
- * not need more registers than that block. */
+ * gridDim.y, ... of one key/value head of a sequence. Each warp adds up every eighth split group. The block then adds
+ * up the sums of its warps, always in the same order. A lane has neighbouring columns of out. Above head size 256,
+ * block blockIdx.z computes the columns from 256 blockIdx.z on, and block 0 writes lse. Rows of huge scores, and rows
+ * whose sums overflow, are computed one by one. A block of this kernel starts as soon as a block of decode_splits()
+ * ends on a multiprocessor, so it must not need more registers than that block. */
 template <int D>
 __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
                                                    : D == 128 ? 3
@@ -248,8 +248,8 @@ struct launch_plan {
     int64_t rows;
 };
 
-/* Plans the launch. With `float8` it is planned for the variant with float8 keys, which never has more splits than the
- * variant with 16-bit keys. */
+/* Plans the launch. If `float8` is true, the plan is for the variant with float8 keys, which never has more splits than
+ * the variant with 16-bit keys. */
 inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
 {
     const attn_dims &d = g.dims;
@@ -281,7 +281,7 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
     return y;
 }
 
-/* The largest number of devices for which struct once can remember that a kernel's one-time setup is done. */
+/* The largest number of devices for which `struct once` can remember that a kernel's one-time setup is done. */
 enum { DEVICES = 64 };
 struct once {
     /* 0: the kernel is not set up on the device; 1: it is set up; 2: it is set up, and programmatic dependent launch is

@@ -1,5 +1,5 @@
-/* decode_places.cuh: which keys a split of decode.cu has, which splits a block computes, and how two partial results
- * are combined into one. */
+/* decode_places.cuh: functions for the splits of decode.cu (a split is a part of a sequence's keys). They find which
+ * keys a split has and which splits a block computes, and combine two partial results into one. */
 #ifndef ATTN_SM80_DECODE_PLACES_CUH
 #define ATTN_SM80_DECODE_PLACES_CUH
 
@@ -18,8 +18,8 @@ struct decode_plan {
     /* true: the kernel's arguments alone determine the splits; false: the splits also depend on device memory, which
      * the previous kernel may still write */
     bool early;
-    /* true: every sequence has at most FEW_ROWS rows; the variant for few rows computes them, with the grid (Hk,
-     * walkers, B) */
+    /* true: every sequence has at most FEW_ROWS rows, and decode_few() computes them, with a grid of Hk x walkers x B
+     * blocks */
     bool few;
     /* true: the stream's previous kernel writes nothing that this kernel reads, except the workspace; `ahead` is true
      * only if `few` is true */
@@ -30,11 +30,11 @@ struct decode_plan {
     /* the largest number of sequences whose rows decode_stacks() computes together; 0: decode_stacks() is not
      * launched */
     int stack;
-    /* for packed problems: rows of partial results per key/value head; those of sequence b begin at row cu_k[b] /
-     * KEYS_A_ROW */
+    /* for packed problems: number of rows of partial results per key/value head; the rows of sequence b begin with row
+     * cu_k[b] / KEYS_A_ROW */
     int64_t head_rows;
-    float *O;   /* O of each partial result: rows of D numbers; NULL: no sequence has more than one split */
-    float2 *ml; /* for each row of the partial results: x: maximum m in base 2; y: sum l */
+    float *O;   /* O of each partial result, in rows of D numbers; NULL if no sequence has more than one split */
+    float2 *ml; /* for each row of the partial results: the maximum m in base 2 (as x) and the sum l (as y) */
 };
 
 namespace {
@@ -62,7 +62,8 @@ enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
  * (above 256) are shorter, because their keys are larger. */
 template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide, bool float8, bool wide_heads)
 {
-    const I least = wide ? 512 : 128, /* the least number of keys of a split; `& -least` requires a power of two */
+    const I least = wide ? 512 : 128, /* the smallest number of keys of a split; it must be a power of two, because `&
+                                       * -least` rounds to its multiples */
         most = wide_heads                     ? 512
                : wide                         ? 2048
                : float8 && keys > LONG_FLOAT8 ? MOST_FLOAT8
@@ -88,12 +89,12 @@ typedef decode_plan plan;
  * 17 to 64 rows (see split_keys()). */
 const int KEYS_A_ROW = 4;
 
-/* What a block knows of its work: one key/value head of a sequence, and the query heads that share it. */
+/* The work of a block: one key/value head of a sequence, and the query heads that share this key/value head. */
 struct group_place {
-    head_args x; /* arguments of scores for the first query head of the group */
-    int rows;    /* rows (queries times heads of the group); 0: another kernel computes this sequence */
-    /* no row sees a key outside first to last - 1; these keys are divided into `splits` (at least 1) splits of `length`
-     * keys */
+    head_args x; /* arguments of score() for the first query head of the group */
+    int rows;    /* number of rows (queries times heads of the group); 0: another kernel computes this sequence */
+    /* no row sees a key outside `first` to `last` - 1; the keys `first` to `last` - 1 are divided into `splits` (at
+     * least 1) splits of `length` keys */
     int first, last, length, splits;
     /* first row of the sequence's partial results in the workspace: all rows of split 0, then all rows of split 1, and
      * so on */
@@ -120,12 +121,13 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
     return place;
 }
 
-/* Like group_place_of(), but only for problems that are not packed and have few rows. It computes in 32 bits, because a
- * kernel's first copies wait for its result. The function does not set members that only options need. */
+/* Does what group_place_of() does, but only for problems that are not packed and have few rows. The function must be
+ * fast, because a kernel's first copies wait for its result, so it computes in 32 bits. It does not set members that
+ * only options need. */
 DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk)
 {
     const attn_geometry &g = a.g;
-    /* lengths are below 2^31, so clamping a window to this many keys changes no result */
+    /* clamping a window to this many keys changes no result for lengths up to 2^30 */
     const int64_t far = INT64_C(1) << 30;
     const int group = (int)g.group, Sq = (int)g.dims.Sq, Sk = g.seqlens_k ? g.seqlens_k[b] : (int)g.dims.Sk,
               align = g.top_left ? 0 : Sk - Sq, left = (int)attn_min64(g.left, far),
@@ -151,10 +153,10 @@ DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk
 /* ---- Sequences with a common prefix -------------------------------------------------------------------------------
  *
  * Neighbouring sequences of a batch have their first keys in the same pages if their KV caches are forks of one cache
- * (attn_problem::prefix_keys). They share a split if it lies wholly in those pages, begins and ends at the same keys in
- * each sequence, and no row's causal or window limit cuts it. For a shared split the sequences differ only in their
- * queries, and decode_stacks() reads the split's keys once for all of them. Which sequences are computed together
- * changes only the time, and no bit of a row. */
+ * (attn_problem::prefix_keys). They share a split (a part of the keys that one block computes) if it lies wholly in
+ * those pages, begins and ends at the same keys in each sequence, and no row's causal or window limit cuts it. For a
+ * shared split the sequences differ only in their queries, and decode_stacks() reads the split's keys once for all of
+ * them. Which sequences are computed together changes only the time, and no bit of a row. */
 struct split_range {
     int first, end;
     DEVICE bool has(int index) const { return index >= first && index < end; }

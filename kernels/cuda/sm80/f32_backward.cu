@@ -1,5 +1,5 @@
-/* f32_backward.cu: flash attention backward for float32 on tensor cores, by mma.sync, for any GPU from compute
- * capability 8.0 on whose blocks can have enough shared memory (plan()).
+/* f32_backward.cu: flash attention backward for float32 on tensor cores, by mma.sync, for any GPU of compute capability
+ * 8.0 or above whose blocks can have enough shared memory (plan()).
  *
  * The algorithm is backward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 2, with transposed scores). A float32
  * number is stored as a pair of float16, and three float16 products make one float32 product (split.cuh). A block owns
@@ -30,16 +30,16 @@
  * again, so a backward takes seven products instead of five. dK and dV are always deterministic. Head dims above 128
  * leave no registers for both dK and dV: each of two launches computes one (S is computed twice).
  *
- *   prepare    computes delta = rowsum(dO O) - dlse (simple.cu), and writes lse without gaps
+ *   prepare    computes delta = rowsum(dO O) - dlse (simple.cu), and writes lse to a dense array
  *   split      converts Q, K, V and dO to planes of float16 (f32_split.cu)
  *   dkdv       the main kernel, one block per key tile
- *   finish     dQ = scale * sum; with `deterministic` dq instead, one block per query tile
+ *   finish     dQ = scale * sum; with `deterministic` the kernel dq instead, one block per query tile
  *   simple.cu  dbias, dalibi_slopes, dsinks where wanted
  *
  * finish and dq are in f32_dq.cuh.
  *
- * rows.cuh computes tiles whose result is not finite, and tiles that depend on a wide tile: one with rows of numbers
- * too small for the tile's exponent (split.cuh). */
+ * rows.cuh computes tiles whose result is not finite, and tiles that depend on a wide tile. A wide tile has rows whose
+ * numbers are all too small for the tile's exponent (split.cuh). */
 #include <stddef.h>
 
 #include "kernels/cuda/simple/simple.h"
@@ -193,9 +193,9 @@ DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, in
     }
 }
 
-/* A round of the block's loop visits one tile of queries. The loop visits tiles first to first + tiles - 1 of query
- * head h, then the tiles with the same numbers of head h + 1, and so on. With options, a list says which rounds have a
- * visible pair, and the block skips all other rounds. */
+/* A round of the block's loop visits one tile of queries. The loop visits tiles `first` to `first` + `tiles` - 1 of
+ * query head h, then the tiles with the same numbers of head h + 1, and so on. With options, a list says which rounds
+ * have a visible pair, and the block skips all other rounds. */
 struct query_round {
     int n, h, row_tile;
 };
@@ -223,8 +223,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* Find the block's keys. In a packed problem sequence b has the tiles of keys from number cu_k[b] / BN + b on, as
-     * in tile_place_of(). */
+    /* Find the block's keys. In a packed problem the tiles of sequence b begin with tile number cu_k[b] / BN + b (see
+     * tile_place_of()). */
     const int key_tile = a.first_tile + (int)blockIdx.x;
     int b = blockIdx.z, j0 = key_tile * BN;
     if (g.dims.packed) {
@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             apply_options(S, sm.options[warp], a, s, x, limit, Sq, i0, j0 + warp * 16, unit, sm.lse2, P_BITS, lane);
         } else hide_hidden_queries<BM>(S, limit, Sk, i0, j0 + warp * 16, lane);
 
-        /* P = 2^P_BITS exp(S - lse): the factor keeps small probabilities within the range of float16. */
+        /* P is stored as 2^P_BITS exp(S - lse), so that small probabilities stay within the range of float16. */
         float top_delta = 0;
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
@@ -396,7 +396,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                        power_of_two(-exponent) * power_of_two(-k_stats.exponent), warp, lane);
             }
         } else {
-            __syncthreads(); /* after this barrier no thread reads the tile's Q and dO, whose memory is loaded next */
+            __syncthreads(); /* after this barrier no thread reads the tile's Q and dO, which the next copies may
+                              * overwrite */
             if (next.n < rounds) fetch(next.h, next.row_tile);
         }
     }
@@ -442,8 +443,8 @@ size_t lay_out(const attn_dims &d, void *memory, split_planes (&planes)[4])
     return total;
 }
 
-/* Returns the sizes of the workspace's parts. `forward`: bytes of workspace that the recomputed forward needs; 0 if out
- * and lse are given. */
+/* Returns the sizes of the workspace's parts. `forward` is the number of bytes that the recomputed forward needs, or 0
+ * if out and lse are given. */
 parts parts_of(const attn_plan *plan, size_t forward)
 {
     const attn_geometry &g = plan->geometry;

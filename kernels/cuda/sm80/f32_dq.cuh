@@ -27,7 +27,7 @@ template <int D, int BM> DEVICE float *sums_of(float *sums, const cuda_args &a, 
 }
 
 /* Computes sum += unit * A B. A is 16 rows, in registers as fragments. B is a tile of ROWS rows and D columns in shared
- * memory; `b` is its address from by_16(). */
+ * memory; `b` is the tile's address, as by_16() returns it. */
 template <int D, int ROWS>
 DEVICE void add_products_of_columns(float (&sum)[D / 8][4], const uint32_t (&ah)[ROWS / 16][4],
                                     const uint32_t (&al)[ROWS / 16][4], uint32_t b, float unit)
@@ -50,8 +50,9 @@ DEVICE void add_products_of_columns(float (&sum)[D / 8][4], const uint32_t (&ah)
     }
 }
 
-/* Stores two neighbouring floats, columns d and d + 1, of a row of `width` columns. It leaves out columns past the
- * width. pairs: true if rows are 8-byte aligned and `width` is even, so that one instruction can store both floats. */
+/* Stores two neighbouring floats, columns d and d + 1, of a row of `width` columns. Columns past the width are not
+ * stored. `pairs` is true if rows are 8-byte aligned and `width` is even, so that one instruction can store both
+ * floats. */
 DEVICE void store_two(float *row, int d, int width, bool pairs, float x, float y)
 {
     if (pairs && d < width) *(float2 *)(row + d) = make_float2(x, y);
@@ -197,7 +198,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     for (; j < last; j = above(j)) {
         const int64_t t = k_tile + j * BN / SPLIT_ROWS;
         const split_stats k_stats = planes.k.stats[t], v_stats = planes.v.stats[t];
-        __syncthreads(); /* after this barrier no thread reads the previous tile, whose memory is loaded next */
+        __syncthreads(); /* after this barrier no thread reads the previous tile, and the next copy may overwrite it */
         load_planes<D, BN, THREADS>(sm.K, planes.k.data + t * 2 * SPLIT_ROWS * D, j * BN % SPLIT_ROWS);
         load_planes<D, BN, THREADS>(sm.V, planes.v.data + t * 2 * SPLIT_ROWS * D, j * BN % SPLIT_ROWS);
         cp_async_commit();

@@ -1,5 +1,5 @@
-/* f32_forward.cu: flash attention forward for float32 on tensor cores, by mma.sync, for any GPU from compute
- * capability 8.0 on.
+/* f32_forward.cu: flash attention forward for float32 on tensor cores, by mma.sync, for any GPU from compute capability
+ * 8.0 on.
  *
  * The algorithm is forward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 1). A float32 number is stored as a pair
  * of float16, and three float16 products make one float32 product. split.cuh explains this method; its error is about
@@ -10,8 +10,8 @@
  *
  * Where a row sees only one key, out is a bitwise copy of the key's row of v. Values that are not finite are handled as
  * in forward.cu: the block computes its tile again with zeros in their place, then rows.cuh computes the rows that see
- * a value that is not finite. If a tile that a block reads is wide (has rows of numbers too small for its exponent,
- * split.cuh), rows.cuh computes all rows of the block. */
+ * a value that is not finite. If a tile that a block reads is wide (has rows whose numbers are all too small for the
+ * tile's exponent, see split.cuh), rows.cuh computes all rows of the block. */
 #include "forward_steps.cuh"
 #include "seen_tiles.cuh"
 #include "split.cuh"
@@ -31,8 +31,8 @@ template <> struct tile<256> {
     static const int MT = 1, BN = 32, WARPS = 8, BLOCKS = 1;
 };
 
-/* The shape of a block. With options (softcap, bias, masks, ...) a warp has only one 16-row block, because the options
- * need registers. */
+/* The shape of a block. With options (softcap, bias, masks, ...) each warp computes only one block of 16 rows, because
+ * the options take many registers. */
 template <int D, bool SCORE_MODS_> struct shape {
     static const bool SCORE_MODS = SCORE_MODS_;
     static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = tile<D>::BN, MT = SCORE_MODS ? 1 : tile<D>::MT;
@@ -67,7 +67,7 @@ struct forward_planes {
 
 /* Splits the block's rows of Q into high and low float16 halves (planes hi and lo) in shared memory. All BM rows are
  * multiplied by one power of two, 1 / q_unit. score_bound times the largest number of K bounds all scores. If Q is wide
- * (has rows of small numbers, split.cuh), score_bound is 16 times larger than necessary. */
+ * (some rows have only small numbers, see split.cuh), score_bound is 16 times larger than necessary. */
 template <int D, bool SCORE_MODS>
 DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const tile_place &place, float &q_unit,
                           float &score_bound)
@@ -101,8 +101,8 @@ DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&resc
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        /* m is the maximum in base 2. The factor c converts scores to base 2; with options it is 1, because in_base_2()
-         * has converted them. */
+        /* m is the maximum in base 2. The factor c converts scores to base 2; with options c is 1, because in_base_2()
+         * has converted the scores already. */
         const float m = fmaxf(row.m, rounded(largest_of_row(S, half) * c));
         /* m is -inf until the row has seen a key; 0 then replaces m, because -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
@@ -153,8 +153,8 @@ DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, 
     return is_finite;
 }
 
-/* Stores ROWS rows of out, which lie in shared memory, from row `first` of the block's tile on. `copies`: rows that see
- * only one key are copies of the key's row of v, bit by bit. */
+/* Stores ROWS rows of out, which lie in shared memory, from row `first` of the block's tile on. If `copies` is true, a
+ * row that sees only one key becomes a copy of that key's row of v, bit by bit. */
 template <int D, int ROWS>
 DEVICE void store_rows_or_values(const cuda_args &a, const head_args &x, const float *staged, int q0, int first,
                                  const limits &limit, bool copies, int lane)
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const attn_range seen = attn_keys_of_rows(&g, &place.x.s, q0, rows_end),
                      open = attn_keys_of_all_rows(&g, &place.x.s, q0, rows_end);
     const int first = (int)(seen.lo / BN);
-    int last = (int)attn_tiles(seen.hi, BN); /* tiles first to last - 1 have keys that at least one row sees */
+    int last = (int)attn_tiles(seen.hi, BN); /* at least one row sees keys of the tiles `first` to `last` - 1 */
     last = last_tile<SCORE_MODS, BN, THREADS>(a, (int)place.x.b, (int)place.x.h, q0, (int)rows_end, first, last,
                                               sm.seen);
     /* All rows see all keys of tiles free_first to free_last - 1, so these tiles need no test for causal or window. */
@@ -224,8 +224,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     split_queries<D, SCORE_MODS>(sm, a, place, q_unit, score_bound);
 
     bool clean = false; /* true in the second pass of the loop, in which zeros replace infinities and NaN of V */
-    /* true: the numbers of a tile differ too much in size for pairs of float16, so forward_row() computes all rows of
-     * the block */
+    /* true: the numbers of a tile differ too much in size to be stored as pairs of float16, so forward_row() computes
+     * all rows of the block */
     bool wide = false;
 again:
     /* O holds sums of P V 2^o_exponent. A tile of V is stored times 2^exponent, with an exponent of its own; o_exponent
@@ -244,9 +244,10 @@ again:
     for (int j = last - 1, next; j >= first; j = next) {
         const split_stats ks = planes.k.stats[k_tile + j * BN / SPLIT_ROWS],
                           vs = planes.v.stats[k_tile + j * BN / SPLIT_ROWS];
-        /* Tensor cores cannot compute scores above 2^22: these would be rounded so coarsely that P could exceed
-         * float16's range. If a tile of K or Q is wide (has rows of small numbers, split.cuh), the limit is 16 times
-         * lower, to keep the absolute error of scores small. For Q the factor of 16 is in score_bound. */
+        /* Tensor cores cannot compute scores above 2^22, because rounding errors of such scores are so large that P
+         * could exceed float16's range. If a tile of K or Q is wide (some rows have only small numbers, split.cuh), the
+         * limit is 16 times lower, to keep the absolute error of scores small. For Q the factor of 16 is in
+         * score_bound. */
         wide |= vs.wide || !(score_bound * ks.top < (ks.wide ? 1 << 18 : 1 << 22));
         /* If a tile of V has smaller numbers than the tiles visited earlier, P of this tile is divided by 2^shift, so
          * that O need not be multiplied. In most problems all tiles of V have one exponent, and shift is 0. */
@@ -259,13 +260,13 @@ again:
         }
         wide |= shift > 16;
         cp_async_wait<0>();
-        /* after this barrier K[j] has arrived, and no thread reads the previous tile of V, whose memory is loaded
-         * next */
+        /* after this barrier K[j] has arrived, and no thread reads the previous tile of V, which the next copy may
+         * overwrite */
         __syncthreads();
         load(sm.V, planes.v, j);
 
-        /* True if some row of this warp sees some key of the tile. A warp with two 16-row blocks has no registers for
-         * the test, and always gets true. */
+        /* True if some row of this warp sees some key of the tile. For a warp with two 16-row blocks it is always true,
+         * because registers are too scarce for the test. */
         const int w0 = q0 + warp * MT * 16;
         const bool active = MT == 2 || (j * BN < w0 + MT * 16 - 1 + limit.hi && (j + 1) * BN > w0 + limit.lo);
         uint32_t ph[MT][NT / 2][4], pl[MT][NT / 2][4];
@@ -293,7 +294,7 @@ again:
         }
 
         cp_async_wait<0>();
-        /* after this barrier V[j] has arrived, and no thread reads K[j], whose memory is loaded next */
+        /* after this barrier V[j] has arrived, and no thread reads K[j], which the next copy may overwrite */
         __syncthreads();
         /* only the high halves of V are cleared, because the low half of a number that is not finite is 0 already */
         if (clean) clear_not_finite<__half, Shape, D>(sm.V);
@@ -347,7 +348,7 @@ again:
         goto again;
     }
     if (SCORE_MODS && a.part_lse) {
-        /* a sum l of NaN makes the code below compute all rows of the block one by one */
+        /* with an l of NaN, store_parts() computes all rows of the block one by one */
         if (wide)
             for (int n = 0; n < 2 * MT; n++) rows[n / 2][n % 2].l = CUDART_NAN_F;
         store_parts<Shape>(a, x, q0, rows);

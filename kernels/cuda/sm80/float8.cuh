@@ -47,8 +47,8 @@ template <> DEVICE uint32_t from_halves<__half>(uint32_t x)
     return x;
 }
 
-/* Returns where two channels of Q are stored, in the order of channels in which float8 keys reach a lane. 16 channels
- * of a row are eight words of two channels. The result is the index of the word that holds channels 2 w and 2 w + 1. */
+/* Returns where two channels of Q are stored, in the order of channels in which float8 keys reach a lane. Eight words
+ * hold 16 channels of a row, two channels each. The result is the index of the word with channels 2 w and 2 w + 1. */
 DEVICE int permuted_word(int w)
 {
     return w % 2 * 4 + w / 2;
@@ -108,8 +108,8 @@ DEVICE void accumulate_float8(float (&O)[DT][4], const float (&P)[NT][4], B colu
     }
 }
 
-/* Computes the transposed output O^T += V^T P^T for float8 values and at most 8 rows. Sums number 2 u have the even
- * channels from 32 u on, and sums number 2 u + 1 the odd channels. */
+/* Computes the transposed output O^T += V^T P^T for float8 values and at most 8 rows. Block 2 u of O has the even
+ * channels from 32 u on, and block 2 u + 1 has the odd channels. */
 template <int NT, int DT, typename A>
 DEVICE void accumulate_turned_float8(float (&O)[DT][4], const float (&P)[NT][4], A columns_of_a)
 {

@@ -1,7 +1,7 @@
 /* forward.cu: flash attention forward on tensor cores by mma.sync, for any GPU from compute capability 8.0 on.
  *
- * A block owns BM queries of one head and visits the keys that they may see in tiles of BN, from the last to the
- * first (FlashAttention-2, arXiv:2307.08691, Algorithm 1):
+ * A block owns BM queries of one head and visits the keys that they may see in tiles of BN, from the last to the first
+ * (FlashAttention-2, arXiv:2307.08691, Algorithm 1):
  *
  *     load Q, K[n-1]
  *     for j = n-1 .. 0:  wait K[j];  load V[j]
@@ -12,8 +12,8 @@
  *
  * A warp owns 16 MT of the rows, and four lanes share a row, so the softmax needs no other warp. S and P have the same
  * layout in registers, so P needs no shared memory. m may be up to 8 (base 2) below the maximum, so that O is rescaled
- * once or twice per row and not once per tile. Shared memory holds tiles as rows of D elements in 16-byte pieces; piece
- * c of row r lies at c ^ (r % 8), so that neither copies nor ldmatrix have bank conflicts.
+ * only once or twice per row, not once per tile. Shared memory holds tiles as rows of D elements in 16-byte pieces;
+ * piece c of row r lies at c ^ (r % 8), so that neither copies nor ldmatrix have bank conflicts.
  *
  * Each kernel has two variants: plain (lengths, causal and window, which give each row an interval of keys; a scale
  * above 0), and with options (softcap, bias, ALiBi, keep_mask, FlashMask, dropout, any scale), which treats every score
@@ -23,9 +23,9 @@
  * Some rows of a tile may see a key whose V holds NaN or infinity, while other rows do not see that key. In the product
  * P V, P = 0 times such a value is NaN, even in rows that do not see the key. A block whose result is not finite
  * therefore processes its tiles once more, with zeros in place of NaN and infinities of V: rows that do not see these
- * values then get right results. After that the block computes the rows that do see such a value one by one (rows.cuh,
- * which skips hidden keys). The test for finite results costs one instruction per output element; the second pass runs
- * only where inputs hold NaN or infinities. */
+ * values then get correct results. After that the block computes the rows that do see such a value one by one
+ * (rows.cuh, which skips hidden keys). The test for finite results costs one instruction per output element; the second
+ * pass runs only where inputs hold NaN or infinities. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/rows.cuh"
 #include "decode.h"
@@ -46,8 +46,8 @@ template <> struct tile<256> {
     static const int BM = 128, BN = 64, WARPS = 8, BLOCKS = 1;
 };
 
-/* The shape of a block. With options (softcap, bias, masks, ...) a warp has one 16-row block, because the options need
- * registers. */
+/* The shape of a block. With options (softcap, bias, masks, ...) each warp computes only one block of 16 rows, because
+ * the options take many registers. */
 template <int D, bool SCORE_MODS_> struct shape {
     static const bool SCORE_MODS = SCORE_MODS_;
     static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = SCORE_MODS ? 64 : tile<D>::BN,
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const int seen = max(q0 + limit.lo, 0),
               end = max(min(q_last + limit.hi, limit.Sk), 0); /* no row sees a key with number `end` or above */
     const int first = min(seen, limit.Sk) / BN;
-    int last = (end + BN - 1) / BN; /* tiles first to last - 1 have keys that at least one row sees */
+    int last = (end + BN - 1) / BN; /* at least one row sees keys of the tiles `first` to `last` - 1 */
     last = last_tile<SCORE_MODS, BN, THREADS>(a, place.b, place.h, q0, q_last + 1, first, last, sm.seen);
     key_loader<T, D, THREADS, false, PAGED> K(g, g.view[ATTN_T_k], place.b, place.hk, place.k_start, limit.Sk,
                                               g.dims.D);
@@ -125,8 +125,8 @@ again:
     }
     for (int j = last - 1, next; j >= first; j = next) {
         cp_async_wait<0>();
-        /* after this barrier K[j] has arrived, and no thread reads the previous tile of V, whose memory is loaded
-         * next */
+        /* after this barrier K[j] has arrived, and no thread reads the previous tile of V, which the next copy may
+         * overwrite */
         __syncthreads();
         V.template load<BN>(sm.V, j * BN);
         cp_async_commit();
@@ -143,7 +143,7 @@ again:
         drop_some<Shape>(S, sm.way, a, dropout_head(a, x.b, x.h), q0, j);
 
         cp_async_wait<0>();
-        /* after this barrier V[j] has arrived, and no thread reads K[j], whose memory is loaded next */
+        /* after this barrier V[j] has arrived, and no thread reads K[j], which the next copy may overwrite */
         __syncthreads();
         if (clean) clear_not_finite<T, Shape, D>(sm.V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
@@ -174,7 +174,7 @@ again:
             finite &= is_sound_score<SCORE_MODS>(row.m);
             if (!SCORE_MODS && row.m == -CUDART_INF_F) {
                 const int i = place.i0 + (warp * MT + mt) * 16 + half * 8 + lane / 4;
-                /* a maximum of -inf is right only if the row sees no key; otherwise the row must be computed again */
+                /* a maximum of -inf is correct only if the row sees no key; otherwise the row must be computed again */
                 finite &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);
             }
 #pragma unroll

@@ -143,9 +143,9 @@ DEVICE void store_lse(const attn_view &lse, int64_t b, int64_t h, int64_t row, b
 }
 
 /* has_parts() returns whether any of the ROWS rows from i0 on has a huge lse (is_parted_by_tiles()). store_parts()
- * stores the two parts, lse and rest, of the lse of these rows. If tensor cores cannot compute a row, its two parts
- * become NaN, and a later kernel computes the row alone. The whole block calls has_parts() at its beginning and
- * store_parts() at its end. */
+ * stores the two parts, lse and rest, of the lse of these rows. If tensor cores cannot compute a row, store_parts()
+ * computes the row's two parts with one warp. The whole block calls has_parts() at its beginning and store_parts() at
+ * its end. */
 template <int ROWS> DEVICE bool has_parts(const cuda_args &a, const head_args &x, int64_t i0)
 {
     const int64_t i = i0 + threadIdx.x;
@@ -174,7 +174,8 @@ DEVICE void store_parts(const cuda_args &a, const head_args &x, int64_t i0, cons
     }
 }
 
-/* Launches a kernel with one block per head and tile of queries, for the tiles of share chip->share of chip->shares. */
+/* Launches a kernel with one block per head and tile of queries, for the tiles of share number chip->share. The tiles
+ * are divided into chip->shares shares. */
 template <class X, auto kernel, typename... Args>
 cudaError_t launch_tiles(const cuda_chip *chip, cuda_args a, size_t shared_bytes, cudaStream_t stream,
                          const Args &...args)

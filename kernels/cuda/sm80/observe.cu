@@ -6,11 +6,11 @@
  *   finish   rows, one per thread             row_max, lse, entropy; base and inverse of a row     observe.cu
  *   top      queries, all keys                top_keys, top_weights                                observe_rows.cu
  *   mass     keys, all queries                key_mass                                             observe_mass.cu
- *   cells    queries and keys of the region   weights; sums of parts of the cells of map           observe_cells.cu
+ *   cells    queries and keys of the region   weights; partial sums of the cells of map            observe_cells.cu
  *   map      cells of map, one per thread     map                                                  observe.cu
  *   heads    the rows of a head               max_logit, mean_entropy                              simple/observe.cu
  *
- * A pass after `finish` has P = exp2(z - base) * inverse.
+ * Each pass after `finish` computes P = exp2(z - base) * inverse from a score z.
  *
  * If lse is given and only key_mass, weights or map are wanted, the pass `rows` is left out, and the kernel
  * take_given_lse does what `finish` does. In that case, scores that tensor cores cannot compute make elements of these
@@ -31,13 +31,13 @@ namespace {
 
 enum { THREADS = 128 };
 
-/* What the pass `finish` of an observe reads: the maxima and sums of each row over parts of the keys. */
+/* The input of the kernel `finish` of an observe: the maxima and sums of each row, over several parts of the keys. */
 struct finish_args {
     observed_parts parts;
     float scale, scale_log2;
-    bool options; /* true: the parts' maxima are scores; false: they are q.k, not yet multiplied by the scale */
-    /* the numbers that each part of a row has: 0: the maximum; 1: the maximum and l; 2: the maximum, l and e
-     * (observed_parts) */
+    bool options; /* true: the stored maxima are scores; false: they are q.k, not yet multiplied by the scale */
+    /* which numbers are stored of each part of a row (observed_parts): 0: the maximum; 1: the maximum and l; 2: the
+     * maximum, l and e */
     int sums;
 };
 
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(THREADS)
     store_end(a, r.x, r.i, end, most, rows);
 }
 
-/* Makes the numbers base and inverse of each row from a given lse, so that P = exp(z - lse) for a score z. One warp
+/* Makes the numbers `base` and `inverse` of each row from a given lse, so that P = exp(z - lse) for a score z. One warp
  * computes one row. A row is strange (tiles cannot compute it) if its lse does not determine P, or if an element of its
  * q is not finite, which would make all its P NaN. */
 __global__ void __launch_bounds__(32 * WARPS)
@@ -144,7 +144,8 @@ struct layout {
     size_t part_bytes, cell_bytes, bytes;
 };
 
-/* Reserves memory for `count` elements in the workspace, and returns its address. *used grows by the bytes. */
+/* Reserves memory for `count` elements in the workspace, and returns its address. *used grows by the number of
+ * bytes. */
 template <typename X> X *take(char *memory, size_t *used, int64_t count)
 {
     X *const at = (X *)(memory + *used);
@@ -204,8 +205,8 @@ bool is_known(const attn_problem *p)
            !p->mean_entropy.rank && !p->top_keys.rank && !p->top_weights.rank;
 }
 
-/* Returns which sums over the keys of a row the wanted outputs need. 0: none; 1: the sum l; 2: the sums l and e
- * (observed_parts). */
+/* Returns which sums over a row's keys are necessary for the wanted outputs: 0: none; 1: the sum l; 2: the sums l and e
+ * (see observed_parts). */
 int needed_sums(const attn_problem *p)
 {
     if (p->entropy.rank || p->mean_entropy.rank) return 2;
@@ -255,7 +256,7 @@ void take_lse(const cuda_chip *chip, const cuda_args &a, const layout &x, cudaSt
         take_given_lse<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, x.rows, x.tiles);
 }
 
-/* Launches the pass over the region (selected queries and keys) that computes weights, and the one that computes
+/* Launches two passes over the region (the selected queries and keys): one computes weights, and the other computes
  * map. */
 cudaError_t launch_region(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const layout &x,
                           const pass_seconds &seconds, cudaStream_t stream)

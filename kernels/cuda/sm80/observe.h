@@ -9,17 +9,19 @@
  * The number of thread blocks that share a row therefore changes no bit of the sums. */
 enum { OBSERVE_CHUNK = 4096 };
 
-/* The maxima and sums of rows over some of the keys (a part). Part n of row r = lse_at() is part[n * rows + r]. */
+/* The maxima and sums of rows. A part of a row is its maximum and sums over some of the keys. A row has the index r =
+ * lse_at(), and part number n of the row is part[n * rows + r]. */
 struct observed_parts {
-    /* x: the row's largest score over the part's keys; y, z: the sums l and e, relative to x; w: 1 where a block has
-     * written the part. With options x is a score, otherwise it is q.k. */
+    /* x: the row's largest score over these keys, or with no options the largest q.k; y, z: the sums l and e
+     * (observe_rows.cu), relative to x; w: 1 where a block has written the part */
     float4 *part;
     int64_t rows;
     int blocks; /* number of blocks that share the keys of a row; 1: each row has one part */
 };
 
-/* For each row, base (x) and inverse (y), with which later passes compute a probability P = exp2(z - base) * inverse
- * from a score z in base 2. base is INFINITY for a row whose P are all 0, and for a row that tiles cannot compute. */
+/* For each row, x is `base` and y is `inverse`. From these numbers and a score z in base 2, later passes compute a
+ * probability P = exp2(z - base) * inverse. `base` is INFINITY for a row whose P are all 0, and for a row that tiles
+ * cannot compute. */
 struct tile_rows {
     float2 *end;
 };
@@ -37,8 +39,8 @@ struct observed_cells {
 };
 
 /* Each function observe_..._pass() launches one kernel of an observe. The launch computes the tiles of share number
- * chip->share of chip->shares. `sums` of observe_rows_pass(): 0: only maxima; 1: maxima and the sums l; 2: maxima and
- * the sums l and e (observed_parts). */
+ * chip->share of chip->shares. The argument `sums` of observe_rows_pass() is 0 for maxima only, 1 for maxima and the
+ * sums l, and 2 for maxima and the sums l and e (observed_parts). */
 cudaError_t observe_rows_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
                               const observed_parts &parts, int sums, cudaStream_t stream);
 cudaError_t observe_top_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
@@ -48,8 +50,8 @@ cudaError_t observe_cells_pass(const cuda_chip *chip, const cuda_args &a, const 
 cudaError_t observe_mass_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const tile_rows &rows,
                               cudaStream_t stream);
 
-/* The kernels of an observe that each family of kernels (sm80, sm90) provides itself. block_rows: number of rows of a
- * block of the kernel rows(). others: all other kernels, which the families share, take at most `others` times
+/* The kernels of an observe that each family of kernels (sm80, sm90) provides itself. block_rows is the number of rows
+ * of a block of the kernel rows(). All other kernels are shared by the families, and take at most `others` times
  * tile_seconds(). */
 struct observe_passes {
     int block_rows, others;

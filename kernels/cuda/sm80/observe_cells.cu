@@ -7,8 +7,9 @@
  * sum. observe.cu then adds up the strips of each cell in order. Every sum is written by one warp.
  *
  * A tile of keys is divided into runs of keys in the same column v: one run, unless a column ends inside the tile. A
- * lane adds up its elements of a run for each of its queries. The warp then adds up the queries of each row u: lane n
- * keeps the sum of the n-th of the map's rows in which the strip has queries, until the column of the map ends.
+ * lane adds up its elements of a run for each of its queries. The warp then adds up the queries of each row u: some
+ * rows of the map have queries in the strip, and lane n keeps the sum of the n-th of these rows, until the column of
+ * the map ends.
  *
  * Where columns are narrow, a tile has many runs. The warp then writes P to shared memory. Each lane adds up the runs
  * of one query (add_runs), and then the queries of some cells (add_cells). Cells that end in the tile are stored at
@@ -21,8 +22,8 @@ template <int D, bool SCORE_MODS> struct shared {
     stages<D, SCORE_MODS> tiles;
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
-    /* The probabilities P of a tile, for a map with narrow columns. In the variant with options P lies in `way`
-     * instead. */
+    /* The probabilities P of a tile, for a map with narrow columns. In the variant with options P lies in the member
+     * `way` instead. */
     float P[SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BM][SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BN + 1];
 
     /* Returns the address in shared memory of the probabilities of one query of the block. */
@@ -47,8 +48,8 @@ DEVICE int first_of_cell(int64_t cell, int64_t cells, int64_t size)
  * next() moves on to the next column without a division. */
 struct map_column {
     int v, end;
-    /* `cells` columns divide `size` keys; the members satisfy (v + 1) * size = cells * quotient + left, and size =
-     * cells * whole + rest */
+    /* The map divides `size` keys into `cells` columns. The members satisfy (v + 1) * size = cells * quotient + left,
+     * and size = cells * whole + rest. */
     int size, cells, whole, rest, left;
 
     DEVICE map_column(int first, int keys, int columns)
@@ -129,10 +130,10 @@ template <class Shape> DEVICE float sum_of_rows(const float (&sum)[Shape::MT][2]
     return warp_sum(all);
 }
 
-/* Adds up the runs of a query's P in a tile: `line` becomes the sums of the runs. A run is the tile's columns, within
- * [c, c1), whose keys lie in one column of the map. Returns the number of runs; `column` becomes the last run's column
- * of the map. first: number of keys of the region before column 0 of the tile; negative if the region begins inside the
- * tile. */
+/* Adds up runs of a query's P in a tile. A run is a group of neighbouring columns of the tile, within [c, c1), whose
+ * keys lie in one column of the map. The sums of the runs replace P in `line`. Returns the number of runs. `column`
+ * becomes the last run's column of the map. `first` is the number of keys of the region before column 0 of the tile; it
+ * is negative if the region begins inside the tile. */
 DEVICE int add_runs(float *line, bool mine, int first, int c, int c1, map_column &column)
 {
     for (int runs = 0;; column.next()) {
@@ -147,8 +148,8 @@ DEVICE int add_runs(float *line, bool mine, int first, int c, int c1, map_column
     }
 }
 
-/* Returns the sum over rows [begin, end) of run number `run` of a tile (a run: the keys that lie in one column of the
- * map). `lines` has one line for each query of the warp, with the sums of the query's runs; lines are `pitch` numbers
+/* A run is the keys of a tile that lie in one column of the map. Returns the sum over rows [begin, end) of run number
+ * `run`. `lines` has one line for each query of the warp, with the sums of the query's runs. Lines are `pitch` numbers
  * apart. */
 DEVICE float sum_of_run(const float *lines, int pitch, int begin, int end, int run)
 {
@@ -244,8 +245,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
         cells.part + ((x.b * (g.dims.packed ? 0 : g.dims.H) + x.h) * (cells.strips + o.map[0]) + strip) * o.map[1];
     float *const to = of_strip + of_map.u * o.map[1];
     const bool narrow = cells.map && width >= parts && width <= (int64_t)NARROW * parts;
-    /* Some rows of the map have queries of the strip (the rows of the warp); lane n holds the n-th of these rows.
-     * `open` is the sum so far of this row's cell in the current column of the map. */
+    /* The warp's queries are a strip of the region. Lane n keeps the sums of one row of the map: the n-th row that has
+     * queries of the strip. `open` is the sum so far of this row's cell in the current column of the map. */
     double open = 0;
     const attn_view &weights = g.view[ATTN_T_weights];
     uint32_t own[MT][D / 16][4];

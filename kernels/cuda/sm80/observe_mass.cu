@@ -9,8 +9,8 @@ namespace {
 template <int D, bool SCORE_MODS> struct shared {
     typedef shape<D, SCORE_MODS> Shape;
     stages<D, SCORE_MODS> tiles;
-    /* for each query of a tile: base (x) and inverse (y) (see tile_rows); base is INFINITY if all probabilities of the
-     * query are 0 */
+    /* for each query of a tile: x is `base` and y is `inverse` (see tile_rows); x is INFINITY if all probabilities of
+     * the query are 0 */
     float2 end[2][Shape::BN];
     float S[SCORE_MODS ? Shape::BM : 1][SCORE_MODS ? Shape::BN + 2 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
@@ -91,7 +91,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
         if constexpr (V::SCORE_MODS) return seen_tile_above(sm.seen, n - 1, last);
         else return n;
     };
-    /* Returns base (x) and inverse (y) of query t of tile n, where t is the index of the calling thread (t < BN). */
+    /* Returns `base` (as x) and `inverse` (as y) of query t of tile n, where t is the index of the calling thread (t <
+     * BN). */
     const auto end_of = [&](int n) {
         const int i = n * BN + threadIdx.x;
         if (threadIdx.x >= BN || i < i0 || i >= i1) return make_float2(CUDART_INF_F, 0);

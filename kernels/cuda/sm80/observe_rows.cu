@@ -3,8 +3,8 @@
  * Where only maxima are wanted, no exponential is computed. A second kernel finds the largest scores of each row
  * (top_keys).
  *
- * Each lane has its own m, l and e for the keys that it has of a row, so the loop needs no other lane. m may be up to
- * 8 (base 2) below the lane's maximum, so that l and e are rescaled once or twice. At the end of a chunk of keys the
+ * Each lane has its own m, l and e for the keys that it has of a row, so the loop needs no other lane. m may be up to 8
+ * (base 2) below the lane's maximum, so that l and e are rescaled only once or twice. At the end of a chunk of keys the
  * lanes' sums are merged, and the chunks are merged in order. */
 #include "kernels/cuda/simple/observe_row.cuh"
 #include "observe_tiles.cuh"
@@ -15,8 +15,8 @@ template <int D, bool SCORE_MODS> struct shared {
     stages<D, SCORE_MODS> tiles;
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
-    /* for each row of the block, over the chunks of OBSERVE_CHUNK keys visited so far: x: the largest score; y, z: the
-     * sums l and e, relative to x; w: 1, as in observed_parts */
+    /* for each row of the block, over the chunks of OBSERVE_CHUNK keys visited so far: x is the largest score; y and z
+     * are the sums l and e, relative to x; w is 1, as in observed_parts */
     float4 row[shape<D, SCORE_MODS>::BM];
 };
 
@@ -72,8 +72,8 @@ DEVICE void add_tile(float (&S)[NT][4], lane_row (&rows)[2], float scale_log2, b
     }
 }
 
-/* Computes the maxima and sums of rows. SUMS: 0: only maxima; 1: maxima and the sums l; 2: maxima and the sums l and e
- * (observed_parts). */
+/* Computes the maxima and sums of rows. SUMS is 0 for maxima only, 1 for maxima and the sums l, and 2 for maxima and
+ * the sums l and e (observed_parts). */
 template <class V, int SUMS>
 __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     rows_of_tiles(const __grid_constant__ cuda_args a, limits whole, float scale_log2,
@@ -116,8 +116,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
 #pragma unroll
     for (int mt = 0; mt < MT; mt++) rows[mt][0] = rows[mt][1] = no_keys();
     const int of_chunk = OBSERVE_CHUNK / BN;
-    /* Returns the block's first tile from number n on. Where several blocks share the keys, this block has every
-     * parts.blocks-th chunk of keys, from chunk `number` on. */
+    /* Returns the first tile, from tile number n on, that belongs to this block. Where several blocks share the keys,
+     * this block has every parts.blocks-th chunk of keys, from chunk `number` on. */
     const auto own_tile = [&](int n) {
         const int blocks = parts.blocks;
         for (;;) {
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
  * row, then the top keys of each row. */
 template <int D> struct top_shared {
     shared<D, true> of_rows;
-    /* for each row of the block: the smallest score of its list if the list is full, else -inf */
+    /* for each row of the block: the smallest score in the row's list of top scores, or -inf if the list is not full */
     float least[shape<D, true>::BM];
 };
 

@@ -1,4 +1,5 @@
-/* observe_tiles.cuh: what the passes of an observe on tensor cores have in common.
+/* observe_tiles.cuh: code that the passes (kernels) of an observe on tensor cores share. An observe reports which keys
+ * the queries attend to.
  *
  * A block owns BM rows, which stay in registers as fragments, and visits tiles of BN rows of the other tensor:
  *
@@ -17,8 +18,8 @@
 
 namespace {
 
-/* The shape of a block. With options, and for heads wider than 128, a warp has one 16-row block, because registers are
- * scarce. */
+/* The shape of a block. With options (softcap, bias, masks, ...), and for heads wider than 128, each warp computes only
+ * one block of 16 rows, because registers are scarce. */
 template <int D, bool SCORE_MODS_> struct shape {
     static const bool SCORE_MODS = SCORE_MODS_;
     static const int WARPS = D > 128 ? 8 : 4, THREADS = 32 * WARPS, BN = 64, MT = D > 128 || SCORE_MODS ? 1 : 2,

@@ -53,7 +53,7 @@ struct work {
     saved s;
     attn_view to; /* where the launch writes its sums: dbias, or the workspace, which gets the sums of each block
                    * separately */
-    /* number of elements in `to` from the sums of one block to those of the next block that shares the tile */
+    /* distance, in elements of `to`, between the sums of two consecutive blocks that share a tile */
     int64_t part_elements;
     int batches, heads;     /* an element of dbias is a sum over this many batch rows, and over this many heads */
     int q_tiles, key_tiles; /* number of tiles of queries, and of keys, of one head */
@@ -62,8 +62,8 @@ struct work {
     bool resident;
     bool bias_stays; /* true: the block's tile of the bias stays in shared memory (shared_bias) */
     bool given;      /* true: the client gave out and lse; false: they are recomputed */
-    /* true: one instruction can read elements 2 n and 2 n + 1 of a row of the bias (or write those of a row of dbias),
-     * because they are aligned */
+    /* bias_in_pairs: elements 2 n and 2 n + 1 of a row of the bias are aligned, so that one instruction can read both.
+     * dbias_in_pairs: one instruction can write both elements of a row of dbias. */
     bool bias_in_pairs, dbias_in_pairs;
 };
 
@@ -74,7 +74,7 @@ struct pair_tile_place {
 
 /* ---- Which tiles a block visits ---------------------------------------------------------------------------------- */
 
-/* The tiles that a block visits: place(n) for n from begin to end - 1. */
+/* A block visits the tiles place(n) for n from `begin` to `end` - 1. */
 template <sum_kind KIND> struct visits {
     int b, h, i0, j0, part, begin, end;
     int heads, q_tiles;
@@ -137,9 +137,9 @@ template <sum_kind KIND> DEVICE visits<KIND> visits_of(const cuda_args &a, const
 
 /* ---- Loading chunks to shared memory ----------------------------------------------------------------------------- */
 
-/* The chunks in shared memory. A stage is a buffer for chunks. If work.resident is true, all chunks of Q and dO come
- * first; STAGES stages follow, each with a chunk of K or V. Otherwise there are only the stages, each with a chunk of K
- * or V, and behind it a chunk of Q or dO. */
+/* The chunks (64 channels of a tile each) in shared memory. A stage is a buffer for chunks. If work.resident is true,
+ * all chunks of Q and dO come first; STAGES stages follow, each with a chunk of K or V. Otherwise there are only the
+ * stages, each with a chunk of K or V, and behind it a chunk of Q or dO. */
 struct chunks {
     uint16_t *memory;
     /* of_qk: number of chunks of Q (and of K) that a tile has; all: number of chunks of Q and dO together */
@@ -177,7 +177,7 @@ DEVICE void load_keys(const cuda_args &a, const pair_tile_place &at, const chunk
                  of_qk ? g.dims.D : g.dims.Dv, (of_qk ? chunk : chunk - c.of_qk) * CHUNK, c.keys(stage), at.j0);
 }
 
-/* The next chunk that the block loads: chunk number `chunk` of tile n. */
+/* The next chunk that the block loads, which is chunk number `chunk` of tile n. */
 template <sum_kind KIND> struct load_cursor {
     int n, chunk;
 
@@ -211,8 +211,8 @@ struct warp_pairs {
 typedef float pair_numbers[MT][NT][4];
 typedef float row_numbers[MT][2];
 
-/* Calls visit(mt, half, i) for each query i of the lane. The lane has two rows of each of the warp's blocks; query i is
- * row `half` of block mt. */
+/* Calls visit(mt, half, i) for each query i of the lane. In each of the warp's 16-row blocks the lane has two rows,
+ * half 0 and half 1. Query i is row `half` of block mt. */
 template <class F> DEVICE void for_queries(const warp_pairs &x, F visit)
 {
 #pragma unroll
@@ -361,8 +361,8 @@ DEVICE void hide_by_flash_mask(const cuda_args &a, const warp_pairs &x, pair_num
         }
 }
 
-/* Multiplies dP by the factors of dropout. Four lanes share the lane's queries, and each lane draws random bits for two
- * of the warp's eight blocks of keys. */
+/* Multiplies dP by the factors of dropout. Four lanes have the same queries, and each of the four draws random bits for
+ * two of the warp's eight blocks of keys. */
 DEVICE void drop_pairs(const cuda_args &a, const warp_pairs &x, int lane, pair_numbers &dP)
 {
     uint32_t mine[2] = {};
@@ -478,13 +478,13 @@ __device__ __noinline__ void careful_block(const cuda_args &a, const saved &s, c
     __syncwarp();
 }
 
-/* Turns q.k into P, and dP into dZ, by careful_block(), which computes single pairs. */
+/* Turns q.k into P, and dP into dZ, with careful_block(), which computes one pair at a time. */
 DEVICE void careful_gradients(const cuda_args &a, const work &w, const warp_pairs &x, int lane, careful_pairs &pairs,
                               pair_numbers &S, pair_numbers &dP)
 {
     const int r = lane / 4, c = lane % 4 * 2;
-    /* copies of x.x and others for careful_block(), which takes references: a reference to a member of `x` would force
-     * x out of registers */
+    /* copies of x.x and x.limit for careful_block(), which takes references: with a reference to a member of `x`, the
+     * compiler could not keep `x` in registers */
     const head_args head = x.x;
     const limits limit = x.limit;
 #pragma unroll
@@ -565,8 +565,8 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
     });
 }
 
-/* Adds up the sums of each query, which are divided among four lanes of each of two warps. Writes the query's sum of dZ
- * times distance, as far_of_row() defines it. `other` is shared memory for one sum per query. */
+/* Adds up the sums of each query: four lanes of each of two warps have a part. Writes the query's sum of dZ times
+ * distance, as far_of_row() defines it. `other` is shared memory for one sum per query. */
 DEVICE void store_far(const cuda_args &a, const work &w, const warp_pairs &x, far_sums (&sums)[MT][2], far_sums *other)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -590,8 +590,8 @@ DEVICE void store_far(const cuda_args &a, const work &w, const warp_pairs &x, fa
     });
 }
 
-/* Adds up the columns of dZ over the block's queries, and writes them. `columns` is shared memory for a sum per key and
- * group of 32 queries. */
+/* Adds up the columns of dZ over the block's queries, and writes the sums. `columns` is shared memory with one sum for
+ * each key and each group of 32 queries. */
 DEVICE void store_columns(const cuda_args &a, const work &w, int64_t at, int j0, float (&sums)[NT][2],
                           float (*columns)[SIDE])
 {
@@ -652,7 +652,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         /* Adds the products of the next chunk to `to`, and loads the chunk that comes STAGES - 1 chunks later. */
         const auto add_product = [&](float(&to)[MT][NT][4], int chunk) {
             cp_async_wait<STAGES - 2>();
-            /* after this barrier the chunk has arrived, and no thread reads the buffer that is loaded next */
+            /* after this barrier the chunk has arrived, and no thread reads the buffer that the next copy overwrites */
             __syncthreads();
             ahead.load(a, v, c, (stage + STAGES - 1) % STAGES);
             const uint32_t rows = smem_addr(c.queries(stage, chunk)), keys = smem_addr(c.keys(stage));
@@ -730,16 +730,16 @@ __global__ void __launch_bounds__(256)
 /* How the elements of dbias are divided among launches and blocks. */
 struct division {
     sum_kind kind;
-    /* cells: number of tiles of dbias; terms: number of tiles of dZ that are added up in a tile of dbias: batches *
-     * heads (for OVER_QUERIES: times the tiles of queries) */
+    /* cells: number of tiles of dbias; terms: number of tiles of dZ that are added up to one tile of dbias, which is
+     * batches * heads, and for OVER_QUERIES also times the tiles of queries */
     int64_t elements, cells, terms, batches, heads;
     int64_t nb, nh, nq; /* number of batch rows, heads and queries of dbias; a number is 1 if dbias is shared over
                          * that axis */
     int parts;
 };
 
-/* The number of thread blocks that a launch should have: twice the multiprocessors of a large GPU. It is a constant, so
- * that the order of sums does not depend on the GPU. */
+/* The number of thread blocks that a launch should have: twice the number of multiprocessors of a large GPU. The number
+ * is a constant, so that the order of sums does not depend on the GPU. */
 const int64_t ENOUGH_BLOCKS = 264;
 /* The largest number of blocks among which the work of one tile of dbias is divided. */
 const int64_t MOST_PARTS = 64;
@@ -785,7 +785,7 @@ work work_of(const cuda_chip *chip, const attn_plan *plan, const cuda_args &a, c
     return w;
 }
 
-/* The largest ratio of the time of a launch to tile_seconds(). An H200 took 1.97 ms for dbias (D 64), where
+/* A launch takes at most this constant times tile_seconds(). An H200 took 1.97 ms for dbias (head size 64), where
  * tile_seconds() is 1.7 ms. Other launches took less than tile_seconds(). */
 const double SECONDS_OVER_TILES = 1.2;
 

@@ -68,8 +68,8 @@ DEVICE void zero_4(float *to)
     asm volatile("st.global.v4.f32 [%0], {%1,%1,%1,%1};" ::"l"(to), "f"(0.f) : "memory");
 }
 
-/* Waits until all THREADS threads (a multiple of 32) have reached barrier ID (1 to 15; 0 is __syncthreads). PTX ISA
- * 9.7.13.1. */
+/* Waits until all THREADS threads (a multiple of 32) have reached barrier ID (1 to 15, because __syncthreads() uses
+ * barrier 0). PTX ISA 9.7.13.1. */
 template <int ID, int THREADS> DEVICE void barrier()
 {
     asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");

@@ -55,7 +55,7 @@ static inline bool plan_recomputed(recomputed_forward *f, const cuda_kernel &ker
     return attn_kernel_takes(&kernel.takes, &p, f->plan.features) && kernel.plan(chip, &f->plan);
 }
 
-/* Like plan_recomputed(), with the first of the chip's kernels that takes the problem. Returns this kernel, or NULL.
+/* Calls plan_recomputed() with the first of the chip's kernels that takes the problem. Returns this kernel, or NULL.
  * out is float32 where the kernel can write it, and otherwise has q's dtype. Kernels that leave some sequences to
  * decode.cu are not used: the dtype and the bits of a sequence's out would depend on the batch's other sequences. */
 static inline const cuda_kernel *plan_first_recomputed(recomputed_forward *f, const cuda_chip *chip,

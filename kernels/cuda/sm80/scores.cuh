@@ -1,13 +1,13 @@
 /* scores.cuh: the steps from the product that makes scores to the product that uses P, for all kernels of this folder.
  *
- * A warp's 16 x N scores are the accumulators of mma.m16n8k16: element e of block n of a lane is row e / 2 * 8 +
- * lane / 4, column n * 8 + lane % 4 * 2 + e % 2. In forward, decoding and dq, rows are queries and columns are keys;
- * in dkdv (S^T) rows are keys and columns are queries. The steps, in the order of a kernel's loop:
+ * A warp's 16 x N scores are the accumulators of mma.m16n8k16: element e of block n of a lane is row e / 2 * 8 + lane /
+ * 4, column n * 8 + lane % 4 * 2 + e % 2. In forward, decoding and dq, rows are queries and columns are keys; in dkdv
+ * (S^T) rows are keys and columns are queries. The steps, in the order of a kernel's loop:
  *
  *   scores              S = A B^T
  *   change_scores       applies options (softcap, bias, masks, ...): rows go through shared memory, so that one small
  *                       loop treats every element
- *   hide_outside        hides by causal and window, in registers, where there are no options
+ *   hide_outside        hides pairs by causal and window, in registers, where there are no options
  *   largest_of_row, exponents_of_row
  *                       the two halves of a step of the online softmax; between them each kernel has its own code
  *                       (when to rescale, the unit of P)
@@ -151,9 +151,9 @@ template <int LINE> DEVICE float (&lines_of(void *memory))[16][LINE]
     return *reinterpret_cast<float(*)[16][LINE]>(memory);
 }
 
-/* Replaces every element of S by change(row, column, score). Elements pass through `line` in shared memory.
- * Neighbouring lanes thus get neighbouring columns (with ROWS_FIRST: neighbouring rows), which are keys, so that they
- * read neighbouring elements of masks and biases. */
+/* Replaces every element of S by change(row, column, score). Elements pass through `line` in shared memory, so that
+ * neighbouring lanes get neighbouring keys, and read neighbouring elements of masks and biases. Keys are columns, or
+ * with ROWS_FIRST rows. */
 template <bool ROWS_FIRST, int NT, int LINE, typename F>
 DEVICE void change_scores(float (&S)[NT][4], float (&line)[16][LINE], int lane, F change)
 {
@@ -208,8 +208,8 @@ template <int NT> DEVICE float exponents_of_row(float (&S)[NT][4], int half, flo
 
 /* ---- Dropout ----------------------------------------------------------------------------------------------------- */
 
-/* Returns 8 bits for query i, one for each of the keys from 8 * eighth on: 1 if dropout keeps the pair. One call of the
- * generator (Philox) decides all eight. `head` is b * H + h. */
+/* Returns 8 bits for query i, one for each of the keys 8 * eighth to 8 * eighth + 7. A bit is 1 if dropout keeps the
+ * pair. One call of the generator (Philox) decides all eight. `head` is b * H + h. */
 DEVICE uint32_t kept_of(const cuda_args &a, int64_t head, int64_t i, int64_t eighth)
 {
     const attn_philox words = attn_dropout_words(a.seed, head, i, eighth);
@@ -236,8 +236,8 @@ template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept
 
 /* ---- Transposed scores S^T, whose rows are keys ------------------------------------------------------------------ */
 
-/* Shared memory of a warp's 16 keys x BM queries while options are applied: scores, 1 - tanh^2 (the derivative of
- * softcap), and bits of the keys that dropout keeps. */
+/* Shared memory for a warp's 16 keys x BM queries while options are applied: the scores, 1 - tanh^2 (the derivative of
+ * softcap), and one bit for each pair, which is 1 if dropout keeps the pair. */
 template <int BM> struct staged_queries {
     float z[16][BM + 2];
     float cap[16][BM + 2];

@@ -1,7 +1,7 @@
 /* seen_tiles.cuh: which tiles of pairs a FlashMask or a keep_mask leaves visible. A block skips tiles whose pairs are
  * all hidden.
  *
- *   list_seen_keys(), list_seen_rounds()    make the list: a bit per tile, set where one of its pairs is visible
+ *   list_seen_keys(), list_seen_rounds()    make a list: one bit per tile, 1 if a pair is visible
  *   seen_tile_below(), seen_tile_above()    return the next tile of the list
  *
  * Causal, window and lengths give a range of tiles, which needs no list. A hidden tile would add P = 0 times V, so the
@@ -38,8 +38,9 @@ DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int
     return attn_mask_classify(&e, i0, i1) != ATTN_TILE_HIDDEN;
 }
 
-/* Returns whether a keep_mask leaves one of keys [j0, j1) visible to one of queries [i0, i1). The result is exact. The
- * search stops as soon as it has found a row of the mask that keeps a key: in most tiles the first row. */
+/* Returns whether a keep_mask leaves at least one of the keys [j0, j1) visible to at least one of the queries [i0, i1).
+ * The result is exact. The search stops as soon as it has found a row of the mask that keeps a key: in most tiles the
+ * first row. */
 DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
     enum { TOGETHER = 8 }; /* number of rows of the mask that are loaded together, to hide latency */
@@ -64,8 +65,8 @@ struct pair_tile {
     int h, i0, i1, j0, j1;
 };
 
-/* Sets, in the list, the bit of each tile with a visible pair, for tiles first to last - 1 of sequence b; place(n)
- * returns tile n. All threads of the block call it. */
+/* For each of the tiles `first` to `last` - 1 of sequence b, sets the tile's bit in the list if one of its pairs is
+ * visible. place(n) returns tile n. All threads of the block call this function. */
 template <int THREADS, class PLACE>
 DEVICE void list_seen_tiles(const cuda_args &a, int b, int first, int last, seen_tiles &seen, PLACE place)
 {
@@ -83,7 +84,7 @@ DEVICE void list_seen_tiles(const cuda_args &a, int b, int first, int last, seen
     __syncthreads();
 }
 
-/* Lists those tiles of BN keys that have a key visible to one of queries i0 to i1 - 1 of head h. */
+/* Lists the tiles of BN keys in which at least one key is visible to a query from i0 to i1 - 1 of head h. */
 template <int BN, int THREADS>
 static __device__ __noinline__ void list_seen_keys(const cuda_args &a, int b, int h, int i0, int i1, int first,
                                                    int last, seen_tiles &seen)
@@ -94,8 +95,8 @@ static __device__ __noinline__ void list_seen_keys(const cuda_args &a, int b, in
     });
 }
 
-/* Lists the rounds (tiles of BM queries) that have a pair visible with keys j0 to j1 - 1. The rounds are tiles first to
- * first + tiles - 1 of each head of the group, head after head. */
+/* Lists the rounds (tiles of BM queries) in which some query sees a key from j0 to j1 - 1. The rounds are the tiles
+ * `first` to `first` + `tiles` - 1 of each head of the group, head after head. */
 template <int BM, int THREADS>
 static __device__ __noinline__ void list_seen_rounds(const cuda_args &a, int b, int hk, int j0, int j1, int first,
                                                      int tiles, seen_tiles &seen)
@@ -127,7 +128,7 @@ DEVICE int seen_tile_above(const seen_tiles &seen, int n, int end)
     return min(n, end);
 }
 
-/* last_tile() and tile_below() visit tiles [first, last) of keys that a tile of queries sees, from the last to the
+/* last_tile() and tile_below() visit the key tiles [first, last) that a tile of queries sees, from the last to the
  * first. last_tile() makes the list of visible tiles, and returns the index of the last visible tile plus 1. If LISTED
  * is false, there is no list, and all tiles are visited. */
 template <bool LISTED, int BN, int THREADS, class SEEN>

@@ -1,7 +1,7 @@
 /* split.cuh: float32 on tensor cores that multiply 16-bit numbers.
  *
- * A float32 number, multiplied by a power of two that brings it into float16's range, is the sum of two float16
- * numbers with 11 of its bits each:
+ * A float32 number, multiplied by a power of two that brings it into float16's range, is the sum of two float16 numbers
+ * with 11 of its bits each:
  *
  *     x 2^e = hi + lo / 2048          hi = f16(x 2^e),  lo = f16((x 2^e - hi) 2048)
  *
@@ -17,8 +17,8 @@
  *
  * The error of hi + lo: for numbers down to 2^-21 of the tile's largest number, it is at most 2^-22, and mostly 2^-23,
  * of the number itself. For smaller numbers it is at most 2^-42 of the tile's largest number. Only rows of small
- * numbers lose accuracy: a row all of whose numbers, except zeros, are below 2^-22 of the tile's largest makes the tile
- * `wide`. Results that depend on a wide tile are computed row by row in float32 (rows.cuh), which is slow. In dout,
+ * numbers lose accuracy. If all numbers of a row, except zeros, are below 2^-22 of the tile's largest number, the tile
+ * is `wide`. Results that depend on a wide tile are computed row by row in float32 (rows.cuh), which is slow. In dout,
  * rows of small numbers do not make a tile wide, because such a row contributes less to a gradient in the same
  * proportion.
  *
@@ -28,7 +28,7 @@
  * are: out 9e-7, lse 5e-6, dq 1.4e-6, dk 1.2e-6, dv 1.2e-6. Sums in float32 have about the same error. (One NVIDIA
  * H200, 2026-11-20.)
  *
- * Tensor cores truncate when they add, which would be a bias over thousands of additions to one sum. No sum is
+ * Tensor cores truncate when they add. Over thousands of additions to one sum, this would be a bias. No sum is
  * therefore longer than a tile: products of a tile start from 0 and are added to the running sum by a rounded
  * multiply-add, and the small products have a sum of their own.
  *
@@ -120,8 +120,8 @@ DEVICE float power_of_two(int e)
     return __int_as_float((e + 127) << 23);
 }
 
-/* Copies rows row to row + ROWS - 1 of a tile to shared memory: their high float16 halves to to[0 .. ROWS * D), and
- * behind them their low halves. `tile` is the address of the tile's high halves, behind which its low halves lie. */
+/* Copies rows row to row + ROWS - 1 of a tile to shared memory. The high float16 halves go to to[0 .. ROWS * D), and
+ * the low halves go behind them. `tile` is the address of the tile's high halves, which its low halves follow. */
 template <int D, int ROWS, int THREADS> DEVICE void load_planes(uint16_t *to, const uint16_t *tile, int row)
 {
     const int PIECES = D / 8, STEP = THREADS / PIECES;
@@ -182,8 +182,8 @@ DEVICE void opaque(uint32_t &x)
 }
 
 /* Computes S = A B^T over D channels, for 16 MT rows of A and N rows of B. A and B are planes hi and lo in shared
- * memory, of A_ROWS and N rows. Sums over D channels are long, and tensor cores truncate when they add. Therefore the
- * small products (hi times lo) have a sum of their own. */
+ * memory, of A_ROWS and N rows. Tensor cores truncate when they add, so small products would lose bits in a sum of
+ * large ones. Therefore the small products (hi times lo) have a sum of their own. */
 template <int D, int MT, int N, int A_ROWS, bool TURNED = false>
 DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
 {
@@ -232,9 +232,9 @@ DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
             for (int e = 0; e < 4; e++) S[mt][nt][e] = fmaf(rest[mt][nt][e], LO_UNIT, S[mt][nt][e]);
 }
 
-/* Computes sum += A B for 16 rows of B and PAIRS times 16 columns. A is in registers (LO = 1). B is planes hi and lo in
- * shared memory, PLANE bytes apart, read by columns from address b on. One sum suffices for all products: hi lo' / 2048
- * equals (hi / 2048) lo'. */
+/* Computes sum += A B for 16 rows of B and PAIRS times 16 columns. A is in registers, as a sum hi + lo. B is the planes
+ * hi and lo in shared memory, PLANE bytes apart, and is read by columns from address b on. All three products are added
+ * to one sum: because a low half lo' of B stands for lo' / 2048, its product is made with hi / 2048. */
 template <int MT, int PAIRS, int PLANE>
 DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah)[MT][4], const uint32_t (&al)[MT][4],
                              uint32_t b, int pair, int offset)
@@ -266,8 +266,9 @@ DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah
         for (int mt = 0; mt < MT; mt++) mma<__half>(sum[mt][n], ah[mt], bh[n / 2][n % 2 * 2], bh[n / 2][n % 2 * 2 + 1]);
 }
 
-/* Loads ROWS neighbouring rows of a float32 tensor to a warp's registers: a lane gets D / 32 columns of each. Elements
- * outside the tensor are 0. `pages`: the problem, if the tensor is its keys or values in pages; otherwise NULL. */
+/* Loads ROWS neighbouring rows of a float32 tensor to a warp's registers: a lane gets D / 32 columns of each row.
+ * Elements outside the tensor are 0. `pages` is the problem if the tensor is its keys or values in pages, otherwise
+ * NULL. */
 template <int D, int ROWS>
 DEVICE void load_rows(float (&x)[ROWS][D / 32], const attn_view &view, int64_t b, int64_t h, int64_t start,
                       int64_t first, int64_t count, int width, const attn_geometry *pages = nullptr)
@@ -319,15 +320,15 @@ template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], 
 #pragma unroll
         for (int v = 0; v < V; v++)
             if (is_number(x[r][v])) most = fmaxf(most, fabsf(x[r][v]));
-        /* magnitudes are not negative, and such floats compare like their bits as integers */
+        /* magnitudes are not negative, and floats that are not negative compare like their bits as integers */
         most = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(most)));
         top = fmaxf(top, most);
         if (most > 0) least = fminf(least, most);
     }
 }
 
-/* Returns a tile's exponent e, a multiple of 8 and at most 120, for the tile's largest magnitude `top`. e makes top 2^e
- * at least 2^7 and below 2^15, unless e is 120. */
+/* Returns a tile's exponent e, a multiple of 8 and at most 120, for the tile's largest magnitude `top`. With this
+ * exponent, top * 2^e is at least 2^7 and below 2^15, unless e is 120. */
 DEVICE int exponent_of(float top)
 {
     const int E = (int)(__float_as_uint(top) >> 23) - 127;
@@ -366,8 +367,8 @@ template <int V> DEVICE float split_row(uint16_t *to, int plane, const float (&x
     return square;
 }
 
-/* Returns whether any of tiles first to last - 1 is wide: has a row whose numbers are all too small for the tile's
- * exponent. All threads of the block call this. */
+/* Returns whether any of the tiles `first` to `last` - 1 is wide. A wide tile has a row whose numbers are all too small
+ * for the tile's exponent. All threads of the block call this. */
 DEVICE bool any_wide(const split_stats *stats, int first, int last)
 {
     bool wide = false;

@@ -1,11 +1,10 @@
-/* tile.cuh: tiles of rows in shared memory, and the interval of keys that a row sees, for the kernels of this
- * folder.
+/* tile.cuh: tiles of rows in shared memory, and the interval of keys that a row sees, for the kernels of this folder.
  *
  * A tile is rows of D 16-bit elements in pieces of 16 bytes; piece c of row r lies at c ^ (r % 8), so that neither
  * copies nor ldmatrix have bank conflicts. A fragment is read from a tile in four ways (mma.m16n8k16, see ptx.cuh):
  *
- *   a_rows     operand A, rows of the tile are m         b_rows     operand B, rows of the tile are n    (Q K^T: both)
- *   a_columns  operand A, columns of the tile are m      b_columns  operand B, rows of the tile are k    (V in P V) */
+ *   a_rows     operand A, the tile's rows are its m      b_rows     operand B, the tile's rows are its n (Q K^T: both)
+ *   a_columns  operand A, the tile's columns are its m   b_columns  operand B, the tile's rows are its k (V in P V) */
 #ifndef ATTN_SM80_TILE_CUH
 #define ATTN_SM80_TILE_CUH
 
@@ -48,8 +47,8 @@ template <typename T, int D> struct tile_row {
 };
 
 /* Copies tiles of one head's rows to shared memory. A thread copies piece c (16 bytes) of rows r, r + STEP, ... of
- * every tile. If STEP is a multiple of 8, the piece has the same place in all of these rows. ONCE: no other block reads
- * these rows. T: see tile_row. */
+ * every tile. If STEP is a multiple of 8, the swizzle puts the piece at the same offset in all of these rows. ONCE: no
+ * other block reads these rows. T: the type of elements in shared memory (see tile_row). */
 template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loader {
     typedef tile_row<T, D> tile;
     static const int W = tile::WIDTH, PIECES = tile::PIECES, STEP = THREADS / PIECES;
@@ -60,7 +59,8 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
     int row_bytes; /* number of bytes from one row to the next; set only if rows can be copied 16 bytes at a time */
     int rows;      /* number of rows of the sequence; zeros are stored in place of later rows */
     int columns;
-    /* true: copies of 16 bytes are possible, because every row is 16-byte aligned and its columns fill whole pieces */
+    /* true: copies of 16 bytes are possible, because every row is 16-byte aligned and its length is a multiple of 16
+     * bytes */
     bool pieces;
 
     DEVICE loader(const attn_view &tensor, int64_t b, int64_t h, int64_t line, int64_t count, int64_t width)
@@ -121,7 +121,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
     static const int CHUNK = STEP > 16 ? STEP : 16;
     const attn_geometry *g;
     const attn_view *view;
-    /* this sequence's entries of page_table; where a tile lies in one page, `table` moves on to the entry of the next
+    /* this sequence's entries of page_table; if each tile lies in one page, `table` moves on to the entry of the next
      * tile's page */
     const int32_t *table;
     /* address of this thread's piece of 16 bytes in row threadIdx.x / PIECES of page 0 */
@@ -130,10 +130,11 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
     int page_size, row_bytes;
     int b, hk, rows, columns;
     int next = -1, page,
-        /* next: the tile that the next call should load begins with this row; page: page of row `next`; slot: its row
-         * in the page (both are read ahead of time) */
+        /* next: first row of the tile that the next call is expected to load; page: the page of row `next`; slot: the
+         * place of row `next` in the page. `page` and `slot` are read ahead of time. */
         slot;
-    /* true: copies of 16 bytes are possible, because every slot is 16-byte aligned and its columns fill whole pieces */
+    /* true: copies of 16 bytes are possible, because every slot (row of a page) is 16-byte aligned and its length is a
+     * multiple of 16 bytes */
     bool pieces;
     bool chunks; /* true: `pieces` is true, and a page consists of whole chunks of CHUNK rows */
 
@@ -165,8 +166,8 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
         else cp_async_16(piece, from, valid);
     }
 
-    /* Loads rows first to first + ROWS - 1; `first` is a multiple of ROWS. A call whose rows directly follow the rows
-     * of the previous call takes less time than other calls. */
+    /* Loads ROWS rows from row `first` on; `first` is a multiple of ROWS. A call whose rows directly follow the rows of
+     * the previous call takes less time than other calls. */
     template <int ROWS> DEVICE void load(uint16_t *to, int first)
     {
         static_assert(CHUNK % STEP == 0 && ROWS % STEP == 0, "a thread's rows of a chunk are whole steps");
@@ -212,7 +213,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
 #pragma unroll 1
             for (int n = 0; n < ROWS / STEP; n++) {
                 const int line = first + r + n * STEP;
-                /* rows past the sequence's last row have no entry in page_table, so they must not be looked up */
+                /* page_table has no entry for rows past the sequence's end, so these rows must not be looked up */
                 const bool valid = column && line < rows;
                 copy(to, r + n * STEP, c,
                      (const char *)view->data +
@@ -245,8 +246,8 @@ struct limits {
 DEVICE limits limits_of(const attn_geometry &g, const attn_sequence &s)
 {
     const int64_t far = INT64_C(1) << 30,
-                  /* clamping a window to `far` makes the window fit in 32 bits; this changes no result, because lengths
-                   * are below 2^31 */
+                  /* clamping a window to `far` makes the window fit in 32 bits; this changes no result for lengths up
+                   * to 2^30 */
         align = attn_align(&g, &s);
     return limits{ (int)attn_clamp64(align - g.left, -far, far), (int)attn_clamp64(align + g.right + 1, -far, far),
                    (int)s.Sk };
@@ -261,8 +262,8 @@ DEVICE uint32_t kept(uint32_t x)
 }
 
 /* The query rows of a block, found by row_place_of(). If all sequences have one length, row_place_of() computes in 32
- * bits, because the block's first copies wait for it; `whole` is then limits_of_whole(), which the host computes.
- * Otherwise it calls tile_place_of(). */
+ * bits, because this is faster and the block's first copies wait for the result. In this case `whole` is
+ * limits_of_whole(), which the host computes. Otherwise row_place_of() calls tile_place_of(). */
 struct row_place {
     int b, h, hk, i0, Sq;
     int64_t q_start, k_start;
@@ -319,9 +320,10 @@ template <int rows> DEVICE row_place row_place_of(const cuda_args &a, const limi
  *   a_columns  elements m .. m + 15 of rows k .. k + 15      b_columns  elements n .. n + 15 of rows k .. k + 15
  * A load gives two B fragments: {b0 b1} of n .. n + 7, and of n + 8 .. n + 15.
  *
- * A lane's address is that of its row and piece in the first 16 x 16 elements, plus whole rows, xor whole pieces.
- * Rows are added in eights, so the lane's swizzle does not change, and the address of a tile has zeros in the bits
- * that count pieces. An address thus costs one instruction, and rows are in the instruction's immediate. */
+ * A lane first computes the address of its row and its 16-byte piece in the first 16 x 16 elements. Later addresses
+ * differ from this address by whole rows, which are added, and by whole pieces, which are combined by xor. Rows are
+ * added in multiples of eight, so the swizzle does not change. A tile's address has zeros in the bits that count
+ * pieces. An address thus costs one instruction, and the row is an immediate operand of the load. */
 template <int D> DEVICE uint32_t lane_down(int lane)
 {
     return lane % 16 * (D * 2) + ((lane / 16) ^ (lane % 8)) * 16;
@@ -331,9 +333,9 @@ template <int D> DEVICE uint32_t lane_across(int lane)
     return (lane % 8 + lane / 16 * 8) * (D * 2) + ((lane / 8 % 2) ^ (lane % 8)) * 16;
 }
 
-/* The functions below whose names end in _of load an operand from a tile. The lane has computed the address before:
- * `down` is lane_down(), `across` is lane_across(). If `down` or `across` includes the start of shared memory, `tile`
- * is an offset from that start. */
+/* The functions below whose names end in _of load an operand from a tile. The lane has computed the parts of the
+ * address beforehand: `down` with lane_down(), and `across` with lane_across(). If `down` or `across` includes the
+ * start of shared memory, `tile` is an offset from that start. */
 template <int D> DEVICE void a_rows_of(uint32_t (&a)[4], uint32_t down, uint32_t tile, int m, int k)
 {
     ldmatrix_x4(a, (down ^ (k * 2)) + (tile + m * (D * 2)));
@@ -411,9 +413,9 @@ DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
 /* ---- Storing results ------------------------------------------------------------------------------------------------
  *
  * Rows of a result go from registers to shared memory, so that a warp writes whole pieces of 16 bytes. Results that
- * do not fit that (another dtype than the inputs', odd strides) are staged as floats, D per row, and are converted
- * and written element by element. That loop is not unrolled: repeated for every register it would be more code than
- * the instruction caches hold. */
+ * cannot be written so (another dtype than the inputs', odd strides) lie in shared memory as floats, D per row. They
+ * are converted and written element by element, in a loop that is not unrolled: unrolled code would not fit in the
+ * instruction caches. */
 template <typename T> constexpr attn_dtype dtype_of = ATTN_BF16;
 template <> constexpr attn_dtype dtype_of<__half> = ATTN_F16;
 
@@ -424,16 +426,17 @@ template <typename T> DEVICE bool in_pieces(const attn_view &view, int64_t b, in
            ((uint64_t)view.data + 2 * attn_at(&view, b, h, line)) % 16 == 0;
 }
 
-/* Stores elements d and d + 1 (d is even) of row r of a result in shared memory, from where rows go to global memory.
- * They are stored as T if rows are written 16 bytes at a time, otherwise as floats. */
+/* Stores elements d and d + 1 (d is even) of row r of a result in shared memory, from which rows are copied to global
+ * memory. The elements are stored as T if rows are copied 16 bytes at a time, otherwise as floats. */
 template <typename T, int D> DEVICE void stage_pair(void *staged, bool pieces, int r, int d, float low, float high)
 {
     if (pieces) *(uint32_t *)((uint16_t *)staged + at<D>(r, d / 8) + d % 8) = pack<T>(low, high);
     else *(float2 *)((float *)staged + r * D + d) = make_float2(low, high);
 }
 
-/* Writes rows first to first + count - 1 of the array `staged` in shared memory to the tensor. Row r of the array
- * becomes line `line` + r of the tensor. THREADS threads call it; this thread is number `thread` of them. */
+/* Writes `count` rows of the array `staged` in shared memory to the tensor, from row `first` of the array on. Row r of
+ * the array becomes line `line` + r of the tensor. THREADS threads call this function; `thread` is the number of the
+ * calling thread. */
 template <int D, int THREADS>
 DEVICE void store_rows(const attn_view &view, int64_t b, int64_t h, int64_t line, int first, int count, int width,
                        const void *staged, bool pieces, int thread)

@@ -34,9 +34,9 @@ DEVICE void add_chunk(float (&S)[MT][NT][4], uint32_t start, uint32_t tileA, uin
     else scores<T, CHUNK / 2>(S, rows_of_a, rows_of_b);
 }
 
-/* Writes a block's COLUMNS columns of a result, from column0 on, to rows of the tensor from `line` on; only `width` of
- * the columns exist. A warp stages and writes its own `count` rows. `staged` has COLUMNS / 2 floats for each row of the
- * block. */
+/* Writes a block's COLUMNS columns of a result, from `column0` on, to rows of the tensor from `line` on. Only `width`
+ * of the columns exist. A warp writes its own `count` rows, through shared memory (`staged`). `staged` has COLUMNS / 2
+ * floats for each row of the block. */
 template <typename T, int MT, int DT>
 DEVICE void store_columns(const attn_view &result, int64_t b, int64_t h, int64_t line, int count, int column0,
                           int width, const float (&O)[MT][DT][4], void *staged)

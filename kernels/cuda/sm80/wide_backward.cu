@@ -38,8 +38,9 @@ union stage {
 };
 static_assert(sizeof(stage) % 1024 == 0, "fragments' swizzle");
 
-/* Shared memory of a warp's 16 queries x TILE keys: z has the scores while options are applied, and P later; cap has 1
- * - tanh^2 (the derivative of softcap); kept has bits of the pairs that dropout keeps. */
+/* Shared memory for a warp's 16 queries x TILE keys. `z` has the scores while options are applied, and later P.
+ * `cap` has 1 - tanh^2 (the derivative of softcap). `kept` has one bit for each pair, which is 1 if dropout keeps
+ * the pair. */
 struct staged_keys {
     float z[16][TILE + 2], cap[16][TILE + 2], lse2[16];
     uint32_t kept[16][TILE / 8];
@@ -56,14 +57,14 @@ struct block_place {
      * head one after the other */
     int b, h, hk;
     int row0; /* the block's first row, counted from the start of the sequence */
-    int rows; /* number of rows of the gradient to write */
+    int rows; /* how many rows of the gradient the block writes */
     int column0;
     /* The rounds of the block's loop: from begin to end - 1. A round is one tile of keys (for dq), or one tile of
      * queries, head after head (for dk and dv). */
     int begin, end;
     /* in blocks of dk and dv: the index of the first query tile to visit in each head, and how many to visit */
     int first_tile, tiles;
-    head_args head; /* numbers from which scores in head h are computed */
+    head_args head; /* arguments of score() for head h */
 };
 
 template <gradient G, bool SCORE_MODS> struct shared {
@@ -79,7 +80,7 @@ static_assert(2 * sizeof(stage) >= sizeof(float) * ROWS * COLUMNS / 2, "results 
 /* ---- Which rows, keys and columns a block computes --------------------------------------------------------------- */
 
 /* Finds the rows and columns of dq that a thread block computes. Thread blocks with the same queries follow each other,
- * because they read the same keys. */
+ * so that the L2 cache has the keys, which all these blocks read. */
 DEVICE void find_queries_of_block(const cuda_args &a, const limits &whole, int column_blocks, block_place &p)
 {
     const int n = (int)(gridDim.x - 1 - blockIdx.x);
@@ -97,8 +98,8 @@ DEVICE void find_queries_of_block(const cuda_args &a, const limits &whole, int c
     p.first_tile = p.tiles = 0;
 }
 
-/* Finds the rows and columns of a block of dk or dv. Blocks of the same keys follow each other, because they read the
- * same queries. */
+/* Finds the rows and columns of a block of dk or dv. Blocks of the same keys follow each other, so that the L2 cache
+ * has the queries, which all these blocks read. */
 DEVICE void find_keys_of_block(const cuda_args &a, const limits &whole, int column_blocks, block_place &p)
 {
     key_place place = key_place_of<ROWS>(a, whole, make_uint3(blockIdx.x / column_blocks, blockIdx.y, blockIdx.z));
@@ -188,14 +189,14 @@ template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, c
 
 /* ---- Computing P and dS ------------------------------------------------------------------------------------------ */
 
-/* lse and delta of this thread's rows, which are queries in a block of dq. In a block of dk or dv rows are keys, and
- * lse and delta of the queries are in shared memory. */
+/* lse and delta of this thread's rows, if the rows are queries (in a block of dq). In a block of dk or dv the rows are
+ * keys, and lse and delta of the queries are in shared memory. */
 template <gradient G> struct row_numbers {
     float lse2[G == DQ ? 2 : 1], delta[G == DQ ? 2 : 1];
 };
 
-/* Returns lse in base 2 (x) and delta (y) of the query to which element e of block nt of this lane's accumulators
- * belongs. */
+/* Returns lse in base 2 (as x) and delta (as y) of a query: the query to which element e of block nt of this lane's
+ * accumulators belongs. */
 template <gradient G, class Shared> DEVICE float2 numbers_of(const Shared &sm, const row_numbers<G> &own, int nt, int e)
 {
     if constexpr (G == DQ) return make_float2(own.lse2[e / 2], own.delta[e / 2]);
@@ -203,7 +204,7 @@ template <gradient G, class Shared> DEVICE float2 numbers_of(const Shared &sm, c
     return make_float2(sm.values.lse2[query], sm.values.delta[query]);
 }
 
-/* Returns the factor by which dropout multiplies the pair (x), and the derivative of softcap, 1 - tanh^2 (y). */
+/* Returns dropout's factor for the pair (as x), and the derivative of softcap, 1 - tanh^2 (as y). */
 template <gradient G, bool SCORE_MODS, class Shared>
 DEVICE float2 factors_of(const cuda_args &a, const Shared &sm, int nt, int e)
 {
@@ -219,7 +220,7 @@ DEVICE float2 factors_of(const cuda_args &a, const Shared &sm, int nt, int e)
     return factors;
 }
 
-/* Turns the scores S of the tile of round n into P: applies masks and options, then 2^(S - lse). */
+/* Turns the scores S of the tile of round n into P: applies masks and options, then computes 2^(S - lse). */
 template <gradient G, bool SCORE_MODS, int NT, class Shared>
 DEVICE void scores_to_p(float (&S)[NT][4], const cuda_args &a, const saved &s, Shared &sm, const row_numbers<G> &own,
                         int n, float scale_log2)
@@ -339,8 +340,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll 1
         for (int d = 0; d < D; d += CHUNK) {
             cp_async_wait<0>();
-            /* after this barrier the chunk of columns in buffer `at` has arrived; no thread reads buffer at ^ 1, which
-             * is loaded next */
+            /* After this barrier the chunk of columns is in buffer number `at`. No thread reads the other buffer any
+             * more, so the next copy may overwrite it. */
             __syncthreads();
             if (d + CHUNK < D) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, d / CHUNK + 1);
             else if (G != DV) load_chunk<G, true>(a, p, sm.stages[at ^ 1], n, 0);
@@ -361,8 +362,8 @@ __global__ void __launch_bounds__(THREADS, 1)
             to_ds<G, SCORE_MODS>(S[0], a, sm, own);
         }
         cp_async_wait<0>();
-        /* After this barrier the columns of k, q or dout that load_columns() loads are in stage (buffer) number `at`.
-         * No thread uses stage at ^ 1, or lse and delta of the tile's queries, any more. */
+        /* After this barrier stage (buffer) number `at` has the columns of k, q or dout that load_columns() loads. No
+         * thread uses the other stage, or lse and delta of the tile's queries, any more. */
         __syncthreads();
         n = round_after<SCORE_MODS>(sm.seen, n, end);
         if (n < end) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, 0);
@@ -463,8 +464,8 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     const auto before = [&](const cuda_chip *part) {
         cuda_args now = a;
         if (!is_first_share(part)) return cudaSuccess;
-        /* without marks no later launch would compute the two parts of a huge lse, so simple_delta() must compute them
-         * at once */
+        /* If the marks are this file's own (`own`), no later launch computes the two parts of a huge lse. Without
+         * a.rows_later, simple_delta() computes the parts at once. */
         if (own) now.rows_later = nullptr;
         simple_delta(now, run.scratch.s, true, stream);
         return own ? cudaMemsetAsync(a.rows_found, 0, mark_bytes(d), stream) : cudaSuccess;

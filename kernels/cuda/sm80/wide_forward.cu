@@ -65,8 +65,8 @@ static_assert(sizeof(stage<shape<true>>) % 1024 == 0 && sizeof(stage<shape<false
 
 static_assert(sizeof(shared<shape<false>>) >= sizeof(float) * shape<false>::BM * COLUMNS / 2, "results are staged");
 
-/* Finds which rows and columns of out the block computes. Blocks of the same queries follow each other, because they
- * read the same keys. All threads call it. */
+/* Finds which rows and columns of out the block computes. Blocks of the same queries follow each other, so that the L2
+ * cache has the keys, which all these blocks read. All threads of a block call this function. */
 template <int BM> DEVICE void find_place(const cuda_args &a, const limits &whole, int column_blocks, block_place &place)
 {
     const int n = (int)(gridDim.x - 1 - blockIdx.x);
@@ -115,7 +115,7 @@ DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2],
         row.l = whole_sum(row.l);
         const float factor = row.l == 0 ? 0 : v_scale / row.l;
         sound &= is_sound_score<X::SCORE_MODS>(row.m) && row.l - row.l == 0;
-        /* a maximum of -inf is right only if the row sees no key; otherwise the row must be computed again */
+        /* a maximum of -inf is correct only if the row sees no key; otherwise the row must be computed again */
         if (!X::SCORE_MODS && row.m == -CUDART_INF_F) {
             const int i = place.i0 + r;
             sound &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);
@@ -185,8 +185,8 @@ again:
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++, at ^= 1) {
             cp_async_wait<0>();
-            /* after this barrier the chunk of columns in buffer `at` has arrived; no thread reads buffer at ^ 1, which
-             * is loaded next */
+            /* After this barrier the chunk of columns is in buffer number `at`. No thread reads the other buffer any
+             * more, so the next copy may overwrite it. */
             __syncthreads();
             if (chunk + 1 < chunks) load_chunk<T, X, PAGED>(a, place, sm.stages[at ^ 1], chunk + 1, j);
             else load_values<T, X, PAGED>(a, sm.place, sm.stages[at ^ 1], j);
@@ -201,7 +201,8 @@ again:
         drop_some<X>(S, sm.stages[at ^ 1].way, a, dropout_head(a, x.b, x.h), place.i0, j);
 
         cp_async_wait<0>();
-        /* after this barrier V[j] has arrived in buffer `at`; no thread uses buffer at ^ 1, which is loaded next */
+        /* After this barrier V[j] is in buffer number `at`. No thread uses the other buffer any more, so the next copy
+         * may overwrite it. */
         __syncthreads();
         if (clean) clear_not_finite<T, X, COLUMNS>(sm.stages[at].V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);

@@ -9,7 +9,7 @@ enum { COMPARE_THREADS = 256, COMPARE_BLOCKS = 1 << 12 };
 
 struct compared {
     attn_geometry g;
-    attn_view view; /* the result whose distance from the float64 result is measured, with its strides */
+    attn_view view; /* the result that is compared with the float64 result, and its strides */
     const double *truth;
     int64_t rows, columns;
     bool keys;

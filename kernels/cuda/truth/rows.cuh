@@ -18,7 +18,7 @@ enum { N_TILES = COLUMNS / 8, N_WIDTH = WIDTH / 8 };
 enum pass { FORWARD, DQ, DK, DV };
 
 /* The softmax of a query's row: the largest score (top), the logarithm of the sum of exponentials relative to `top`
- * (rest), and delta. `only`: the score of the row's only key, or NaN if the row does not see exactly one key. */
+ * (rest), and delta. `only` is the score of the row's only key, or NaN if the row does not see exactly one key. */
 struct row_sum {
     double top, rest, delta, only;
 };
@@ -62,8 +62,8 @@ DEVICE int64_t first_row(const attn_dims &d, const attn_sequence &s, bool keys, 
     return packed_rows(d, keys) ? h * rows + (keys ? s.k_start : s.q_start) : (b * heads + h) * rows;
 }
 
-/* Where a row of the problem is, computed from the row's index (see first_row()). `line` is the row's number in the
- * tensor. Where sequences are packed, `line` counts from the start of the tensor, and b is 0. */
+/* The place of a row of the problem, computed from the row's index (see first_row()). `line` is the row's number in the
+ * tensor. If sequences are packed, `line` counts from the start of the tensor, and b is 0. */
 struct row_place {
     int64_t b, h, line;
 };

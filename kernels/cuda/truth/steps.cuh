@@ -11,7 +11,7 @@ namespace {
 
 /* Shared memory for the scores of a warp's 16 rows while options (softcap, bias, masks) are applied to them. */
 struct exchange {
-    /* slope: the derivative of the score; it is negative where dropout drops the pair */
+    /* slope: the derivative of the score; its sign bit is 1 if dropout drops the pair */
     double z[16][COLUMNS + 2], slope[16][COLUMNS + 2];
 };
 
@@ -80,7 +80,7 @@ DEVICE void apply_options(const truth_args &t, const head_args &x, double scale,
 
 /* ---- Products of a warp, in float64 ------------------------------------------------------------------------------ */
 
-/* Adds X Y^T, for a chunk of channels of X and Y, to c. Each warp computes 16 rows of X, with all rows of Y. */
+/* Adds X Y^T, for a chunk of channels of X and Y, to `c`. Each warp computes 16 rows of X, with all rows of Y. */
 DEVICE void add_scores(fragment &c, const float *x, const float *y)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -105,8 +105,8 @@ DEVICE void add_scores(fragment &c, const float *x, const float *y)
 
 typedef double result_fragment[N_WIDTH][4];
 
-/* Adds P Z to result. With g = lane / 4 and q = lane % 4, a lane's p[n][2 r + e] belongs to row g + 8 r and column 8 n
- * + 2 q + e of operand A, which is P. The rows of Z are taken in the order of A's columns. */
+/* Adds P Z to `result`. With g = lane / 4 and q = lane % 4, a lane's p[n][2 r + e] belongs to row g + 8 r and column 8
+ * n + 2 q + e of operand A, which is P. The rows of Z are taken in the order of A's columns. */
 DEVICE void add_product(result_fragment &result, const fragment &p, const float *z, int width)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -186,8 +186,8 @@ DEVICE online_row first_of_row(double sink)
     return { sink, sink == -INFINITY || threadIdx.x % 4 != 0 ? 0.0 : 1.0, 0, 0 };
 }
 
-/* Turns scores z into exp(z - m), after raising the maximum m to the largest of them. Returns the factor by which
- * earlier sums must be multiplied. */
+/* Raises the maximum m to the largest of the scores z, if that is larger, and turns z into exp(z - m). Returns the
+ * factor by which earlier sums must be multiplied. */
 template <int R> DEVICE double softmax_step(online_row &row, fragment &z)
 {
     double m = -INFINITY;

@@ -15,9 +15,10 @@
  *   dP = X2 Y2^T   X2: dout, or v       Y2: v, or dout      only DQ and DK; then dS
  *   result += P Z  Z: v, k, q or dout                       dS in place of P in DQ and DK
  *
- * Operands come to shared memory as float32, in chunks, by a ring of stages. They become doubles as fragments are
- * loaded. P never leaves the registers: mma_f64() may take the columns of a tile in any order that is the same for P
- * and for Z, so a lane's numbers of C are its numbers of A (see add_product()).
+ * Operands are copied to shared memory as float32, in chunks, through a ring of stages (buffers). A lane converts them
+ * to double when it loads fragments. P never leaves the registers: mma_f64() may take the columns of a tile in any
+ * order, if the order is the same for P and for Z. A lane's numbers of C can therefore serve as its numbers of A (see
+ * add_product()).
  *
  * Invariants
  * 1. P of a hidden pair is -0, and P of a visible pair is never -0. P times a finite number therefore adds nothing
@@ -142,22 +143,24 @@ struct block_work {
     attn_sequence s;
     int64_t b, h, hk;  /* h: the head to which the rows belong */
     int64_t first_row; /* index of the first row of the block's tile, counted over the rows of all heads */
-    /* row: the tile's first row in the sequence; rows, columns: numbers of rows and columns of the sequence */
+    /* `row`: the tile's first row in the sequence; `rows` and `columns`: how many rows and columns the sequence has */
     int row, rows, columns;
     int begin, end;      /* columns begin to end - 1 are those that some row of the tile may see */
-    int chunks, chunks2; /* chunks: number of chunks of channels of X Y^T; chunks2: number of those of X2 Y2^T */
+    int chunks, chunks2; /* chunks: number of chunks of channels of X Y^T; chunks2: number of chunks of channels of X2
+                          * Y2^T */
     /* members: number of query heads that the block visits; part: which group of WIDTH columns of the result the block
      * computes */
     int members, part;
     /* from_z: first column of Z and of the result that the block computes; width: number of these columns */
     int from_z, width;
-    /* columns lo to hi - 1 are those that causal, window and lengths let each of the lane's two rows see */
+    /* columns lo to hi - 1 are visible by causal, window and lengths; one pair of limits for each of the lane's two
+     * rows */
     int lo[2], hi[2];
     double scale;
 };
 
-/* A step of a block's loop: it loads chunk `part` of the tile of columns from `column` on, in the group's query head
- * number `member`. */
+/* A step of a block's loop. The step loads chunk number `part` of channels, of the tile that begins at column `column`,
+ * for query head number `member` of the group. */
 struct cursor {
     int part, column, member;
 };
@@ -170,14 +173,14 @@ DEVICE void advance(const block_work &w, cursor &at)
     at.member++;
 }
 
-/* Returns the query head of the pairs that the block computes when its loop is at head number `member` of the group. */
+/* Returns the query head whose pairs the block computes when its loop is at head number `member` of the group. */
 template <pass PASS> DEVICE int64_t query_head(const truth_args &t, const block_work &w, int member)
 {
     return is_by_keys(PASS) ? w.h * t.a.g.group + member : w.h;
 }
 
-/* Returns the index of column 0 of the sequence, counted over the rows of all heads. A column is a key, or in DK and DV
- * a query. */
+/* Columns are keys, or queries in DK and DV. Returns the index of the sequence's column 0, counted over the keys (or
+ * queries) of all heads. */
 template <pass PASS> DEVICE int64_t first_column(const truth_args &t, const block_work &w, int member)
 {
     constexpr bool BY_KEYS = is_by_keys(PASS);
@@ -215,7 +218,8 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
     return w;
 }
 
-/* Copies columns channel to channel + wide - 1 of `count` rows to shared memory. Rows from `valid` on become zeros. */
+/* Copies `wide` columns, from column `channel` on, of `count` rows to shared memory. Rows from `valid` on become
+ * zeros. */
 DEVICE void load_rows(float *to, int line, const dense &from, int64_t row0, int channel, int count, int wide, int valid)
 {
     const int pieces = wide / 4; /* number of 16-byte pieces that are copied from each row */
@@ -243,8 +247,8 @@ template <pass PASS> DEVICE void load(const truth_args &t, const block_work &w, 
     cp_async_commit();
 }
 
-/* Turns products q.k into scores; hidden pairs get -inf. With options it also sets ex.slope to the scores' derivatives,
- * which score_gradients() needs. */
+/* Turns products q.k into scores; hidden pairs get -inf. With options the function also sets ex.slope to the scores'
+ * derivatives, which score_gradients() needs. */
 template <pass PASS>
 DEVICE void finish_scores(const truth_args &t, const block_work &w, const cursor &at, fragment &S, exchange &ex)
 {
@@ -363,8 +367,8 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
     for (int n = 0; n < STAGES - 1; n++, advance(w, next)) load<PASS>(t, w, sm.stage[n], next);
     for (int step = 0, stage = 0; step < tiles * (w.chunks + w.chunks2 + 1); step++, advance(w, at)) {
         cp_async_wait<STAGES - 2>();
-        /* after this barrier the data of this stage (buffer) have arrived, and no warp reads the stage that is loaded
-         * next */
+        /* After this barrier the data of this stage (buffer) have arrived. No warp reads the previous stage any more,
+         * so the next copy may overwrite it. */
         __syncthreads();
         load<PASS>(t, w, sm.stage[stage == 0 ? STAGES - 1 : stage - 1], next);
         advance(w, next);
@@ -544,7 +548,7 @@ template <pass PASS> cudaError_t launch_pass(const cuda_chip *chip, cudaStream_t
     return cudaPeekAtLastError();
 }
 
-/* Converts the inputs to dense float32 tensors. Fills the results with 0 (lse with -inf), because no pass writes the
+/* Converts the inputs to dense float32 tensors. Fills the results with 0, and lse with -inf, because no pass writes the
  * results of padding rows. */
 cudaError_t prepare(cudaStream_t stream, const truth_args &t, bool backward)
 {

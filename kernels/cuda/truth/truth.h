@@ -9,7 +9,8 @@
  * problem's sizes overflow. */
 bool cuda_truth_need(const cuda_chip *chip, const attn_problem *problem, attn_truth_cost *cost);
 
-/* Queues the steps of computing float64 results that chip->steps selects, for attn_truth_some(). */
+/* Computes float64 results in several steps (short launches), and queues those steps that chip->steps selects. The
+ * function is for attn_truth_some(). */
 cudaError_t cuda_truth(const cuda_chip *chip, cudaStream_t stream, const attn_problem *problem,
                        const attn_truth *results, void *workspace);
 
