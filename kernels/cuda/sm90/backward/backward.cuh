@@ -73,8 +73,8 @@ DEVICE attn_sequence sequence_without_padding(const attn_geometry &g, int b)
 }
 
 /* Fills x, the description of a tile of keys. `at` names a key/value head and one of its tiles of keys. In packed
- * problems, tiles are counted over the keys of all sequences. x is an argument and not a result, because the calling
- * thread has few registers. */
+ * problems, tiles are counted over the keys of all sequences. x is passed by reference and not returned, because the
+ * calling thread has few registers. */
 template <class X, bool PADDING = true>
 DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &at)
 {

@@ -400,7 +400,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* Recomputes keys one by one, where a warp has set its flag because a row of dK or dV was not finite. */
+/* Recomputes dK and dV of keys one by one, where a warp has set its flag because a row of dK or dV was not finite. */
 template <class X>
 __global__ void __launch_bounds__(128) repair_keys(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {

@@ -9,8 +9,8 @@
 
 namespace {
 
-/* Recomputes the queries of a unit (32 or 64 queries of a head) one by one. It is called where their dQ is not
- * finite. */
+/* Recomputes dQ of the queries of a unit (32 or 64 queries of a head), one query at a time. It is called if dQ of the
+ * unit is not finite. */
 template <class X> static __device__ __noinline__ void repair_queries_of(const cuda_args &a, const saved &s, int n)
 {
     const query_unit x = query_unit_of<X>(a, n);

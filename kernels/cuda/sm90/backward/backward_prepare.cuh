@@ -74,7 +74,8 @@ template <typename T, class X> struct preparer {
         const attn_view &lse = a.g.view[ATTN_T_lse], &dlse = a.g.view[ATTN_T_dlse];
         const int64_t line = x.s.q_start + x.i0;
         const int first = x.i0 % QUERY_TILE; /* index of the unit's first query in its tile of queries */
-        /* y: lse, less: dlse of the lane's rows; both are loaded before the products and used after them */
+        /* y: lse of the lane's rows; less: dlse of these rows. Both are loaded before the products and used after
+         * them. */
         float y[ROWS / 32], less[ROWS / 32];
 #pragma unroll
         for (int n = 0; n < ROWS / 32; n++) {
@@ -172,8 +173,8 @@ template <typename T, class X> struct preparer {
     }
 };
 
-/* Prepares all units of queries (32 or 64 queries of one head): computes their delta and lse. The warps of all blocks
- * take the units in order, so that neighbouring units go to different multiprocessors. */
+/* Computes delta and lse of all queries, in units of 32 or 64 queries of one head. The warps of all blocks take the
+ * units in order, so that neighbouring units go to different multiprocessors. */
 template <typename T, class X>
 __global__ void __launch_bounds__(PREPARER_THREADS, 1)
     prepare_ahead(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)

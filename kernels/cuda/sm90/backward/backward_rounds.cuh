@@ -294,7 +294,7 @@ template <class X> struct scheduler {
             if (!round_walk<X>(p, x, (int)a.g.group).there()) x.last = x.first;
         }
         /* Blocks that see the same queries begin at different query tiles. If they began at the same tile, all blocks
-         * would wait until the first of them has stored its sum. */
+         * would wait until the first block has stored its sum. */
         if (x.first == 0 && x.last > 0 && !p.in_order) x.begin = x.j0 / X::BM % x.last;
     }
 };

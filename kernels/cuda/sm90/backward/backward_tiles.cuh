@@ -302,7 +302,7 @@ template <typename T, class X, typename R> struct gradients {
             for (int i = 0; i < BM / 2; i++) S[i] = widened(S[i], ATTN_F16) * p.per_scale;
     }
 
-    /* Begins to load the bias and the bits of keep_mask for the next tile of queries. The description of this tile
+    /* Begins to load the bias and the bits of keep_mask for the next tile of queries. The description of that tile
      * (round_record) must have arrived in shared memory. */
     DEVICE void ask_for_pairs(float (&S)[BM / 2]) const
     {
@@ -551,7 +551,7 @@ template <typename T, class X, typename R> struct gradients {
         differences<FIRST, FIRST + QUERIES>(dP, S, values);
     }
 
-    /* dS_place() returns where in dS a thread stores its elements, as a byte offset. Each 8 lanes hold a matrix of 8
+    /* dS_place() returns where in dS a thread stores its elements, as a byte offset. Every 8 lanes hold a matrix of 8
      * queries by 8 keys, and the swizzle of a row decides where its pieces of 16 bytes lie. dQ_place() returns where in
      * dQ the thread stores its elements, as a number of floats. */
     static DEVICE uint32_t dS_place(const consumer<2> &me)
@@ -700,7 +700,7 @@ template <typename T, class X, typename R> struct gradients {
         share_dS(dS);
     }
 
-    /* Computes dQ of the last tile of queries, and calls meanwhile() while the product runs. */
+    /* Computes dQ of the last tile of queries, and calls the function `meanwhile` while the product runs. */
     template <class F> DEVICE void last_dQ(F meanwhile)
     {
         float dQ[X::DQ_COLUMNS / 2];
@@ -762,8 +762,8 @@ template <typename T, class X, typename R> struct gradients {
         if (any) *(volatile int *)&sm.any_nonfinite = 1;
     }
 
-    /* Returns whether the first tile of queries (with `first` false: the last tile) sees none of this warpgroup's keys,
-     * so that the warpgroup can skip it. Returns false if there is only one tile. */
+    /* Returns whether the first tile of queries sees none of this warpgroup's keys, so that the warpgroup can skip it.
+     * If `first` is false, it tests the last tile instead. Returns false if there is only one tile. */
     DEVICE bool passes(bool first, int rounds) const
     {
         if (!X::PASSES || rounds < 2 || x.begin != x.first) return false;
@@ -947,8 +947,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     } else {
         setmaxnreg_inc<X::CONSUMER>();
         gradients<T, X, R>(a, p, sm, wg - 1).run();
-        /* Waits for the end of prepare_ahead, this kernel's predecessor in the stream, because the kernel that follows
-         * waits only for the end of this kernel. */
+        /* Waits for the end of prepare_ahead, this kernel's predecessor in the stream. The kernel after this one waits
+         * only for the end of this kernel, so this kernel must not end before prepare_ahead. */
         wait_for_prerequisites();
         const uint32_t t = thread_anew() - 128;
         if (p.makes_dq) dq_writer<T, X>{ a, p, sm.dS[0] + t / 32 * (16 * 64), (int)(t % 32) }.run();
@@ -982,9 +982,9 @@ int64_t words_of(const attn_plan *plan)
     return heads + (plan->problem->dq.rank ? query_tiles_of(d) * 2 + heads + 1 : 0);
 }
 
-/* Returns whether prepare_ahead writes zeros to the sums of dQ. Otherwise the first block with dQ for some queries
- * stores it as their sum, and other blocks wait for that store. In a long causal sequence a slow block comes first. At
- * D = 128 with one query head per key/value head, the wait for this block costs more than writing zeros. */
+/* Returns whether prepare_ahead writes zeros to the sums of dQ. Otherwise the first block that has dQ for some queries
+ * stores it as their sum, and other blocks wait for that store. In a long causal sequence, this first block is a slow
+ * one. At D = 128 with one query head per key/value head, waiting for it costs more than writing zeros. */
 bool wants_zeros(const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;

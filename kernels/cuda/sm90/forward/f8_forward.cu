@@ -98,8 +98,8 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* number of steps in which a warp transposes a unit (128 keys by 64 channels) of V; shared memory limits the size
      * of a step */
     static const int STEPS = D == 256 ? 8 : 1;
-    /* Whether the sums to which promotions add O are floats. Otherwise they are bfloat16, because shared memory has no
-     * room for floats. A thread has D / 2 sums. */
+    /* Whether the sums to which promotions add O (see PROMOTED) are floats. Otherwise they are bfloat16, because shared
+     * memory has no room for floats. A thread has D / 2 sums. */
     static const bool FLOAT_SUMS = D <= 128;
     static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* number of 32-bit words that four sums of O take */
 };
@@ -314,8 +314,8 @@ template <class X> struct promoted_sums {
             else ((uint2 *)sums.O[n])[lane] = make_uint2(0, 0);
     }
 
-    /* Sets l and the maxima of the sums in shared memory to their initial values. Shapes whose products do not compute
-     * l have no such l and maxima. */
+    /* Sets l, and the maxima to which the sums belong, in shared memory to their initial values. In shapes whose
+     * products do not compute l, neither is stored there, and this does nothing. */
     DEVICE static void begin(words &sums, int lane)
     {
         if (X::COUNTS) ((float *)sums.rows)[lane] = lane & 2 ? -CUDART_INF_F : 0;
@@ -501,7 +501,8 @@ template <class X> struct attention {
         me.await_Q();
         me.template pass_K<X::MOST_PASSED>(x.last - y.last_visible);
         me.await_K();
-        /* number of keys of the first tile that some row of this warpgroup sees; later keys of the tile are hidden */
+        /* number of keys of the first computed tile that a row of this warpgroup can see; the tile's later keys are
+         * hidden from all its rows */
         const int seen = min(x.i0 + me.w * 64 + 63 + p.band.hi, p.band.Sk) - (y.last_visible - 1) * BN;
         if (X::SHORT_ENDS && seen <= 64) first_tile<X::SHORT_ENDS ? 64 : BN>(P, x, y, state);
         else if (X::SHORT_ENDS && BN > 128 && seen <= 128) first_tile<X::SHORT_ENDS ? 128 : BN>(P, x, y, state);
@@ -738,7 +739,7 @@ struct run_counters {
 /* Where in scratch memory each part begins: first counters and marks, then a note per work tile and warp, then V^T,
  * then q and k as bfloat16. */
 struct layout {
-    int64_t notes, V, wide[2], bytes; /* offsets in bytes */
+    int64_t notes, V, wide[2], bytes; /* offsets in the scratch memory, in bytes; `bytes`: size of the scratch memory */
 };
 
 layout layout_of(const attn_dims &d, bool wide)
@@ -897,7 +898,8 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     const shape_row *const x = shape_of(plan->problem, g.right < d.Sk || g.left < d.Sq);
     if (!x || d.Sq <= 0 || d.Sk <= 0 || d.B <= 0 || d.H <= 0 || d.Sq >= FAR || d.Sk >= FAR) return false;
     if (d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 >= INT32_MAX)
-        return false; /* work tiles and units of V^T are counted in 32 bits, so a larger problem is refused */
+        return false; /* work tiles, and units of V^T (128 keys by 64 channels), are counted in 32 bits, so a larger
+                       * problem is refused */
     if (transpose_units(d) >= INT32_MAX) return false;
     if (plan->problem->out.rank && !tma_walkable(g.view[ATTN_T_out], d.B, d.H, d.Sq, d.Dv, 8)) return false;
     plan->variant = x;

@@ -85,8 +85,8 @@ DEVICE key_band band_of(const plan &p, const work_tile &x)
 
 /* Returns work tile t of the order. In packed problems the tiles of sequence b are those from cu_q[b] / BM + b on. Row
  * r belongs to query r >> shift. If shift is above 0, work_tile::h is the first of 2^shift query heads, and
- * work_tile::Sq counts rows. SPLIT: the launch computes only sequences whose keys are split; otherwise only the other
- * sequences. */
+ * work_tile::Sq counts rows. If SPLIT is true, the launch computes only sequences whose keys are split, and otherwise
+ * only sequences whose keys are not split. */
 template <int BM, int BN, bool SPLIT = false> DEVICE work_tile work_tile_of(const plan &p, int t, int shift = 0)
 {
     work_tile x;
@@ -146,11 +146,11 @@ int64_t per_head_of(const attn_dims &d, int BM)
 const int MOST_WARPS = 16;             /* the largest number of consumer warps in any shape */
 const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per work tile: plan::before, and one flag per warp */
 
-/* Where the parts of the scratch memory begin. First come plan::before of all work tiles, and the flags of their warps.
- * With FlashMask, the smallest and largest bounds of the mask for each tile of keys follow. With float8, q, k and v as
- * bfloat16 follow. */
+/* Where the parts of the scratch memory begin. First come four bytes (plan::before) and the warps' flags for each work
+ * tile. With FlashMask, the smallest and largest bounds of the mask for each tile of keys follow. With float8, copies
+ * of q, k and v in bfloat16 follow. */
 struct layout {
-    int64_t extremes, wide[3], bytes; /* offsets in bytes */
+    int64_t extremes, wide[3], bytes; /* offsets in the scratch memory, in bytes; `bytes`: size of the scratch memory */
 };
 
 layout layout_of(const attn_problem *p, const attn_dims &d)

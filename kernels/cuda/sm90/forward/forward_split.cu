@@ -112,9 +112,9 @@ const double MOST_TILES = 1.6;
  * results. tiles: number of tiles of rows. count: the largest number of splits. */
 bool runs_in_turn(const cuda_chip *chip, const attn_dims &d, int64_t tiles, int64_t count)
 {
-    /* The lengths of packed sequences, and so their numbers of splits, are in device memory. If each sequence had work
-     * tiles for the largest possible number of splits, most work tiles would be empty. Therefore one work tile computes
-     * all splits. */
+    /* In packed problems the lengths of sequences are in device memory, so the host does not know how many splits each
+     * sequence has. If each sequence had work tiles for the largest possible number of splits, most work tiles would be
+     * empty. Therefore one work tile computes all splits. */
     if (d.packed) return true;
     const int64_t fill = chip->multiprocessors;
     return tiles * 2 > fill && ((double)tiles > MOST_TILES * (double)fill || tiles * count > MANY * fill);

@@ -97,8 +97,9 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     /* If a warpgroup's rows see no more than the first FEW_KEYS keys of their last tile of keys, the warpgroup computes
      * only the scores of these keys. */
     static const int FEW_KEYS = PAIRS ? BN : BN == 128 ? 64 : BN == 80 ? 48 : BN;
-    /* The argument IN_TURN of softmax_step(): how far the second row's maximum waits for the first row. The value 2 is
-     * slower than 1 where a tile has few keys. With options no register is free for the value 2. */
+    /* The argument IN_TURN of softmax_step(). 0: both rows' maxima are searched together. 1: the second row's search
+     * waits for the first row's maximum. 2: it also waits for the first exponential, which is slower than 1 where a
+     * tile has few keys. With options no register is free for the value 2. */
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
     /* whether maxima are found by largest_by_bits(); in other shapes no register is free for it */
     static const bool BY_BITS = D < 256 && !SCORE_MODS;
@@ -155,7 +156,7 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     /* the newest work tile of the block (plan::before leads from it to the earlier work tiles); -1: the block has no
      * work tile */
     int newest;
-    /* number of the buffer of V whose infinities and NaN zero_nonfinite_tiles() must replace next; negative: there is
+    /* number of the buffer of V that zero_nonfinite_tiles() must clean of infinities and NaN next; negative: there is
      * no more work */
     int raw_stage;
     kv_barriers<X::C, X::STAGES> bars;
@@ -172,7 +173,7 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     }
 };
 
-/* Row r of a work tile belongs to query r >> shift_of(p). */
+/* A work tile may have rows of several heads. Its row r belongs to query r >> shift_of(p). */
 template <class X> DEVICE int shift_of(const plan_of<X> &p)
 {
     if constexpr (X::SPLITS) return p.splits.shift;
@@ -211,8 +212,8 @@ template <class X> DEVICE work_tile tile_at(const plan_of<X> &p, int t)
     else return work_tile_of<X::BM, X::BN>(p, t);
 }
 
-/* The warp that hands out work tiles; its first lane publishes them. At the end, the warp hands out again those of the
- * block's work tiles whose results were not finite. */
+/* The warp that hands out work tiles; its first lane publishes them. At the end, the warp hands out a second time
+ * the work tiles of this block whose results were not finite. */
 template <class X> struct work_scheduler {
     const plan_of<X> &p;
     shared<X> &sm;
@@ -506,8 +507,8 @@ template <typename T, class X> struct attention {
         return t;
     }
 
-    /* Returns the work tile of `t`. With options, its members are read from shared memory at each use, to save
-     * registers. */
+    /* Returns the work tile of `t`. Kernel instances with options read the work tile's members from shared memory at
+     * each use, to save registers. */
     DEVICE const work_tile &work_of(const thread_tile &t) const { return X::SCORE_MODS ? sm.recent[t.slot].work : t.x; }
 
     /* Sets rows of V past the end of the sequence to zero. It is called where these rows belong to another sequence or
@@ -850,8 +851,8 @@ template <typename T, class X> struct attention {
     }
 
     /* Stores a split's sums. If this block computes all splits of the rows, adds the sums to those of the earlier
-     * splits, and after the last split stores the results of the rows. Sets flags as finish() for whole work tiles
-     * does. */
+     * splits, and after the last split stores the results of the rows. Sets flags as the other finish() does, which is
+     * for keys that are not split. */
     DEVICE void finish(float (&O)[DV / 2], split_end end, const thread_tile &t)
     {
         const work_tile &x = t.x;
@@ -965,8 +966,8 @@ template <typename T, class X> struct attention {
     }
 };
 
-/* In the work tiles for which this warp has set its flag, computes one by one the rows that see a value that is not
- * finite. The function is not inlined, so that the loop over keys keeps its uniform registers (see
+/* Recomputes, one by one, the rows that see a value that is not finite, in the work tiles for which this warp has set
+ * its flag. The function is not inlined, so that the loop over keys keeps its uniform registers (see
  * attention::warp_uniform()). The flags and the list of work tiles are complete, because they were written before the
  * scheduler published STOP. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan_of<X> &p, const cuda_args &a)
@@ -1017,7 +1018,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         setmaxnreg_inc<X::CONSUMER>();
         attention<T, X>(p, out, sm, wg - 1).run();
         if constexpr (X::SPLITS)
-            if (!p.in_turn) return; /* merge_splits() computes again the rows that are not finite */
+            if (!p.in_turn) return; /* in this case merge_splits() recomputes the rows whose results are not finite */
         if (__any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite)) repair_own_rows<X>(p, a);
     }
 }

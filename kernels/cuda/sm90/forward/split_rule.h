@@ -3,16 +3,17 @@
  * A sequence whose rows fill few work tiles, and which has many keys, would leave most multiprocessors without work.
  * The keys that a work tile sees are therefore divided into splits of equal length, which different blocks compute. The
  * bits of a row depend on the length of the splits. The length is found from the sequence's own numbers of queries and
- * keys, the heads of a group, the window and the head sizes alone. It depends neither on the number of key/value heads,
- * which is smaller in a part of a problem, nor on the batch, nor on the number of multiprocessors. */
+ * keys, the heads of a group, the window and the head sizes alone. It depends neither on the number of key/value heads
+ * (a long problem may be computed in parts with fewer heads), nor on the batch, nor on the number of
+ * multiprocessors. */
 #ifndef ATTN_SM90_SPLIT_RULE_H
 #define ATTN_SM90_SPLIT_RULE_H
 
 #include "kernels/cuda/common/kernels.h"
 
 /* The largest number of work tiles that splits should give a key/value head. With eight key/value heads, 16 work tiles
- * of each nearly fill the 132 multiprocessors of an H100. The keys of rows that fill more than half as many tiles are
- * not split. */
+ * of each nearly fill the 132 multiprocessors of an H100. If the rows of a key/value head alone fill more than half of
+ * SPLIT_TILES, their keys are not split. */
 enum { SPLIT_TILES = 17 };
 
 /* The numbers of a problem that determine how long splits are. */

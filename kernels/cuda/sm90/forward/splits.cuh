@@ -18,8 +18,8 @@ namespace {
 struct split_plan : plan {
     int most;     /* number of work tiles for the same rows: the largest number of splits, or 1 with in_turn */
     bool in_turn; /* true: a work tile computes all splits of its rows; false: each split is a work tile */
-    float4 *sums; /* sums of O; indices: slot, warp, 4 numbers of O, lane. There is a slot for each work tile or,
-                   * with in_turn, each block. */
+    float4 *sums; /* sums of O; indices: slot, warp, 4 numbers of O, lane. Each work tile has a slot or, with in_turn,
+                   * each block. */
     /* [slot][warp][lane]: x and y are `top` and `l` (see split_end) of the first of the lane's two rows, z and w those
      * of the second */
     float4 *of_row;
@@ -57,8 +57,9 @@ template <int BM, int BN> DEVICE work_tile split_tile_of(const split_plan &p, in
 
 /* ---- The sums of splits ------------------------------------------------------------------------------------------ */
 
-/* Combines two partial results of a row. The sum is relative to the larger of their two `top`. The operations are
- * intrinsics, whose rounding the compiler cannot change: two kernels use this struct and must get the same bits. */
+/* Combines two partial results of a row. The combined sum is relative to the larger of their two references (`top`).
+ * The operations are intrinsics, whose rounding the compiler cannot change: two kernels use this struct and must get
+ * the same bits. */
 struct fold {
     float top, keep, add;
     DEVICE fold(float before, float next)
@@ -118,8 +119,8 @@ template <int N> DEVICE bool is_finite(const float (&O)[N])
 
 /* ---- Storing the results of rows --------------------------------------------------------------------------------- */
 
-/* Stores WIDTH columns of out, from `column` on, of the thread's rows i0 and i0 + 8 of work tile x, and with column 0
- * their lse. O and `end` are the sums over all splits. Returns whether all results are finite. */
+/* Stores WIDTH columns of out, from `column` on, of the thread's rows i0 and i0 + 8 of work tile x. If `column` is 0,
+ * stores lse of these rows too. O and `end` are the sums over all splits. Returns whether all results are finite. */
 template <typename T, int WIDTH>
 DEVICE bool store_split_rows(const split_plan &p, const work_tile &x, int i0, int column, float (&O)[WIDTH / 2],
                              const split_end &end, int lane)

@@ -162,7 +162,7 @@ template <int STEPS, class MEMORY> struct transposer {
 #pragma unroll 1
             for (int first = 0; first < step_shape::LINES; first += 64) {
                 const uint32_t from = staging + step_shape::cell(first + key, n);
-                /* v[m]: keys 2m and 2m + 1 of the lane's 16 keys; w[m]: keys 2m + 8 and 2m + 9 */
+                /* v[m] has keys 2m and 2m + 1 of the lane's 16 keys; w[m] has keys 2m + 8 and 2m + 9 */
                 uint32_t v[4], w[4], sums = 0;
                 ldmatrix_x4_trans(v, from);
                 ldmatrix_x4_trans(w, from + 8 * step_shape::CELLS * 16);
@@ -273,7 +273,7 @@ DEVICE int key_blocks_below(const transpose_plan &p, int end)
     return min((end + KEYS - 1) / KEYS, p.key_blocks);
 }
 
-/* Returns whether V had a NaN in a unit (KEYS keys by CHANNELS_V channels) that was transposed so far. The result
+/* Returns whether V had a NaN in a unit (KEYS keys by CHANNELS_V channels) that has been transposed so far. The result
  * covers at least every unit for whose mark the caller has waited, and every unit whose V^T has arrived in shared
  * memory. */
 DEVICE bool had_any_nan(const transpose_plan &p)

@@ -194,7 +194,8 @@ template <typename T, int W> struct warpgroup {
             }
     }
 
-    /* Waits for a piece of the tile whose scores this warpgroup computes, and issues S += Q K^T for the piece. */
+    /* Waits for a piece (128 or 64 columns) of the tile whose scores this warpgroup computes, and issues S += Q K^T for
+     * the piece. */
     template <int PIECE, bool FIRST> DEVICE void score_piece(float (&S)[BN / 2]) const
     {
         const k_major_low<64> Q(address(sm.Q[0])), K(address(sm.K[W][0]));
@@ -229,10 +230,10 @@ template <typename T, int W> struct warpgroup {
         softmax_step<BN>(S, x, rescale, p.reference);
     }
 
-    /* Writes P of this warpgroup's tile to shared memory, for the other warpgroup, and for each row the reference (the
-     * number subtracted from its scores) and the rescale factor. P overwrites the last 64 columns of the tile's keys.
-     * This is safe once all four warps of this warpgroup have computed their scores, because no warp reads these
-     * columns later. */
+    /* Writes P of this warpgroup's tile to shared memory, for the other warpgroup. Also writes, for each row, the
+     * reference (the number subtracted from its scores) and the rescale factor. P overwrites the last 64 columns of the
+     * tile's keys. This is safe once all four warps of this warpgroup have computed their scores, because no warp reads
+     * these columns later. */
     DEVICE void give(const uint32_t (&P)[BN / 16][4], const float (&rescale)[2]) const
     {
         /* read thread numbers again, because addresses made from earlier copies would stay in registers all the time */
@@ -254,7 +255,7 @@ template <typename T, int W> struct warpgroup {
     }
 
     /* Reads, for each of the thread's rows, the reference and the rescale factor that the other warpgroup has written.
-     * Threads of the same number have the same rows in both warpgroups. */
+     * Threads with the same number have the same rows in both warpgroups. */
     DEVICE void take(float (&rescale)[2])
     {
         named_barrier_sync(W == LEFT ? P1_READY : P0_READY, 256);

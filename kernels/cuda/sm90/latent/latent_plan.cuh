@@ -24,7 +24,8 @@ struct plan {
     int tiles, units;
     /* true: a unit is a group of splits, which one block computes one after the other; false: each unit is one split */
     int walks;
-    float4 *O;      /* sums O of the units: 64 rows of 512 columns each, in the order of piece_of() */
+    float4 *O;      /* sums O of the units (see walks), with 64 rows of 512 columns each; piece_of() says where each
+                     * piece of a row is */
     float2 *ml;     /* for each row of O: x is its reference m in base 2 (see fold), and y is its sum l */
     uint8_t *flags; /* two flags per row of out: nonzero if the row's left or right half must be computed again */
 };
@@ -63,8 +64,8 @@ inline int64_t most_splits_of(int64_t keys, bool wide)
 struct sequence_place {
     attn_sequence s;
     int rows;
-    /* first to last - 1: the keys that the rows see, from the beginning of a tile on; length: number of keys per split;
-     * splits: number of splits */
+    /* The rows see keys first to last - 1, where `first` is rounded down to the beginning of a tile. length: number of
+     * keys per split. splits: number of splits. */
     int first, last, length, splits;
     DEVICE bool ends_in_block(const plan &p) const { return splits == 1 || (p.walks && splits <= SPLIT_GROUP); }
 };

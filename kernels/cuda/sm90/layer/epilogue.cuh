@@ -1,6 +1,6 @@
 /* epilogue.cuh: the end of a work tile (BM queries of one head): the sink, lse, the test whether all results are
- * finite, and the store of O. Rows that tensor cores cannot compute get a flag. Warps compute these rows again later,
- * one by one. */
+ * finite, and the store of O. A flag marks the rows whose results are not finite. Later a warp computes each of these
+ * rows without tensor cores. */
 #ifndef ATTN_SM90_EPILOGUE_CUH
 #define ATTN_SM90_EPILOGUE_CUH
 

@@ -30,8 +30,8 @@ struct exact_reference {
     DEVICE float change(float m, float b, float f) const { return __fsub_rn(__fmul_rn(m, f), b); }
 };
 
-/* Converts the largest score m of a row to base 2, as in_base_2() does. m is a raw score, which exact_reference keeps:
- * m * unit is the true score. */
+/* Converts the largest score m of a row to base 2, as in_base_2() does. m is a raw score, as in exact_reference: the
+ * true score is m * unit. */
 struct largest_in_base_2 {
     float unit;
     DEVICE float base(float m) const
@@ -350,7 +350,7 @@ DEVICE void load_bias(uint32_t (&raw)[N / 2], const pair_bias &bias, const char 
 #pragma unroll
             for (int n = 0; n < N / 4; n++) raw[n] = __ldg((const uint32_t *)(rows[n % 2] + j0 * 2ll) + n / 2 * 4);
     } else {
-        /* number of columns of the bias from this lane's first column on */
+        /* how many columns of the bias remain from this lane's first column on */
         const int left = bias.columns - j0 - lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < N / 4; n++) {

@@ -3,7 +3,7 @@
  *
  * The grid is one block per multiprocessor. Each block claims work tiles from a counter and computes them. Without a
  * mask, work tiles are claimed head after head. With a mask, work tiles take different times. In this case the longest
- * ones of a section come first, so that the last ones are short. A section is as many heads as have K and V that fit
+ * work tiles of a section come first, so that the last ones are short. A section is a group of heads whose K and V fit
  * into the L2 cache together. */
 #ifndef ATTN_SM90_SCHEDULER_CUH
 #define ATTN_SM90_SCHEDULER_CUH

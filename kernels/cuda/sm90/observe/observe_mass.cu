@@ -2,7 +2,7 @@
  *
  * A work tile is BN keys of one query head. A block computes one work tile after the other. Three consumer warpgroups
  * share the tiles of 64 queries that see these keys: consumer w has tiles w, w + 3, ... Each consumer has its own ring
- * of tiles of queries. A warp of its own loads keys and queries, without a pause between work tiles.
+ * of tiles of queries. A separate warp loads keys and queries, without a pause between work tiles.
  *
  * A thread has the scores of two queries and adds up P of each of its keys (columns) in registers, in float32. Every
  * FOLD tiles the eight lanes that have the same keys add up their sums, after which a lane has the sums of four keys in
@@ -127,8 +127,8 @@ DEVICE two_ends ends_of(const cuda_args &a, const mass_tile &k, const tile_rows 
     return x;
 }
 
-/* Adds P of the thread's two rows to the sums of its columns. Rows whose base is INFINITY have no P, even where a score
- * is NaN or infinite. */
+/* Adds P of the thread's two rows to the sums of its columns. A row whose base is INFINITY adds nothing, even where a
+ * score is NaN or infinite. */
 DEVICE void add_columns(float (&sum)[BN / 4], float (&S)[BN / 2], const two_ends &x, float scale_log2)
 {
     const bool skips = x.end[0].x == CUDART_INF_F || x.end[1].x == CUDART_INF_F;

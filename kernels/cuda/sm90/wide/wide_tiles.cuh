@@ -108,7 +108,8 @@ template <class X> struct shared : wide_lists<X::SCORE_MODS> {
         barrier_pairs<X::STAGES> ring[2];
         barrier_pairs<1> Q;
         barrier_pairs<2> work;
-        uint64_t wanted; /* completes when the loading thread begins to load the last keys of a work tile */
+        uint64_t wanted; /* barrier that completes when the loading thread begins to load the last keys of a work
+                          * tile */
     } bars;
 
     /* Initialises the barriers. One thread calls this before the block begins. */
@@ -359,8 +360,8 @@ template <typename T, class X, int W> struct wide_consumer {
         score_box<0>(S);
         finish_scores(S, passes);
     }
-    /* Computes the scores of this consumer's next tile, while the previous product O += P V still runs. Releases that
-     * product's V. */
+    /* Computes the scores of this consumer's next tile, while the previous product O += P V still runs. Then releases
+     * the V of that product. */
     DEVICE void score_behind(float (&S)[BN / 2], float (&O)[BOXES][32], bool passes)
     {
         score_box<0>(S);

@@ -31,10 +31,11 @@ enum { THREADS = 384, STAGES = 4 };
 enum { WORKS = STAGES + 2 };
 
 /* A part of the problem: key/value heads `head` to head + heads - 1, counted over all batch rows, and row tiles `row`
- * to row + rows - 1 of each of them. If a part does not have all row tiles of its head, then it has one head only. */
+ * to row + rows - 1 of each of these heads. If a part does not have all row tiles of its head, then it has one head
+ * only. */
 struct kept_part {
     int head, heads, row, rows;
-    bool first, last; /* whether the part contains the first, and the last, row tile of its heads */
+    bool first, last; /* first, last: whether the part contains the first and the last row tile of its heads */
 };
 
 struct kept_plan {
@@ -118,8 +119,8 @@ DEVICE bool shows(const cuda_args &a, const kept_plan &p, int b, int h, int i0, 
     return some & SOME_SEEN;
 }
 
-/* Returns the address at which P of a row tile and a key tile is kept; dS lies behind it. `head` is counted from the
- * part's first head. first: the first key tile that the row tile sees. */
+/* Returns the address at which P of a row tile and a key tile is stored; dS follows P. `head` is counted from the
+ * part's first head. `first` is the first key tile that the row tile sees. */
 DEVICE uint16_t *kept_at(const kept_plan &p, int head, int row, int first, int key_tile)
 {
     return p.kept + (((int64_t)head * p.part.rows + row - p.part.row) * p.width + key_tile - first) * TILE;

@@ -1,5 +1,5 @@
-/* products.cuh: the kernel of the wide backward that makes gradients from P and dS of a part of the problem,
- * which scores.cuh has kept in memory:
+/* products.cuh: the kernel of the wide backward that computes gradients. It reads P and dS of one part of the problem,
+ * which the kernel of scores.cuh has stored in memory:
  *
  *     dV = P^T dO     dK = dS^T Q     128 keys and COLUMNS columns; sums over the part's queries that see the keys, of
  *                                     all query heads of the group
@@ -25,15 +25,17 @@ namespace {
 /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
 enum { PRODUCTS_PRODUCER = 88, PRODUCTS_CONSUMER = 208 };
 
-/* A piece of work: 128 rows and COLUMNS columns of a gradient, as a sum over the part's queries or keys. */
+/* A piece of work: 128 rows and COLUMNS columns of a gradient. It is a sum over the queries or keys in this part of the
+ * problem. */
 struct product_work {
     attn_tensor_id gradient; /* which gradient: dq, dk or dv; ATTN_TENSOR_COUNT: there is no more work */
     int b, head;             /* head: query head of dq, key/value head of dk and dv */
     int line, rows;          /* line: first row of the gradient's tensor; rows: number of rows to write, at most 128 */
     int column0;
     int64_t mark; /* index of this work's first row in cuda_args::rows_later (dq) or keys_later (dk, dv) */
-    bool empty;   /* true: the sum has no terms in this part, so the only buffer of the work has no operands */
-    int sums;     /* index of this work's float32 sums among the sums in kept_plan::sums */
+    bool empty;   /* true: no query or key of this part contributes to the sum, so the only buffer of this piece of work
+                   * has no operands */
+    int sums;     /* index in kept_plan::sums of the float32 sums of this piece of work */
 };
 
 template <int COLUMNS> using products_shared = kept_shared<ROWS * STEP, (COLUMNS + 63) / 64 * BLOCK, product_work>;
@@ -51,8 +53,9 @@ template <int COLUMNS> struct product_loader {
     bool begun, waiting; /* begun: the work is published; waiting: a step (64 queries or keys of the sum) is known
                           * but not loaded yet */
     product_work y;
-    /* The step (64 queries or keys of the sum) that is not loaded yet. `blocks`: its blocks of P or dS. `map` and
-     * `place`: where its other operand is. `exist`: number of rows of the other operand that exist. */
+    /* The waiting step: 64 queries or keys of the sum, which are known but not loaded yet. `blocks`: the step's blocks
+     * of P or dS. `map` and `place`: where the other operand is. `exist`: number of rows of the other operand that
+     * exist. */
     struct {
         const uint16_t *blocks;
         const CUtensorMap *map;
@@ -72,8 +75,7 @@ template <int COLUMNS> struct product_loader {
         if (++work == WORKS) work = 0;
     }
 
-    /* Loads the step (64 queries or keys of the sum) that is not loaded yet. `last`: this is the last step of the
-     * work. */
+    /* Loads the waiting step (64 queries or keys of the sum). `last`: this is the last step of the work. */
     DEVICE void load(bool last)
     {
         const uint32_t bar = smem_addr(&sm.bars.full[at.stage]), first = smem_addr(sm.stages[at.stage].first),

@@ -23,7 +23,7 @@ struct score_work {
     int b, h, i0, j0, Sq, Sk; /* Sq == 0 means that there is no more work */
     key_band band;
     int64_t row;    /* index of the row tile's first query in lse and delta */
-    uint16_t *kept; /* where P of these pairs is kept; dS is kept behind P */
+    uint16_t *kept; /* where P of this work's pairs is stored; dS follows P */
 };
 
 typedef kept_shared<ROWS * STEP, KEYS * STEP, score_work> scores_shared;
