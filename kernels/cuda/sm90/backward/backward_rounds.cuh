@@ -227,8 +227,8 @@ template <class X> struct round_walk {
 
 /* ---- The warps that load tiles and send dQ (producer) ------------------------------------------------------------ */
 
-/* Adds `parts` to the head's number of parts of dQ that are done. A part is done when it is added to the sums, or if
- * its tile of keys has no rows. */
+/* Adds `parts` to the counter of those parts of dQ that are done for the head. A part is done when it is added to the
+ * sums, or if its tile of keys has no rows. */
 DEVICE void count_done(const plan &p, const block_place &x, uint32_t parts)
 {
     if (p.begun) add_release(p.done + x.head, parts);

@@ -27,10 +27,9 @@
  * for the other: one consumer may be a round ahead, and the ring of dS has three buffers. The speed depends on which
  * arithmetic runs beside a warpgroup's own products, and on waiting for a product only when its result is needed. ptxas
  * lets C = A B run on from one iteration of a loop to the next only where no code reads C; therefore no product is in
- * flight when a round begins. ptxas also moves a wait above arithmetic that stands before it, wherever products are
- * issued fast enough: see round(). At D = 64 registers are short, so dV is computed in two halves, and dK before S. The
- * consumers also take turns with their exponentials there, so that the exponentials of one consumer run beside the
- * products of the other.
+ * flight when a round begins. ptxas also moves a wait above arithmetic that stands before it: see round(). At D = 64
+ * registers are short, so dV is computed in two halves, and dK before S. The consumers also take turns with their
+ * exponentials there, so that the exponentials of one consumer run beside the products of the other.
  *
  * The grid is one block per multiprocessor. A block works through tiles of keys, which are claimed in order
  * (scheduler.cuh). The next tile's K is loaded to where V was, because V's last product is a round earlier than K's.
@@ -66,8 +65,8 @@
  * blocks have claimed earlier. The last keys of a head come first, with any mask, so that the order does not depend on
  * the lengths of other sequences in a packed problem. Under a causal mask, the tile of keys that adds first to a tile
  * of queries begins with these queries, so that blocks hardly wait. Without a mask all blocks of a head begin with the
- * same queries, and each has to stay one round behind another. Blocks then claim tiles of HEADS_IN_TURNS heads in
- * turns, so that few blocks begin with the same head.
+ * same queries, and each must stay one round behind the block before it. Blocks then claim tiles of HEADS_IN_TURNS
+ * heads in turn, so that few blocks begin with the same head.
  *
  * A NaN or infinity in Q, K, V or dO of a hidden pair is multiplied by P = 0 inside a product, which gives NaN. A warp
  * whose dK or dV is not finite therefore leaves a mark. When its block has no more tiles of keys, it computes the
@@ -795,8 +794,8 @@ template <typename T, class X, typename R> struct gradients {
         float S[BM / 2], dP[BM / 2];
         const int keys = x.band.Sk - x.j0;
         mbarrier_wait(smem_addr(&sm.K_full), phase);
-        /* This sets rows past the end to zero more often than necessary, which does no harm. The exact condition needs
-         * the flag ends_of_keys too, which ptxas would spill. */
+        /* This condition sets rows past the end to zero more often than necessary, which does no harm. The exact
+         * condition needs the flag ends_of_keys too, which ptxas would spill. */
         if ((a.ends_of_queries || a.g.seqlens_k) && keys < BN) {
             mbarrier_wait(smem_addr(&sm.V_full), phase);
             zero_rows<BN, X::CHUNKS>(sm.keys[0], keys);
@@ -1033,7 +1032,7 @@ struct backward_job {
     bool deterministic, zeros;
 };
 
-/* With `deterministic` and without a mask, blocks claim tiles of keys of up to HEADS_IN_TURNS heads in turns. About 8
+/* With `deterministic` and without a mask, blocks claim tiles of keys from up to HEADS_IN_TURNS heads in turn. About 8
  * of 132 blocks then begin with the same head at a time. */
 const int HEADS_IN_TURNS = 16;
 
@@ -1153,7 +1152,8 @@ bool plan_tiles(const cuda_chip *chip, attn_plan *plan)
     return true;
 }
 
-/* Launches the shape that the table has for variant `takes`, and the kernels that must run before and after it. */
+/* Launches the kernel that the table `rows` has for the variant `takes` and the problem's head sizes. Also launches the
+ * kernels that must run before and after it. */
 template <int ROWS>
 cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory,
                          const shape_row (&rows)[ROWS], variant takes)

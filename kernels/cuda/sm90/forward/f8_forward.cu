@@ -62,7 +62,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     typedef T_ T;
     /* Whether a work tile (BM rows of one head) begins and ends in a faster way: in the first tile of keys only scores
      * that some row sees are computed, and the softmax ends while the last product runs. The gain is largest where a
-     * work tile has few tiles of keys, or wide ones. */
+     * work tile has few tiles of keys, or where its tiles are wide. */
     static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;

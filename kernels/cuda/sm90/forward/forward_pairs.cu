@@ -32,7 +32,7 @@ const pair_row pair_shapes[] = {
 };
 /* clang-format on */
 
-/* Returns the first shape with sufficient head sizes, and with a bias if the problem has one. The last shapes take
+/* Returns the first shape with sufficient head sizes that can add a bias, if the problem has one. The last shapes take
  * everything that plan_forward() accepts. */
 const pair_row &shape_of(const attn_geometry &g, bool bias)
 {

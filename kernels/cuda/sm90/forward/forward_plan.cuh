@@ -144,7 +144,8 @@ int64_t per_head_of(const attn_dims &d, int BM)
 }
 
 const int MOST_WARPS = 16;             /* the largest number of consumer warps in any shape */
-const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per work tile: plan::before, and one flag per warp */
+const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per work tile: four for plan::before (the previous work tile
+                                        * of the same block), and one flag per warp */
 
 /* Where the parts of the scratch memory begin. First come four bytes (plan::before) and the warps' flags for each work
  * tile. With FlashMask, the smallest and largest bounds of the mask for each tile of keys follow. With float8, copies
@@ -241,7 +242,7 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
 /* Offsets in scratch memory of the parts that follow those of struct layout: a keep_mask as bits, and the smallest and
  * largest bounds of a FlashMask for each tile of BN keys. */
 struct pair_layout {
-    int64_t kept, extremes, bytes; /* offsets in bytes */
+    int64_t kept, extremes, bytes; /* offsets in the scratch memory, in bytes; `bytes`: size of the scratch memory */
 };
 pair_layout pair_layout_of(const attn_problem *p, const attn_geometry &g, int BN)
 {

@@ -102,9 +102,9 @@ struct split_layout {
     int64_t slots, of_row, sums, bytes; /* of_row, sums, bytes: offsets in the workspace, in bytes */
 };
 
-/* Limits for batches whose tiles of rows are more than half as many as the multiprocessors. Each split is a work tile
- * only if there are at most MANY splits per multiprocessor, so that their sums stay in the L2, and at most MOST_TILES
- * tiles of rows per multiprocessor. */
+/* Limits that apply if there are more tiles of rows than half the number of multiprocessors. Splits are separate work
+ * tiles only within two limits: at most MANY splits per multiprocessor, so that their sums stay in the L2, and at most
+ * MOST_TILES tiles of rows per multiprocessor. */
 const int MANY = 6;
 const double MOST_TILES = 1.6;
 

@@ -2,7 +2,7 @@
  *
  * A split's result is O, which is not divided by l, and two numbers for each row: `top` and l. The exponentials in O
  * and l are divided by 2^top. `fold` adds splits in their order, the first ones first. There are two ways to compute
- * them. Each split may be a work tile, which stores its result; the kernel merge_splits() then adds the results. Or,
+ * splits. Each split may be a work tile, which stores its result; the kernel merge_splits() then adds the results. Or,
  * with split_plan::in_turn, a work tile computes all splits of its rows, one after the other, and keeps the sum in
  * memory. Both ways give the same bits, because they do the same operations in the same order.
  *
@@ -73,8 +73,8 @@ struct fold {
     DEVICE float operator()(float before, float next) const { return fmaf(add, next, __fmul_rn(keep, before)); }
 };
 
-/* Adds the sums of all earlier splits to O and `end` of the next split. `before` has top and l of both rows of the
- * earlier splits. O_of(n) returns four numbers of their O, two for each row. */
+/* Adds the sums of all earlier splits to O and `end` of the next split. The parameter `before` has top and l of both
+ * rows for the earlier splits. O_of(n) returns four numbers of O of the earlier splits, two for each row. */
 template <int N, class F> DEVICE void add_split(const float4 &before, F O_of, float (&O)[N], split_end &end)
 {
     const fold first(before.x, end.top[0]), second(before.z, end.top[1]);

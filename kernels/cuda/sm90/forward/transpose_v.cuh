@@ -103,7 +103,7 @@ DEVICE uint32_t without_nan(uint32_t word)
     return word & ~(nan | (nan - (nan >> 7)));
 }
 
-/* Layout in shared memory of one step in the transposition of V: LINES keys of CELLS times 16 channels. A cell is 16
+/* Layout in shared memory of one step in the transposition of V: LINES keys with CELLS cells each. A cell is 16
  * channels of one key. The 8 rows that ldmatrix reads for one matrix (keys 16 i and 16 i + 1) lie in different
  * banks. */
 template <int STEPS> struct transpose_step_shape {

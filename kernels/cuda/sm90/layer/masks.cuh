@@ -12,8 +12,8 @@
 /* ---- Masks that leave a band of keys: causal, window, lengths ---------------------------------------------------- */
 
 /* Sets scores to -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see the key. The tile's keys
- * begin at j0, and all rows see the first FIRST of them. RIGHT_ONLY: the mask hides no key on the left. Row r belongs
- * to query r >> shift. */
+ * begin at j0, and all rows see the first FIRST keys. RIGHT_ONLY: the mask hides no key on the left. Row r belongs to
+ * query r >> shift. */
 template <int N, bool RIGHT_ONLY = false, int FIRST = 0>
 DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int lane, int shift = 0)
 {
@@ -33,7 +33,8 @@ DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int la
 
 /* A problem's FlashMask. If the problem has none, bounds is NULL. */
 struct flash_mask {
-    /* for each key, n row numbers at which the mask begins or ceases to hide the key; `group` query heads share them */
+    /* for each key, `n` row numbers at which the mask begins or ceases to hide the key; `group` query heads share these
+     * numbers */
     const int32_t *bounds;
     int64_t batch, head, row;
     /* the smallest and the largest FlashMask bound of each tile of keys; indices: head, tile of keys */

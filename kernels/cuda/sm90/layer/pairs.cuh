@@ -85,9 +85,9 @@ DEVICE uint8_t kind_of(const kept_bits &kept, int b, int h, int i, int tile)
     return kept.kinds[(head * blocks + (kept.row ? i / KIND_ROWS : 0)) * kept.tiles + tile];
 }
 
-/* Returns the two words of kept_bits, for row i and a tile of keys, that have the bits of this lane's columns. Of
- * columns 8 n to 8 n + 7, a lane has two neighbours. Bit 2 n + lane % 4 / 2 of x is the bit of the left neighbour, and
- * the same bit of y is the bit of the right neighbour. */
+/* Returns two words of kept_bits for row i and a tile of keys. They have the bits of this lane's columns. Among columns
+ * 8 n to 8 n + 7, a lane has two neighbouring ones. Bit 2 n + lane % 4 / 2 of x belongs to the left one, and the same
+ * bit of y to the right one. */
 DEVICE uint2 kept_words(const kept_bits &kept, int b, int h, int i, int tile, int lane)
 {
     const uint4 *const at = kept.words + (b * kept.batch + h * kept.head + i * kept.row) * kept.tiles + tile;

@@ -109,8 +109,8 @@ DEVICE void tanh_of_four(float (&x)[4])
     x[3] = fmaf(-of_last, d[2], 1);
 }
 
-/* Computes tanh(s * cap) for arguments near 0, by a series in s. The series' last term is fitted to the range. The
- * relative error is below 5.5e-7. */
+/* Computes tanh(s * cap) for arguments near 0, by a series in s. The last coefficient is fitted to the range of s in
+ * which the series is used. The relative error is below 5.5e-7. */
 struct near_tanh {
     float most; /* the series is used for |s| up to this limit, where tanh is 0.46 */
     float a[4];

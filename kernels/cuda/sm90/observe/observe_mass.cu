@@ -53,7 +53,7 @@ struct mass_tile {
     head_args x;
     int j0, j1, shown; /* shown: the keys from this number on have no element in key_mass */
     int i0, i1;
-    int first, count; /* tiles of queries first to first + count - 1 */
+    int first, count; /* this work tile has the tiles of queries first to first + count - 1 */
 };
 
 DEVICE mass_tile mass_tile_of(const cuda_args &a, const mass_order &order, int t)

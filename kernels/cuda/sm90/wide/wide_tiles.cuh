@@ -28,7 +28,7 @@
  *
  * Rows that tensor cores cannot compute (results that are not finite, scores beyond float32) are computed again, one by
  * one, by the next kernel: repair_wide, or in a long problem the kernel for marked rows. In packed tensors, and with
- * lengths of rows, the rows of V past the end of a sequence are set to zero in shared memory.
+ * sequence lengths, the rows of V past the end of a sequence are set to zero in shared memory.
  *
  * A row's bits depend on the shape, the options and its sequence's own lengths. */
 #ifndef ATTN_SM90_WIDE_TILES_CUH
@@ -62,8 +62,8 @@ template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
     static const int STAGES = ((227 << 10) - (DC * BOX * 2 + (14 << 10))) / (2 * BOX * 2);
     /* number of boxes of out that the left-hand consumer computes; the right one computes at most as many */
     static const int MOST_BOXES = (DVC + 1) / 2;
-    /* Number of boxes of Q, the last ones, that consumers keep in registers. Products then read less of shared memory,
-     * whose bandwidth limits them. */
+    /* Number of boxes of Q (64 columns each) that consumers keep in registers. They are the last boxes. Products then
+     * read less of shared memory, whose bandwidth limits them. */
     static const int KEPT = MOST_BOXES > 3 ? 2 : SCORE_MODS ? 3 : 4;
     /* true: the right-hand consumer begins its scores only when the left-hand consumer has issued box TURN_BOX of its
      * own scores. The softmax of the left-hand consumer then runs beside the scores of the right-hand one. If a tile

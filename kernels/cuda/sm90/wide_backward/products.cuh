@@ -115,8 +115,8 @@ template <int COLUMNS> struct product_loader {
         }
     }
 
-    /* Loads the operands for dK or dV. `block`: number of a block of 128 keys of head `head` of the part. n: number of
-     * the product for these keys. The products of dV come first, and then those of dK. */
+    /* Loads the operands for dK or dV. `block` is the number of a block of 128 keys within head `head` of the part. `n`
+     * is the number of the product for these keys. The products of dV come first, and then those of dK. */
     DEVICE void load_keys(int head, int block, int n, int per_block)
     {
         const attn_geometry &g = a.g;
@@ -141,7 +141,7 @@ template <int COLUMNS> struct product_loader {
         y.sums = block * per_block + n;
         const key_band band = band_of(g, s);
         const int last_key = min(j0 + ROWS, band.Sk) - 1, base = first_row_tile(g, b);
-        int first = 0, last = 0; /* steps of 64 queries that see at least one of the keys: first to last - 1 */
+        int first = 0, last = 0; /* steps first to last - 1 (64 queries each) see at least one of the keys */
         if (last_key >= j0) {
             first = max(j0 - band.hi + 1, 0) / STEP;
             last = max((min(last_key - band.lo + 1, Sq) + STEP - 1) / STEP, first);

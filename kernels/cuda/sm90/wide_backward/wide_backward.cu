@@ -47,7 +47,7 @@ int columns_index(const attn_dims &d)
     return n;
 }
 
-/* How a problem is divided, and where its own part of the workspace lies, in bytes. */
+/* How a problem is divided, and where this backward's own part of the workspace lies, in bytes. */
 struct kept_layout {
     int64_t heads;                 /* number of key/value heads of the whole batch */
     int64_t query_tiles;           /* number of row tiles (128 queries each) of a query head */
