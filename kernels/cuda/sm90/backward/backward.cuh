@@ -19,8 +19,8 @@
 
 namespace {
 
-/* CONSUMERS: number of threads of both consumer warpgroups. ZERO_BARRIER: the named barrier at which they meet in
- * zero_rows() */
+/* CONSUMERS: number of threads of both consumer warpgroups. ZERO_BARRIER: the named barrier at which these threads meet
+ * in zero_rows(). */
 enum { CONSUMERS = 256, ZERO_BARRIER = 12 };
 
 /* ---- A block of keys --------------------------------------------------------------------------------------------- */
@@ -33,7 +33,7 @@ struct maps {
 struct block_place {
     attn_sequence s;
     int t; /* number of this tile of keys in the order in which blocks claim tiles */
-    /* index of the key/value head, counted over all batch rows (in packed problems, within its sequence) */
+    /* index of the key/value head, counted over all batch rows; in packed problems, counted within one sequence */
     int head;
     int b, hk, j0;
     int rows; /* number of rows of dk and dv to write; with seqlens_k, rows of padding are included and get zeros */
@@ -229,7 +229,8 @@ DEVICE void differences_of_rounded(uint32_t (&P)[BM / 16][4], const float (&dP)[
 
 /* ---- Computing rows again whose results are not finite ----------------------------------------------------------- */
 
-/* Recomputes dK and dV of the 16 keys of warp n of a block, key by key. It is called where they are not finite. */
+/* Recomputes dK and dV of the 16 keys of warp n of a block, key by key. It is called if one of these gradients is not
+ * finite. */
 template <class X> DEVICE void repair_keys_of(const cuda_args &a, const saved &s, const block_place &x, int n)
 {
     const int first = n % (X::BN / 16) * 16;

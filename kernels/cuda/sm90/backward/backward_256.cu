@@ -119,7 +119,8 @@ template <typename T, class X> struct half_of_keys {
     const block_place &x;
     consumer<2> me;
     const int rounds;
-    /* tile: the newest tile of queries; h: its query head, counted from the first head that this launch computes */
+    /* tile: the newest tile of queries; h: the query head of this tile, counted from the first head that this launch
+     * computes */
     int tile, h;
     ring<X::STAGES> at;         /* position of the newest tile of queries in the ring of buffers for Q (and dO) */
     ring<X::STAGES_P> handover; /* position in the ring of buffers through which one consumer passes P to the other */
@@ -473,7 +474,7 @@ kept_part kept_part_of(const attn_plan *plan)
     const int64_t tiles = attn_tiles(query_tiles_per_head(d, QUERY_TILE), 2) * width;
     if (tiles > fit || tiles * g.group > fit) return {};
     const int64_t most = attn_min64(fit / (tiles * g.group), heads);
-    /* number of heads in each part, chosen so that the parts are about equal */
+    /* number of heads in each part (the heads of one launch), chosen so that the parts are about equal */
     const int64_t even = attn_tiles(heads, attn_tiles(heads, most));
     return { even, width, even * tiles * g.group * KEPT_TILE * 2 };
 }
@@ -605,8 +606,8 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     };
     const double seconds = tile_seconds(chip, plan);
     if (!job.kept.heads) code = in_shares(chip, seconds, tiles);
-    /* these launches are not divided into shares, because each takes only a few milliseconds: dS of its heads fits into
-     * KEPT_BYTES */
+    /* these launches are not divided into shares (several launches), because each takes only a few milliseconds: dS of
+     * one launch fits into KEPT_BYTES */
     else if (takes_step(chip, seconds)) code = tiles(chip);
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }

@@ -82,8 +82,9 @@ struct plan {
     uint8_t *nonfinite, *nonfinite_queries;
 };
 
-/* Returns tile t, counted over the tiles of all `heads` heads. The heads are computed in parts, and `order` is the
- * order of tiles within one part. The last part may have fewer heads than the others. */
+/* Returns tile t, counted over the tiles of all `heads` heads. The heads are divided into parts that are computed one
+ * after the other, and `order` is the order of tiles within one part. The last part may have fewer heads than the
+ * others. */
 DEVICE head_tile tile_of_parts(tile_order order, int heads, int t)
 {
     const int part = t / order.tiles, before = part * order.heads;
@@ -110,8 +111,8 @@ struct query_place {
     key_tiles keys; /* tiles of keys that at least one query of the tile sees */
 };
 
-/* Returns the description of tile t of the order. The last tiles of a head come first, because under a causal mask they
- * see most keys. */
+/* Returns the description of tile t of the order. The last tiles of a head come first, because under a causal mask
+ * these tiles see most keys. */
 DEVICE query_place query_place_of(const cuda_args &a, const plan &p, int t)
 {
     const attn_geometry &g = a.g;

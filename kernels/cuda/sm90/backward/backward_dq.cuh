@@ -31,8 +31,8 @@ template <typename T, class X> struct dq_writer {
         for (int next = claim_unit();;) {
             const int n = __shfl_sync(0xffffffff, next, 0);
             if (n >= p.units) return;
-            /* claim the next unit of queries before the present one is computed, because the atomic operation takes
-             * time */
+            /* claim the next unit of queries (32 or 64 queries of a head) before the present one is computed, because
+             * the atomic operation takes time */
             next = claim_unit();
             write(n);
         }

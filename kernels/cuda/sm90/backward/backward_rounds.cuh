@@ -53,7 +53,7 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
 };
 
 enum { NO_ROWS = -1 }; /* value of block_place::rows that means: there are no more tiles */
-/* value of a word of plan.begun: the first block has stored its dQ as the sum, and other blocks may add theirs */
+/* value of a word of plan.begun: the first block has stored its dQ as the sum, so other blocks may add their dQ */
 enum { PART_THERE = 2 };
 /* number of threads that meet at a barrier: a consumer (128 threads) and the warp that sends its dQ (32 threads) */
 enum { HANDING = 128 + 32 };
@@ -167,8 +167,8 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
         /* rows begin to end - 1 include all query rows that FlashMask leaves visible */
         int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq);
 #pragma unroll
-        /* FlashMask may hide two intervals of queries. One of them may reach the end of the range only after the loop
-         * has cut off the other, so the loop runs twice. */
+        /* FlashMask may hide two intervals of queries. One interval may reach the end of the range only after the loop
+         * has cut off the other interval, so the loop runs twice. */
         for (int n = 0; n < 2; n++) {
             if (e.max.lts <= begin && e.min.lte > begin) begin = min(e.min.lte, end);
             if (e.max.uts <= begin && e.min.ute > begin) begin = min(e.min.ute, end);
@@ -212,8 +212,8 @@ template <class X> struct round_walk {
             if (p.kept.words) {
                 const int some = kinds_of(p.kept, x.b, h, x.j0, tile * X::UNITS, X::UNITS);
                 partly_kept = some & SOME_HIDDEN;
-                /* With `deterministic`, a block waits until a known number of blocks has added its dQ. Skipping a tile
-                 * of queries would change that number. */
+                /* With `deterministic`, a block waits until a known number of blocks has added dQ to this tile of
+                 * queries. Skipping the tile would change that number. */
                 if (!(some & SOME_SEEN) && !p.in_order) return true;
             }
         if (!X::OPTIONS || !p.mask.bounds) return false;
@@ -227,8 +227,8 @@ template <class X> struct round_walk {
 
 /* ---- The warps that load tiles and send dQ (producer) ------------------------------------------------------------ */
 
-/* Adds `parts` to the counter of those parts of dQ that are done for the head. A part is done when it is added to the
- * sums, or if its tile of keys has no rows. */
+/* Adds `parts` to plan::done, the number of finished parts of dQ of the key/value head. A part is finished when it is
+ * added to the sums, or if its tile of keys has no rows. */
 DEVICE void count_done(const plan &p, const block_place &x, uint32_t parts)
 {
     if (p.begun) add_release(p.done + x.head, parts);
@@ -387,15 +387,15 @@ template <class X> struct sender {
             __syncwarp();
             if (sends) mbarrier_arrive(smem_addr(&sm.bars_work.empty[at.stage]));
         }
-        /* Wait until the copies have read shared memory: when this thread block ends, another one may get that
+        /* Wait until the copies have read shared memory: when this thread block ends, another block may get that
          * memory. */
         if (sends) bulk_wait_read<0>();
     }
 
     DEVICE void send(const block_place &x, bool sends)
     {
-        /* unended: index of the word of p.begun for which other blocks wait until this thread sets it to `becomes`; -1:
-         * no block waits */
+        /* unended: index of a word of p.begun. Other blocks wait until this thread sets the word to `becomes`. -1: no
+         * block waits. */
         int unended = -1;
         uint32_t becomes = 0;
 #pragma unroll 1

@@ -633,7 +633,7 @@ template <typename T, class X, typename R> struct gradients {
         retire<0>(dP); /* the wait for dP is also a wait for dK, which was issued before dP */
     }
 
-    /* One round: computes dV, dS and dK of a tile of queries from its P and dP, and dQ of the previous tile. With MORE,
+    /* Computes one round: dV, dS and dK of a tile of queries from its P and dP, and dQ of the previous tile. With MORE,
      * also computes P and dP of the next tile. No product may be running when it is called. In the first round there is
      * no previous tile. A dQ is computed all the same, because a branch around the product would cost registers. That
      * dQ is not handed to the sender. */
@@ -788,7 +788,8 @@ template <typename T, class X, typename R> struct gradients {
         phase ^= 1;
     }
 
-    /* Computes the products of a tile of keys with all tiles of queries that see it, and stores its dK and dV. */
+    /* Computes the products of a tile of keys with all tiles of queries that see these keys, and stores dK and dV of
+     * the keys. */
     DEVICE void add_rounds(float (&dK)[D / 2], float (&dV)[D / 2], int rounds)
     {
         float S[BM / 2], dP[BM / 2];
@@ -816,8 +817,8 @@ template <typename T, class X, typename R> struct gradients {
         }
         issue_S(S);
         wgmma_fence();
-        /* the waits below count groups of products; in the first round an empty group stands for dK of an earlier
-         * round */
+        /* the waits below count groups of products; in the first round (tile of queries) an empty group stands for the
+         * product dK of the round before, which does not exist */
         wgmma_commit();
         mbarrier_wait(smem_addr(&sm.V_full), phase);
         issue_dP(dP);
@@ -993,7 +994,7 @@ bool wants_zeros(const attn_plan *plan)
     return sums && causal && backward_class(g.dims) == 128 && g.group == 1 && e.rows_q >= 8192;
 }
 
-/* Where this kernel's own memory in the workspace lies. It is behind the memory that backward_steps.h describes. */
+/* Where this kernel's own memory in the workspace lies. It follows the memory that backward_steps.h describes. */
 struct layout {
     /* offsets in bytes from the beginning of the workspace; `bytes`: the size of the workspace */
     int64_t account, nonfinite, extremes, kept, bytes;
@@ -1142,8 +1143,8 @@ bool plan_tiles(const cuda_chip *chip, attn_plan *plan)
     const extent e = extent_of(d);
     if (backward_class(d) > 128) return false;
     if (!backward_walkable(plan) || e.B * d.Hk * (per_head_of(d) + 1) * 8 >= INT32_MAX) return false;
-    /* units of queries, and the progress words of words_of(), are counted in int, so a problem with too many tiles is
-     * refused */
+    /* units of queries (32 or 64 of a head), and the words of words_of(), are counted in int, so a problem with too
+     * many tiles is refused */
     if (query_tiles_of(d) * 4 >= INT32_MAX) return false;
     if (p->dk.rank && p->dv.rank && p->dk.dtype != p->dv.dtype) return false;
     if (!mods_fit(p, g) || (p->mask_startend_rows.rank && (d.packed || p->deterministic))) return false;

@@ -206,7 +206,7 @@ template <typename T, class X> struct copies_by_engine {
     }
 };
 
-/* Offset of the barriers in dynamic shared memory: they lie behind the memory of a split. */
+/* Offset of the barriers in dynamic shared memory. The barriers follow the memory for the tiles of a split. */
 template <typename T, int D, keys_as AS>
 constexpr size_t barriers_at = shared_bytes<T, D, false, AS, copies_by_engine>();
 
@@ -252,8 +252,8 @@ inline bool walkable_as(tma_tensor *to, const attn_view &view, const attn_dims &
 }
 
 /* Describes keys and values to TMA. tile: the least number of keys per tile, over all shapes. row_bytes: the bytes of a
- * row of a tile in shared memory. Returns false unless TMA can load them and the variant of the kernel exists (see
- * decode_by_engine() in sm80/decode.h). Heads above 256 have no variant for float8 keys. */
+ * row of a tile in shared memory. Returns false unless TMA can load keys and values and the variant of the kernel
+ * exists (see decode_by_engine() in sm80/decode.h). Heads above 256 have no variant for float8 keys. */
 inline bool plan_copies(copy_plan *copies, const cuda_chip *chip, const attn_plan *of, const cuda_args &a, int tile,
                         int row_bytes)
 {

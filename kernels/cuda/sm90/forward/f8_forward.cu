@@ -136,18 +136,19 @@ template <class X> struct shared {
     work_tile work;
     warpgroup_tile parts[X::C];
     kv_barriers<X::C, X::STAGES> bars;
-    unit helped_units[X::HELPS ? X::C * 4 : 1]; /* help_to_transpose(): the unit of V that each warp transposes */
+    unit helped_units[X::HELPS ? X::C * 4 : 1]; /* the unit of V (128 keys by 64 channels) that each consumer warp
+                                                 * transposes in help_to_transpose() */
     int newest[X::C * 4]; /* [warp]: the newest work tile for which this warp has left a repair_note; -1: none */
 };
 
 /* ---- The plan: the numbers of a problem that the kernel reads, in 32 bits ---------------------------------------- */
 
-/* A warp's note that some of its 16 rows of a work tile must be computed again. repair_own_rows() reads it at the end
- * of the block. In `rows`, bit 4 i says that row i has huge scores, and bit 4 i + 1 that row i + 8 has, for i = 0 ..
- * 7. */
+/* A warp's note that some of its 16 rows of a work tile must be computed again. repair_own_rows() reads the note at the
+ * end of the block. In `rows`, bit 4 i says that row i has huge scores, and bit 4 i + 1 that row i + 8 has, for i = 0
+ * .. 7. */
 struct repair_note {
     uint32_t rows; /* one bit for each row with huge scores, and the bits LOOK and V_NAN */
-    int before;    /* the previous work tile for which the warp left a note; -1: none */
+    int before;    /* the previous work tile for which the warp left a repair_note; -1: none */
 };
 /* bit of repair_note::rows: a result was not finite, so repair_own_rows() must find the rows that see a NaN */
 enum { LOOK = 4 };
@@ -163,7 +164,8 @@ struct plan {
     input_scales scales;
     results to;
     transpose_plan transpose;
-    repair_note *notes; /* [work tile][warp]: the notes; a note is written only if a repair is needed */
+    repair_note *notes; /* [work tile][warp]: which rows must be computed again; an element is written only if it
+                         * has such a row */
     /* number of work tiles that blocks have claimed from the counter; a block's first work tile follows from the
      * block's number and needs no claim */
     int *counter;
@@ -258,7 +260,7 @@ template <class X> struct tile_loader {
             __syncwarp(); /* after this barrier lane 0 may release the work tile: all lanes have read it */
             if (i0 == STOP) break;
             /* true: the work tile has several tiles of keys, so it is released only before the last of them is loaded;
-             * its release lets the block claim the next work tile */
+             * the release lets the block claim the next work tile */
             const bool late = first + 1 < last;
             if (loader && !late) release_work(sm);
             if (first >= last) continue;
@@ -298,12 +300,12 @@ DEVICE float2 counted(const float *sums)
     return make_float2(0.5f * sums[0] + 0.5f / 1.75f * sums[1], 0.5f * sums[2] + 0.5f / 1.75f * sums[3]);
 }
 
-/* A warp's promoted sums (sums of O over many tiles of keys), in shared memory. A new work tile does not clear them but
- * multiplies them by 0, so they must always be finite. */
+/* A warp's promoted sums (sums of O over many tiles of keys), in shared memory. A new work tile does not clear these
+ * sums but multiplies them by 0, so they must always be finite. */
 template <class X> struct promoted_sums {
     typedef sum_words<X> words;
-    /* factors by which the thread's two rows were rescaled after the last promotion; the sums in shared memory are not
-     * multiplied by them yet */
+    /* factors by which the thread's two rows were rescaled after the last promotion (see PROMOTED); the sums in shared
+     * memory are not multiplied by these factors yet */
     float left[2] = { 0, 0 };
 
     DEVICE static void clear(words &sums, int lane)
@@ -314,8 +316,8 @@ template <class X> struct promoted_sums {
             else ((uint2 *)sums.O[n])[lane] = make_uint2(0, 0);
     }
 
-    /* Sets l, and the maxima to which the sums belong, in shared memory to their initial values. In shapes whose
-     * products do not compute l, neither is stored there, and this does nothing. */
+    /* Sets l in shared memory to 0, and the maxima to which the sums are relative to -inf. Shapes whose products do not
+     * compute l have neither, so there the function does nothing. */
     DEVICE static void begin(words &sums, int lane)
     {
         if (X::COUNTS) ((float *)sums.rows)[lane] = lane & 2 ? -CUDART_INF_F : 0;
@@ -375,7 +377,7 @@ template <class X> struct promoted_sums {
         left[0] = left[1] = 1;
     }
 
-    /* Adds the promoted sums in shared memory to O and to l. */
+    /* Adds the promoted sums (see PROMOTED) in shared memory to O and to l. */
     DEVICE void add_to(float (&O)[X::COLUMNS / 2], float (&l)[2], const words &sums, const softmax &state, float c,
                        int lane)
     {
@@ -430,8 +432,8 @@ template <class X> struct attention {
     DEVICE int row_of(const work_tile &x) const { return x.i0 + me.w * 64 + me.warp * 16 + me.lane / 4; }
 
     /* Turns raw scores of the first N keys of tile j into P. CAREFUL: some keys may be hidden, or scores must change
-     * their sign. With EARLY, midway is passed on to softmax_step_early(). With SHORT_ENDS and N > 128, all 64 rows see
-     * the first 64 keys of the tile, so no mask is applied to these keys. */
+     * their sign. With EARLY, the function `midway` is passed on to softmax_step_early(). With SHORT_ENDS and N > 128,
+     * all 64 rows see the first 64 keys of the tile, so no mask is applied to these keys. */
     template <int N, bool CAREFUL, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
                             softmax &state, float (&rescale)[2], F midway)
@@ -581,7 +583,7 @@ template <class X> struct attention {
         y.finite = state.l[0] - state.l[0] == 0 && state.l[1] - state.l[1] == 0;
     }
 
-    /* Stores out = O / l, and leaves a note if some of the warp's rows need a repair. */
+    /* Stores out = O / l. Writes a repair_note if some of the warp's rows must be computed again. */
     DEVICE void finish(float (&O)[X::COLUMNS / 2], const tile_end &end, const work_tile &x)
     {
         const int warp_row = x.i0 + me.w * 64 + me.warp * 16;
@@ -635,9 +637,9 @@ template <class X> struct attention {
 
 /* ---- Computing rows again, and helping to transpose V ------------------------------------------------------------ */
 
-/* Computes, one by one, the rows for which this warp has left a note: rows with huge scores, and rows that see a NaN.
- * If the function were inlined, or the loop over work tiles did not end by a vote (__any_sync), ptxas would keep
- * descriptors in registers of each thread in the loop over keys. */
+/* Recomputes, one by one, the rows for which this warp has written a repair_note: rows with huge scores, and rows that
+ * see a NaN. If the function were inlined, or the loop over work tiles did not end by a vote (__any_sync), ptxas would
+ * keep descriptors in registers of each thread in the loop over keys. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -715,8 +717,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* Sets the counters and marks at the beginning of the scratch memory to 0, 16 bytes per thread. It runs before
- * forward_tiles. */
+/* Sets the counters, and the marks that say which parts of V^T are ready, to 0. They are at the beginning of the
+ * scratch memory. Each thread writes 16 bytes. The kernel runs before forward_tiles. */
 __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 {
     launch_dependents(); /* lets the GPU start forward_tiles, which then waits for the end of this kernel */
@@ -730,14 +732,14 @@ __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 
 /* The counters at the beginning of the scratch memory. */
 struct run_counters {
-    /* tile: the counter from which work tiles are claimed; unit: the counter from which units of V^T are claimed */
+    /* Counters from which warps claim their work. tile: work tiles. unit: units of V^T (128 keys by 64 channels). */
     int tile, unit;
     uint32_t any_nan;
     int unused[29];
 };
 
-/* Where in scratch memory each part begins: first counters and marks, then a note per work tile and warp, then V^T,
- * then q and k as bfloat16. */
+/* Where in scratch memory each part begins. First come the counters and the marks of V^T, then a repair_note per work
+ * tile and warp, then V^T, and then q and k as bfloat16. */
 struct layout {
     int64_t notes, V, wide[2], bytes; /* offsets in the scratch memory, in bytes; `bytes`: size of the scratch memory */
 };
@@ -762,8 +764,8 @@ struct f8_job {
     layout place;
 };
 
-/* Plans the transposition of V. Blocks begin with work tiles of several heads, so the order of the units of V^T mixes
- * these heads. */
+/* Plans the transposition of V. Blocks begin with work tiles of several heads, so the order of the units of V^T (128
+ * keys by 64 channels each) mixes these heads. */
 transpose_plan make_transpose_plan(const f8_job &job, int section, int sweep_rows)
 {
     const attn_geometry &g = job.given.g;
@@ -805,7 +807,7 @@ plan make_plan(const f8_job &job, int BM, int row_bytes, int sweep_rows, int64_t
     return p;
 }
 
-/* Makes the tensor maps of V^T, q and k. Where q and k are multiplied as bfloat16, they are converted first. */
+/* Makes the tensor maps of V^T, q and k. If q and k are multiplied as bfloat16, q and k are converted first. */
 template <class X> cudaError_t make_maps(const f8_job &job, const plan &p, kv_maps &maps)
 {
     const attn_geometry &g = job.given.g;

@@ -182,7 +182,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     const extent e = extent_of(d);
     if (e.rows_q <= 0 || e.rows_k <= 0 || d.B <= 0 || d.H <= 0 || e.rows_q >= FAR || e.rows_k >= FAR) return false;
     if (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * TILE_BYTES >= INT32_MAX)
-        return false; /* work tiles are counted in 32 bits, so a problem with more of them is refused */
+        return false; /* work tiles are counted in 32 bits, so a problem with too many work tiles is refused */
     if (!mods_fit(p, g)) return false;
     if (p->mask_startend_rows.rank && (d.packed || attn_tiles(e.rows_k, LEAST_BN) > MOST_KEY_TILES)) return false;
     if (p->out.rank && !tma_walkable(g.view[ATTN_T_out], e.B, d.H, e.rows_q, d.Dv, 8)) return false;
@@ -197,7 +197,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
 /* ---- Functions of the host: making the plan ---------------------------------------------------------------------- */
 
 /* All that one run of the forward needs. `given` has the problem's tensors. `read` has the tensors that forward_tiles
- * reads; with float8 its q, k and v are the converted ones. */
+ * reads; with float8, these are q, k and v after the conversion to bfloat16. */
 struct forward_job {
     const cuda_chip *chip;
     cudaStream_t stream;

@@ -26,7 +26,8 @@ template <typename T, class X>
 __global__ void __launch_bounds__(X::DV)
     merge_splits(const __grid_constant__ split_plan p, const __grid_constant__ cuda_args a)
 {
-    const int WARPS = 4 * X::C, AHEAD = 4; /* AHEAD: number of splits whose sums a thread loads before it adds them */
+    const int WARPS = 4 * X::C, AHEAD = 4; /* AHEAD: number of splits whose sums a thread loads before it adds these
+                                            * sums */
     const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32, warp = blockIdx.x % WARPS;
     const int N = MERGE_COLUMNS / 2;
     launch_dependents();
@@ -94,7 +95,7 @@ int64_t heads_of(const split_rule &r, const attn_dims &d)
     return extent_of(d).B * (d.H >> r.shift);
 }
 
-/* How the work of a problem is divided, and where in the workspace sums lie: see split_plan. */
+/* How many work tiles a problem has, and where in the workspace the sums of splits lie. See split_plan. */
 struct split_layout {
     int64_t per_head, heads, tiles; /* tiles: number of work tiles of the problem */
     int most;
@@ -129,7 +130,8 @@ void place_sums(split_layout &x, int DV)
     x.bytes = x.sums + x.slots * SPLIT_BM * DV * (int64_t)sizeof(float);
 }
 
-/* Lays out the work of a problem. The rule must divide the keys of at least one sequence into splits. */
+/* Divides a problem into work tiles, and plans the memory for the sums of splits. The rule must divide the keys of at
+ * least one sequence into splits. */
 split_layout split_layout_of(const cuda_chip *chip, const split_rule &r, const attn_dims &d, int DV)
 {
     split_layout x;

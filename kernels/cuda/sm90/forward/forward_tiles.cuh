@@ -148,7 +148,7 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     alignas(1024) uint16_t V[X::STAGES][X::BN * 64 * X::CHUNKS_V];
     /* O on its way to global memory: 16 rows for each consumer warp */
     alignas(1024) uint16_t out[X::STAGES_OUT ? X::C * 64 * 64 * X::CHUNKS_V : 8];
-    work_tile work; /* work: the newest work tile; parts: the part of it that each consumer computes */
+    work_tile work; /* work: the newest work tile; parts: for each consumer, the tiles of keys that it computes */
     warpgroup_tile parts[X::C];
     recent_work<X::C> recent[RECENT];
     head_mods heads[X::SCORE_MODS ? X::C * 4 : 1]; /* [warp]: softcap and ALiBi of the head that the warp computes */
@@ -180,8 +180,8 @@ template <class X> DEVICE int shift_of(const plan_of<X> &p)
     else return 0;
 }
 
-/* Returns the tiles of keys of work tile x that consumer w computes. With FlashMask or keep_mask, a list says which of
- * them are visible; this function ignores the list. */
+/* Returns the tiles of keys that consumer w computes in work tile x. With FlashMask or keep_mask, a list says which of
+ * these tiles are visible. This function ignores the list. */
 template <class X> DEVICE warpgroup_tile part_of(const plan_of<X> &p, const work_tile &x, int w)
 {
     warpgroup_tile y = warpgroup_tile_of<X::BN, X::FEW_KEYS>(band_of(p, x), x.i0 + w * 64, x.Sq, x.first, x.last,
@@ -256,7 +256,7 @@ template <class X> struct work_scheduler {
         return __any_sync(0xffffffff, any);
     }
 
-    /* Publishes work tile x. With splits, publishes each split of its keys that this block computes. */
+    /* Publishes work tile x. If its keys are split, publishes each split that this block computes as a work tile. */
     DEVICE void give_all(work_tile x)
     {
         if constexpr (!X::SPLITS) give(x);
@@ -312,8 +312,8 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* Loads a tile of V. With nonfinite_to_zero, zero_nonfinite_tiles() replaces its infinities and NaN by zeros before
-     * consumers read it. */
+    /* Loads a tile of V. With nonfinite_to_zero, zero_nonfinite_tiles() replaces infinities and NaN in the tile by
+     * zeros before consumers read it. */
     DEVICE void load_V(const tma_place &from, bool nonfinite_to_zero)
     {
         if (nonfinite_to_zero) sm.raw_stage = v.stage;
@@ -347,7 +347,7 @@ template <class X> struct tile_loader {
             if (i0 == STOP) break;
             const tile_bits *const seen = sm.list(X::SCORE_MODS ? x.list : 0);
             const bool nonfinite_to_zero = x.nonfinite_to_zero, late = first + 1 < last;
-            /* Release the work tile when only its last tile of keys is left to load. Its release lets the block claim
+            /* Release the work tile when only its last tile of keys is left to load. The release lets the block claim
              * the next work tile. */
             if (!late) release_work(sm);
             if (first >= last) continue;

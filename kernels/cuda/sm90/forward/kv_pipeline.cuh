@@ -70,7 +70,7 @@ template <class SM> DEVICE void announce_work(SM &sm)
 template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.empty[0]), at.phase);
-    __syncwarp(); /* without this barrier, a lane far behind the others could miss a phase at the next call */
+    __syncwarp(); /* without this barrier, a lane far behind the other lanes could miss a phase at the next call */
     at.next();
 }
 
@@ -112,7 +112,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     DEVICE kv_consumer(SM &sm_, int w) : consumer<C>(w), sm(sm_) {}
 
     /* Waits for the next work tile x and this consumer's part of it, y. Calls read(x, y), which copies what the caller
-     * needs from them. If read() returns true, the work tile is released. Otherwise release_work() must be called
+     * needs from x and y. If read() returns true, the work tile is released. Otherwise release_work() must be called
      * later. */
     template <class F> DEVICE void take(F read)
     {

@@ -23,7 +23,8 @@ struct split_rule {
     int most_queries, least_keys;
     int BN;      /* number of keys per tile */
     int least;   /* the least number of keys that a split may have */
-    int queries; /* number of queries of the whole problem, if this problem is a part of it; 0: it is not a part */
+    int queries; /* number of queries of the whole problem, if only a part of the problem is computed; 0: all of it is
+                  * computed */
     int window;  /* the largest number of keys that the rows of a work tile see under a causal mask or a window */
     /* A work tile has the rows of 2^shift query heads of a group; row r belongs to query r >> shift. per_tile: number
      * of query heads of a group, divided by 2^shift. */

@@ -25,8 +25,8 @@ struct split_plan : plan {
     float4 *of_row;
 };
 
-/* What is known of a split after its softmax: for the thread's two rows, the sums l of exponentials divided by 2^top;
- * and whether scores and sums are finite. */
+/* What is known of a split after its softmax. l: for each of the thread's two rows, the sum of exponentials divided by
+ * 2^top. finite: whether scores and sums are finite. */
 struct split_end {
     float top[2], l[2];
     bool finite;
@@ -44,8 +44,8 @@ template <int BM, int BN> DEVICE work_tile split_rows_of(const split_plan &p, in
     return x;
 }
 
-/* Returns work tile t: all keys that its rows see, and the number of its split. Where one work tile computes all
- * splits, that number is 0. If the rows have no split of that number, i0 is SKIP. */
+/* Returns work tile t, with all keys that its rows see, and the number of its split. If one work tile computes all
+ * splits of its rows, the number is 0. If the rows have no such split, i0 is SKIP. */
 template <int BM, int BN> DEVICE work_tile split_tile_of(const split_plan &p, int t)
 {
     work_tile x = split_rows_of<BM, BN>(p, t / p.most);

@@ -147,8 +147,8 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* A consumer warpgroup. W is LEFT or RIGHT. W says for which stage (0 or 1) the warpgroup computes scores, and which
- * half of V it multiplies. */
+/* A consumer warpgroup. W is LEFT or RIGHT. W says for which stage (buffer of keys, 0 or 1) the warpgroup computes
+ * scores, and which half of V it multiplies. */
 template <typename T, int W> struct warpgroup {
     const plan &p;
     shared &sm;
@@ -299,9 +299,9 @@ template <typename T, int W> struct warpgroup {
     }
 
     /* Processes the tiles of a split, two at a time. The product that computes a tile's scores is issued after the
-     * previous product O += P V, so that O += P V completes and its stage is released while the scores are computed.
-     * ptxas makes good code only if each product O += P V is retired in the iteration that issues it, and if no other
-     * product is in flight while O is rescaled. */
+     * previous product O += P V, so that O += P V completes and its buffer (stage) is released while the scores are
+     * computed. ptxas makes good code only if each product O += P V is retired in the iteration that issues it, and if
+     * no other product is in flight while O is rescaled. */
     DEVICE void run_left(float (&O)[HALF / 2], int first, int tiles)
     {
         float S[BN / 2];
@@ -569,8 +569,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- The kernels that combine partial results -------------------------------------------------------------------- */
 
-/* COMBINE_PARTS: number of parts in which a row's split groups are added up. Part n adds up groups n, n + 4, n + 8 and
- * so on. At the end the parts are added up. */
+/* COMBINE_PARTS: number of parts in which a row's split groups (four splits each) are added up. Part n adds up groups
+ * n, n + 4, n + 8 and so on. At the end the results of the parts are added up. */
 enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* number of blocks per multiprocessor */ };
 
 /* Adds up the results of a row's splits. Each block computes one row, with 128 threads for each part (every fourth
@@ -751,7 +751,7 @@ cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cud
     if (code != cudaSuccess) return code;
     if (y.all_end)
         return launch_dependent(repair_latent, attn_min64(attn_tiles(y.rows, 128), 1024), 128, 0, stream, a, p);
-    /* true: no part has more than one split group, so a kernel without parts suffices */
+    /* true: no part (every fourth split group of a row) has more than one group, so a kernel without parts suffices */
     const bool one_each = attn_tiles(y.units, y.walks ? 1 : SPLIT_GROUP) <= COMBINE_PARTS;
     return one_each ? launch_dependent(combine_latent<1>, y.rows, 128, 0, stream, a, p)
                     : launch_dependent(combine_latent<COMBINE_PARTS>, y.rows, 128 * COMBINE_PARTS, 0, stream, a, p);

@@ -24,9 +24,10 @@ struct plan {
     int tiles, units;
     /* true: a unit is a group of splits, which one block computes one after the other; false: each unit is one split */
     int walks;
-    float4 *O;      /* sums O of the units (see walks), with 64 rows of 512 columns each; piece_of() says where each
-                     * piece of a row is */
-    float2 *ml;     /* for each row of O: x is its reference m in base 2 (see fold), and y is its sum l */
+    float4 *O;      /* sums O of the units (splits or split groups), 64 rows of 512 columns each, stored in the order of
+                     * piece_of() */
+    float2 *ml;     /* for each row of O: x is the row's reference m (the number subtracted from its scores before exp2,
+                     * see fold), and y is the row's sum l */
     uint8_t *flags; /* two flags per row of out: nonzero if the row's left or right half must be computed again */
 };
 

@@ -43,8 +43,8 @@ struct largest_in_base_2 {
 /* ---- keep_mask as bits, row by row ------------------------------------------------------------------------------- */
 
 /* A keep_mask as bits, in scratch memory. Each row has four words per tile of keys: bit n of word e belongs to key 4 n
- * + e of the tile. A bit is 1 for keys that are kept, and for keys that do not exist. `kinds` has one byte for each 64
- * rows and tile of keys: bits of tile_kind. */
+ * + e of the tile. A bit is 1 for keys that are kept, and for keys that do not exist. `kinds` has one byte (bits of
+ * tile_kind) for each block of 64 rows by one tile of keys. */
 struct kept_bits {
     const uint4 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
@@ -112,8 +112,8 @@ DEVICE void list_visible_tiles(const flash_mask &mask, const kept_bits &kept, in
     });
 }
 
-/* Sets a score to -inf if keep_mask hides its pair. words[r] has a bit for each score of the thread's row number r (0
- * or 1), in the order of kept_words(); the bit 0 means that keep_mask hides the pair. */
+/* Sets the scores of pairs that keep_mask hides to -inf. words[r] has a bit for each score of the thread's row number r
+ * (0 or 1), in the order of kept_words(); a bit of 0 means that keep_mask hides the pair. */
 template <int N> DEVICE void hide_by_words(float (&S)[N / 2], const uint2 (&words)[2], int lane)
 {
     const int place = lane % 4 / 2;
@@ -187,9 +187,9 @@ template <int BN> cudaError_t make_kept_bits(const attn_geometry &g, const kept_
 /* ---- keep_mask as bits, key by key ------------------------------------------------------------------------------- */
 
 /* A keep_mask as bits by key, in scratch memory. Each key has two words per COLUMN_QUERIES queries. Bit n of the first
- * word is query 2 n; bit n of the second is query 2 n + 1. Bits are 1 for queries that see the key, and for queries
- * and keys that do not exist. `kinds` has one byte for each KIND_KEYS keys and COLUMN_QUERIES queries: bits of
- * tile_kind. */
+ * word is query 2 n; bit n of the second is query 2 n + 1. Bits are 1 for queries that see the key, and for queries and
+ * keys that do not exist. `kinds` has one byte (bits of tile_kind) for each block of KIND_KEYS keys by COLUMN_QUERIES
+ * queries. */
 const int COLUMN_QUERIES = 64, KIND_KEYS = 128;
 struct kept_columns {
     const uint2 *words; /* NULL: the problem has no keep_mask */

@@ -22,7 +22,8 @@ struct tile_order {
     int per_head;   /* number of work tiles per head */
     int heads;      /* number of heads of the whole batch */
     int section;    /* number of heads whose work tiles are ordered together */
-    int first, end; /* this launch computes work tiles first to end - 1: all of them or, in a long problem, a share */
+    int first, end; /* this launch computes work tiles first to end - 1: all work tiles or, in a long problem, a part of
+                     * them */
 };
 
 /* Plans a tile_order. head_bytes: bytes of K and V that a query head reads. uneven: not all work tiles take the same
@@ -130,7 +131,7 @@ DEVICE int claim_tile(const tile_order &x, int t, int *counter, bool scheduler)
 
 /* ---- Which keys rows see ----------------------------------------------------------------------------------------- */
 
-/* The band of keys that the rows of a sequence see: row i sees keys i + lo to min(i + hi, Sk) - 1. */
+/* Which keys the rows of a sequence see: row i sees keys i + lo to min(i + hi, Sk) - 1. */
 struct key_band {
     int lo, hi, Sk;
 };

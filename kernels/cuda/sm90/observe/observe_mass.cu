@@ -145,7 +145,7 @@ DEVICE void add_columns(float (&sum)[BN / 4], float (&S)[BN / 2], const two_ends
 }
 
 /* Halves the number of a lane's sums. Two lanes whose numbers differ by COUNT have 2 COUNT sums each. Each lane keeps
- * COUNT of them, and adds to them the other lane's sums of the same columns. */
+ * COUNT of its sums, and adds the other lane's sums of the same columns to these. */
 template <int COUNT> DEVICE void halve(float (&sum)[BN / 4], int lane)
 {
     const bool upper = lane & COUNT;

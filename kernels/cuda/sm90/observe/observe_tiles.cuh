@@ -43,7 +43,7 @@ template <class MEMORY> DEVICE void begin_observe(const qk_maps &maps, MEMORY &m
     __syncthreads();
 }
 
-/* Returns which band of keys the rows of sequence s see. */
+/* Returns the key_band of sequence s: which keys each of its rows sees. */
 DEVICE key_band band_of(const attn_geometry &g, const attn_sequence &s)
 {
     return key_band_of((int)attn_align(&g, &s), (int)attn_min64(g.left, FAR), (int)attn_min64(g.right, FAR), (int)s.Sk);

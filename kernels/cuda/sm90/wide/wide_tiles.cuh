@@ -73,11 +73,12 @@ template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
     static const int TURN_BOX = 3;
 };
 
-/* What each thread of a consumer passes to a thread of the other one: P, and the references and rescale factors of two
- * rows. */
+/* What each thread of a consumer passes to a thread of the other one: P, and for two rows the reference (the number
+ * subtracted from the row's scores) and the rescale factor. */
 struct passed {
     uint4 P[BN / 16][128];
-    float4 rows[128]; /* x, y: references of the thread's two rows (see softmax.cuh); z, w: their rescale factors */
+    float4 rows[128]; /* x, y: references of the thread's two rows (the numbers subtracted from their scores); z, w:
+                       * rescale factors of these rows */
 };
 
 /* What the block's warps need to know of a work tile; it lies in shared memory. */
@@ -127,7 +128,7 @@ struct wide_maps {
     CUtensorMap Q, K, V;
 };
 
-/* The plan of a run: `column_blocks` work tiles share the columns of the same queries. */
+/* The plan of a run. The columns of out of the same queries are divided among `column_blocks` work tiles. */
 struct wide_plan : plan {
     int column_blocks;
     /* cuda_args::rows_later and rows_found, where rows are marked for a later launch; NULL: warps set flags in
@@ -398,8 +399,8 @@ template <typename T, class X, int W> struct wide_consumer {
         sm.P.rows[thread] = make_float4(x.m[0], x.m[1], rescale[0], rescale[1]);
         named_barrier_arrive(P_READY + W * 4 + warp, 64);
     }
-    /* Reads P, and the references and rescale factors of the thread's rows, which the other of the two consumers has
-     * written to shared memory. */
+    /* Reads what the other of the two consumers has written to shared memory for the thread's rows: P, the references
+     * (the numbers subtracted from scores) and the rescale factors. */
     DEVICE void take(uint32_t (&P)[BN / 16][4], float (&rescale)[2])
     {
         named_barrier_sync(P_READY + (1 - W) * 4 + warp, 64);

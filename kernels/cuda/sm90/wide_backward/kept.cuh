@@ -26,8 +26,8 @@ enum { KEEP_KEYS = 128 };
 /* HALF_TILE: elements of P (or of dS) for a row tile and a key tile; TILE: elements of P and dS together */
 enum { HALF_TILE = ROWS * KEYS, TILE = 2 * HALF_TILE };
 enum { THREADS = 384, STAGES = 4 };
-/* Number of descriptions of work that shared memory holds at the same time. The producer is at most STAGES buffers
- * ahead of the slower consumer, and each piece of work takes at least one buffer. */
+/* Number of pieces of work whose descriptions shared memory holds at the same time. The producer is at most STAGES
+ * buffers ahead of the slower consumer, and each piece of work takes at least one buffer. */
 enum { WORKS = STAGES + 2 };
 
 /* A part of the problem: key/value heads `head` to head + heads - 1, counted over all batch rows, and row tiles `row`
@@ -40,7 +40,7 @@ struct kept_part {
 
 struct kept_plan {
     kept_part part;
-    uint16_t *kept;  /* P and dS: for each row tile (128 queries) of the part, `width` times TILE elements */
+    uint16_t *kept;  /* P and dS; each row tile (128 queries) of the part has `width` times TILE elements */
     float *sums;     /* float32 sums of dK and dV, which pass from one part of a head to the next part */
     int width;       /* the largest number of key tiles (256 keys each) that a row tile (128 queries) sees */
     int query_tiles; /* number of row tiles of a query head; in packed problems some row tiles have no rows */
@@ -71,7 +71,7 @@ struct row_tile {
     key_tiles keys; /* the key tiles (256 keys each) that the row tile's queries see */
 };
 
-/* Returns the number of the first row tile of sequence b in its head. */
+/* Returns the number, within a head, of the first row tile of sequence b. */
 DEVICE int first_row_tile(const attn_geometry &g, int b)
 {
     return g.dims.packed ? g.cu_q[b] / ROWS + b : 0;
@@ -135,7 +135,8 @@ template <int FIRST, int SECOND, class WORK> struct kept_shared {
     struct alignas(1024) stage {
         uint16_t first[FIRST], second[SECOND];
     } stages[STAGES];
-    /* rows: rows of the second operand that exist; last: whether the buffer is the last one of its work */
+    /* rows: number of rows of the second operand that exist; last: whether this is the last buffer of a piece of
+     * work */
     struct {
         int rows;
         bool last;

@@ -32,7 +32,8 @@ struct product_work {
     int b, head;             /* head: query head of dq, key/value head of dk and dv */
     int line, rows;          /* line: first row of the gradient's tensor; rows: number of rows to write, at most 128 */
     int column0;
-    int64_t mark; /* index of this work's first row in cuda_args::rows_later (dq) or keys_later (dk, dv) */
+    int64_t mark; /* index of the first row of this piece of work in cuda_args::rows_later (dq) or keys_later (dk,
+                   * dv) */
     bool empty;   /* true: no query or key of this part contributes to the sum, so the only buffer of this piece of work
                    * has no operands */
     int sums;     /* index in kept_plan::sums of the float32 sums of this piece of work */
@@ -50,8 +51,8 @@ template <int COLUMNS> struct product_loader {
     const kept_maps &m;
     ring<STAGES> at;
     int work = 0;
-    bool begun, waiting; /* begun: the work is published; waiting: a step (64 queries or keys of the sum) is known
-                          * but not loaded yet */
+    bool begun, waiting; /* begun: the piece of work is published; waiting: a step (64 queries or keys of the sum) is
+                          * known but not loaded yet */
     product_work y;
     /* The waiting step: 64 queries or keys of the sum, which are known but not loaded yet. `blocks`: the step's blocks
      * of P or dS. `map` and `place`: where the other operand is. `exist`: number of rows of the other operand that
@@ -75,7 +76,7 @@ template <int COLUMNS> struct product_loader {
         if (++work == WORKS) work = 0;
     }
 
-    /* Loads the waiting step (64 queries or keys of the sum). `last`: this is the last step of the work. */
+    /* Loads the waiting step (64 queries or keys of the sum). `last`: this is the last step of the piece of work. */
     DEVICE void load(bool last)
     {
         const uint32_t bar = smem_addr(&sm.bars.full[at.stage]), first = smem_addr(sm.stages[at.stage].first),
@@ -94,16 +95,16 @@ template <int COLUMNS> struct product_loader {
                         step.place.b, bar);
         at.next();
     }
-    /* Adds a step (64 queries or keys of the sum) to the work. A step is loaded only when the next one is known,
-     * because the last step of the work must be marked. */
+    /* Adds a step (64 queries or keys of the sum) to the piece of work. A step is loaded only when the next one is
+     * known, because the last step must be marked. */
     DEVICE void add(const uint16_t *blocks, const CUtensorMap *map, const tma_place &place, int exist)
     {
         if (waiting) load(false);
         step = { blocks, map, place, exist };
         waiting = true;
     }
-    /* Ends the work: loads its last step (64 queries or keys of the sum). `wanted`: consumers must know of the work
-     * even if it has no steps. */
+    /* Ends a piece of work: loads its last step (64 queries or keys of the sum). `wanted`: consumers must be told of
+     * the work even if it has no steps. */
     DEVICE void end(bool wanted)
     {
         if (waiting) load(true);
@@ -231,8 +232,8 @@ template <typename T, int COLUMNS> struct product_maker {
     {
     }
 
-    /* Issues the product of the operands in a buffer, and returns whether the buffer is the work's last one. KEYWISE:
-     * the rows of the gradient are keys, so that P or dS is used M-major. */
+    /* Issues the product of the operands in a buffer, and returns whether the buffer is the last one of its piece of
+     * work. KEYWISE: the rows of the gradient are keys, so that P or dS is used M-major. */
     template <bool KEYWISE> DEVICE bool issue(float (&sums)[COLUMNS / 2])
     {
         await_full(sm.bars, at);
@@ -270,7 +271,8 @@ template <typename T, int COLUMNS> struct product_maker {
         at.next();
     }
 
-    /* Returns where the thread's sums of a product lie in kept_plan::sums; they are float4s, 128 float4s apart. */
+    /* Returns where the thread's sums of a product lie in kept_plan::sums. The sums are float4s; each lies 128 float4s
+     * after the one before. */
     DEVICE float4 *sums_at(int number) const
     {
         return (float4 *)p.sums + ((int64_t)number * 2 + me.w) * (COLUMNS / 8 * 128) + threadIdx.x % 128;
