@@ -33,7 +33,7 @@ struct maps {
 struct block_place {
     attn_sequence s;
     int t; /* number of this tile of keys in the order in which blocks claim tiles */
-    /* index of the key/value head, counted over all batch rows; in packed problems, counted within one sequence */
+    /* index of the key/value head, counted over all batch rows (a packed problem has one batch row) */
     int head;
     int b, hk, j0;
     int rows; /* number of rows of dk and dv to write; with seqlens_k, rows of padding are included and get zeros */

@@ -434,12 +434,13 @@ int64_t query_blocks_of(const attn_dims &d)
 #endif
 const int64_t KEPT_BYTES = ATTN_KEPT_BYTES;
 
-/* Returns kept_tiles::width: the number of tiles of dS for which a pair of tiles of queries has memory. */
+/* Returns kept_tiles::width: two tiles of queries share memory, and this is how many tiles of dS fit into it. */
 int64_t kept_width(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
     const int64_t tiles = query_tiles_per_head(d, QUERY_TILE), keys = key_tiles_per_head(d, KEYS);
-    /* sequences have different lengths, so this function assumes that every tile of queries sees all keys */
+    /* sequences have different lengths, so this function assumes the largest case: every tile of queries sees all
+     * keys */
     if (g.seqlens_k) return 2 * keys;
     const attn_sequence whole = { 0, 0, d.Sq, d.Sk };
     const int64_t align = attn_align(&g, &whole), left = attn_min64(g.left, FAR), right = attn_min64(g.right, FAR);

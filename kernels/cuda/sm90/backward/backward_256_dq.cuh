@@ -13,11 +13,11 @@
  *     for n = 1 .. :  issue dQ += dS K[n - 1], dP[n];  wait dQ;  issue S[n];  wait dP, S
  *                     make dS(n)                                                          the other's products
  *                                                                                         meanwhile
- *     dQ of the last;  dQ = scale dQ
+ *     dQ of the last tile;  dQ = scale dQ
  *
  * V and K arrive in one ring: first a tile of V, then the tile of K of the same keys. A tile of V is released when dP
- * is complete, and a tile of K when dQ is complete. At D = 256 the ring has three stages, which leaves a tile about one
- * round of time to arrive. */
+ * is complete, and a tile of K when dQ is complete. At D = 256 the ring has three stages, so that a tile
+ * has about the time of one round to arrive. */
 #ifndef ATTN_SM90_BACKWARD_256_DQ_CUH
 #define ATTN_SM90_BACKWARD_256_DQ_CUH
 

@@ -15,7 +15,7 @@ namespace {
 /* The variants of the kernel. Each computes only some of the options, because code for more options costs registers. */
 enum variant {
     PLAIN,
-    CAPPED /* only softcap */,
+    CAPPED /* softcap, and no other option */,
     WITH_OPTIONS,
     WITHOUT_BIAS, /* all options, including keep_mask and dropout (pairs.cuh), but no bias */
     WITH_BIAS     /* all options, including bias, keep_mask and dropout, but no softcap */
@@ -87,7 +87,8 @@ struct plan {
     int *claimed;
     /* true: this launch writes dQ, because dQ is wanted and the launch computes the last share of the tiles of keys */
     bool makes_dq;
-    /* option `deterministic`: the tiles of keys of a head are taken, and added to dQ, from the last to the first */
+    /* option `deterministic`: blocks take the tiles of keys of a head from the last to the first, and add to dQ in this
+     * order */
     bool in_order;
     /* true: the first block with dQ for a query tile stores it as the tile's sum, and later blocks add to the sum */
     bool claims;

@@ -20,7 +20,7 @@
  *         add dQ[n] to the sums            dQ[n - 1] to shared memory, for warps 1 and 2                 S, dK
  *     producer, warp 3                     issue dP[n + 1];  wait S
  *       the next tile of keys              P = exp(S);  wait dK, dP                                      dK, dP
- *                                        dQ of the last;  dK = scale dK, dV
+ *                                        dQ of the last tile;  dK = scale dK, dV
  *                                        no more keys: dQ = scale sums
  *
  * dQ of a tile of queries needs dS of both consumers. It is computed one round later, so that neither consumer waits
@@ -175,8 +175,8 @@ template <typename T, class X, typename R> struct gradients {
         exponents_of<BM>(S, values, p.c, me.lane);
     }
 
-    /* Sets bits of `hidden`, which has a bit per score in the order of S: the bit becomes 1 if causal, window, lengths
-     * or FlashMask hide the pair. The loops are not unrolled, to save registers. */
+    /* Sets bits of `hidden`, which has a bit per score in the order of S: the bit becomes 1 if the causal mask, the
+     * window, the lengths or FlashMask hide the pair. The loops are not unrolled, to save registers. */
     DEVICE void hidden_scores(uint32_t (&hidden)[BM / 64], const round_record &round) const
     {
         const int column = tile * BM + me.lane % 4 * 2;

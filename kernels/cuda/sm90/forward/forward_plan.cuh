@@ -64,13 +64,14 @@ struct __align__(16) work_tile
 {
     int b, h, i0, first;
     int last, Sq, Sk, align;
-    /* nonfinite_to_zero = 1: the tile is computed again, with zeros in place of each infinity and NaN in V */
+    /* nonfinite_to_zero = 1: the work tile is computed a second time, with zeros in place of each infinity and NaN
+     * in V */
     int q_start, k_start, index, nonfinite_to_zero;
     /* with FlashMask or keep_mask: number (0 or 1) of the list, in shared memory, of the key tiles that this work tile
      * sees */
     int list;
-    /* in forward_split.cu: number of this split of the rows' keys, how many splits there are, and the number of key
-     * tiles of a split */
+    /* in forward_split.cu: `split` is the number of this split of the rows' keys, `splits` is the number of splits, and
+     * `length` is the number of key tiles per split */
     int split, splits, length;
 };
 

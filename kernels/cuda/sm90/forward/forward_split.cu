@@ -156,7 +156,8 @@ template <typename T, class X> cudaError_t launch_splits(const forward_job &job)
     kv_maps maps;
     const CUtensorMap none = {};
     const attn_view &q = g.view[ATTN_T_q];
-    tma_tensor queries = tma_tensor_of(q, e.B, e.rows_q, d.H, d.D); /* in this map rows are heads, heads are queries */
+    tma_tensor queries = tma_tensor_of(q, e.B, e.rows_q, d.H, d.D); /* this tensor map exchanges heads and queries: its
+                                                                     * rows are heads, and its heads are queries */
     queries.head = q.row, queries.row = q.head;
     if (!tma_map(&maps.Q, queries, 1 << r.shift, 128, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, 64 >> r.shift) ||
         !tma_map(&maps.K, tma_tensor_of(g.view[ATTN_T_k], e.B, d.Hk, e.rows_k, d.D), X::BN) ||

@@ -597,10 +597,10 @@ template <typename T, class X> struct attention {
             if (p.dropout.drops) drop<N>(S, values.drawn, lane());
     }
 
-    /* With LATE_WAIT, releases the buffer of K in the middle of the softmax. ptxas moves the wait for O up to the
-     * release before it. If the release came before the softmax, no product of this warpgroup would run during the
-     * softmax. The release depends on `sum`, so that ptxas cannot move it. Its condition always holds (a sum is never
-     * below -slack), but ptxas cannot know that. */
+    /* With LATE_WAIT, releases the buffer of K in the middle of the softmax. ptxas moves the wait for the product O up
+     * to the nearest release that precedes the wait. If the release came before the softmax, no product of this
+     * warpgroup would run during the softmax. The release depends on `sum`, so that ptxas cannot move it. The condition
+     * of the release always holds (a sum is never below -slack), but ptxas cannot know that. */
     DEVICE void release_K_late(float sum)
     {
         if (X::LATE_WAIT && me.leader && !(sum < -reference.slack))
@@ -673,7 +673,7 @@ template <typename T, class X> struct attention {
 
     /* first_of_block() returns the first tile of keys that some row of the block sees, which is t.x.first.
      * first_visible() returns the first tile that some row of this warpgroup sees. Both are computed at each use,
-     * because registers are short. */
+     * because registers are scarce. */
     DEVICE int first_of_block(const thread_tile &t) const
     {
         return key_tiles_of<BN>(t.band, t.x.i0, t.x.i0).first;
@@ -683,8 +683,8 @@ template <typename T, class X> struct attention {
         return min(key_tiles_of<BN>(t.band, t.x.i0 + me.w * 64, t.x.i0).first, t.y.last_visible - 1);
     }
 
-    /* Returns the number of tiles at the beginning of the work tile's keys that the block loads and this warpgroup
-     * skips. */
+    /* Returns how many tiles of keys this warpgroup skips at the beginning of the work tile's keys. The block loads
+     * these tiles, because other warpgroups need them. */
     DEVICE int first_passed(const thread_tile &t) const
     {
         return X::PASSES_FIRST ? first_visible(t) - first_of_block(t) : 0;
@@ -972,8 +972,8 @@ template <typename T, class X> struct attention {
  * scheduler published STOP. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan_of<X> &p, const cuda_args &a)
 {
-    /* The number of channels depends on the shape. One number for all shapes would make ptxas spill registers in shapes
-     * with small heads. */
+    /* number of channels per lane; one number for all shapes would make ptxas spill registers in shapes with small
+     * heads */
     constexpr int channels = (X::D > X::DV ? X::D : X::DV) / 32;
     const int warp = threadIdx.x / 32 - 4, newest = block_memory<shared<X>>().newest;
     repair_begins();
@@ -1018,7 +1018,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         setmaxnreg_inc<X::CONSUMER>();
         attention<T, X>(p, out, sm, wg - 1).run();
         if constexpr (X::SPLITS)
-            if (!p.in_turn) return; /* in this case merge_splits() recomputes the rows whose results are not finite */
+            if (!p.in_turn) return; /* each split was a work tile: merge_splits() recomputes rows that are not finite */
         if (__any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite)) repair_own_rows<X>(p, a);
     }
 }

@@ -48,7 +48,8 @@ struct largest_in_base_2 {
 struct kept_bits {
     const uint4 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* strides between batch rows, heads and queries; the unit is all words of one query; 0: the axis is broadcast */
+    /* strides between batch rows, heads and queries, counted in queries (all words of a query count as 1); 0: the axis
+     * is broadcast */
     int64_t batch, head, row;
     int rows, tiles; /* rows: rows per head (1: the mask is the same for all rows); tiles: tiles of keys */
 };
@@ -194,7 +195,8 @@ const int COLUMN_QUERIES = 64, KIND_KEYS = 128;
 struct kept_columns {
     const uint2 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* strides between batch rows and heads; the unit is all words of one head; 0: the axis is broadcast */
+    /* strides between batch rows and heads, counted in heads (all words of a head count as 1); 0: the axis is
+     * broadcast */
     int64_t batch, head;
     /* keys: keys per head; tiles: tiles of queries per head (1: the mask is the same for all queries) */
     int keys, tiles;

@@ -36,7 +36,7 @@ DEVICE uint32_t thread_anew()
 
 /* Returns the address of block_memory(), the block's shared memory. The address is read at each call, so that
  * descriptors made from it stay in uniform registers. If it came from a variable, ptxas would make the descriptors in
- * ordinary registers, and move each one between two products. */
+ * ordinary registers, and would have to move each one to uniform registers between two products. */
 DEVICE uint32_t memory_anew()
 {
     uint32_t address;

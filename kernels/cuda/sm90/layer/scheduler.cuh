@@ -89,10 +89,10 @@ static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int6
 
 DEVICE head_tile head_tile_of(const ending_order &x, int t)
 {
-    /* The order has three parts. First come the work tiles of all heads but the last heads, then the long work tiles of
-     * the last heads, and then the short work tiles of the last heads. */
+    /* The order has three parts. First come the work tiles of all heads except the last heads, then the long work tiles
+     * of the last heads, and then the short work tiles of the last heads. */
     tile_order part = x;
-    int head = 0, tile = 0; /* first head and first tile of that part of the order which contains number t */
+    int head = 0, tile = 0; /* head, tile: where the part of the order begins to which number t belongs */
     part.heads = x.last_heads;
     if (t >= part.heads * part.per_head) {
         t -= part.heads * part.per_head, head = x.last_heads;

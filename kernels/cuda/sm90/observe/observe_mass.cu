@@ -112,7 +112,7 @@ DEVICE void load_mass(mass_memory<X> &sm, const cuda_args &a, const qk_maps &map
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* The members base and inverse of a row in tile_rows, for the two rows of a thread. P is exp2(z - base) * inverse. */
+/* The members `base` and `inverse` of struct tile_rows, for the two rows of a thread. P is exp2(z - base) * inverse. */
 struct two_ends {
     float2 end[2];
 };

@@ -35,7 +35,8 @@ enum { WORKS = STAGES + 2 };
  * only. */
 struct kept_part {
     int head, heads, row, rows;
-    bool first, last; /* first, last: whether the part contains the first and the last row tile of its heads */
+    bool first, last; /* first: whether the part contains the first row tile of its heads; last: whether it contains the
+                       * last one */
 };
 
 struct kept_plan {

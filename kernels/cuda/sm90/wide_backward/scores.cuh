@@ -97,8 +97,8 @@ template <int N> DEVICE void hide_pairs(float (&z)[N / 2], const score_work &x, 
     }
 }
 
-/* Writes a warp's 16 rows of a block to memory. words[n * 2 + half]: the thread's two numbers in row lane / 4 + 8 half
- * and columns 8 n + 2 (lane % 4) and the next. */
+/* Writes a warp's 16 rows of a block to memory. words[n * 2 + half] has the thread's two numbers of row lane / 4 + 8
+ * half: those in columns c and c + 1, where c = 8 n + 2 (lane % 4). */
 DEVICE void keep_rows(uint16_t *block, const uint32_t *words, int warp, int lane)
 {
 #pragma unroll
