@@ -37,7 +37,7 @@ struct block_place {
     int head;
     int b, hk, j0;
     int rows; /* number of rows of dk and dv to write; with seqlens_k, rows of padding are included and get zeros */
-    int first, last; /* query tiles first to last - 1 see at least one of the tile's keys */
+    int first, last; /* query tiles `first` to `last` - 1 see at least one of the tile's keys */
     /* the query tile with which the block begins; after tile last - 1 the block goes on with tile `first`, so that it
      * visits all tiles */
     int begin;
@@ -109,7 +109,7 @@ template <class X> DEVICE block_place key_place_of(const cuda_args &a, const hea
     return x;
 }
 
-/* In query tiles first to last - 1, all queries see all of a consumer's 64 keys, so no score needs a mask. */
+/* In query tiles `first` to `last` - 1, all queries see all of a consumer's 64 keys, so no score needs a mask. */
 struct free_queries {
     int first, last;
 };

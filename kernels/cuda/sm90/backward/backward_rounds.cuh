@@ -165,7 +165,7 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
     for (int h = from; h <= to; h++) {
         const attn_mask_extremes e =
             p.mask.extremes[((int64_t)x.b * p.mask_heads + h) * p.mask.key_tiles + x.j0 / X::BN];
-        /* rows begin to end - 1 include all query rows that FlashMask leaves visible */
+        /* rows `begin` to `end` - 1 include all query rows that FlashMask leaves visible */
         int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq);
 #pragma unroll
         /* FlashMask may hide two intervals of queries. One interval may reach the end of the range only after the loop

@@ -635,8 +635,8 @@ template <typename T, class X, typename R> struct gradients {
 
     /* Computes one round: dV, dS and dK of a tile of queries from its P and dP, and dQ of the previous tile. With MORE,
      * also computes P and dP of the next tile. No product may be running when it is called. In the first round there is
-     * no previous tile. A dQ is computed all the same, because a branch around the product would cost registers. That
-     * dQ is not handed to the sender. */
+     * no previous tile. Even then a dQ is computed, because a branch around the product would cost registers. That dQ
+     * is not passed on to the sums. */
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
     {
@@ -890,8 +890,8 @@ template <typename T, class X, typename R> struct gradients {
     }
 };
 
-/* Recomputes, one by one, the keys of the block's tiles for which this warp has found that dK or dV is not finite. This
- * function is not inlined, so that the loop over tiles of queries keeps its registers. */
+/* Recomputes keys of the block's tiles one by one, where this warp has found that dK or dV is not finite. This function
+ * is not inlined, so that the loop over tiles of queries keeps its registers. */
 template <class X> static __device__ __noinline__ void repair_own_keys(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;

@@ -121,7 +121,7 @@ template <typename T, class X> struct copies_by_engine {
      * find_boxes() has done so. */
     template <bool FIRST = false> DEVICE void fill(int step, int slot) const
     {
-        /* COLUMNS: width of a chunk in elements of the tensor */
+        /* COLUMNS: width of a chunk (128 bytes of a row, or the whole row) in elements of the tensor */
         const int CHUNKS = X::WIDTH / CHUNK, COLUMNS = X::FLOAT8 ? CHUNK * 2 : CHUNK;
         static_assert(X::BN / LEAST_BOX * CHUNKS <= 32, "a box per lane");
         const int lane = threadIdx.x % 32, chunk = lane % CHUNKS, row = lane / CHUNKS << at.copies.box_shift;

@@ -104,7 +104,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* number of 32-bit words that four sums of O take */
 };
 
-/* A work tile: rows i0 to i0 + BM - 1 of head h of batch row b, with tiles of keys first to last - 1. */
+/* A work tile: rows i0 to i0 + BM - 1 of head h of batch row b, with tiles of keys `first` to `last` - 1. */
 struct __align__(16) work_tile
 {
     int b, h, i0, first;
@@ -454,7 +454,8 @@ template <class X> struct attention {
         else softmax_step<N, BY_BITS>(S, state, rescale, reference);
     }
 
-    /* Computes P of the first tile of keys that this warpgroup's rows see, or only of that tile's first N keys. */
+    /* Computes P of the first tile to compute (the last tile that this warpgroup's rows see), or only of that tile's
+     * first N keys. */
     template <int N>
     DEVICE void first_tile(uint32_t (&P)[BN / 32][4], const work_tile &x, const warpgroup_tile &y, softmax &state)
     {
@@ -470,7 +471,7 @@ template <class X> struct attention {
     }
 
     /* Releases K during the softmax, as release_K_late() of forward_tiles.cuh does, so that ptxas keeps the wait for O
-     * behind the release. The condition of the release always holds, but ptxas cannot know that. */
+     * after the release. The condition of the release always holds, but ptxas cannot know that. */
     DEVICE void release_K_late(float sum, float c)
     {
         if (me.leader && !(sum < -c)) mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
@@ -517,8 +518,8 @@ template <class X> struct attention {
             /* issues the product that gives the scores of tile j */
             multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K());
             me.await_V();
-            /* adds P V of tile j + 1, whose P was computed before that of tile j, because tiles are visited from the
-             * last to the first */
+            /* adds P V of tile j + 1; its P was computed before P of tile j, because tiles are visited from the last to
+             * the first */
             multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1));
             me.next_turn();
             retire<1>(S);
@@ -540,7 +541,7 @@ template <class X> struct attention {
             to_operand_8<BN>(P, S);
             if (promotes(j)) promoted.promote(sums, O, state, x.c, me.lane);
         };
-        /* true: every tile of keys takes the slower step, which masks scores and changes their sign. This is so if the
+        /* true: every tile of keys takes the slower step, which masks scores and changes their sign. It is true if the
          * scale is negative, or if some row's window hides keys of the first tile. */
         const bool none_free = x.negative || y.free_first > first;
         walk_down<X::EARLY, X::BY_BITS>(

@@ -59,7 +59,7 @@ struct pair_plan : plan {
 
 /* ---- Work tiles -------------------------------------------------------------------------------------------------- */
 
-/* A work tile: rows i0 to i0 + BM - 1 of head h of sequence b, with key tiles first to last - 1. */
+/* A work tile: rows i0 to i0 + BM - 1 of head h of sequence b, with key tiles `first` to `last` - 1. */
 struct __align__(16) work_tile
 {
     int b, h, i0, first;

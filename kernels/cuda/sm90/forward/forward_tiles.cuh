@@ -373,7 +373,7 @@ template <class X> struct tile_loader {
 /* Replaces each infinity and NaN in a tile of V by zero. All lanes of the warp must call this function. */
 template <typename T, int COUNT> DEVICE void zero_nonfinite(uint16_t *tile)
 {
-    /* mask of the exponent's bits in a number: all of them are 1 in infinities and NaN */
+    /* mask of the exponent's bits in a number; all these bits are 1 in infinities and NaN */
     const uint32_t exponent = pack<T>(1, 1) == 0x3c003c00 ? 0x7c00 : 0x7f80;
 #pragma unroll 4
     for (int n = threadIdx.x % 32; n < COUNT / 2; n += 32) {
@@ -387,7 +387,7 @@ template <typename T, int COUNT> DEVICE void zero_nonfinite(uint16_t *tile)
     __syncwarp();
 }
 
-/* Replaces infinities and NaN in all tiles of V that load_V() announces, by zero_nonfinite(). One warp runs this. */
+/* Replaces infinities and NaN by zeros in all tiles of V for which load_V() asks for it. One warp runs this. */
 template <typename T, class X> DEVICE void zero_nonfinite_tiles(shared<X> &sm)
 {
     for (uint32_t phase = 0;; phase ^= 1) {
@@ -511,8 +511,8 @@ template <typename T, class X> struct attention {
      * each use, to save registers. */
     DEVICE const work_tile &work_of(const thread_tile &t) const { return X::SCORE_MODS ? sm.recent[t.slot].work : t.x; }
 
-    /* Sets rows of V past the end of the sequence to zero. It is called where these rows belong to another sequence or
-     * to padding. */
+    /* Sets rows of V past the end of the sequence to zero. It is called if these rows belong to another sequence or to
+     * padding. */
     DEVICE void zero_past_end(const work_tile &x)
     {
         me.await_V();

@@ -182,8 +182,8 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
             if (n < count) pass_V();
     }
 
-    /* Releases tiles of keys first to last - 1, which are all tiles of a work tile in which this warpgroup computes
-     * nothing. */
+    /* Releases tiles of keys `first` to `last` - 1 without a product. They are all tiles of a work tile in which this
+     * warpgroup computes nothing. */
     DEVICE void pass_work(int first, int last)
     {
         await_Q();

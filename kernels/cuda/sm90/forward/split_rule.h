@@ -34,7 +34,7 @@ struct split_rule {
 /* The number of rows of a work tile of forward_split.cu. */
 enum { SPLIT_BM = 128 };
 
-/* The rule by which no sequence that has queries is split. */
+/* A rule by which no sequence is split, unless it has no queries. */
 const split_rule NO_SPLITS = { 0, 0, 1, 1, 0, 0, 0, 0 };
 
 /* Returns whether the keys of a sequence with Sq queries and Sk keys are split. */
@@ -54,7 +54,7 @@ ATTN_HD int split_count(const split_rule &r, int Sq, int Sk)
     return wanted < most ? wanted : most;
 }
 
-/* Returns the number of key tiles of a split, or 0 if the keys are not split. */
+/* Returns how many key tiles each split has, or 0 if the keys are not split. */
 ATTN_HD int split_length(const split_rule &r, int Sq, int Sk)
 {
     const int count = split_count(r, Sq, Sk);

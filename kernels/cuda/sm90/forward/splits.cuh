@@ -20,8 +20,8 @@ struct split_plan : plan {
     bool in_turn; /* true: a work tile computes all splits of its rows; false: each split is a work tile */
     float4 *sums; /* sums of O; indices: slot, warp, 4 numbers of O, lane. Each work tile has a slot or, with in_turn,
                    * each block. */
-    /* [slot][warp][lane]: x and y are `top` and `l` (see split_end) of the first of the lane's two rows, z and w those
-     * of the second */
+    /* [slot][warp][lane]: x and y are `top` and `l` (see split_end) of the first of the lane's two rows; z and w are
+     * `top` and `l` of the second row */
     float4 *of_row;
 };
 

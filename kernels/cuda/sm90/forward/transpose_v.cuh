@@ -290,8 +290,8 @@ DEVICE bool had_any_nan(const transpose_plan &p)
     return *(volatile uint32_t *)p.any_nan;
 }
 
-/* Returns whether V had a NaN in any unit (KEYS keys by CHANNELS_V channels) that has one of keys begin to end - 1 of a
- * head. The caller must have waited until these units are ready. */
+/* Returns whether V had a NaN in a unit (KEYS keys by CHANNELS_V channels) that contains one of the keys `begin` to
+ * `end` - 1 of a head. The caller must have waited until these units are ready. */
 DEVICE bool had_nan(const transpose_plan &p, int64_t head, int begin, int end)
 {
     const uint32_t *const marks = p.marks + head * p.key_blocks * p.channel_blocks;

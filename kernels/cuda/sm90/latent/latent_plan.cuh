@@ -65,8 +65,8 @@ inline int64_t most_splits_of(int64_t keys, bool wide)
 struct sequence_place {
     attn_sequence s;
     int rows;
-    /* The rows see keys first to last - 1, where `first` is rounded down to the beginning of a tile. length: number of
-     * keys per split. splits: number of splits. */
+    /* The rows see keys `first` to `last` - 1, where `first` is rounded down to the beginning of a tile. length: number
+     * of keys per split. splits: number of splits. */
     int first, last, length, splits;
     DEVICE bool ends_in_block(const plan &p) const { return splits == 1 || (p.walks && splits <= SPLIT_GROUP); }
 };
@@ -85,7 +85,7 @@ DEVICE sequence_place sequence_place_of(const attn_geometry &g, int b)
     return y;
 }
 
-/* What a block computes: rows from r0 on, over splits (parts of the keys) begin to end - 1. */
+/* What a block computes: rows from r0 on, over splits (parts of the keys) `begin` to `end` - 1. */
 struct block_place {
     sequence_place q;
     int b, r0, begin, end;

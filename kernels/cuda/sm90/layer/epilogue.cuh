@@ -143,7 +143,7 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
         uint4 words[D / 16]; /* all words are loaded before the first one is stored, so the loads overlap */
 #pragma unroll
         for (int n = 0; n < D / 16; n++) words[n] = word_of(i + n * STEP, piece);
-        /* This call keeps all loads before the first store. Without it ptxas would move the last load behind the
+        /* This call keeps all loads before the first store. Without it ptxas would move the last load after the
          * stores. */
         opaque(*(uint32_t(*)[D / 4]) words);
 #pragma unroll

@@ -63,7 +63,8 @@ struct tile_bits {
 };
 
 /* Lists the tiles of keys that are not hidden. It fills `seen`, and narrows `tiles` to the range from the first visible
- * tile to the last. kind_of(j) must return the kind of tile j. All lanes of the warp must call this. */
+ * tile to the last. kind_of(j) must return the attn_tile_kind of tile j: hidden, partly visible, or free (fully
+ * visible). All lanes of the warp must call this. */
 template <class KIND> DEVICE void list_tiles(key_tiles &tiles, tile_bits &seen, KIND kind_of)
 {
     const int lane = threadIdx.x % 32;
@@ -88,7 +89,8 @@ DEVICE const attn_mask_extremes *extremes_of(const flash_mask &mask, int b, int 
     return mask.extremes + ((int64_t)b * (H / mask.group) + h / mask.group) * mask.key_tiles;
 }
 
-/* Lists the tiles of keys that FlashMask lets rows begin to end - 1 see. All lanes of the warp must call this. */
+/* Lists the tiles of keys that FlashMask does not hide completely from rows `begin` to `end` - 1. All lanes of the warp
+ * must call this. */
 DEVICE void list_visible_tiles(const flash_mask &mask, int b, int h, int H, int begin, int end, key_tiles &tiles,
                                tile_bits &seen)
 {

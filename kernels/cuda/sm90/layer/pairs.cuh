@@ -42,9 +42,9 @@ struct largest_in_base_2 {
 
 /* ---- keep_mask as bits, row by row ------------------------------------------------------------------------------- */
 
-/* A keep_mask as bits, in scratch memory. Each row has four words per tile of keys: bit n of word e belongs to key 4 n
- * + e of the tile. A bit is 1 for keys that are kept, and for keys that do not exist. `kinds` has one byte (bits of
- * tile_kind) for each block of 64 rows by one tile of keys. */
+/* A keep_mask as bits, in scratch memory. Each row (query) has four words per tile of keys. Bit n of word e belongs to
+ * key 4 n + e of the tile. A bit is 1 for keys that are kept, and for keys that do not exist. `kinds` has one byte
+ * (bits of tile_kind) for each block of 64 rows by one tile of keys. */
 struct kept_bits {
     const uint4 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
@@ -61,8 +61,8 @@ static inline int64_t kept_rows_of(const attn_geometry &g, bool batch, bool head
     return (batch ? g.dims.B : 1) * (head ? g.dims.H : 1) * (row ? g.dims.Sq : 1);
 }
 
-/* Plans the bits of a keep_mask, for tiles of BN keys. Returns the bytes of scratch memory that the bits take, or 0 if
- * the problem has no keep_mask. `memory` may be NULL if the caller only needs the size. */
+/* Plans the memory for the bits of a keep_mask, for tiles of BN keys. Returns the bytes of scratch memory that the bits
+ * take, or 0 if the problem has no keep_mask. `memory` may be NULL if the caller only needs the size. */
 static inline int64_t plan_kept_bits(const attn_geometry &g, bool given, int BN, void *memory, kept_bits &x)
 {
     const attn_view &keep = g.view[ATTN_T_keep_mask];
@@ -202,7 +202,7 @@ struct kept_columns {
     int keys, tiles;
 };
 
-/* Plans a keep_mask as bits by key. Arguments and result are those of plan_kept_bits(). */
+/* Plans the memory of a keep_mask as bits by key. Arguments and result are those of plan_kept_bits(). */
 static inline int64_t plan_kept_columns(const attn_geometry &g, bool given, void *memory, kept_columns &x)
 {
     const attn_view &keep = g.view[ATTN_T_keep_mask];

@@ -22,8 +22,8 @@ struct tile_order {
     int per_head;   /* number of work tiles per head */
     int heads;      /* number of heads of the whole batch */
     int section;    /* number of heads whose work tiles are ordered together */
-    int first, end; /* this launch computes work tiles first to end - 1: all work tiles or, in a long problem, a part of
-                     * them */
+    int first, end; /* this launch computes work tiles `first` to `end` - 1: all work tiles or, in a long problem, a
+                     * part of them */
 };
 
 /* Plans a tile_order. head_bytes: bytes of K and V that a query head reads. uneven: not all work tiles take the same
@@ -144,10 +144,11 @@ ATTN_HD key_band key_band_of(int align, int left, int right, int Sk)
 }
 
 struct key_tiles {
-    int first, last; /* a range of tiles of keys: first to last - 1 */
+    int first, last; /* a range of tiles of keys: `first` to `last` - 1 */
 };
 
-/* Returns the tiles of BN keys in which at least one of rows begin to end - 1 sees a key. */
+/* Returns the tiles of BN keys that rows `begin` to `end` - 1 see: at least one of these rows sees a key of the
+ * tile. */
 template <int BN> DEVICE key_tiles key_tiles_of(const key_band &band, int begin, int end)
 {
     const int lo = max(min(begin + band.lo, band.Sk), 0), hi = max(min(end - 1 + band.hi, band.Sk), lo);

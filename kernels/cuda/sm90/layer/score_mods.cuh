@@ -94,8 +94,8 @@ DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale,
 
 /* Computes tanh(x ln 2 / 2) = 1 - 2 / (1 + 2^x) of four numbers with one division, because divisions and powers take
  * most of a softcap's time. x is limited to 30, where tanh is 1 to the last bit, so that the product of four factors
- * stays finite. A NaN becomes 1, and does not change the other three results; its P is NaN all the same, because the
- * row's lse is NaN. The error is below 3e-7. */
+ * stays finite. A NaN becomes 1, and does not change the other three results; P of its pair still becomes NaN, because
+ * the row's lse is NaN. The error is below 3e-7. */
 DEVICE void tanh_of_four(float (&x)[4])
 {
     float d[4];

@@ -42,7 +42,7 @@ template <class X> struct mass_memory {
 
 /* The work tiles of a problem: per_head tiles of keys for each of `heads` query heads of the whole batch. */
 struct mass_order {
-    int per_head, heads, first, end; /* this launch computes work tiles first to end - 1 */
+    int per_head, heads, first, end; /* this launch computes work tiles `first` to `end` - 1 */
     /* true: work tiles differ in length, and the longest (those of the first keys) come first */
     bool uneven;
 };
@@ -53,7 +53,7 @@ struct mass_tile {
     head_args x;
     int j0, j1, shown; /* shown: the keys from this number on have no element in key_mass */
     int i0, i1;
-    int first, count; /* this work tile has the tiles of queries first to first + count - 1 */
+    int first, count; /* this work tile has the tiles of queries `first` to `first` + `count` - 1 */
 };
 
 DEVICE mass_tile mass_tile_of(const cuda_args &a, const mass_order &order, int t)

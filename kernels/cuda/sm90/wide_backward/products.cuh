@@ -142,7 +142,7 @@ template <int COLUMNS> struct product_loader {
         y.sums = block * per_block + n;
         const key_band band = band_of(g, s);
         const int last_key = min(j0 + ROWS, band.Sk) - 1, base = first_row_tile(g, b);
-        int first = 0, last = 0; /* steps first to last - 1 (64 queries each) see at least one of the keys */
+        int first = 0, last = 0; /* steps `first` to `last` - 1 (64 queries each) see at least one of the keys */
         if (last_key >= j0) {
             first = max(j0 - band.hi + 1, 0) / STEP;
             last = max((min(last_key - band.lo + 1, Sq) + STEP - 1) / STEP, first);

@@ -146,7 +146,8 @@ bool plan_kept(const cuda_chip *chip, attn_plan *plan)
     if (d.packed && (p->mask_startend_rows.rank || p->keep_mask.rank || p->bias.rank)) return false;
     /* A bias such as -3.4e38 on all keys of a row makes the row's lse huge. This backward leaves such a row, and all
      * keys that the row sees, to kernels that compute rows one by one. sm80/wide_backward.cu does the same. For
-     * narrower heads sm80/backward.cu computes such rows by tiles, so it takes all problems with a bias. */
+     * narrower heads sm80/backward.cu computes such rows by tiles. Problems with a bias and narrower heads are
+     * therefore left to it. */
     if (p->bias.rank && !wide) return false;
     if (p->keep_mask.rank && (d.B * d.H > 65535 || attn_tiles(d.Sq, KIND_ROWS) > 65535)) return false;
     const kept_layout x = layout_of(p, g);
