@@ -1,10 +1,10 @@
 /* backward_256.cu: flash attention backward for Hopper, head dims from 129 to 256.
  *
- * dK and dV of 64 keys take 128 registers each in a warpgroup's threads, and dQ of a tile would take another 64. They
- * do not fit into a block of 128 keys (backward.cu), and with 64 keys per block the additions to dQ take longer than
- * all products. Blocks of keys therefore compute dK and dV and store dS in global memory, 16 bits per element. Blocks
- * of queries compute dQ from it. No sum leaves its registers before it is complete, and nothing is added in memory: all
- * gradients are deterministic.
+ * dK and dV of 64 keys take 128 registers each in a warpgroup's threads, and dQ of a tile would take another 64. These
+ * sums do not fit into the registers of a block of 128 keys (backward.cu). With 64 keys per block, the additions to dQ
+ * would take longer than all products. Blocks of keys therefore compute dK and dV and store dS in global memory, 16
+ * bits per element. Blocks of queries compute dQ from dS. No sum leaves its registers before it is complete, and
+ * nothing is added in memory: all gradients are deterministic.
  *
  *   keys        A block owns 64 keys and goes over tiles of 64 queries, for every head of the group. The two consumers
  *               divide the products between them. They exchange P, 8 KB in two stages of shared memory:
@@ -23,10 +23,10 @@
  *   queries     (backward_256_kept.cuh) A block owns 128 queries: dQ = dS K.
  *
  * The memory for dS is limited to 520 MiB of the workspace (KEPT_BYTES), so the heads are processed in parts: for each
- * part the blocks of keys run first, then the blocks of queries. dS is not stored where one key/value head's dS exceeds
- * the limit, in packed problems, with seqlens_q, and where dQ, or both dK and dV, are not wanted. In these cases blocks
- * of queries compute S and dP again (backward_256_dq.cuh), which costs seven products instead of five. The bits of dQ
- * are the same with and without stored dS, because dS is always computed from the rounded P.
+ * part the blocks of keys run first, then the blocks of queries. dS is not stored if dS of one key/value head exceeds
+ * the limit, in packed problems, with seqlens_q, if dQ is not wanted, and if neither dK nor dV is wanted. In these
+ * cases blocks of queries compute S and dP again (backward_256_dq.cuh), which costs seven products instead of five. The
+ * bits of dQ are the same with and without stored dS, because dS is always computed from the rounded P.
  *
  * Elements past the end of a tensor arrive as zeros (tma.cuh). In packed problems, or with lengths, rows past the end
  * of a sequence belong to another sequence or to padding. Such rows are set to zero in shared memory, because P = 0

@@ -33,19 +33,19 @@
  *
  * The grid is one block per multiprocessor. A block works through tiles of keys, which are claimed in order
  * (scheduler.cuh). The next tile's K is loaded to where V was, because V's last product is a round earlier than K's.
- * The next V is loaded to where K was. dV is written while the product of the last dQ runs, dK while the next V is
- * loaded.
+ * The next V is loaded to where K was. dV is written while the product of the last dQ runs, and dK is written while the
+ * next V is loaded.
  *
  * At D = 128, at both ends of the range of queries that a block visits, one consumer's keys may be hidden from a tile
  * of 64 queries while the other consumer's keys are not. The consumer whose keys are hidden skips such a round and
  * leaves the tensor cores to the other consumer.
  *
  * dQ is added to float32 sums in global memory by TMA (cp.reduce.async.bulk), in the order of sm80/backward_steps.h.
- * The sums need not be zeroed: the first block at a part of the sums stores it, and all later blocks add to it (see
- * sender). Blocks that see the same queries begin with different query tiles, so that they seldom wait for a first
- * store. Where these waits would cost more than writing zeros (wants_zeros()), the kernel of backward_prepare.cuh,
- * which runs beside this one, writes zeros. Blocks that find no more tiles of keys compute dQ from the sums
- * (backward_dq.cuh).
+ * The sums need not be zeroed: the first block that has dQ for some of the sums stores it there, and all later blocks
+ * add to it (see sender). Blocks that see the same queries begin with different query tiles, so that they seldom wait
+ * for a first store. Where these waits would cost more than writing zeros (wants_zeros()), the kernel of
+ * backward_prepare.cuh, which runs beside this one, writes zeros. Blocks that find no more tiles of keys compute dQ
+ * from the sums (backward_dq.cuh).
  *
  * Elements past the end of a tensor arrive as zeros (tma.cuh). In packed tensors, or with lengths, rows past the end of
  * a sequence belong to another sequence or to padding. Such rows are set to zero in shared memory, because 0 times NaN

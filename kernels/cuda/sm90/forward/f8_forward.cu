@@ -10,13 +10,13 @@
  *   P        A thread's accumulator holds columns 2q, 2q + 1 of each 8 columns, but an operand A in registers needs 4
  *            neighbouring columns. P stays in its registers: the keys of V^T are stored in the order in which these
  *            registers hold P.
- *   range    e4m3 reaches from 2^-9 to 448. P is 2^SHIFT = 256 where a row's score is its maximum m: exactly, so that
- *            the key with the largest weight is not rounded. (In forward_tiles.cuh m may be below the maximum. Here
- *            P of the key with the largest weight would then be rounded, and errors of out would reach 4.3e-2, where
- *            4e-2 is allowed.) The division by l, the sum of P, removes the factor 256. l adds P before P is rounded,
- *            except where products compute l.
+ *   range    e4m3 reaches from 2^-9 to 448. P is exactly 2^SHIFT = 256 where a row's score is its maximum m, so that P
+ *            of the key with the largest weight is not rounded. (In forward_tiles.cuh m may be below the maximum. Here
+ *            that P would then be rounded, and errors of out would reach 4.3e-2, where 4e-2 is allowed.) The division
+ *            by l, the sum of P, removes the factor 256. l is the sum of P before rounding, except in shapes whose
+ *            products compute l.
  *   sums     An e4m3 product keeps 14 bits of its sums: terms below 2^-13 of the sum so far are lost. After 8192 equal
- *            keys, further ones would not count. Therefore, after every PROMOTED keys, O is added in float32 to sums in
+ *            keys, further keys would not count. Therefore, after every PROMOTED keys, O is added in float32 to sums in
  *            shared memory, and the next product starts from 0. At D = 128 a product computes l too, and l loses what O
  *            loses: see counted().
  *   scores   For the same reason, a score has an error of about 2^-13 of its largest product. Where scores are around

@@ -42,11 +42,11 @@
  * For float8, the kernel widen first converts q, k and v to bfloat16. The scales of q and k multiply the scores' scale,
  * and the scale of v multiplies the factor that divides O by l.
  *
- * If some rows see a key whose V has a NaN or infinity and other rows do not, the product multiplies it by P = 0 for
- * the other rows, which gives NaN. Therefore a warp whose result is not finite sets a flag. At its end the block
- * computes the flagged work tiles again, with zeros in place of NaN and infinity. Rows that do not see these values are
- * then correct, to the bit. Rows that see them are computed one by one by the same block (repair_own_rows), because a
- * separate kernel would begin later.
+ * Some rows may see a key whose V has a NaN or infinity while other rows do not. For the other rows the product
+ * multiplies that value by P = 0, which gives NaN. Therefore a warp whose result is not finite sets a flag. When no
+ * work tile is left, the block computes its flagged work tiles again, with zeros in place of NaN and infinity. Rows
+ * that do not see these values are then correct, to the bit. Rows that see them are computed one by one by the same
+ * block (repair_own_rows), because a separate kernel would begin later.
  *
  * In packed tensors, K and V past the end of a sequence belong to the next sequence. The scores of these keys are
  * masked, and their rows of V are set to zero in shared memory.

@@ -11,8 +11,8 @@
  * Within each 16 keys, V^T has the keys in the order in which the accumulators hold P, so that P can be an operand
  * without a change: position 16u + 4q + e holds key 16u + 8 (e / 2) + 2q + e % 2.
  *
- * A NaN in V would make rows NaN that do not see it, because 0 * NaN is NaN. Therefore V^T has a zero in its place, and
- * the unit's mark records that. (float8_e4m3fn has no infinities.) */
+ * A NaN in V would also make those rows NaN that do not see its key, because 0 * NaN is NaN. Therefore V^T has a zero
+ * in its place, and the unit's mark records that. (float8_e4m3fn has no infinities.) */
 #ifndef ATTN_SM90_TRANSPOSE_V_CUH
 #define ATTN_SM90_TRANSPOSE_V_CUH
 

@@ -1,4 +1,4 @@
-/* latent.cu: multi-head latent attention for Hopper: few queries of many heads, and one key/value head. Its values are
+/* latent.cu: multi-head latent attention for Hopper: few queries of many heads, and one key/value head. The values are
  * the first 512 of the keys' 576 columns, in the same memory. Keys may lie in one piece or in pages.
  *
  * Each byte of K is read once, for both products. A block has 64 rows (row r is query r / H of head r % H) and visits
@@ -26,8 +26,8 @@
  * released together with the half that the other warpgroup multiplies by P. Halves are released, and then requested
  * again, in this order: left half of stage 0, right half of stage 0, right half of stage 1, left half of stage 1. A
  * quarter of the time for two tiles lies between two releases. The left warpgroup multiplies before it passes P0 on,
- * and issues only the scores of two boxes (64 columns each) after its last product, so that it releases its halves
- * early.
+ * and after its last product it issues only the score products of two boxes (64 columns each). Therefore it releases
+ * its halves early.
  *
  * The product that computes scores of 64 keys reads both operands at the full bandwidth of shared memory, but arriving
  * tiles and P need bandwidth too. Each consumer therefore keeps the last KEPT boxes of Q in registers.

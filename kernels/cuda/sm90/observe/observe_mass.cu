@@ -1,4 +1,5 @@
-/* observe_mass.cu: the pass of an observe that computes key_mass (the sum of each key's probabilities), by wgmma.
+/* observe_mass.cu: the pass of an observe (statistics of attention weights) that computes key_mass (the sum of each
+ * key's probabilities), by wgmma.
  *
  * A work tile is BN keys of one query head. A block computes one work tile after the other. Three consumer warpgroups
  * share the tiles of 64 queries that see these keys: consumer w has tiles w, w + 3, ... Each consumer has its own ring

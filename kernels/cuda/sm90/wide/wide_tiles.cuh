@@ -1,11 +1,12 @@
 /* wide_tiles.cuh: flash attention forward for Hopper with head sizes above 256. The table in wide.cu says which problem
  * takes which shape.
  *
- * A work tile is 64 queries of one head and all keys that they see, visited in tiles of 64 keys from the last to the
- * first, and DVC boxes of 64 columns of out. O does not fit into the registers of one warpgroup. Therefore each of two
- * consumer warpgroups accumulates half of these columns. The left-hand consumer computes the scores of tiles 0, 2, 4,
- * .. in the order of the visit, the right-hand consumer those of tiles 1, 3, 5, .. Each consumer passes its P to the
- * other. The softmax of one consumer thus runs during products of the other (as in latent.cu):
+ * A work tile is 64 queries of one head, and DVC boxes of 64 columns of their out. A block visits all keys that these
+ * queries see, in tiles of 64 keys from the last to the first. O does not fit into the registers of one warpgroup.
+ * Therefore each of two consumer warpgroups accumulates half of the columns. The left-hand consumer computes the
+ * scores of tiles 0, 2, 4, .. in the order of the visit, the right-hand consumer those of tiles 1, 3, 5, .. Each
+ * consumer passes its P to the other. The softmax of one consumer thus runs during products of the other (as in
+ * latent.cu):
  *
  *     left                                          right
  *       S0 = Q K0^T                                   S1 = Q K1^T

@@ -6,8 +6,8 @@
  *     dP = dO V^T,   in steps of 64 columns of Dv          dS = P (dP - delta)       to memory, 16 bits
  *
  * Every mask and every option of scores is applied here, and nowhere else. The products of a pair take 16 D + 16 Dv
- * clocks of the tensor cores; its 32768 exponentials take 2048 clocks. The right-hand consumer begins some stages later
- * than the left-hand one, so that each consumer's exponentials run beside products of the other.
+ * clocks of the tensor cores; its 32768 exponentials take 2048 clocks. The right-hand consumer begins some stages
+ * (buffers) later than the left-hand one, so that each consumer's exponentials run beside products of the other.
  *
  * dS is computed from P as it is kept, rounded to 16 bits. A pair with P = 0 has dS = 0, so that NaN in a hidden row of
  * V or dO has no effect. */

@@ -9,7 +9,7 @@
  *   products_of_part    (products.cuh) dQ of the part's queries, and the part's terms of dK and dV
  *
  * P and dS are in memory for one part at a time, and take at most KEPT_LIMIT bytes. A part has several heads if these
- * fit, or else some of the queries of one head. No sum is added in memory by two blocks: all gradients are
+ * fit, or else some of the queries of one head. No two blocks add to the same sum in memory, so all gradients are
  * deterministic. */
 #include "kernels/cuda/sm80/option_gradients.h"
 #include "kernels/cuda/sm90/wide_backward/products.cuh"
