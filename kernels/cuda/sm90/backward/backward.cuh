@@ -227,7 +227,7 @@ DEVICE void differences_of_rounded(uint32_t (&P)[BM / 16][4], const float (&dP)[
     }
 }
 
-/* ---- Computing rows again whose results are not finite ----------------------------------------------------------- */
+/* ---- Recomputing rows whose results are not finite --------------------------------------------------------------- */
 
 /* Recomputes dK and dV of the 16 keys of warp n of a block, key by key. It is called if one of these gradients is not
  * finite. */

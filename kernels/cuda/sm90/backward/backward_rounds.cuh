@@ -77,13 +77,14 @@ struct plan {
     /* number of units of queries (32 or 64 queries of one head) of all heads, and of one key/value head */
     int units, units_of_head;
     bool out_in_pieces; /* true: rows of `out` can be read in pieces of 16 bytes (rows of dO always can) */
-    /* one word per tile of 64 queries and consumer: state of the sum of dQ (struct sender); NULL: dQ is not wanted */
+    /* the state of the sums of dQ (see struct sender): for each tile of 64 queries, one word per consumer; NULL: dQ is
+     * not wanted */
     uint32_t *begun;
     /* [key/value head]: number of parts of dQ that are added to the sums; each tile of keys adds two parts, one per
      * consumer */
     uint32_t *done;
-    /* number of units of queries (32 or 64 queries of one head) that warps have claimed to compute their dQ, see
-     * dq_writer */
+    /* number of units of queries (32 or 64 queries of one head) that warps have claimed; they compute dQ of these
+     * queries, see dq_writer */
     int *claimed;
     /* true: this launch writes dQ, because dQ is wanted and the launch computes the last share of the tiles of keys */
     bool makes_dq;
@@ -153,7 +154,7 @@ DEVICE head_tile keys_of(const plan &p, int t)
     return at;
 }
 
-/* ---- The order of a block's rounds ------------------------------------------------------------------------------- */
+/* ---- The order of a block's rounds (tiles of queries) ------------------------------------------------------------ */
 
 /* Shortens the range of query tiles of x: removes tiles at both ends that FlashMask hides in all heads of the group.
  * This is faster than testing each tile in round_walk. */
@@ -365,11 +366,11 @@ template <class X> struct loader {
 };
 
 /* For each consumer, one warp sends the consumer's parts of dQ to the sums in global memory: the warp's first lane
- * makes TMA add them. Unless the sums were zeroed, the first block at a sum stores its part, and other blocks wait for
- * the store before they add. A word of p.begun has the state of a sum. 0: no block has come. 1: a block is storing.
- * PART_THERE: other blocks may add. With `deterministic` the word counts the additions, and each block waits for its
- * turn. The sender waits for the word while the consumer computes the part, and sets it while the consumer computes the
- * next part. */
+ * makes TMA add them. Unless the sums were zeroed, the first block that has a part of a sum stores this part, and other
+ * blocks wait for the store before they add their parts. A word of p.begun has the state of a sum. 0: no block has
+ * come. 1: a block is storing. PART_THERE: other blocks may add. With `deterministic` the word counts the additions,
+ * and each block waits for its turn. The sender waits for the word while the consumer computes the part, and sets it
+ * while the consumer computes the next part. */
 template <class X> struct sender {
     const cuda_args &a;
     const plan_of<X> &p;

@@ -47,12 +47,12 @@ namespace {
 
 typedef __nv_bfloat16 bf16;
 
-/* ---- Shapes of kernel instances; the table at the end of this file says which problem takes which ---------------- */
+/* ---- Shapes of kernel instances; the table at the end of this file says which problem takes which shape ---------- */
 
 /* A promotion adds O to sums in shared memory, because a sum of products loses accuracy with each key (up to 2^-13 of
- * itself). PROMOTED: the most keys between two promotions where products do not compute l. PROMOTED_COUNTED: the most
- * keys where products also compute l. Measured errors: kernels/MEASUREMENTS.md (float8 forward: changes 22, 25). SHIFT:
- * P is 2^SHIFT where a row's score is its maximum. */
+ * itself). PROMOTED: the most keys between two promotions in shapes whose products do not compute l. PROMOTED_COUNTED:
+ * the same in shapes whose products also compute l. Measured errors: kernels/MEASUREMENTS.md (float8 forward: changes
+ * 22, 25). SHIFT: P is 2^SHIFT where a row's score is its maximum. */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
 /* The shape of a kernel instance. D: the largest head size. C: number of consumers, with 64 rows each. BN: keys per
@@ -240,7 +240,8 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* Loads tile j of V^T. V^T is known to be ready from the block of keys number `ready` on. */
+    /* Loads tile j of V^T, and waits before that until it is ready. V^T is known to be ready from block of keys `ready`
+     * on, and `ready` is updated. */
     DEVICE void load_V(int j, int hk, int b, int &ready)
     {
         if (j * BN / KEYS < ready) ready = await_units(p.transpose, b * p.transpose.Hk + hk, j * BN / KEYS, ready);
@@ -278,7 +279,7 @@ template <class X> struct tile_loader {
     }
 };
 
-/* ---- A warpgroup that multiplies (consumer), and sums of more than PROMOTED keys --------------------------------- */
+/* ---- A warpgroup that multiplies (consumer), and its promoted sums in shared memory ------------------------------ */
 
 DEVICE float low_bf16(uint32_t pair)
 {
@@ -560,7 +561,7 @@ template <class X> struct attention {
         if (many) promoted.add_to(O, state.l, sums, state, x.c, me.lane);
     }
 
-    /* Returns the bits of repair_note::rows for rows with huge scores, and V_NAN if V had a NaN. */
+    /* Returns bits of repair_note::rows: those of rows with huge scores, and V_NAN if V had a NaN. */
     DEVICE uint32_t rows_to_repair(const softmax &state, const work_tile &x) const
     {
         const shifted_reference<SHIFT> reference = { x.c };
@@ -636,7 +637,7 @@ template <class X> struct attention {
     }
 };
 
-/* ---- Computing rows again, and helping to transpose V ------------------------------------------------------------ */
+/* ---- Recomputing rows, and helping to transpose V ---------------------------------------------------------------- */
 
 /* Recomputes, one by one, the rows for which this warp has written a repair_note: rows with huge scores, and rows that
  * see a NaN. If the function were inlined, or the loop over work tiles did not end by a vote (__any_sync), ptxas would

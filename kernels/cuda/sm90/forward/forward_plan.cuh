@@ -15,10 +15,10 @@ namespace {
 
 const int LEAST_BN = 64; /* the smallest number of keys per tile of any shape */
 
-/* Work tiles of different lengths are ordered in sections (see ending_order). A section is a group of heads whose K and
- * V have FEW_KEYS_SECTION bytes together if there are fewer than MANY_KEYS keys, and SECTION bytes otherwise. Below
+/* Work tiles of different lengths are ordered in sections, which are groups of heads (see ending_order). K and V of a
+ * section have FEW_KEYS_SECTION bytes if there are fewer than MANY_KEYS keys, and SECTION bytes otherwise. Below
  * MANY_KEYS keys all blocks begin with different heads at the same time, and small sections spread the blocks' reads
- * from memory. Longer sequences read less memory in a given time. */
+ * from memory. With longer sequences, blocks read less memory in a given time. */
 const int MANY_KEYS = 2048;
 const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
 
@@ -67,8 +67,8 @@ struct __align__(16) work_tile
     /* nonfinite_to_zero = 1: the work tile is computed a second time, with zeros in place of each infinity and NaN
      * in V */
     int q_start, k_start, index, nonfinite_to_zero;
-    /* with FlashMask or keep_mask: number (0 or 1) of the list, in shared memory, of the key tiles that this work tile
-     * sees */
+    /* with FlashMask or keep_mask: which of the two lists in shared memory (0 or 1) has the key tiles that this work
+     * tile sees */
     int list;
     /* in forward_split.cu: `split` is the number of this split of the rows' keys, `splits` is the number of splits, and
      * `length` is the number of key tiles per split */

@@ -896,7 +896,7 @@ template <typename T, class X> struct attention {
     }
 
     /* Moves `work` on to the first work tile in which this warpgroup's rows see keys. Stores the results of the work
-     * tiles that it passes. Returns false if no such work tile is left. */
+     * tiles that it skips. Returns false if no such work tile is left. */
     DEVICE bool pass_unseen(next_work &work)
     {
 #pragma unroll 1

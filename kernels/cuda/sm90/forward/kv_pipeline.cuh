@@ -4,8 +4,8 @@
  *         all other warps.
  *   Q     Each consumer gets 64 rows of Q. It releases them after their product with the last keys.
  *   K, V  There is one ring of K tiles and one of V tiles. Both continue from one work tile to the next. K is requested
- *         one tile of keys ahead of V, because a consumer issues S = Q K^T of a tile before O += P V of the tile
- *         before.
+ *         one tile of keys ahead of V, because a consumer issues S = Q K^T of a tile before O += P V of the previous
+ *         tile.
  *
  * The template parameter SM is the block's shared memory, with the members Q[C], K[STAGES], V[STAGES], `bars`,
  * `work` and parts[C]. */
@@ -158,7 +158,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         v.next();
     }
 
-    /* Releases the buffer of K at this consumer's ring position, whose tile this warpgroup does not multiply. */
+    /* Releases the next buffer of K in the ring. This warpgroup does not multiply the tile in that buffer. */
     DEVICE void pass_K()
     {
         this->pass_turn();

@@ -43,8 +43,8 @@ ATTN_HD bool has_splits(const split_rule &r, int Sq, int Sk)
     return Sq <= r.most_queries && Sk >= r.least_keys && Sq <= Sk / 4;
 }
 
-/* Returns the largest number of splits of a work tile of a sequence with Sq queries and Sk keys, or 0 if the keys are
- * not split. More keys never have fewer splits. */
+/* Returns the largest number of splits of a work tile, or 0 if the keys are not split. The work tile belongs to a
+ * sequence with Sq queries and Sk keys. A sequence with more keys never has fewer splits. */
 ATTN_HD int split_count(const split_rule &r, int Sq, int Sk)
 {
     if (!has_splits(r, Sq, Sk)) return 0;
@@ -67,8 +67,8 @@ ATTN_HD int split_length(const split_rule &r, int Sq, int Sk)
 /* Returns the rule for a problem that sm90_forward takes. */
 split_rule split_rule_of(const attn_plan *plan);
 
-/* split_part_of() returns whether forward_split.cu computes all sequences of the problem, or some (with lengths in
- * device memory), or none. */
+/* split_part_of() returns whether forward_split.cu computes all sequences of the problem, some of them (if their
+ * lengths are in device memory), or none. */
 enum split_part : uint8_t { SPLITS_NONE, SPLITS_SOME, SPLITS_ALL };
 split_part split_part_of(const split_rule &r, const attn_geometry &g);
 

@@ -30,8 +30,8 @@ enum { THERE = 1, THERE_NONFINITE = 3 };
 
 struct transpose_plan {
     const uint8_t *V;
-    /* batch, head, row: strides of V in bytes. sweep: distance in bytes from the rows of V that a warp requests at a
-     * time to the rows that it requests next */
+    /* batch, head, row: strides of V in bytes. sweep: a warp requests some rows of V at a time, and this is the
+     * distance in bytes to the rows that it requests next */
     int64_t batch, head, row, sweep;
     uint8_t *to; /* V^T, a dense tensor [B, Hk, Dv, pitch] */
     int64_t to_head, pitch;

@@ -275,7 +275,7 @@ DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int wi
     else store_rows<T, D>((T *)to.data + place, to.row, count, width, sums, rest...);
 }
 
-/* ---- Computing rows again whose results are not finite ----------------------------------------------------------- */
+/* ---- Recomputing rows whose results are not finite --------------------------------------------------------------- */
 
 /* Scans flags and repairs rows. A flag stands for the 16 rows of a work tile that one warp computed, or in latent.cu
  * for one row. A warp reads 32 flags at a time: each lane calls flag(n), which returns flag n. For each flag that is

@@ -9,7 +9,7 @@
 
 #include "kernels/cuda/sm90/layer/scheduler.cuh"
 
-/* ---- Masks that leave a band of keys: causal, window, lengths ---------------------------------------------------- */
+/* ---- Masks that let a row see a band of keys: causal, window, lengths -------------------------------------------- */
 
 /* Sets scores to -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see the key. The tile's keys
  * begin at j0, and all rows see the first FIRST keys. RIGHT_ONLY: the mask hides no key on the left. Row r belongs to

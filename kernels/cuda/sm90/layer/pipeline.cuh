@@ -16,7 +16,7 @@
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 #include "kernels/cuda/sm90/layer/tma.cuh"
 
-/* ---- Pairs of barriers: a buffer is full, a buffer is empty ------------------------------------------------------ */
+/* ---- Pairs of barriers, `full` and `empty`, for each buffer ------------------------------------------------------ */
 
 /* The barriers of a ring of STAGES buffers, in shared memory. */
 template <int STAGES> struct barrier_pairs {

@@ -2,8 +2,8 @@
  * operand in registers.
  *
  * An operand's function step(k) returns the descriptor of the product's step number k. A step is 32 bytes of each row
- * of a K-major operand, or 16 rows of an MN-major one. The functions that multiply only issue and commit a product.
- * Call retire() before reading the product's sums. */
+ * of a K-major operand, or 16 rows of an MN-major one. The functions that multiply issue and commit a product, but
+ * do not wait for it. Call retire() before reading the product's sums. */
 #ifndef ATTN_SM90_PRODUCTS_CUH
 #define ATTN_SM90_PRODUCTS_CUH
 

@@ -76,9 +76,9 @@ struct head_mods {
 };
 
 /* Makes the head_mods of a head. If q and k have scales, `scale` includes them and may be 0, negative or tiny. With
- * softcap, `scale` becomes a factor of cap. Without softcap, it becomes a factor of c, by which the softmax multiplies
- * scores. If it is negative, or the head has an ALiBi slope, the scores themselves are multiplied by `scale` instead,
- * because the slope divided by a tiny scale might be infinite. */
+ * softcap, `scale` becomes a factor of cap. Without softcap, `scale` becomes a factor of c, by which the softmax
+ * multiplies scores. If `scale` is negative, or the head has an ALiBi slope, the scores themselves are multiplied by
+ * `scale` instead, because the slope divided by a tiny scale might be infinite. */
 DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale, bool scaled, lazy_reference &reference)
 {
     head_mods y;

@@ -177,7 +177,7 @@ DEVICE int column_of_fold(int lane, int n)
     return at / 2 * 8 + lane % 4 * 2 + at % 2;
 }
 
-/* Writes the sums of a work tile's keys. `sums` has the sums of each warp. If it is NULL, no query sees a key, and
+/* Writes the sums of a work tile's keys. `sums` has the sums of each warp. If `sums` is NULL, no query sees a key, and
  * zeros are written. The first consumer calls this. */
 template <class X> DEVICE void store_mass(const cuda_args &a, const mass_tile &k, const float (*sums)[BN])
 {

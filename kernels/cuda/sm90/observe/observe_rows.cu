@@ -63,8 +63,8 @@ template <class X> struct rows_memory {
 struct own_tiles {
     int first, last, number, blocks;
 
-    /* Returns the first tile of keys, from number n on, that this block computes. If the result is not below `last`,
-     * there is none. */
+    /* Returns the number of the first tile of keys, from tile n on, that this block computes. If the result is not
+     * below `last`, there is none. */
     DEVICE int from(int n) const
     {
         const int of_chunk = OBSERVE_CHUNK / BN;

@@ -62,7 +62,7 @@ struct kept_maps {
     CUtensorMap Q_step, K_step, dO_step; /* tensor maps of products_of_part: a box has STEP queries or keys */
 };
 
-/* ---- Where row tiles are ----------------------------------------------------------------------------------------- */
+/* ---- Row tiles: their queries, and the keys that these see ------------------------------------------------------- */
 
 /* What a block needs to know of a row tile (ROWS queries of one query head). */
 struct row_tile {
@@ -127,7 +127,7 @@ DEVICE uint16_t *kept_at(const kept_plan &p, int head, int row, int first, int k
     return p.kept + (((int64_t)head * p.part.rows + row - p.part.row) * p.width + key_tile - first) * TILE;
 }
 
-/* ---- The pipeline of a block ------------------------------------------------------------------------------------- */
+/* ---- The pipeline of a block: shared memory and barriers --------------------------------------------------------- */
 
 /* Shared memory of a block. FIRST and SECOND: how many elements of the first and of the second operand a buffer holds.
  * WORK: the type that describes a piece of work; the producer writes such a description before it fills the first
