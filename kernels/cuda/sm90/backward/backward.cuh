@@ -19,8 +19,8 @@
 
 namespace {
 
-/* CONSUMERS: number of threads of both consumer warpgroups. ZERO_BARRIER: the named barrier at which they meet in
- * zero_rows() */
+/* CONSUMERS: number of threads of both consumer warpgroups. ZERO_BARRIER: the named barrier at which these threads meet
+ * in zero_rows(). */
 enum { CONSUMERS = 256, ZERO_BARRIER = 12 };
 
 /* ---- A block of keys --------------------------------------------------------------------------------------------- */
@@ -33,11 +33,11 @@ struct maps {
 struct block_place {
     attn_sequence s;
     int t; /* number of this tile of keys in the order in which blocks claim tiles */
-    /* index of the key/value head, counted over all batch rows (in packed problems, within its sequence) */
+    /* index of the key/value head, counted over all batch rows (a packed problem has one batch row) */
     int head;
     int b, hk, j0;
     int rows; /* number of rows of dk and dv to write; with seqlens_k, rows of padding are included and get zeros */
-    int first, last; /* query tiles first to last - 1 see at least one of the tile's keys */
+    int first, last; /* query tiles `first` to `last` - 1 see at least one of the tile's keys */
     /* the query tile with which the block begins; after tile last - 1 the block goes on with tile `first`, so that it
      * visits all tiles */
     int begin;
@@ -73,8 +73,8 @@ DEVICE attn_sequence sequence_without_padding(const attn_geometry &g, int b)
 }
 
 /* Fills x, the description of a tile of keys. `at` names a key/value head and one of its tiles of keys. In packed
- * problems, tiles are counted over the keys of all sequences. x is an argument and not a result, because the calling
- * thread has few registers. */
+ * problems, tiles are counted over the keys of all sequences. x is passed by reference and not returned, because the
+ * calling thread has few registers. */
 template <class X, bool PADDING = true>
 DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &at)
 {
@@ -109,7 +109,7 @@ template <class X> DEVICE block_place key_place_of(const cuda_args &a, const hea
     return x;
 }
 
-/* In query tiles first to last - 1, all queries see all of a consumer's 64 keys, so no score needs a mask. */
+/* In query tiles `first` to `last` - 1, all queries see all of a consumer's 64 keys, so no score needs a mask. */
 struct free_queries {
     int first, last;
 };
@@ -227,9 +227,10 @@ DEVICE void differences_of_rounded(uint32_t (&P)[BM / 16][4], const float (&dP)[
     }
 }
 
-/* ---- Computing rows again whose results are not finite ----------------------------------------------------------- */
+/* ---- Recomputing rows whose results are not finite --------------------------------------------------------------- */
 
-/* Recomputes dK and dV of the 16 keys of warp n of a block, key by key. It is called where they are not finite. */
+/* Recomputes dK and dV of the 16 keys of warp n of a block, key by key. It is called if one of these gradients is not
+ * finite. */
 template <class X> DEVICE void repair_keys_of(const cuda_args &a, const saved &s, const block_place &x, int n)
 {
     const int first = n % (X::BN / 16) * 16;

@@ -1,10 +1,10 @@
 /* backward_256.cu: flash attention backward for Hopper, head dims from 129 to 256.
  *
- * dK and dV of 64 keys take 128 registers each in a warpgroup's threads, and dQ of a tile would take another 64. They
- * do not fit into a block of 128 keys (backward.cu), and with 64 keys per block the additions to dQ take longer than
- * all products. Blocks of keys therefore compute dK and dV and store dS in global memory, 16 bits per element. Blocks
- * of queries compute dQ from it. No sum leaves its registers before it is complete, and nothing is added in memory: all
- * gradients are deterministic.
+ * dK and dV of 64 keys take 128 registers each in a warpgroup's threads, and dQ of a tile would take another 64. These
+ * sums do not fit into the registers of a block of 128 keys (backward.cu). With 64 keys per block, the additions to dQ
+ * would take longer than all products. Blocks of keys therefore compute dK and dV and store dS in global memory, 16
+ * bits per element. Blocks of queries compute dQ from dS. No sum leaves its registers before it is complete, and
+ * nothing is added in memory: all gradients are deterministic.
  *
  *   keys        A block owns 64 keys and goes over tiles of 64 queries, for every head of the group. The two consumers
  *               divide the products between them. They exchange P, 8 KB in two stages of shared memory:
@@ -23,10 +23,10 @@
  *   queries     (backward_256_kept.cuh) A block owns 128 queries: dQ = dS K.
  *
  * The memory for dS is limited to 520 MiB of the workspace (KEPT_BYTES), so the heads are processed in parts: for each
- * part the blocks of keys run first, then the blocks of queries. dS is not stored where one key/value head's dS exceeds
- * the limit, in packed problems, with seqlens_q, and where dQ, or both dK and dV, are not wanted. In these cases blocks
- * of queries compute S and dP again (backward_256_dq.cuh), which costs seven products instead of five. The bits of dQ
- * are the same with and without stored dS, because dS is always computed from the rounded P.
+ * part the blocks of keys run first, then the blocks of queries. dS is not stored if dS of one key/value head exceeds
+ * the limit, in packed problems, with seqlens_q, if dQ is not wanted, and if neither dK nor dV is wanted. In these
+ * cases blocks of queries compute S and dP again (backward_256_dq.cuh), which costs seven products instead of five. The
+ * bits of dQ are the same with and without stored dS, because dS is always computed from the rounded P.
  *
  * Elements past the end of a tensor arrive as zeros (tma.cuh). In packed problems, or with lengths, rows past the end
  * of a sequence belong to another sequence or to padding. Such rows are set to zero in shared memory, because P = 0
@@ -119,7 +119,8 @@ template <typename T, class X> struct half_of_keys {
     const block_place &x;
     consumer<2> me;
     const int rounds;
-    /* tile: the newest tile of queries; h: its query head, counted from the first head that this launch computes */
+    /* tile: the newest tile of queries; h: the query head of this tile, counted from the first head that this launch
+     * computes */
     int tile, h;
     ring<X::STAGES> at;         /* position of the newest tile of queries in the ring of buffers for Q (and dO) */
     ring<X::STAGES_P> handover; /* position in the ring of buffers through which one consumer passes P to the other */
@@ -400,7 +401,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* Recomputes keys one by one, where a warp has set its flag because a row of dK or dV was not finite. */
+/* Recomputes dK and dV of keys one by one, where a warp has set its flag because a row of dK or dV was not finite. */
 template <class X>
 __global__ void __launch_bounds__(128) repair_keys(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
@@ -433,12 +434,13 @@ int64_t query_blocks_of(const attn_dims &d)
 #endif
 const int64_t KEPT_BYTES = ATTN_KEPT_BYTES;
 
-/* Returns kept_tiles::width: the number of tiles of dS for which a pair of tiles of queries has memory. */
+/* Returns kept_tiles::width: two tiles of queries share memory, and this is how many tiles of dS fit into it. */
 int64_t kept_width(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
     const int64_t tiles = query_tiles_per_head(d, QUERY_TILE), keys = key_tiles_per_head(d, KEYS);
-    /* sequences have different lengths, so this function assumes that every tile of queries sees all keys */
+    /* sequences have different lengths, so this function assumes the largest case: every tile of queries sees all
+     * keys */
     if (g.seqlens_k) return 2 * keys;
     const attn_sequence whole = { 0, 0, d.Sq, d.Sk };
     const int64_t align = attn_align(&g, &whole), left = attn_min64(g.left, FAR), right = attn_min64(g.right, FAR);
@@ -473,7 +475,7 @@ kept_part kept_part_of(const attn_plan *plan)
     const int64_t tiles = attn_tiles(query_tiles_per_head(d, QUERY_TILE), 2) * width;
     if (tiles > fit || tiles * g.group > fit) return {};
     const int64_t most = attn_min64(fit / (tiles * g.group), heads);
-    /* number of heads in each part, chosen so that the parts are about equal */
+    /* number of heads in each part (the heads of one launch), chosen so that the parts are about equal */
     const int64_t even = attn_tiles(heads, attn_tiles(heads, most));
     return { even, width, even * tiles * g.group * KEPT_TILE * 2 };
 }
@@ -605,8 +607,8 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     };
     const double seconds = tile_seconds(chip, plan);
     if (!job.kept.heads) code = in_shares(chip, seconds, tiles);
-    /* these launches are not divided into shares, because each takes only a few milliseconds: dS of its heads fits into
-     * KEPT_BYTES */
+    /* these launches are not divided into shares (several launches), because each takes only a few milliseconds: dS of
+     * one launch fits into KEPT_BYTES */
     else if (takes_step(chip, seconds)) code = tiles(chip);
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }

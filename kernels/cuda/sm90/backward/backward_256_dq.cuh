@@ -13,11 +13,11 @@
  *     for n = 1 .. :  issue dQ += dS K[n - 1], dP[n];  wait dQ;  issue S[n];  wait dP, S
  *                     make dS(n)                                                          the other's products
  *                                                                                         meanwhile
- *     dQ of the last;  dQ = scale dQ
+ *     dQ of the last tile;  dQ = scale dQ
  *
  * V and K arrive in one ring: first a tile of V, then the tile of K of the same keys. A tile of V is released when dP
- * is complete, and a tile of K when dQ is complete. At D = 256 the ring has three stages, which leaves a tile about one
- * round of time to arrive. */
+ * is complete, and a tile of K when dQ is complete. At D = 256 the ring has three stages, so that a tile
+ * has about the time of one round to arrive. */
 #ifndef ATTN_SM90_BACKWARD_256_DQ_CUH
 #define ATTN_SM90_BACKWARD_256_DQ_CUH
 
@@ -82,8 +82,9 @@ struct plan {
     uint8_t *nonfinite, *nonfinite_queries;
 };
 
-/* Returns tile t, counted over the tiles of all `heads` heads. The heads are computed in parts, and `order` is the
- * order of tiles within one part. The last part may have fewer heads than the others. */
+/* Returns tile t, counted over the tiles of all `heads` heads. The heads are divided into parts that are computed one
+ * after the other, and `order` is the order of tiles within one part. The last part may have fewer heads than the
+ * others. */
 DEVICE head_tile tile_of_parts(tile_order order, int heads, int t)
 {
     const int part = t / order.tiles, before = part * order.heads;
@@ -110,8 +111,8 @@ struct query_place {
     key_tiles keys; /* tiles of keys that at least one query of the tile sees */
 };
 
-/* Returns the description of tile t of the order. The last tiles of a head come first, because under a causal mask they
- * see most keys. */
+/* Returns the description of tile t of the order. The last tiles of a head come first, because under a causal mask
+ * these tiles see most keys. */
 DEVICE query_place query_place_of(const cuda_args &a, const plan &p, int t)
 {
     const attn_geometry &g = a.g;

@@ -9,8 +9,8 @@
 
 namespace {
 
-/* Recomputes the queries of a unit (32 or 64 queries of a head) one by one. It is called where their dQ is not
- * finite. */
+/* Recomputes dQ of the queries of a unit (32 or 64 queries of a head), one query at a time. It is called if dQ of the
+ * unit is not finite. */
 template <class X> static __device__ __noinline__ void repair_queries_of(const cuda_args &a, const saved &s, int n)
 {
     const query_unit x = query_unit_of<X>(a, n);
@@ -31,8 +31,8 @@ template <typename T, class X> struct dq_writer {
         for (int next = claim_unit();;) {
             const int n = __shfl_sync(0xffffffff, next, 0);
             if (n >= p.units) return;
-            /* claim the next unit of queries before the present one is computed, because the atomic operation takes
-             * time */
+            /* claim the next unit of queries (32 or 64 queries of a head) before the present one is computed, because
+             * the atomic operation takes time */
             next = claim_unit();
             write(n);
         }

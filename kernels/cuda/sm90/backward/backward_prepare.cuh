@@ -62,8 +62,8 @@ template <typename T, class X> struct preparer {
     {
         const query_unit x = query_unit_of<X>(a, n);
         const int rows = max(min((int)x.s.Sq - x.i0, ROWS), 0);
-        /* A unit of queries past the end of the sequence is prepared too if a query of its tile exists, because the
-         * backward loads lse and delta of whole tiles. */
+        /* A unit (32 or 64 queries) past the end of the sequence is prepared too if a query of its tile exists, because
+         * the backward loads lse and delta of whole tiles. */
         if (x.i0 / QUERY_TILE * QUERY_TILE < x.s.Sq) prepare_rows(x, rows);
         __syncwarp();
         if (lane == 0) add_release(p.prepared + n / p.units_of_head, 1);
@@ -73,8 +73,10 @@ template <typename T, class X> struct preparer {
     {
         const attn_view &lse = a.g.view[ATTN_T_lse], &dlse = a.g.view[ATTN_T_dlse];
         const int64_t line = x.s.q_start + x.i0;
-        const int first = x.i0 % QUERY_TILE; /* index of the unit's first query in its tile of queries */
-        /* y: lse, less: dlse of the lane's rows; both are loaded before the products and used after them */
+        const int first = x.i0 % QUERY_TILE; /* index of the first query of this unit (32 or 64 queries) in its tile of
+                                              * queries */
+        /* y: lse of the lane's rows; less: dlse of these rows. Both are loaded before the products and used after
+         * them. */
         float y[ROWS / 32], less[ROWS / 32];
 #pragma unroll
         for (int n = 0; n < ROWS / 32; n++) {
@@ -107,11 +109,12 @@ template <typename T, class X> struct preparer {
             huge |= !(fabsf(y[n]) < ATTN_LSE_MOST) && y[n] != -CUDART_INF_F;
         }
         if (__any_sync(0xffffffff, huge)) part_lse(x, rows);
-        __syncwarp(); /* after this barrier all lanes have read `products`, so the next unit may overwrite it */
+        __syncwarp(); /* all lanes have read `products` after this barrier, so that the warp's next queries may
+                       * overwrite it */
     }
 
-    /* Splits lse into two numbers, lse and rest (saved.rest), for all rows of a unit of queries. It is called only if
-     * some row has a huge lse. */
+    /* Splits lse into two numbers, lse and rest (saved.rest), for all rows of a unit of queries (32 or 64 queries of a
+     * head). It is called only if some row has a huge lse. */
     DEVICE void part_lse(const query_unit &x, int rows) const
     {
         const head_args head = head_args_of(a, x.b, x.h);
@@ -172,8 +175,8 @@ template <typename T, class X> struct preparer {
     }
 };
 
-/* Prepares all units of queries (32 or 64 queries of one head): computes their delta and lse. The warps of all blocks
- * take the units in order, so that neighbouring units go to different multiprocessors. */
+/* Computes delta and lse of all queries, in units of 32 or 64 queries of one head. The warps of all blocks take the
+ * units in order, so that neighbouring units go to different multiprocessors. */
 template <typename T, class X>
 __global__ void __launch_bounds__(PREPARER_THREADS, 1)
     prepare_ahead(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)

@@ -15,7 +15,7 @@ namespace {
 /* The variants of the kernel. Each computes only some of the options, because code for more options costs registers. */
 enum variant {
     PLAIN,
-    CAPPED /* only softcap */,
+    CAPPED /* softcap, and no other option */,
     WITH_OPTIONS,
     WITHOUT_BIAS, /* all options, including keep_mask and dropout (pairs.cuh), but no bias */
     WITH_BIAS     /* all options, including bias, keep_mask and dropout, but no softcap */
@@ -53,7 +53,7 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
 };
 
 enum { NO_ROWS = -1 }; /* value of block_place::rows that means: there are no more tiles */
-/* value of a word of plan.begun: the first block has stored its dQ as the sum, and other blocks may add theirs */
+/* value of a word of plan.begun: the first block has stored its dQ as the sum, so other blocks may add their dQ */
 enum { PART_THERE = 2 };
 /* number of threads that meet at a barrier: a consumer (128 threads) and the warp that sends its dQ (32 threads) */
 enum { HANDING = 128 + 32 };
@@ -77,17 +77,19 @@ struct plan {
     /* number of units of queries (32 or 64 queries of one head) of all heads, and of one key/value head */
     int units, units_of_head;
     bool out_in_pieces; /* true: rows of `out` can be read in pieces of 16 bytes (rows of dO always can) */
-    /* one word per tile of 64 queries and consumer: state of the sum of dQ (struct sender); NULL: dQ is not wanted */
+    /* the state of the sums of dQ (see struct sender): for each tile of 64 queries, one word per consumer; NULL: dQ is
+     * not wanted */
     uint32_t *begun;
     /* [key/value head]: number of parts of dQ that are added to the sums; each tile of keys adds two parts, one per
      * consumer */
     uint32_t *done;
-    /* number of units of queries (32 or 64 queries of one head) that warps have claimed to compute their dQ, see
-     * dq_writer */
+    /* number of units of queries (32 or 64 queries of one head) that warps have claimed; they compute dQ of these
+     * queries, see dq_writer */
     int *claimed;
     /* true: this launch writes dQ, because dQ is wanted and the launch computes the last share of the tiles of keys */
     bool makes_dq;
-    /* option `deterministic`: the tiles of keys of a head are taken, and added to dQ, from the last to the first */
+    /* option `deterministic`: blocks take the tiles of keys of a head from the last to the first, and add to dQ in this
+     * order */
     bool in_order;
     /* true: the first block with dQ for a query tile stores it as the tile's sum, and later blocks add to the sum */
     bool claims;
@@ -152,7 +154,7 @@ DEVICE head_tile keys_of(const plan &p, int t)
     return at;
 }
 
-/* ---- The order of a block's rounds ------------------------------------------------------------------------------- */
+/* ---- The order of a block's rounds (tiles of queries) ------------------------------------------------------------ */
 
 /* Shortens the range of query tiles of x: removes tiles at both ends that FlashMask hides in all heads of the group.
  * This is faster than testing each tile in round_walk. */
@@ -164,11 +166,11 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
     for (int h = from; h <= to; h++) {
         const attn_mask_extremes e =
             p.mask.extremes[((int64_t)x.b * p.mask_heads + h) * p.mask.key_tiles + x.j0 / X::BN];
-        /* rows begin to end - 1 include all query rows that FlashMask leaves visible */
+        /* rows `begin` to `end` - 1 include all query rows that FlashMask leaves visible */
         int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq);
 #pragma unroll
-        /* FlashMask may hide two intervals of queries. One of them may reach the end of the range only after the loop
-         * has cut off the other, so the loop runs twice. */
+        /* FlashMask may hide two intervals of queries. One interval may reach the end of the range only after the loop
+         * has cut off the other interval, so the loop runs twice. */
         for (int n = 0; n < 2; n++) {
             if (e.max.lts <= begin && e.min.lte > begin) begin = min(e.min.lte, end);
             if (e.max.uts <= begin && e.min.ute > begin) begin = min(e.min.ute, end);
@@ -212,8 +214,8 @@ template <class X> struct round_walk {
             if (p.kept.words) {
                 const int some = kinds_of(p.kept, x.b, h, x.j0, tile * X::UNITS, X::UNITS);
                 partly_kept = some & SOME_HIDDEN;
-                /* With `deterministic`, a block waits until a known number of blocks has added its dQ. Skipping a tile
-                 * of queries would change that number. */
+                /* With `deterministic`, a block waits until a known number of blocks has added dQ to this tile of
+                 * queries. Skipping the tile would change that number. */
                 if (!(some & SOME_SEEN) && !p.in_order) return true;
             }
         if (!X::OPTIONS || !p.mask.bounds) return false;
@@ -227,8 +229,8 @@ template <class X> struct round_walk {
 
 /* ---- The warps that load tiles and send dQ (producer) ------------------------------------------------------------ */
 
-/* Adds `parts` to the head's number of parts of dQ that are done. A part is done when it is added to the sums, or if
- * its tile of keys has no rows. */
+/* Adds `parts` to plan::done, the number of finished parts of dQ of the key/value head. A part is finished when it is
+ * added to the sums, or if its tile of keys has no rows. */
 DEVICE void count_done(const plan &p, const block_place &x, uint32_t parts)
 {
     if (p.begun) add_release(p.done + x.head, parts);
@@ -294,7 +296,7 @@ template <class X> struct scheduler {
             if (!round_walk<X>(p, x, (int)a.g.group).there()) x.last = x.first;
         }
         /* Blocks that see the same queries begin at different query tiles. If they began at the same tile, all blocks
-         * would wait until the first of them has stored its sum. */
+         * would wait until the first block has stored its sum. */
         if (x.first == 0 && x.last > 0 && !p.in_order) x.begin = x.j0 / X::BM % x.last;
     }
 };
@@ -364,11 +366,11 @@ template <class X> struct loader {
 };
 
 /* For each consumer, one warp sends the consumer's parts of dQ to the sums in global memory: the warp's first lane
- * makes TMA add them. Unless the sums were zeroed, the first block at a sum stores its part, and other blocks wait for
- * the store before they add. A word of p.begun has the state of a sum. 0: no block has come. 1: a block is storing.
- * PART_THERE: other blocks may add. With `deterministic` the word counts the additions, and each block waits for its
- * turn. The sender waits for the word while the consumer computes the part, and sets it while the consumer computes the
- * next part. */
+ * makes TMA add them. Unless the sums were zeroed, the first block that has a part of a sum stores this part, and other
+ * blocks wait for the store before they add their parts. A word of p.begun has the state of a sum. 0: no block has
+ * come. 1: a block is storing. PART_THERE: other blocks may add. With `deterministic` the word counts the additions,
+ * and each block waits for its turn. The sender waits for the word while the consumer computes the part, and sets it
+ * while the consumer computes the next part. */
 template <class X> struct sender {
     const cuda_args &a;
     const plan_of<X> &p;
@@ -387,15 +389,15 @@ template <class X> struct sender {
             __syncwarp();
             if (sends) mbarrier_arrive(smem_addr(&sm.bars_work.empty[at.stage]));
         }
-        /* Wait until the copies have read shared memory: when this thread block ends, another one may get that
+        /* Wait until the copies have read shared memory: when this thread block ends, another block may get that
          * memory. */
         if (sends) bulk_wait_read<0>();
     }
 
     DEVICE void send(const block_place &x, bool sends)
     {
-        /* unended: index of the word of p.begun for which other blocks wait until this thread sets it to `becomes`; -1:
-         * no block waits */
+        /* unended: index of a word of p.begun. Other blocks wait until this thread sets the word to `becomes`. -1: no
+         * block waits. */
         int unended = -1;
         uint32_t becomes = 0;
 #pragma unroll 1

@@ -20,33 +20,32 @@
  *         add dQ[n] to the sums            dQ[n - 1] to shared memory, for warps 1 and 2                 S, dK
  *     producer, warp 3                     issue dP[n + 1];  wait S
  *       the next tile of keys              P = exp(S);  wait dK, dP                                      dK, dP
- *                                        dQ of the last;  dK = scale dK, dV
+ *                                        dQ of the last tile;  dK = scale dK, dV
  *                                        no more keys: dQ = scale sums
  *
  * dQ of a tile of queries needs dS of both consumers. It is computed one round later, so that neither consumer waits
  * for the other: one consumer may be a round ahead, and the ring of dS has three buffers. The speed depends on which
  * arithmetic runs beside a warpgroup's own products, and on waiting for a product only when its result is needed. ptxas
  * lets C = A B run on from one iteration of a loop to the next only where no code reads C; therefore no product is in
- * flight when a round begins. ptxas also moves a wait above arithmetic that stands before it, wherever products are
- * issued fast enough: see round(). At D = 64 registers are short, so dV is computed in two halves, and dK before S. The
- * consumers also take turns with their exponentials there, so that the exponentials of one consumer run beside the
- * products of the other.
+ * flight when a round begins. ptxas also moves a wait above arithmetic that stands before it: see round(). At D = 64
+ * registers are short, so dV is computed in two halves, and dK before S. The consumers also take turns with their
+ * exponentials there, so that the exponentials of one consumer run beside the products of the other.
  *
  * The grid is one block per multiprocessor. A block works through tiles of keys, which are claimed in order
  * (scheduler.cuh). The next tile's K is loaded to where V was, because V's last product is a round earlier than K's.
- * The next V is loaded to where K was. dV is written while the product of the last dQ runs, dK while the next V is
- * loaded.
+ * The next V is loaded to where K was. dV is written while the product of the last dQ runs, and dK is written while the
+ * next V is loaded.
  *
  * At D = 128, at both ends of the range of queries that a block visits, one consumer's keys may be hidden from a tile
  * of 64 queries while the other consumer's keys are not. The consumer whose keys are hidden skips such a round and
  * leaves the tensor cores to the other consumer.
  *
  * dQ is added to float32 sums in global memory by TMA (cp.reduce.async.bulk), in the order of sm80/backward_steps.h.
- * The sums need not be zeroed: the first block at a part of the sums stores it, and all later blocks add to it (see
- * sender). Blocks that see the same queries begin with different query tiles, so that they seldom wait for a first
- * store. Where these waits would cost more than writing zeros (wants_zeros()), the kernel of backward_prepare.cuh,
- * which runs beside this one, writes zeros. Blocks that find no more tiles of keys compute dQ from the sums
- * (backward_dq.cuh).
+ * The sums need not be zeroed: the first block that has dQ for some of the sums stores it there, and all later blocks
+ * add to it (see sender). Blocks that see the same queries begin with different query tiles, so that they seldom wait
+ * for a first store. Where these waits would cost more than writing zeros (wants_zeros()), the kernel of
+ * backward_prepare.cuh, which runs beside this one, writes zeros. Blocks that find no more tiles of keys compute dQ
+ * from the sums (backward_dq.cuh).
  *
  * Elements past the end of a tensor arrive as zeros (tma.cuh). In packed tensors, or with lengths, rows past the end of
  * a sequence belong to another sequence or to padding. Such rows are set to zero in shared memory, because 0 times NaN
@@ -66,8 +65,8 @@
  * blocks have claimed earlier. The last keys of a head come first, with any mask, so that the order does not depend on
  * the lengths of other sequences in a packed problem. Under a causal mask, the tile of keys that adds first to a tile
  * of queries begins with these queries, so that blocks hardly wait. Without a mask all blocks of a head begin with the
- * same queries, and each has to stay one round behind another. Blocks then claim tiles of HEADS_IN_TURNS heads in
- * turns, so that few blocks begin with the same head.
+ * same queries, and each must stay one round behind the block before it. Blocks then claim tiles of HEADS_IN_TURNS
+ * heads in turn, so that few blocks begin with the same head.
  *
  * A NaN or infinity in Q, K, V or dO of a hidden pair is multiplied by P = 0 inside a product, which gives NaN. A warp
  * whose dK or dV is not finite therefore leaves a mark. When its block has no more tiles of keys, it computes the
@@ -78,7 +77,7 @@
 #define ATTN_SM90_BACKWARD_TILES_CUH
 #include "kernels/cuda/sm90/backward/backward_dq.cuh"
 
-/* Computes lse, split into two parts, of rows with huge scores. The function is in sm80/forward.cu. */
+/* Computes lse of rows with huge scores, each as two numbers. The function is in sm80/forward.cu. */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream);
 
 namespace {
@@ -176,8 +175,8 @@ template <typename T, class X, typename R> struct gradients {
         exponents_of<BM>(S, values, p.c, me.lane);
     }
 
-    /* Sets bits of `hidden`, which has a bit per score in the order of S: the bit becomes 1 if causal, window, lengths
-     * or FlashMask hide the pair. The loops are not unrolled, to save registers. */
+    /* Sets bits of `hidden`, which has a bit per score in the order of S: the bit becomes 1 if the causal mask, the
+     * window, the lengths or FlashMask hide the pair. The loops are not unrolled, to save registers. */
     DEVICE void hidden_scores(uint32_t (&hidden)[BM / 64], const round_record &round) const
     {
         const int column = tile * BM + me.lane % 4 * 2;
@@ -302,7 +301,7 @@ template <typename T, class X, typename R> struct gradients {
             for (int i = 0; i < BM / 2; i++) S[i] = widened(S[i], ATTN_F16) * p.per_scale;
     }
 
-    /* Begins to load the bias and the bits of keep_mask for the next tile of queries. The description of this tile
+    /* Begins to load the bias and the bits of keep_mask for the next tile of queries. The description of that tile
      * (round_record) must have arrived in shared memory. */
     DEVICE void ask_for_pairs(float (&S)[BM / 2]) const
     {
@@ -551,7 +550,7 @@ template <typename T, class X, typename R> struct gradients {
         differences<FIRST, FIRST + QUERIES>(dP, S, values);
     }
 
-    /* dS_place() returns where in dS a thread stores its elements, as a byte offset. Each 8 lanes hold a matrix of 8
+    /* dS_place() returns where in dS a thread stores its elements, as a byte offset. Every 8 lanes hold a matrix of 8
      * queries by 8 keys, and the swizzle of a row decides where its pieces of 16 bytes lie. dQ_place() returns where in
      * dQ the thread stores its elements, as a number of floats. */
     static DEVICE uint32_t dS_place(const consumer<2> &me)
@@ -634,10 +633,10 @@ template <typename T, class X, typename R> struct gradients {
         retire<0>(dP); /* the wait for dP is also a wait for dK, which was issued before dP */
     }
 
-    /* One round: computes dV, dS and dK of a tile of queries from its P and dP, and dQ of the previous tile. With MORE,
+    /* Computes one round: dV, dS and dK of a tile of queries from its P and dP, and dQ of the previous tile. With MORE,
      * also computes P and dP of the next tile. No product may be running when it is called. In the first round there is
-     * no previous tile. A dQ is computed all the same, because a branch around the product would cost registers. That
-     * dQ is not handed to the sender. */
+     * no previous tile. Even then a dQ is computed, because a branch around the product would cost registers. That dQ
+     * is not passed on to the sums. */
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
     {
@@ -700,7 +699,7 @@ template <typename T, class X, typename R> struct gradients {
         share_dS(dS);
     }
 
-    /* Computes dQ of the last tile of queries, and calls meanwhile() while the product runs. */
+    /* Computes dQ of the last tile of queries, and calls the function `meanwhile` while the product runs. */
     template <class F> DEVICE void last_dQ(F meanwhile)
     {
         float dQ[X::DQ_COLUMNS / 2];
@@ -762,8 +761,8 @@ template <typename T, class X, typename R> struct gradients {
         if (any) *(volatile int *)&sm.any_nonfinite = 1;
     }
 
-    /* Returns whether the first tile of queries (with `first` false: the last tile) sees none of this warpgroup's keys,
-     * so that the warpgroup can skip it. Returns false if there is only one tile. */
+    /* Returns whether the first tile of queries sees none of this warpgroup's keys, so that the warpgroup can skip it.
+     * If `first` is false, it tests the last tile instead. Returns false if there is only one tile. */
     DEVICE bool passes(bool first, int rounds) const
     {
         if (!X::PASSES || rounds < 2 || x.begin != x.first) return false;
@@ -789,14 +788,15 @@ template <typename T, class X, typename R> struct gradients {
         phase ^= 1;
     }
 
-    /* Computes the products of a tile of keys with all tiles of queries that see it, and stores its dK and dV. */
+    /* Computes the products of a tile of keys with all tiles of queries that see these keys, and stores dK and dV of
+     * the keys. */
     DEVICE void add_rounds(float (&dK)[D / 2], float (&dV)[D / 2], int rounds)
     {
         float S[BM / 2], dP[BM / 2];
         const int keys = x.band.Sk - x.j0;
         mbarrier_wait(smem_addr(&sm.K_full), phase);
-        /* This sets rows past the end to zero more often than necessary, which does no harm. The exact condition needs
-         * the flag ends_of_keys too, which ptxas would spill. */
+        /* This condition sets rows past the end to zero more often than necessary, which does no harm. The exact
+         * condition needs the flag ends_of_keys too, which ptxas would spill. */
         if ((a.ends_of_queries || a.g.seqlens_k) && keys < BN) {
             mbarrier_wait(smem_addr(&sm.V_full), phase);
             zero_rows<BN, X::CHUNKS>(sm.keys[0], keys);
@@ -817,8 +817,8 @@ template <typename T, class X, typename R> struct gradients {
         }
         issue_S(S);
         wgmma_fence();
-        /* the waits below count groups of products; in the first round an empty group stands for dK of an earlier
-         * round */
+        /* the waits below count groups of products; in the first round (tile of queries) an empty group stands for the
+         * product dK of the round before, which does not exist */
         wgmma_commit();
         mbarrier_wait(smem_addr(&sm.V_full), phase);
         issue_dP(dP);
@@ -890,8 +890,8 @@ template <typename T, class X, typename R> struct gradients {
     }
 };
 
-/* Recomputes, one by one, the keys of the block's tiles for which this warp has found that dK or dV is not finite. This
- * function is not inlined, so that the loop over tiles of queries keeps its registers. */
+/* Recomputes keys of the block's tiles one by one, where this warp has found that dK or dV is not finite. This function
+ * is not inlined, so that the loop over tiles of queries keeps its registers. */
 template <class X> static __device__ __noinline__ void repair_own_keys(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -947,8 +947,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     } else {
         setmaxnreg_inc<X::CONSUMER>();
         gradients<T, X, R>(a, p, sm, wg - 1).run();
-        /* Waits for the end of prepare_ahead, this kernel's predecessor in the stream, because the kernel that follows
-         * waits only for the end of this kernel. */
+        /* Waits for the end of prepare_ahead, this kernel's predecessor in the stream. The kernel after this one waits
+         * only for the end of this kernel, so this kernel must not end before prepare_ahead. */
         wait_for_prerequisites();
         const uint32_t t = thread_anew() - 128;
         if (p.makes_dq) dq_writer<T, X>{ a, p, sm.dS[0] + t / 32 * (16 * 64), (int)(t % 32) }.run();
@@ -982,9 +982,9 @@ int64_t words_of(const attn_plan *plan)
     return heads + (plan->problem->dq.rank ? query_tiles_of(d) * 2 + heads + 1 : 0);
 }
 
-/* Returns whether prepare_ahead writes zeros to the sums of dQ. Otherwise the first block with dQ for some queries
- * stores it as their sum, and other blocks wait for that store. In a long causal sequence a slow block comes first. At
- * D = 128 with one query head per key/value head, the wait for this block costs more than writing zeros. */
+/* Returns whether prepare_ahead writes zeros to the sums of dQ. Otherwise the first block that has dQ for some queries
+ * stores it as their sum, and other blocks wait for that store. In a long causal sequence, this first block is a slow
+ * one. At D = 128 with one query head per key/value head, waiting for it costs more than writing zeros. */
 bool wants_zeros(const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -994,7 +994,7 @@ bool wants_zeros(const attn_plan *plan)
     return sums && causal && backward_class(g.dims) == 128 && g.group == 1 && e.rows_q >= 8192;
 }
 
-/* Where this kernel's own memory in the workspace lies. It is behind the memory that backward_steps.h describes. */
+/* Where this kernel's own memory in the workspace lies. It follows the memory that backward_steps.h describes. */
 struct layout {
     /* offsets in bytes from the beginning of the workspace; `bytes`: the size of the workspace */
     int64_t account, nonfinite, extremes, kept, bytes;
@@ -1033,7 +1033,7 @@ struct backward_job {
     bool deterministic, zeros;
 };
 
-/* With `deterministic` and without a mask, blocks claim tiles of keys of up to HEADS_IN_TURNS heads in turns. About 8
+/* With `deterministic` and without a mask, blocks claim tiles of keys from up to HEADS_IN_TURNS heads in turn. About 8
  * of 132 blocks then begin with the same head at a time. */
 const int HEADS_IN_TURNS = 16;
 
@@ -1143,8 +1143,8 @@ bool plan_tiles(const cuda_chip *chip, attn_plan *plan)
     const extent e = extent_of(d);
     if (backward_class(d) > 128) return false;
     if (!backward_walkable(plan) || e.B * d.Hk * (per_head_of(d) + 1) * 8 >= INT32_MAX) return false;
-    /* units of queries, and the progress words of words_of(), are counted in int, so a problem with too many tiles is
-     * refused */
+    /* units of queries (32 or 64 of a head), and the words of words_of(), are counted in int, so a problem with too
+     * many tiles is refused */
     if (query_tiles_of(d) * 4 >= INT32_MAX) return false;
     if (p->dk.rank && p->dv.rank && p->dk.dtype != p->dv.dtype) return false;
     if (!mods_fit(p, g) || (p->mask_startend_rows.rank && (d.packed || p->deterministic))) return false;
@@ -1153,7 +1153,8 @@ bool plan_tiles(const cuda_chip *chip, attn_plan *plan)
     return true;
 }
 
-/* Launches the shape that the table has for variant `takes`, and the kernels that must run before and after it. */
+/* Launches the kernel that the table `rows` has for the variant `takes` and the problem's head sizes. Also launches the
+ * kernels that must run before and after it. */
 template <int ROWS>
 cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory,
                          const shape_row (&rows)[ROWS], variant takes)

@@ -1,7 +1,7 @@
-/* decode_copies.cuh: TMA loads the tiles of sm80/decode.cuh on Hopper, for keys and values in pages. Keys in one piece
- * are left to copies by threads (copies_by_threads), which are as fast for them, and 1 to 2 % faster where memory
- * bandwidth is the bound. sm80/decode.cuh defines what is computed and in which order. Therefore the bits of a result
- * do not depend on whether threads or TMA copy.
+/* decode_copies.cuh: TMA loads the tiles of sm80/decode.cuh on Hopper, for keys and values in pages. Keys without pages
+ * are left to copies by threads (copies_by_threads). For such keys they are as fast as TMA, and 1 to 2 % faster where
+ * memory bandwidth is the limit. sm80/decode.cuh defines what is computed and in which order. Therefore the bits of a
+ * result do not depend on whether threads or TMA copy.
  *
  * A box is what one load of TMA brings. A warp requests the boxes of a tile, one box per lane: a box for every 128
  * bytes of channels, and for every page where pages are smaller than a tile. Before the first box is requested, one
@@ -12,12 +12,13 @@
  *   full[slot]    One lane arrives and announces how many bytes will come. The barrier completes when they have come.
  *   empty[slot]   Each warp arrives when it has read the tile. The barrier completes when all warps have read it.
  *
- * A step of a split is one tile of K or of V. Each step uses the slot after the slot of the step before, also from one
- * split to the next. At the beginning of a split all slots are free, and the first warp requests the first SLOTS steps.
- * (With few rows each warp requests one step, and looks up its boxes itself.) Step s is requested when step s - SLOTS
- * has been read. The warps take turns to request a step, and the warp whose turn it is waits for the other warps. The
- * barriers of a slot therefore complete once per use, in the order of the steps, and no warp uses a slot again before
- * all warps have seen its last phase. Therefore the parity of a phase is enough to wait for it.
+ * A step of a split is one tile of K or of V. Steps use the slots in turn. The first step of a split uses the slot
+ * after the last one that the previous split used. At the beginning of a split all slots are free, and the first warp
+ * requests the first SLOTS steps. (With few rows each warp requests one step, and looks up its boxes itself.) Step s is
+ * requested when step s - SLOTS has been read. The warps take turns to request a step, and the warp whose turn it is
+ * waits for the other warps. The barriers of a slot therefore complete once per use, in the order of the steps, and no
+ * warp uses a slot again before all warps have seen its last phase. Therefore the parity of a phase is enough to wait
+ * for it.
  *
  * There is no deadlock, because no warp waits for a later step. At step s a warp waits for full[s]. Step s was
  * requested at the beginning of the split, or by the warp whose turn it was, at the end of step s - SLOTS. That warp
@@ -120,7 +121,7 @@ template <typename T, class X> struct copies_by_engine {
      * find_boxes() has done so. */
     template <bool FIRST = false> DEVICE void fill(int step, int slot) const
     {
-        /* COLUMNS: width of a chunk in elements of the tensor */
+        /* COLUMNS: width of a chunk (128 bytes of a row, or the whole row) in elements of the tensor */
         const int CHUNKS = X::WIDTH / CHUNK, COLUMNS = X::FLOAT8 ? CHUNK * 2 : CHUNK;
         static_assert(X::BN / LEAST_BOX * CHUNKS <= 32, "a box per lane");
         const int lane = threadIdx.x % 32, chunk = lane % CHUNKS, row = lane / CHUNKS << at.copies.box_shift;
@@ -205,7 +206,7 @@ template <typename T, class X> struct copies_by_engine {
     }
 };
 
-/* Offset of the barriers in dynamic shared memory: they lie behind the memory of a split. */
+/* Offset of the barriers in dynamic shared memory. The barriers follow the memory for the tiles of a split. */
 template <typename T, int D, keys_as AS>
 constexpr size_t barriers_at = shared_bytes<T, D, false, AS, copies_by_engine>();
 
@@ -251,8 +252,8 @@ inline bool walkable_as(tma_tensor *to, const attn_view &view, const attn_dims &
 }
 
 /* Describes keys and values to TMA. tile: the least number of keys per tile, over all shapes. row_bytes: the bytes of a
- * row of a tile in shared memory. Returns false unless TMA can load them and the variant of the kernel exists (see
- * decode_by_engine() in sm80/decode.h). Heads above 256 have no variant for float8 keys. */
+ * row of a tile in shared memory. Returns false unless TMA can load keys and values and the variant of the kernel
+ * exists (see decode_by_engine() in sm80/decode.h). Heads above 256 have no variant for float8 keys. */
 inline bool plan_copies(copy_plan *copies, const cuda_chip *chip, const attn_plan *of, const cuda_args &a, int tile,
                         int row_bytes)
 {

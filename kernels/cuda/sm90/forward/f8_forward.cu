@@ -10,13 +10,13 @@
  *   P        A thread's accumulator holds columns 2q, 2q + 1 of each 8 columns, but an operand A in registers needs 4
  *            neighbouring columns. P stays in its registers: the keys of V^T are stored in the order in which these
  *            registers hold P.
- *   range    e4m3 reaches from 2^-9 to 448. P is 2^SHIFT = 256 where a row's score is its maximum m: exactly, so that
- *            the key with the largest weight is not rounded. (In forward_tiles.cuh m may be below the maximum. Here
- *            P of the key with the largest weight would then be rounded, and errors of out would reach 4.3e-2, where
- *            4e-2 is allowed.) The division by l, the sum of P, removes the factor 256. l adds P before P is rounded,
- *            except where products compute l.
+ *   range    e4m3 reaches from 2^-9 to 448. P is exactly 2^SHIFT = 256 where a row's score is its maximum m, so that P
+ *            of the key with the largest weight is not rounded. (In forward_tiles.cuh m may be below the maximum. Here
+ *            that P would then be rounded, and errors of out would reach 4.3e-2, where 4e-2 is allowed.) The division
+ *            by l, the sum of P, removes the factor 256. l is the sum of P before rounding, except in shapes whose
+ *            products compute l.
  *   sums     An e4m3 product keeps 14 bits of its sums: terms below 2^-13 of the sum so far are lost. After 8192 equal
- *            keys, further ones would not count. Therefore, after every PROMOTED keys, O is added in float32 to sums in
+ *            keys, further keys would not count. Therefore, after every PROMOTED keys, O is added in float32 to sums in
  *            shared memory, and the next product starts from 0. At D = 128 a product computes l too, and l loses what O
  *            loses: see counted().
  *   scores   For the same reason, a score has an error of about 2^-13 of its largest product. Where scores are around
@@ -47,12 +47,12 @@ namespace {
 
 typedef __nv_bfloat16 bf16;
 
-/* ---- Shapes of kernel instances; the table at the end of this file says which problem takes which ---------------- */
+/* ---- Shapes of kernel instances; the table at the end of this file says which problem takes which shape ---------- */
 
 /* A promotion adds O to sums in shared memory, because a sum of products loses accuracy with each key (up to 2^-13 of
- * itself). PROMOTED: the most keys between two promotions where products do not compute l. PROMOTED_COUNTED: the most
- * keys where products also compute l. Measured errors: kernels/MEASUREMENTS.md (float8 forward: changes 22, 25). SHIFT:
- * P is 2^SHIFT where a row's score is its maximum. */
+ * itself). PROMOTED: the most keys between two promotions in shapes whose products do not compute l. PROMOTED_COUNTED:
+ * the same in shapes whose products also compute l. Measured errors: kernels/MEASUREMENTS.md (float8 forward: changes
+ * 22, 25). SHIFT: P is 2^SHIFT where a row's score is its maximum. */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
 /* The shape of a kernel instance. D: the largest head size. C: number of consumers, with 64 rows each. BN: keys per
@@ -62,7 +62,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     typedef T_ T;
     /* Whether a work tile (BM rows of one head) begins and ends in a faster way: in the first tile of keys only scores
      * that some row sees are computed, and the softmax ends while the last product runs. The gain is largest where a
-     * work tile has few tiles of keys, or wide ones. */
+     * work tile has few tiles of keys, or where its tiles are wide. */
     static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
@@ -98,13 +98,13 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* number of steps in which a warp transposes a unit (128 keys by 64 channels) of V; shared memory limits the size
      * of a step */
     static const int STEPS = D == 256 ? 8 : 1;
-    /* Whether the sums to which promotions add O are floats. Otherwise they are bfloat16, because shared memory has no
-     * room for floats. A thread has D / 2 sums. */
+    /* Whether the sums to which promotions add O (see PROMOTED) are floats. Otherwise they are bfloat16, because shared
+     * memory has no room for floats. A thread has D / 2 sums. */
     static const bool FLOAT_SUMS = D <= 128;
     static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* number of 32-bit words that four sums of O take */
 };
 
-/* A work tile: rows i0 to i0 + BM - 1 of head h of batch row b, with tiles of keys first to last - 1. */
+/* A work tile: rows i0 to i0 + BM - 1 of head h of batch row b, with tiles of keys `first` to `last` - 1. */
 struct __align__(16) work_tile
 {
     int b, h, i0, first;
@@ -136,18 +136,19 @@ template <class X> struct shared {
     work_tile work;
     warpgroup_tile parts[X::C];
     kv_barriers<X::C, X::STAGES> bars;
-    unit helped_units[X::HELPS ? X::C * 4 : 1]; /* help_to_transpose(): the unit of V that each warp transposes */
+    unit helped_units[X::HELPS ? X::C * 4 : 1]; /* the unit of V (128 keys by 64 channels) that each consumer warp
+                                                 * transposes in help_to_transpose() */
     int newest[X::C * 4]; /* [warp]: the newest work tile for which this warp has left a repair_note; -1: none */
 };
 
 /* ---- The plan: the numbers of a problem that the kernel reads, in 32 bits ---------------------------------------- */
 
-/* A warp's note that some of its 16 rows of a work tile must be computed again. repair_own_rows() reads it at the end
- * of the block. In `rows`, bit 4 i says that row i has huge scores, and bit 4 i + 1 that row i + 8 has, for i = 0 ..
- * 7. */
+/* A warp's note that some of its 16 rows of a work tile must be computed again. repair_own_rows() reads the note at the
+ * end of the block. In `rows`, bit 4 i says that row i has huge scores, and bit 4 i + 1 that row i + 8 has, for i = 0
+ * .. 7. */
 struct repair_note {
     uint32_t rows; /* one bit for each row with huge scores, and the bits LOOK and V_NAN */
-    int before;    /* the previous work tile for which the warp left a note; -1: none */
+    int before;    /* the previous work tile for which the warp left a repair_note; -1: none */
 };
 /* bit of repair_note::rows: a result was not finite, so repair_own_rows() must find the rows that see a NaN */
 enum { LOOK = 4 };
@@ -163,7 +164,8 @@ struct plan {
     input_scales scales;
     results to;
     transpose_plan transpose;
-    repair_note *notes; /* [work tile][warp]: the notes; a note is written only if a repair is needed */
+    repair_note *notes; /* [work tile][warp]: which rows must be computed again; an element is written only if it
+                         * has such a row */
     /* number of work tiles that blocks have claimed from the counter; a block's first work tile follows from the
      * block's number and needs no claim */
     int *counter;
@@ -238,7 +240,8 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* Loads tile j of V^T. V^T is known to be ready from the block of keys number `ready` on. */
+    /* Loads tile j of V^T, and waits before that until it is ready. V^T is known to be ready from block of keys `ready`
+     * on, and `ready` is updated. */
     DEVICE void load_V(int j, int hk, int b, int &ready)
     {
         if (j * BN / KEYS < ready) ready = await_units(p.transpose, b * p.transpose.Hk + hk, j * BN / KEYS, ready);
@@ -258,7 +261,7 @@ template <class X> struct tile_loader {
             __syncwarp(); /* after this barrier lane 0 may release the work tile: all lanes have read it */
             if (i0 == STOP) break;
             /* true: the work tile has several tiles of keys, so it is released only before the last of them is loaded;
-             * its release lets the block claim the next work tile */
+             * the release lets the block claim the next work tile */
             const bool late = first + 1 < last;
             if (loader && !late) release_work(sm);
             if (first >= last) continue;
@@ -276,7 +279,7 @@ template <class X> struct tile_loader {
     }
 };
 
-/* ---- A warpgroup that multiplies (consumer), and sums of more than PROMOTED keys --------------------------------- */
+/* ---- A warpgroup that multiplies (consumer), and its promoted sums in shared memory ------------------------------ */
 
 DEVICE float low_bf16(uint32_t pair)
 {
@@ -298,12 +301,12 @@ DEVICE float2 counted(const float *sums)
     return make_float2(0.5f * sums[0] + 0.5f / 1.75f * sums[1], 0.5f * sums[2] + 0.5f / 1.75f * sums[3]);
 }
 
-/* A warp's promoted sums (sums of O over many tiles of keys), in shared memory. A new work tile does not clear them but
- * multiplies them by 0, so they must always be finite. */
+/* A warp's promoted sums (sums of O over many tiles of keys), in shared memory. A new work tile does not clear these
+ * sums but multiplies them by 0, so they must always be finite. */
 template <class X> struct promoted_sums {
     typedef sum_words<X> words;
-    /* factors by which the thread's two rows were rescaled after the last promotion; the sums in shared memory are not
-     * multiplied by them yet */
+    /* factors by which the thread's two rows were rescaled after the last promotion (see PROMOTED); the sums in shared
+     * memory are not multiplied by these factors yet */
     float left[2] = { 0, 0 };
 
     DEVICE static void clear(words &sums, int lane)
@@ -314,8 +317,8 @@ template <class X> struct promoted_sums {
             else ((uint2 *)sums.O[n])[lane] = make_uint2(0, 0);
     }
 
-    /* Sets l and the maxima of the sums in shared memory to their initial values. Shapes whose products do not compute
-     * l have no such l and maxima. */
+    /* Sets l in shared memory to 0, and the maxima to which the sums are relative to -inf. Shapes whose products do not
+     * compute l have neither, so there the function does nothing. */
     DEVICE static void begin(words &sums, int lane)
     {
         if (X::COUNTS) ((float *)sums.rows)[lane] = lane & 2 ? -CUDART_INF_F : 0;
@@ -375,7 +378,7 @@ template <class X> struct promoted_sums {
         left[0] = left[1] = 1;
     }
 
-    /* Adds the promoted sums in shared memory to O and to l. */
+    /* Adds the promoted sums (see PROMOTED) in shared memory to O and to l. */
     DEVICE void add_to(float (&O)[X::COLUMNS / 2], float (&l)[2], const words &sums, const softmax &state, float c,
                        int lane)
     {
@@ -430,8 +433,8 @@ template <class X> struct attention {
     DEVICE int row_of(const work_tile &x) const { return x.i0 + me.w * 64 + me.warp * 16 + me.lane / 4; }
 
     /* Turns raw scores of the first N keys of tile j into P. CAREFUL: some keys may be hidden, or scores must change
-     * their sign. With EARLY, midway is passed on to softmax_step_early(). With SHORT_ENDS and N > 128, all 64 rows see
-     * the first 64 keys of the tile, so no mask is applied to these keys. */
+     * their sign. With EARLY, the function `midway` is passed on to softmax_step_early(). With SHORT_ENDS and N > 128,
+     * all 64 rows see the first 64 keys of the tile, so no mask is applied to these keys. */
     template <int N, bool CAREFUL, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
                             softmax &state, float (&rescale)[2], F midway)
@@ -452,7 +455,8 @@ template <class X> struct attention {
         else softmax_step<N, BY_BITS>(S, state, rescale, reference);
     }
 
-    /* Computes P of the first tile of keys that this warpgroup's rows see, or only of that tile's first N keys. */
+    /* Computes P of the first tile to compute (the last tile that this warpgroup's rows see), or only of that tile's
+     * first N keys. */
     template <int N>
     DEVICE void first_tile(uint32_t (&P)[BN / 32][4], const work_tile &x, const warpgroup_tile &y, softmax &state)
     {
@@ -468,7 +472,7 @@ template <class X> struct attention {
     }
 
     /* Releases K during the softmax, as release_K_late() of forward_tiles.cuh does, so that ptxas keeps the wait for O
-     * behind the release. The condition of the release always holds, but ptxas cannot know that. */
+     * after the release. The condition of the release always holds, but ptxas cannot know that. */
     DEVICE void release_K_late(float sum, float c)
     {
         if (me.leader && !(sum < -c)) mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
@@ -501,7 +505,8 @@ template <class X> struct attention {
         me.await_Q();
         me.template pass_K<X::MOST_PASSED>(x.last - y.last_visible);
         me.await_K();
-        /* number of keys of the first tile that some row of this warpgroup sees; later keys of the tile are hidden */
+        /* number of keys in the first computed tile up to the last one that some row of this warpgroup sees; the keys
+         * after it are hidden from all rows */
         const int seen = min(x.i0 + me.w * 64 + 63 + p.band.hi, p.band.Sk) - (y.last_visible - 1) * BN;
         if (X::SHORT_ENDS && seen <= 64) first_tile<X::SHORT_ENDS ? 64 : BN>(P, x, y, state);
         else if (X::SHORT_ENDS && BN > 128 && seen <= 128) first_tile<X::SHORT_ENDS ? 128 : BN>(P, x, y, state);
@@ -514,8 +519,8 @@ template <class X> struct attention {
             /* issues the product that gives the scores of tile j */
             multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K());
             me.await_V();
-            /* adds P V of tile j + 1, whose P was computed before that of tile j, because tiles are visited from the
-             * last to the first */
+            /* adds P V of tile j + 1; its P was computed before P of tile j, because tiles are visited from the last to
+             * the first */
             multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1));
             me.next_turn();
             retire<1>(S);
@@ -537,7 +542,7 @@ template <class X> struct attention {
             to_operand_8<BN>(P, S);
             if (promotes(j)) promoted.promote(sums, O, state, x.c, me.lane);
         };
-        /* true: every tile of keys takes the slower step, which masks scores and changes their sign. This is so if the
+        /* true: every tile of keys takes the slower step, which masks scores and changes their sign. It is true if the
          * scale is negative, or if some row's window hides keys of the first tile. */
         const bool none_free = x.negative || y.free_first > first;
         walk_down<X::EARLY, X::BY_BITS>(
@@ -556,7 +561,7 @@ template <class X> struct attention {
         if (many) promoted.add_to(O, state.l, sums, state, x.c, me.lane);
     }
 
-    /* Returns the bits of repair_note::rows for rows with huge scores, and V_NAN if V had a NaN. */
+    /* Returns bits of repair_note::rows: those of rows with huge scores, and V_NAN if V had a NaN. */
     DEVICE uint32_t rows_to_repair(const softmax &state, const work_tile &x) const
     {
         const shifted_reference<SHIFT> reference = { x.c };
@@ -580,7 +585,7 @@ template <class X> struct attention {
         y.finite = state.l[0] - state.l[0] == 0 && state.l[1] - state.l[1] == 0;
     }
 
-    /* Stores out = O / l, and leaves a note if some of the warp's rows need a repair. */
+    /* Stores out = O / l. Writes a repair_note if some of the warp's rows must be computed again. */
     DEVICE void finish(float (&O)[X::COLUMNS / 2], const tile_end &end, const work_tile &x)
     {
         const int warp_row = x.i0 + me.w * 64 + me.warp * 16;
@@ -632,11 +637,11 @@ template <class X> struct attention {
     }
 };
 
-/* ---- Computing rows again, and helping to transpose V ------------------------------------------------------------ */
+/* ---- Recomputing rows, and helping to transpose V ---------------------------------------------------------------- */
 
-/* Computes, one by one, the rows for which this warp has left a note: rows with huge scores, and rows that see a NaN.
- * If the function were inlined, or the loop over work tiles did not end by a vote (__any_sync), ptxas would keep
- * descriptors in registers of each thread in the loop over keys. */
+/* Recomputes, one by one, the rows for which this warp has written a repair_note: rows with huge scores, and rows that
+ * see a NaN. If the function were inlined, or the loop over work tiles did not end by a vote (__any_sync), ptxas would
+ * keep descriptors in registers of each thread in the loop over keys. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -714,8 +719,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* Sets the counters and marks at the beginning of the scratch memory to 0, 16 bytes per thread. It runs before
- * forward_tiles. */
+/* Sets the counters, and the marks that say which parts of V^T are ready, to 0. They are at the beginning of the
+ * scratch memory. Each thread writes 16 bytes. The kernel runs before forward_tiles. */
 __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 {
     launch_dependents(); /* lets the GPU start forward_tiles, which then waits for the end of this kernel */
@@ -729,16 +734,16 @@ __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 
 /* The counters at the beginning of the scratch memory. */
 struct run_counters {
-    /* tile: the counter from which work tiles are claimed; unit: the counter from which units of V^T are claimed */
+    /* Counters from which warps claim their work. tile: work tiles. unit: units of V^T (128 keys by 64 channels). */
     int tile, unit;
     uint32_t any_nan;
     int unused[29];
 };
 
-/* Where in scratch memory each part begins: first counters and marks, then a note per work tile and warp, then V^T,
- * then q and k as bfloat16. */
+/* Where in scratch memory each part begins. First come the counters and the marks of V^T, then a repair_note per work
+ * tile and warp, then V^T, and then q and k as bfloat16. */
 struct layout {
-    int64_t notes, V, wide[2], bytes; /* offsets in bytes */
+    int64_t notes, V, wide[2], bytes; /* offsets in the scratch memory, in bytes; `bytes`: size of the scratch memory */
 };
 
 layout layout_of(const attn_dims &d, bool wide)
@@ -761,8 +766,8 @@ struct f8_job {
     layout place;
 };
 
-/* Plans the transposition of V. Blocks begin with work tiles of several heads, so the order of the units of V^T mixes
- * these heads. */
+/* Plans the transposition of V. Blocks begin with work tiles of several heads, so the order of the units of V^T (128
+ * keys by 64 channels each) mixes these heads. */
 transpose_plan make_transpose_plan(const f8_job &job, int section, int sweep_rows)
 {
     const attn_geometry &g = job.given.g;
@@ -804,7 +809,7 @@ plan make_plan(const f8_job &job, int BM, int row_bytes, int sweep_rows, int64_t
     return p;
 }
 
-/* Makes the tensor maps of V^T, q and k. Where q and k are multiplied as bfloat16, they are converted first. */
+/* Makes the tensor maps of V^T, q and k. If q and k are multiplied as bfloat16, q and k are converted first. */
 template <class X> cudaError_t make_maps(const f8_job &job, const plan &p, kv_maps &maps)
 {
     const attn_geometry &g = job.given.g;
@@ -897,7 +902,8 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     const shape_row *const x = shape_of(plan->problem, g.right < d.Sk || g.left < d.Sq);
     if (!x || d.Sq <= 0 || d.Sk <= 0 || d.B <= 0 || d.H <= 0 || d.Sq >= FAR || d.Sk >= FAR) return false;
     if (d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 >= INT32_MAX)
-        return false; /* work tiles and units of V^T are counted in 32 bits, so a larger problem is refused */
+        return false; /* work tiles, and units of V^T (128 keys by 64 channels), are counted in 32 bits, so a larger
+                       * problem is refused */
     if (transpose_units(d) >= INT32_MAX) return false;
     if (plan->problem->out.rank && !tma_walkable(g.view[ATTN_T_out], d.B, d.H, d.Sq, d.Dv, 8)) return false;
     plan->variant = x;

@@ -32,8 +32,8 @@ const pair_row pair_shapes[] = {
 };
 /* clang-format on */
 
-/* Returns the first shape with sufficient head sizes, and with a bias if the problem has one. The last shapes take
- * everything that plan_forward() accepts. */
+/* Returns the first shape with sufficient head sizes. If the problem has a bias, kernels of the shape must be able to
+ * add it. The last shapes take everything that plan_forward() accepts. */
 const pair_row &shape_of(const attn_geometry &g, bool bias)
 {
     const pair_row *x = pair_shapes;

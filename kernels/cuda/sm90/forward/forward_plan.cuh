@@ -15,10 +15,10 @@ namespace {
 
 const int LEAST_BN = 64; /* the smallest number of keys per tile of any shape */
 
-/* Work tiles of different lengths are ordered in sections (see ending_order). A section is a group of heads whose K and
- * V have FEW_KEYS_SECTION bytes together if there are fewer than MANY_KEYS keys, and SECTION bytes otherwise. Below
+/* Work tiles of different lengths are ordered in sections, which are groups of heads (see ending_order). K and V of a
+ * section have FEW_KEYS_SECTION bytes if there are fewer than MANY_KEYS keys, and SECTION bytes otherwise. Below
  * MANY_KEYS keys all blocks begin with different heads at the same time, and small sections spread the blocks' reads
- * from memory. Longer sequences read less memory in a given time. */
+ * from memory. With longer sequences, blocks read less memory in a given time. */
 const int MANY_KEYS = 2048;
 const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
 
@@ -59,18 +59,19 @@ struct pair_plan : plan {
 
 /* ---- Work tiles -------------------------------------------------------------------------------------------------- */
 
-/* A work tile: rows i0 to i0 + BM - 1 of head h of sequence b, with key tiles first to last - 1. */
+/* A work tile: rows i0 to i0 + BM - 1 of head h of sequence b, with key tiles `first` to `last` - 1. */
 struct __align__(16) work_tile
 {
     int b, h, i0, first;
     int last, Sq, Sk, align;
-    /* nonfinite_to_zero = 1: the tile is computed again, with zeros in place of each infinity and NaN in V */
+    /* nonfinite_to_zero = 1: the work tile is computed a second time, with zeros in place of each infinity and NaN
+     * in V */
     int q_start, k_start, index, nonfinite_to_zero;
-    /* with FlashMask or keep_mask: number (0 or 1) of the list, in shared memory, of the key tiles that this work tile
-     * sees */
+    /* with FlashMask or keep_mask: which of the two lists in shared memory (0 or 1) has the key tiles that this work
+     * tile sees */
     int list;
-    /* in forward_split.cu: number of this split of the rows' keys, how many splits there are, and the number of key
-     * tiles of a split */
+    /* in forward_split.cu: `split` is the number of this split of the rows' keys, `splits` is the number of splits, and
+     * `length` is the number of key tiles per split */
     int split, splits, length;
 };
 
@@ -85,8 +86,8 @@ DEVICE key_band band_of(const plan &p, const work_tile &x)
 
 /* Returns work tile t of the order. In packed problems the tiles of sequence b are those from cu_q[b] / BM + b on. Row
  * r belongs to query r >> shift. If shift is above 0, work_tile::h is the first of 2^shift query heads, and
- * work_tile::Sq counts rows. SPLIT: the launch computes only sequences whose keys are split; otherwise only the other
- * sequences. */
+ * work_tile::Sq counts rows. If SPLIT is true, the launch computes only sequences whose keys are split, and otherwise
+ * only sequences whose keys are not split. */
 template <int BM, int BN, bool SPLIT = false> DEVICE work_tile work_tile_of(const plan &p, int t, int shift = 0)
 {
     work_tile x;
@@ -144,13 +145,14 @@ int64_t per_head_of(const attn_dims &d, int BM)
 }
 
 const int MOST_WARPS = 16;             /* the largest number of consumer warps in any shape */
-const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per work tile: plan::before, and one flag per warp */
+const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per work tile: four for plan::before (the previous work tile
+                                        * of the same block), and one flag per warp */
 
-/* Where the parts of the scratch memory begin. First come plan::before of all work tiles, and the flags of their warps.
- * With FlashMask, the smallest and largest bounds of the mask for each tile of keys follow. With float8, q, k and v as
- * bfloat16 follow. */
+/* Where the parts of the scratch memory begin. First come four bytes (plan::before) and the warps' flags for each work
+ * tile. With FlashMask, the smallest and largest bounds of the mask for each tile of keys follow. With float8, copies
+ * of q, k and v in bfloat16 follow. */
 struct layout {
-    int64_t extremes, wide[3], bytes; /* offsets in bytes */
+    int64_t extremes, wide[3], bytes; /* offsets in the scratch memory, in bytes; `bytes`: size of the scratch memory */
 };
 
 layout layout_of(const attn_problem *p, const attn_dims &d)
@@ -181,7 +183,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     const extent e = extent_of(d);
     if (e.rows_q <= 0 || e.rows_k <= 0 || d.B <= 0 || d.H <= 0 || e.rows_q >= FAR || e.rows_k >= FAR) return false;
     if (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * TILE_BYTES >= INT32_MAX)
-        return false; /* work tiles are counted in 32 bits, so a problem with more of them is refused */
+        return false; /* work tiles are counted in 32 bits, so a problem with too many work tiles is refused */
     if (!mods_fit(p, g)) return false;
     if (p->mask_startend_rows.rank && (d.packed || attn_tiles(e.rows_k, LEAST_BN) > MOST_KEY_TILES)) return false;
     if (p->out.rank && !tma_walkable(g.view[ATTN_T_out], e.B, d.H, e.rows_q, d.Dv, 8)) return false;
@@ -196,7 +198,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
 /* ---- Functions of the host: making the plan ---------------------------------------------------------------------- */
 
 /* All that one run of the forward needs. `given` has the problem's tensors. `read` has the tensors that forward_tiles
- * reads; with float8 its q, k and v are the converted ones. */
+ * reads; with float8, these are q, k and v after the conversion to bfloat16. */
 struct forward_job {
     const cuda_chip *chip;
     cudaStream_t stream;
@@ -241,7 +243,7 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
 /* Offsets in scratch memory of the parts that follow those of struct layout: a keep_mask as bits, and the smallest and
  * largest bounds of a FlashMask for each tile of BN keys. */
 struct pair_layout {
-    int64_t kept, extremes, bytes; /* offsets in bytes */
+    int64_t kept, extremes, bytes; /* offsets in the scratch memory, in bytes; `bytes`: size of the scratch memory */
 };
 pair_layout pair_layout_of(const attn_problem *p, const attn_geometry &g, int BN)
 {

@@ -26,7 +26,8 @@ template <typename T, class X>
 __global__ void __launch_bounds__(X::DV)
     merge_splits(const __grid_constant__ split_plan p, const __grid_constant__ cuda_args a)
 {
-    const int WARPS = 4 * X::C, AHEAD = 4; /* AHEAD: number of splits whose sums a thread loads before it adds them */
+    const int WARPS = 4 * X::C, AHEAD = 4; /* AHEAD: number of splits whose sums a thread loads before it adds these
+                                            * sums */
     const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32, warp = blockIdx.x % WARPS;
     const int N = MERGE_COLUMNS / 2;
     launch_dependents();
@@ -94,7 +95,7 @@ int64_t heads_of(const split_rule &r, const attn_dims &d)
     return extent_of(d).B * (d.H >> r.shift);
 }
 
-/* How the work of a problem is divided, and where in the workspace sums lie: see split_plan. */
+/* How many work tiles a problem has, and where in the workspace the sums of splits lie. See split_plan. */
 struct split_layout {
     int64_t per_head, heads, tiles; /* tiles: number of work tiles of the problem */
     int most;
@@ -102,9 +103,9 @@ struct split_layout {
     int64_t slots, of_row, sums, bytes; /* of_row, sums, bytes: offsets in the workspace, in bytes */
 };
 
-/* Limits for batches whose tiles of rows are more than half as many as the multiprocessors. Each split is a work tile
- * only if there are at most MANY splits per multiprocessor, so that their sums stay in the L2, and at most MOST_TILES
- * tiles of rows per multiprocessor. */
+/* Limits that apply if there are more tiles of rows than half the number of multiprocessors. Splits are separate work
+ * tiles only within two limits: at most MANY splits per multiprocessor, so that their sums stay in the L2, and at most
+ * MOST_TILES tiles of rows per multiprocessor. */
 const int MANY = 6;
 const double MOST_TILES = 1.6;
 
@@ -112,9 +113,9 @@ const double MOST_TILES = 1.6;
  * results. tiles: number of tiles of rows. count: the largest number of splits. */
 bool runs_in_turn(const cuda_chip *chip, const attn_dims &d, int64_t tiles, int64_t count)
 {
-    /* The lengths of packed sequences, and so their numbers of splits, are in device memory. If each sequence had work
-     * tiles for the largest possible number of splits, most work tiles would be empty. Therefore one work tile computes
-     * all splits. */
+    /* In packed problems the lengths of sequences are in device memory, so the host does not know how many splits each
+     * sequence has. If each sequence had work tiles for the largest possible number of splits, most work tiles would be
+     * empty. Therefore one work tile computes all splits. */
     if (d.packed) return true;
     const int64_t fill = chip->multiprocessors;
     return tiles * 2 > fill && ((double)tiles > MOST_TILES * (double)fill || tiles * count > MANY * fill);
@@ -129,7 +130,8 @@ void place_sums(split_layout &x, int DV)
     x.bytes = x.sums + x.slots * SPLIT_BM * DV * (int64_t)sizeof(float);
 }
 
-/* Lays out the work of a problem. The rule must divide the keys of at least one sequence into splits. */
+/* Divides a problem into work tiles, and plans the memory for the sums of splits. The rule must divide the keys of at
+ * least one sequence into splits. */
 split_layout split_layout_of(const cuda_chip *chip, const split_rule &r, const attn_dims &d, int DV)
 {
     split_layout x;
@@ -154,7 +156,8 @@ template <typename T, class X> cudaError_t launch_splits(const forward_job &job)
     kv_maps maps;
     const CUtensorMap none = {};
     const attn_view &q = g.view[ATTN_T_q];
-    tma_tensor queries = tma_tensor_of(q, e.B, e.rows_q, d.H, d.D); /* in this map rows are heads, heads are queries */
+    tma_tensor queries = tma_tensor_of(q, e.B, e.rows_q, d.H, d.D); /* this tensor map exchanges heads and queries: its
+                                                                     * rows are heads, and its heads are queries */
     queries.head = q.row, queries.row = q.head;
     if (!tma_map(&maps.Q, queries, 1 << r.shift, 128, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, 64 >> r.shift) ||
         !tma_map(&maps.K, tma_tensor_of(g.view[ATTN_T_k], e.B, d.Hk, e.rows_k, d.D), X::BN) ||

@@ -42,11 +42,11 @@
  * For float8, the kernel widen first converts q, k and v to bfloat16. The scales of q and k multiply the scores' scale,
  * and the scale of v multiplies the factor that divides O by l.
  *
- * If some rows see a key whose V has a NaN or infinity and other rows do not, the product multiplies it by P = 0 for
- * the other rows, which gives NaN. Therefore a warp whose result is not finite sets a flag. At its end the block
- * computes the flagged work tiles again, with zeros in place of NaN and infinity. Rows that do not see these values are
- * then correct, to the bit. Rows that see them are computed one by one by the same block (repair_own_rows), because a
- * separate kernel would begin later.
+ * Some rows may see a key whose V has a NaN or infinity while other rows do not. For the other rows the product
+ * multiplies that value by P = 0, which gives NaN. Therefore a warp whose result is not finite sets a flag. When no
+ * work tile is left, the block computes its flagged work tiles again, with zeros in place of NaN and infinity. Rows
+ * that do not see these values are then correct, to the bit. Rows that see them are computed one by one by the same
+ * block (repair_own_rows), because a separate kernel would begin later.
  *
  * In packed tensors, K and V past the end of a sequence belong to the next sequence. The scores of these keys are
  * masked, and their rows of V are set to zero in shared memory.
@@ -97,8 +97,9 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     /* If a warpgroup's rows see no more than the first FEW_KEYS keys of their last tile of keys, the warpgroup computes
      * only the scores of these keys. */
     static const int FEW_KEYS = PAIRS ? BN : BN == 128 ? 64 : BN == 80 ? 48 : BN;
-    /* The argument IN_TURN of softmax_step(): how far the second row's maximum waits for the first row. The value 2 is
-     * slower than 1 where a tile has few keys. With options no register is free for the value 2. */
+    /* The argument IN_TURN of softmax_step(). 0: both rows' maxima are searched together. 1: the second row's search
+     * waits for the first row's maximum. 2: it also waits for the first exponential, which is slower than 1 where a
+     * tile has few keys. With options no register is free for the value 2. */
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
     /* whether maxima are found by largest_by_bits(); in other shapes no register is free for it */
     static const bool BY_BITS = D < 256 && !SCORE_MODS;
@@ -147,7 +148,7 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     alignas(1024) uint16_t V[X::STAGES][X::BN * 64 * X::CHUNKS_V];
     /* O on its way to global memory: 16 rows for each consumer warp */
     alignas(1024) uint16_t out[X::STAGES_OUT ? X::C * 64 * 64 * X::CHUNKS_V : 8];
-    work_tile work; /* work: the newest work tile; parts: the part of it that each consumer computes */
+    work_tile work; /* work: the newest work tile; parts: for each consumer, the tiles of keys that it computes */
     warpgroup_tile parts[X::C];
     recent_work<X::C> recent[RECENT];
     head_mods heads[X::SCORE_MODS ? X::C * 4 : 1]; /* [warp]: softcap and ALiBi of the head that the warp computes */
@@ -155,7 +156,7 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     /* the newest work tile of the block (plan::before leads from it to the earlier work tiles); -1: the block has no
      * work tile */
     int newest;
-    /* number of the buffer of V whose infinities and NaN zero_nonfinite_tiles() must replace next; negative: there is
+    /* number of the buffer of V that zero_nonfinite_tiles() must clean of infinities and NaN next; negative: there is
      * no more work */
     int raw_stage;
     kv_barriers<X::C, X::STAGES> bars;
@@ -172,15 +173,15 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     }
 };
 
-/* Row r of a work tile belongs to query r >> shift_of(p). */
+/* A work tile may have rows of several heads. Its row r belongs to query r >> shift_of(p). */
 template <class X> DEVICE int shift_of(const plan_of<X> &p)
 {
     if constexpr (X::SPLITS) return p.splits.shift;
     else return 0;
 }
 
-/* Returns the tiles of keys of work tile x that consumer w computes. With FlashMask or keep_mask, a list says which of
- * them are visible; this function ignores the list. */
+/* Returns the tiles of keys that consumer w computes in work tile x. With FlashMask or keep_mask, a list says which of
+ * these tiles are visible. This function ignores the list. */
 template <class X> DEVICE warpgroup_tile part_of(const plan_of<X> &p, const work_tile &x, int w)
 {
     warpgroup_tile y = warpgroup_tile_of<X::BN, X::FEW_KEYS>(band_of(p, x), x.i0 + w * 64, x.Sq, x.first, x.last,
@@ -211,8 +212,8 @@ template <class X> DEVICE work_tile tile_at(const plan_of<X> &p, int t)
     else return work_tile_of<X::BM, X::BN>(p, t);
 }
 
-/* The warp that hands out work tiles; its first lane publishes them. At the end, the warp hands out again those of the
- * block's work tiles whose results were not finite. */
+/* The warp that hands out work tiles; its first lane publishes them. At the end, the warp hands out a second time
+ * the work tiles of this block whose results were not finite. */
 template <class X> struct work_scheduler {
     const plan_of<X> &p;
     shared<X> &sm;
@@ -255,7 +256,7 @@ template <class X> struct work_scheduler {
         return __any_sync(0xffffffff, any);
     }
 
-    /* Publishes work tile x. With splits, publishes each split of its keys that this block computes. */
+    /* Publishes work tile x. If its keys are split, publishes each split that this block computes as a work tile. */
     DEVICE void give_all(work_tile x)
     {
         if constexpr (!X::SPLITS) give(x);
@@ -311,8 +312,8 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* Loads a tile of V. With nonfinite_to_zero, zero_nonfinite_tiles() replaces its infinities and NaN by zeros before
-     * consumers read it. */
+    /* Loads a tile of V. With nonfinite_to_zero, zero_nonfinite_tiles() replaces infinities and NaN in the tile by
+     * zeros before consumers read it. */
     DEVICE void load_V(const tma_place &from, bool nonfinite_to_zero)
     {
         if (nonfinite_to_zero) sm.raw_stage = v.stage;
@@ -346,7 +347,7 @@ template <class X> struct tile_loader {
             if (i0 == STOP) break;
             const tile_bits *const seen = sm.list(X::SCORE_MODS ? x.list : 0);
             const bool nonfinite_to_zero = x.nonfinite_to_zero, late = first + 1 < last;
-            /* Release the work tile when only its last tile of keys is left to load. Its release lets the block claim
+            /* Release the work tile when only its last tile of keys is left to load. The release lets the block claim
              * the next work tile. */
             if (!late) release_work(sm);
             if (first >= last) continue;
@@ -372,7 +373,7 @@ template <class X> struct tile_loader {
 /* Replaces each infinity and NaN in a tile of V by zero. All lanes of the warp must call this function. */
 template <typename T, int COUNT> DEVICE void zero_nonfinite(uint16_t *tile)
 {
-    /* mask of the exponent's bits in a number: all of them are 1 in infinities and NaN */
+    /* mask of the exponent's bits in a number; all these bits are 1 in infinities and NaN */
     const uint32_t exponent = pack<T>(1, 1) == 0x3c003c00 ? 0x7c00 : 0x7f80;
 #pragma unroll 4
     for (int n = threadIdx.x % 32; n < COUNT / 2; n += 32) {
@@ -386,7 +387,7 @@ template <typename T, int COUNT> DEVICE void zero_nonfinite(uint16_t *tile)
     __syncwarp();
 }
 
-/* Replaces infinities and NaN in all tiles of V that load_V() announces, by zero_nonfinite(). One warp runs this. */
+/* Replaces infinities and NaN by zeros in all tiles of V for which load_V() asks for it. One warp runs this. */
 template <typename T, class X> DEVICE void zero_nonfinite_tiles(shared<X> &sm)
 {
     for (uint32_t phase = 0;; phase ^= 1) {
@@ -506,12 +507,12 @@ template <typename T, class X> struct attention {
         return t;
     }
 
-    /* Returns the work tile of `t`. With options, its members are read from shared memory at each use, to save
-     * registers. */
+    /* Returns the work tile of `t`. Kernel instances with options read the work tile's members from shared memory at
+     * each use, to save registers. */
     DEVICE const work_tile &work_of(const thread_tile &t) const { return X::SCORE_MODS ? sm.recent[t.slot].work : t.x; }
 
-    /* Sets rows of V past the end of the sequence to zero. It is called where these rows belong to another sequence or
-     * to padding. */
+    /* Sets rows of V past the end of the sequence to zero. It is called if these rows belong to another sequence or to
+     * padding. */
     DEVICE void zero_past_end(const work_tile &x)
     {
         me.await_V();
@@ -596,10 +597,10 @@ template <typename T, class X> struct attention {
             if (p.dropout.drops) drop<N>(S, values.drawn, lane());
     }
 
-    /* With LATE_WAIT, releases the buffer of K in the middle of the softmax. ptxas moves the wait for O up to the
-     * release before it. If the release came before the softmax, no product of this warpgroup would run during the
-     * softmax. The release depends on `sum`, so that ptxas cannot move it. Its condition always holds (a sum is never
-     * below -slack), but ptxas cannot know that. */
+    /* With LATE_WAIT, releases the buffer of K in the middle of the softmax. ptxas moves the wait for the product O up
+     * to the nearest release that precedes the wait. If the release came before the softmax, no product of this
+     * warpgroup would run during the softmax. The release depends on `sum`, so that ptxas cannot move it. The condition
+     * of the release always holds (a sum is never below -slack), but ptxas cannot know that. */
     DEVICE void release_K_late(float sum)
     {
         if (X::LATE_WAIT && me.leader && !(sum < -reference.slack))
@@ -672,7 +673,7 @@ template <typename T, class X> struct attention {
 
     /* first_of_block() returns the first tile of keys that some row of the block sees, which is t.x.first.
      * first_visible() returns the first tile that some row of this warpgroup sees. Both are computed at each use,
-     * because registers are short. */
+     * because registers are scarce. */
     DEVICE int first_of_block(const thread_tile &t) const
     {
         return key_tiles_of<BN>(t.band, t.x.i0, t.x.i0).first;
@@ -682,8 +683,8 @@ template <typename T, class X> struct attention {
         return min(key_tiles_of<BN>(t.band, t.x.i0 + me.w * 64, t.x.i0).first, t.y.last_visible - 1);
     }
 
-    /* Returns the number of tiles at the beginning of the work tile's keys that the block loads and this warpgroup
-     * skips. */
+    /* Returns how many tiles of keys this warpgroup skips at the beginning of the work tile's keys. The block loads
+     * these tiles, because other warpgroups need them. */
     DEVICE int first_passed(const thread_tile &t) const
     {
         return X::PASSES_FIRST ? first_visible(t) - first_of_block(t) : 0;
@@ -850,8 +851,8 @@ template <typename T, class X> struct attention {
     }
 
     /* Stores a split's sums. If this block computes all splits of the rows, adds the sums to those of the earlier
-     * splits, and after the last split stores the results of the rows. Sets flags as finish() for whole work tiles
-     * does. */
+     * splits, and after the last split stores the results of the rows. Sets flags as the other finish() does, which is
+     * for keys that are not split. */
     DEVICE void finish(float (&O)[DV / 2], split_end end, const thread_tile &t)
     {
         const work_tile &x = t.x;
@@ -895,7 +896,7 @@ template <typename T, class X> struct attention {
     }
 
     /* Moves `work` on to the first work tile in which this warpgroup's rows see keys. Stores the results of the work
-     * tiles that it passes. Returns false if no such work tile is left. */
+     * tiles that it skips. Returns false if no such work tile is left. */
     DEVICE bool pass_unseen(next_work &work)
     {
 #pragma unroll 1
@@ -965,14 +966,14 @@ template <typename T, class X> struct attention {
     }
 };
 
-/* In the work tiles for which this warp has set its flag, computes one by one the rows that see a value that is not
- * finite. The function is not inlined, so that the loop over keys keeps its uniform registers (see
+/* Recomputes, one by one, the rows that see a value that is not finite, in the work tiles for which this warp has set
+ * its flag. The function is not inlined, so that the loop over keys keeps its uniform registers (see
  * attention::warp_uniform()). The flags and the list of work tiles are complete, because they were written before the
  * scheduler published STOP. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan_of<X> &p, const cuda_args &a)
 {
-    /* The number of channels depends on the shape. One number for all shapes would make ptxas spill registers in shapes
-     * with small heads. */
+    /* number of channels per lane; one number for all shapes would make ptxas spill registers in shapes with small
+     * heads */
     constexpr int channels = (X::D > X::DV ? X::D : X::DV) / 32;
     const int warp = threadIdx.x / 32 - 4, newest = block_memory<shared<X>>().newest;
     repair_begins();
@@ -1017,7 +1018,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         setmaxnreg_inc<X::CONSUMER>();
         attention<T, X>(p, out, sm, wg - 1).run();
         if constexpr (X::SPLITS)
-            if (!p.in_turn) return; /* merge_splits() computes again the rows that are not finite */
+            if (!p.in_turn) return; /* each split was a work tile: merge_splits() recomputes rows that are not finite */
         if (__any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite)) repair_own_rows<X>(p, a);
     }
 }

@@ -4,8 +4,8 @@
  *         all other warps.
  *   Q     Each consumer gets 64 rows of Q. It releases them after their product with the last keys.
  *   K, V  There is one ring of K tiles and one of V tiles. Both continue from one work tile to the next. K is requested
- *         one tile of keys ahead of V, because a consumer issues S = Q K^T of a tile before O += P V of the tile
- *         before.
+ *         one tile of keys ahead of V, because a consumer issues S = Q K^T of a tile before O += P V of the previous
+ *         tile.
  *
  * The template parameter SM is the block's shared memory, with the members Q[C], K[STAGES], V[STAGES], `bars`,
  * `work` and parts[C]. */
@@ -70,7 +70,7 @@ template <class SM> DEVICE void announce_work(SM &sm)
 template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.empty[0]), at.phase);
-    __syncwarp(); /* without this barrier, a lane far behind the others could miss a phase at the next call */
+    __syncwarp(); /* without this barrier, a lane far behind the other lanes could miss a phase at the next call */
     at.next();
 }
 
@@ -112,7 +112,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     DEVICE kv_consumer(SM &sm_, int w) : consumer<C>(w), sm(sm_) {}
 
     /* Waits for the next work tile x and this consumer's part of it, y. Calls read(x, y), which copies what the caller
-     * needs from them. If read() returns true, the work tile is released. Otherwise release_work() must be called
+     * needs from x and y. If read() returns true, the work tile is released. Otherwise release_work() must be called
      * later. */
     template <class F> DEVICE void take(F read)
     {
@@ -158,7 +158,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         v.next();
     }
 
-    /* Releases the buffer of K at this consumer's ring position, whose tile this warpgroup does not multiply. */
+    /* Releases the next buffer of K in the ring. This warpgroup does not multiply the tile in that buffer. */
     DEVICE void pass_K()
     {
         this->pass_turn();
@@ -182,8 +182,8 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
             if (n < count) pass_V();
     }
 
-    /* Releases tiles of keys first to last - 1, which are all tiles of a work tile in which this warpgroup computes
-     * nothing. */
+    /* Releases tiles of keys `first` to `last` - 1 without a product. They are all tiles of a work tile in which this
+     * warpgroup computes nothing. */
     DEVICE void pass_work(int first, int last)
     {
         await_Q();

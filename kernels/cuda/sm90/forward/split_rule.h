@@ -3,16 +3,17 @@
  * A sequence whose rows fill few work tiles, and which has many keys, would leave most multiprocessors without work.
  * The keys that a work tile sees are therefore divided into splits of equal length, which different blocks compute. The
  * bits of a row depend on the length of the splits. The length is found from the sequence's own numbers of queries and
- * keys, the heads of a group, the window and the head sizes alone. It depends neither on the number of key/value heads,
- * which is smaller in a part of a problem, nor on the batch, nor on the number of multiprocessors. */
+ * keys, the heads of a group, the window and the head sizes alone. It depends neither on the number of key/value heads
+ * (a long problem may be computed in parts with fewer heads), nor on the batch, nor on the number of
+ * multiprocessors. */
 #ifndef ATTN_SM90_SPLIT_RULE_H
 #define ATTN_SM90_SPLIT_RULE_H
 
 #include "kernels/cuda/common/kernels.h"
 
 /* The largest number of work tiles that splits should give a key/value head. With eight key/value heads, 16 work tiles
- * of each nearly fill the 132 multiprocessors of an H100. The keys of rows that fill more than half as many tiles are
- * not split. */
+ * of each nearly fill the 132 multiprocessors of an H100. If the rows of a key/value head alone fill more than half of
+ * SPLIT_TILES, their keys are not split. */
 enum { SPLIT_TILES = 17 };
 
 /* The numbers of a problem that determine how long splits are. */
@@ -22,7 +23,8 @@ struct split_rule {
     int most_queries, least_keys;
     int BN;      /* number of keys per tile */
     int least;   /* the least number of keys that a split may have */
-    int queries; /* number of queries of the whole problem, if this problem is a part of it; 0: it is not a part */
+    int queries; /* number of queries of the whole problem, if only a part of the problem is computed; 0: all of it is
+                  * computed */
     int window;  /* the largest number of keys that the rows of a work tile see under a causal mask or a window */
     /* A work tile has the rows of 2^shift query heads of a group; row r belongs to query r >> shift. per_tile: number
      * of query heads of a group, divided by 2^shift. */
@@ -32,7 +34,7 @@ struct split_rule {
 /* The number of rows of a work tile of forward_split.cu. */
 enum { SPLIT_BM = 128 };
 
-/* The rule by which no sequence that has queries is split. */
+/* A rule by which no sequence is split, unless it has no queries. */
 const split_rule NO_SPLITS = { 0, 0, 1, 1, 0, 0, 0, 0 };
 
 /* Returns whether the keys of a sequence with Sq queries and Sk keys are split. */
@@ -41,8 +43,8 @@ ATTN_HD bool has_splits(const split_rule &r, int Sq, int Sk)
     return Sq <= r.most_queries && Sk >= r.least_keys && Sq <= Sk / 4;
 }
 
-/* Returns the largest number of splits of a work tile of a sequence with Sq queries and Sk keys, or 0 if the keys are
- * not split. More keys never have fewer splits. */
+/* Returns the largest number of splits of a work tile, or 0 if the keys are not split. The work tile belongs to a
+ * sequence with Sq queries and Sk keys. A sequence with more keys never has fewer splits. */
 ATTN_HD int split_count(const split_rule &r, int Sq, int Sk)
 {
     if (!has_splits(r, Sq, Sk)) return 0;
@@ -52,7 +54,7 @@ ATTN_HD int split_count(const split_rule &r, int Sq, int Sk)
     return wanted < most ? wanted : most;
 }
 
-/* Returns the number of key tiles of a split, or 0 if the keys are not split. */
+/* Returns how many key tiles each split has, or 0 if the keys are not split. */
 ATTN_HD int split_length(const split_rule &r, int Sq, int Sk)
 {
     const int count = split_count(r, Sq, Sk);
@@ -65,8 +67,8 @@ ATTN_HD int split_length(const split_rule &r, int Sq, int Sk)
 /* Returns the rule for a problem that sm90_forward takes. */
 split_rule split_rule_of(const attn_plan *plan);
 
-/* split_part_of() returns whether forward_split.cu computes all sequences of the problem, or some (with lengths in
- * device memory), or none. */
+/* split_part_of() returns whether forward_split.cu computes all sequences of the problem, some of them (if their
+ * lengths are in device memory), or none. */
 enum split_part : uint8_t { SPLITS_NONE, SPLITS_SOME, SPLITS_ALL };
 split_part split_part_of(const split_rule &r, const attn_geometry &g);
 

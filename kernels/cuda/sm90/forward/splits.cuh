@@ -2,7 +2,7 @@
  *
  * A split's result is O, which is not divided by l, and two numbers for each row: `top` and l. The exponentials in O
  * and l are divided by 2^top. `fold` adds splits in their order, the first ones first. There are two ways to compute
- * them. Each split may be a work tile, which stores its result; the kernel merge_splits() then adds the results. Or,
+ * splits. Each split may be a work tile, which stores its result; the kernel merge_splits() then adds the results. Or,
  * with split_plan::in_turn, a work tile computes all splits of its rows, one after the other, and keeps the sum in
  * memory. Both ways give the same bits, because they do the same operations in the same order.
  *
@@ -18,15 +18,15 @@ namespace {
 struct split_plan : plan {
     int most;     /* number of work tiles for the same rows: the largest number of splits, or 1 with in_turn */
     bool in_turn; /* true: a work tile computes all splits of its rows; false: each split is a work tile */
-    float4 *sums; /* sums of O; indices: slot, warp, 4 numbers of O, lane. There is a slot for each work tile or,
-                   * with in_turn, each block. */
-    /* [slot][warp][lane]: x and y are `top` and `l` (see split_end) of the first of the lane's two rows, z and w those
-     * of the second */
+    float4 *sums; /* sums of O; indices: slot, warp, 4 numbers of O, lane. Each work tile has a slot or, with in_turn,
+                   * each block. */
+    /* [slot][warp][lane]: x and y are `top` and `l` (see split_end) of the first of the lane's two rows; z and w are
+     * `top` and `l` of the second row */
     float4 *of_row;
 };
 
-/* What is known of a split after its softmax: for the thread's two rows, the sums l of exponentials divided by 2^top;
- * and whether scores and sums are finite. */
+/* What is known of a split after its softmax. l: for each of the thread's two rows, the sum of exponentials divided by
+ * 2^top. finite: whether scores and sums are finite. */
 struct split_end {
     float top[2], l[2];
     bool finite;
@@ -44,8 +44,8 @@ template <int BM, int BN> DEVICE work_tile split_rows_of(const split_plan &p, in
     return x;
 }
 
-/* Returns work tile t: all keys that its rows see, and the number of its split. Where one work tile computes all
- * splits, that number is 0. If the rows have no split of that number, i0 is SKIP. */
+/* Returns work tile t, with all keys that its rows see, and the number of its split. If one work tile computes all
+ * splits of its rows, the number is 0. If the rows have no such split, i0 is SKIP. */
 template <int BM, int BN> DEVICE work_tile split_tile_of(const split_plan &p, int t)
 {
     work_tile x = split_rows_of<BM, BN>(p, t / p.most);
@@ -57,8 +57,9 @@ template <int BM, int BN> DEVICE work_tile split_tile_of(const split_plan &p, in
 
 /* ---- The sums of splits ------------------------------------------------------------------------------------------ */
 
-/* Combines two partial results of a row. The sum is relative to the larger of their two `top`. The operations are
- * intrinsics, whose rounding the compiler cannot change: two kernels use this struct and must get the same bits. */
+/* Combines two partial results of a row. The combined sum is relative to the larger of their two references (`top`).
+ * The operations are intrinsics, whose rounding the compiler cannot change: two kernels use this struct and must get
+ * the same bits. */
 struct fold {
     float top, keep, add;
     DEVICE fold(float before, float next)
@@ -72,8 +73,8 @@ struct fold {
     DEVICE float operator()(float before, float next) const { return fmaf(add, next, __fmul_rn(keep, before)); }
 };
 
-/* Adds the sums of all earlier splits to O and `end` of the next split. `before` has top and l of both rows of the
- * earlier splits. O_of(n) returns four numbers of their O, two for each row. */
+/* Adds the sums of all earlier splits to O and `end` of the next split. The parameter `before` has top and l of both
+ * rows for the earlier splits. O_of(n) returns four numbers of O of the earlier splits, two for each row. */
 template <int N, class F> DEVICE void add_split(const float4 &before, F O_of, float (&O)[N], split_end &end)
 {
     const fold first(before.x, end.top[0]), second(before.z, end.top[1]);
@@ -118,8 +119,8 @@ template <int N> DEVICE bool is_finite(const float (&O)[N])
 
 /* ---- Storing the results of rows --------------------------------------------------------------------------------- */
 
-/* Stores WIDTH columns of out, from `column` on, of the thread's rows i0 and i0 + 8 of work tile x, and with column 0
- * their lse. O and `end` are the sums over all splits. Returns whether all results are finite. */
+/* Stores WIDTH columns of out, from `column` on, of the thread's rows i0 and i0 + 8 of work tile x. If `column` is 0,
+ * stores lse of these rows too. O and `end` are the sums over all splits. Returns whether all results are finite. */
 template <typename T, int WIDTH>
 DEVICE bool store_split_rows(const split_plan &p, const work_tile &x, int i0, int column, float (&O)[WIDTH / 2],
                              const split_end &end, int lane)

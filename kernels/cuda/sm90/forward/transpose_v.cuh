@@ -11,8 +11,8 @@
  * Within each 16 keys, V^T has the keys in the order in which the accumulators hold P, so that P can be an operand
  * without a change: position 16u + 4q + e holds key 16u + 8 (e / 2) + 2q + e % 2.
  *
- * A NaN in V would make rows NaN that do not see it, because 0 * NaN is NaN. Therefore V^T has a zero in its place, and
- * the unit's mark records that. (float8_e4m3fn has no infinities.) */
+ * A NaN in V would also make those rows NaN that do not see its key, because 0 * NaN is NaN. Therefore V^T has a zero
+ * in its place, and the unit's mark records that. (float8_e4m3fn has no infinities.) */
 #ifndef ATTN_SM90_TRANSPOSE_V_CUH
 #define ATTN_SM90_TRANSPOSE_V_CUH
 
@@ -30,15 +30,17 @@ enum { THERE = 1, THERE_NONFINITE = 3 };
 
 struct transpose_plan {
     const uint8_t *V;
-    /* batch, head, row: strides of V in bytes. sweep: distance in bytes from the rows of V that a warp requests at a
-     * time to the rows that it requests next */
+    /* batch, head, row: strides of V in bytes. sweep: a warp requests some rows of V at a time, and this is the
+     * distance in bytes to the rows that it requests next */
     int64_t batch, head, row, sweep;
     uint8_t *to; /* V^T, a dense tensor [B, Hk, Dv, pitch] */
     int64_t to_head, pitch;
-    /* [head][block of keys][block of channels]: the mark of the unit, which says whether it is ready */
+    /* [head][block of keys][block of channels]: one word per unit (128 keys by 64 channels), its mark, which says
+     * whether the unit is ready */
     uint32_t *marks;
     int Hk, Sk, Dv;
-    /* blocks of keys per head, blocks of channels per head, and number of units of all heads */
+    /* blocks of 128 keys per head, blocks of 64 channels per head, and number of units (such blocks of V) of all
+     * heads */
     int key_blocks, channel_blocks, units;
     tile_order order; /* order in which the blocks of keys are transposed */
     /* true: the heads with which the blocks begin have more units of V^T (128 keys by 64 channels) than the grid has
@@ -55,12 +57,13 @@ static inline int64_t transpose_units(const attn_dims &d)
 
 /* ---- Units of V^T: what a warp transposes at a time -------------------------------------------------------------- */
 
-/* A unit of V^T: where the unit begins in V and in V^T, the index of its mark, and how many keys and channels it has.
- * If keys is 0, no unit is left. */
+/* A unit of V^T (at most 128 keys by 64 channels): where it begins in V and in V^T, the index of its mark, and how many
+ * keys and channels it has. If keys is 0, no unit is left. */
 struct unit {
     int64_t from, to;
     int mark;
-    uint32_t found; /* value that the unit's mark will get (THERE or THERE_NONFINITE) */
+    uint32_t found; /* value that the unit's mark (the word that says whether it is ready) will get: THERE or
+                     * THERE_NONFINITE */
     int keys, channels;
 };
 
@@ -77,8 +80,8 @@ template <int STEPS> struct transpose_memory {
     DEVICE unit &own_unit(int which) { return units[index()][which]; }
 };
 
-/* Returns unit n of V^T. Units are in the order in which work tiles need them: a head's last block of keys comes first,
- * with all its channels. */
+/* Returns unit n (128 keys by 64 channels) of V^T. Units are in the order in which work tiles need them: a head's last
+ * block of keys comes first, with all its channels. */
 DEVICE unit unit_of(const transpose_plan &p, int n)
 {
     unit x = {};
@@ -103,7 +106,7 @@ DEVICE uint32_t without_nan(uint32_t word)
     return word & ~(nan | (nan - (nan >> 7)));
 }
 
-/* Layout in shared memory of one step in the transposition of V: LINES keys of CELLS times 16 channels. A cell is 16
+/* Layout in shared memory of one step in the transposition of V: LINES keys with CELLS cells each. A cell is 16
  * channels of one key. The 8 rows that ldmatrix reads for one matrix (keys 16 i and 16 i + 1) lie in different
  * banks. */
 template <int STEPS> struct transpose_step_shape {
@@ -124,10 +127,12 @@ template <int STEPS, class MEMORY> struct transposer {
     const transpose_plan &p;
     MEMORY &memory;
 
-    /* Returns the description of one of the calling warp's two units, the present one or the next. */
+    /* Returns the description of a unit (piece of V to transpose). The calling warp has two of them: the present unit
+     * and the next one. */
     DEVICE unit &at(int which) const { return memory.own_unit(which); }
 
-    /* Requests V of a step, one of the STEPS parts of a unit. Bytes for keys or channels past the end become zeros. */
+    /* Requests the numbers of V that one step transposes. A unit of V is transposed in STEPS steps. Bytes for keys or
+     * channels past the end become zeros. */
     DEVICE void fetch(int which, int step) const
     {
         const uint32_t lane = thread_anew() % 32;
@@ -146,9 +151,9 @@ template <int STEPS, class MEMORY> struct transposer {
             for (int key = lane; key < min(x.keys, KEYS); key += 32) prefetch_L2(p.V + x.from + key * p.row);
     }
 
-    /* Transposes a step, one of the STEPS parts of a unit. With g = lane / 4 and q = lane % 4, ldmatrix gives a lane
-     * channels 2 g and 2 g + 1 (of 16) of keys 16 q to 16 q + 15 (of 64), two keys per register. The lane makes 16
-     * neighbouring bytes of V^T from each of the two channels. */
+    /* Transposes the numbers of one step. A unit of V is transposed in STEPS steps. With g = lane / 4 and q = lane % 4,
+     * ldmatrix gives a lane channels 2 g and 2 g + 1 (of 16) of keys 16 q to 16 q + 15 (of 64), two keys per register.
+     * The lane makes 16 neighbouring bytes of V^T from each of the two channels. */
     DEVICE void transpose(int which, int step) const
     {
         const uint32_t lane = thread_anew() % 32, row = lane % 8, key = 16 * (row / 2) + 2 * (lane / 8) + row % 2;
@@ -162,7 +167,7 @@ template <int STEPS, class MEMORY> struct transposer {
 #pragma unroll 1
             for (int first = 0; first < step_shape::LINES; first += 64) {
                 const uint32_t from = staging + step_shape::cell(first + key, n);
-                /* v[m]: keys 2m and 2m + 1 of the lane's 16 keys; w[m]: keys 2m + 8 and 2m + 9 */
+                /* v[m] has keys 2m and 2m + 1 of the lane's 16 keys; w[m] has keys 2m + 8 and 2m + 9 */
                 uint32_t v[4], w[4], sums = 0;
                 ldmatrix_x4_trans(v, from);
                 ldmatrix_x4_trans(w, from + 8 * step_shape::CELLS * 16);
@@ -189,7 +194,8 @@ template <int STEPS, class MEMORY> struct transposer {
                                   __byte_perm(v[2], w[2], BYTES), __byte_perm(v[3], w[3], BYTES));
     }
 
-    /* Sets the mark of a unit of V^T to ready, after all stores of this warp to the unit. */
+    /* Sets the mark of a unit of V^T to ready, after all stores of this warp to the unit. The mark tells other warps
+     * that they may load the unit. */
     DEVICE void publish(const unit &x) const
     {
         fence_proxy_async_global(); /* makes this lane's stores visible to TMA */
@@ -227,7 +233,8 @@ template <int STEPS, class MEMORY> struct transposer {
         __syncwarp();
         if (at(0).keys) fetch(0, 0);
         for (int n = 0; at(n).keys; n ^= 1) {
-            /* claim the next unit before this one is transposed, because the atomic operation takes time */
+            /* claim the next unit (piece of V) before this one is transposed, because the atomic operation takes
+             * time */
             const int claimed = claimer ? claim(p.next_unit) : 0;
 #pragma unroll 1
             for (int step = 0; step < STEPS; step++) {
@@ -240,7 +247,7 @@ template <int STEPS, class MEMORY> struct transposer {
             }
             if (claimer) at(n ^ 1) = unit_of(p, claimed);
             __syncwarp();
-            /* fetch the next unit's V, which arrives while the present unit is stored */
+            /* fetch V of the next unit (piece of V), which arrives while the present unit is stored */
             if (at(n ^ 1).keys) fetch(n ^ 1, 0);
             publish(at(n));
         }
@@ -255,14 +262,16 @@ template <int STEPS, class MEMORY> struct transposer {
 DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
 {
     while (ready > wanted) {
-        /* index of the mark that this lane reads; the head has one mark for each unit of V^T */
+        /* index of the mark that this lane reads; the head has one mark for each unit (128 keys by 64 channels) of
+         * V^T */
         const int below = ready * p.channel_blocks - 1 - (int)(thread_anew() % 32);
         const bool missing = below >= 0 &&
                              load_acquire(p.marks + (head * p.key_blocks * p.channel_blocks + below)) == 0;
         const uint32_t any = __ballot_sync(0xffffffff, missing);
         ready -= (uint32_t)(any ? __ffs(any) - 1 : 32) / (uint32_t)p.channel_blocks;
     }
-    __syncwarp();               /* afterwards all lanes see V^T, although only one lane has read (acquired) each mark */
+    __syncwarp();               /* after this barrier all lanes see V^T, although only one lane has read (acquired) each
+                                 * mark */
     fence_proxy_async_global(); /* afterwards TMA sees the V^T that is ready */
     return ready;
 }
@@ -273,7 +282,7 @@ DEVICE int key_blocks_below(const transpose_plan &p, int end)
     return min((end + KEYS - 1) / KEYS, p.key_blocks);
 }
 
-/* Returns whether V had a NaN in a unit (KEYS keys by CHANNELS_V channels) that was transposed so far. The result
+/* Returns whether V had a NaN in a unit (KEYS keys by CHANNELS_V channels) that has been transposed so far. The result
  * covers at least every unit for whose mark the caller has waited, and every unit whose V^T has arrived in shared
  * memory. */
 DEVICE bool had_any_nan(const transpose_plan &p)
@@ -281,8 +290,8 @@ DEVICE bool had_any_nan(const transpose_plan &p)
     return *(volatile uint32_t *)p.any_nan;
 }
 
-/* Returns whether V had a NaN in any unit (KEYS keys by CHANNELS_V channels) that has one of keys begin to end - 1 of a
- * head. The caller must have waited until these units are ready. */
+/* Returns whether V had a NaN in a unit (KEYS keys by CHANNELS_V channels) that contains one of the keys `begin` to
+ * `end` - 1 of a head. The caller must have waited until these units are ready. */
 DEVICE bool had_nan(const transpose_plan &p, int64_t head, int begin, int end)
 {
     const uint32_t *const marks = p.marks + head * p.key_blocks * p.channel_blocks;

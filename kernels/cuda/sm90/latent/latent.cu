@@ -1,4 +1,4 @@
-/* latent.cu: multi-head latent attention for Hopper: few queries of many heads, and one key/value head. Its values are
+/* latent.cu: multi-head latent attention for Hopper: few queries of many heads, and one key/value head. The values are
  * the first 512 of the keys' 576 columns, in the same memory. Keys may lie in one piece or in pages.
  *
  * Each byte of K is read once, for both products. A block has 64 rows (row r is query r / H of head r % H) and visits
@@ -26,8 +26,8 @@
  * released together with the half that the other warpgroup multiplies by P. Halves are released, and then requested
  * again, in this order: left half of stage 0, right half of stage 0, right half of stage 1, left half of stage 1. A
  * quarter of the time for two tiles lies between two releases. The left warpgroup multiplies before it passes P0 on,
- * and issues only the scores of two boxes (64 columns each) after its last product, so that it releases its halves
- * early.
+ * and after its last product it issues only the score products of two boxes (64 columns each). Therefore it releases
+ * its halves early.
  *
  * The product that computes scores of 64 keys reads both operands at the full bandwidth of shared memory, but arriving
  * tiles and P need bandwidth too. Each consumer therefore keeps the last KEPT boxes of Q in registers.
@@ -147,8 +147,8 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* A consumer warpgroup. W is LEFT or RIGHT. W says for which stage (0 or 1) the warpgroup computes scores, and which
- * half of V it multiplies. */
+/* A consumer warpgroup. W is LEFT or RIGHT. W says for which stage (buffer of keys, 0 or 1) the warpgroup computes
+ * scores, and which half of V it multiplies. */
 template <typename T, int W> struct warpgroup {
     const plan &p;
     shared &sm;
@@ -194,7 +194,8 @@ template <typename T, int W> struct warpgroup {
             }
     }
 
-    /* Waits for a piece of the tile whose scores this warpgroup computes, and issues S += Q K^T for the piece. */
+    /* Waits for a piece (128 or 64 columns) of the tile whose scores this warpgroup computes, and issues S += Q K^T for
+     * the piece. */
     template <int PIECE, bool FIRST> DEVICE void score_piece(float (&S)[BN / 2]) const
     {
         const k_major_low<64> Q(address(sm.Q[0])), K(address(sm.K[W][0]));
@@ -229,10 +230,10 @@ template <typename T, int W> struct warpgroup {
         softmax_step<BN>(S, x, rescale, p.reference);
     }
 
-    /* Writes P of this warpgroup's tile to shared memory, for the other warpgroup, and for each row the reference (the
-     * number subtracted from its scores) and the rescale factor. P overwrites the last 64 columns of the tile's keys.
-     * This is safe once all four warps of this warpgroup have computed their scores, because no warp reads these
-     * columns later. */
+    /* Writes P of this warpgroup's tile to shared memory, for the other warpgroup. Also writes, for each row, the
+     * reference (the number subtracted from its scores) and the rescale factor. P overwrites the last 64 columns of the
+     * tile's keys. This is safe once all four warps of this warpgroup have computed their scores, because no warp reads
+     * these columns later. */
     DEVICE void give(const uint32_t (&P)[BN / 16][4], const float (&rescale)[2]) const
     {
         /* read thread numbers again, because addresses made from earlier copies would stay in registers all the time */
@@ -254,7 +255,7 @@ template <typename T, int W> struct warpgroup {
     }
 
     /* Reads, for each of the thread's rows, the reference and the rescale factor that the other warpgroup has written.
-     * Threads of the same number have the same rows in both warpgroups. */
+     * Threads with the same number have the same rows in both warpgroups. */
     DEVICE void take(float (&rescale)[2])
     {
         named_barrier_sync(W == LEFT ? P1_READY : P0_READY, 256);
@@ -298,9 +299,9 @@ template <typename T, int W> struct warpgroup {
     }
 
     /* Processes the tiles of a split, two at a time. The product that computes a tile's scores is issued after the
-     * previous product O += P V, so that O += P V completes and its stage is released while the scores are computed.
-     * ptxas makes good code only if each product O += P V is retired in the iteration that issues it, and if no other
-     * product is in flight while O is rescaled. */
+     * previous product O += P V, so that O += P V completes and its buffer (stage) is released while the scores are
+     * computed. ptxas makes good code only if each product O += P V is retired in the iteration that issues it, and if
+     * no other product is in flight while O is rescaled. */
     DEVICE void run_left(float (&O)[HALF / 2], int first, int tiles)
     {
         float S[BN / 2];
@@ -568,8 +569,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- The kernels that combine partial results -------------------------------------------------------------------- */
 
-/* COMBINE_PARTS: number of parts in which a row's split groups are added up. Part n adds up groups n, n + 4, n + 8 and
- * so on. At the end the parts are added up. */
+/* COMBINE_PARTS: number of parts in which a row's split groups (four splits each) are added up. Part n adds up groups
+ * n, n + 4, n + 8 and so on. At the end the results of the parts are added up. */
 enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* number of blocks per multiprocessor */ };
 
 /* Adds up the results of a row's splits. Each block computes one row, with 128 threads for each part (every fourth
@@ -750,7 +751,7 @@ cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cud
     if (code != cudaSuccess) return code;
     if (y.all_end)
         return launch_dependent(repair_latent, attn_min64(attn_tiles(y.rows, 128), 1024), 128, 0, stream, a, p);
-    /* true: no part has more than one split group, so a kernel without parts suffices */
+    /* true: no part (every fourth split group of a row) has more than one group, so a kernel without parts suffices */
     const bool one_each = attn_tiles(y.units, y.walks ? 1 : SPLIT_GROUP) <= COMBINE_PARTS;
     return one_each ? launch_dependent(combine_latent<1>, y.rows, 128, 0, stream, a, p)
                     : launch_dependent(combine_latent<COMBINE_PARTS>, y.rows, 128 * COMBINE_PARTS, 0, stream, a, p);

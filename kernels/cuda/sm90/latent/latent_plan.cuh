@@ -24,8 +24,10 @@ struct plan {
     int tiles, units;
     /* true: a unit is a group of splits, which one block computes one after the other; false: each unit is one split */
     int walks;
-    float4 *O;      /* sums O of the units: 64 rows of 512 columns each, in the order of piece_of() */
-    float2 *ml;     /* for each row of O: x is its reference m in base 2 (see fold), and y is its sum l */
+    float4 *O;      /* sums O of the units (splits or split groups), 64 rows of 512 columns each, stored in the order of
+                     * piece_of() */
+    float2 *ml;     /* for each row of O: x is the row's reference m (the number subtracted from its scores before exp2,
+                     * see fold), and y is the row's sum l */
     uint8_t *flags; /* two flags per row of out: nonzero if the row's left or right half must be computed again */
 };
 
@@ -63,8 +65,8 @@ inline int64_t most_splits_of(int64_t keys, bool wide)
 struct sequence_place {
     attn_sequence s;
     int rows;
-    /* first to last - 1: the keys that the rows see, from the beginning of a tile on; length: number of keys per split;
-     * splits: number of splits */
+    /* The rows see keys `first` to `last` - 1, where `first` is rounded down to the beginning of a tile. length: number
+     * of keys per split. splits: number of splits. */
     int first, last, length, splits;
     DEVICE bool ends_in_block(const plan &p) const { return splits == 1 || (p.walks && splits <= SPLIT_GROUP); }
 };
@@ -83,7 +85,7 @@ DEVICE sequence_place sequence_place_of(const attn_geometry &g, int b)
     return y;
 }
 
-/* What a block computes: rows from r0 on, over splits (parts of the keys) begin to end - 1. */
+/* What a block computes: rows from r0 on, over splits (parts of the keys) `begin` to `end` - 1. */
 struct block_place {
     sequence_place q;
     int b, r0, begin, end;

@@ -79,8 +79,8 @@ DEVICE void tma_prefetch_4d(const CUtensorMap *map, int c0, int c1, int c2, int 
                  : "memory");
 }
 
-/* Like tma_load_4d() without `policy`, but loads the box with a cache policy for the L2 cache (createpolicy, PTX ISA
- * 9.7.9.16). */
+/* Like the tma_load_4d() without a parameter `policy`, but loads the box with a cache policy for the L2 cache
+ * (createpolicy, PTX ISA 9.7.9.16). */
 DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar,
                         uint64_t policy)
 {

@@ -1,6 +1,6 @@
 /* epilogue.cuh: the end of a work tile (BM queries of one head): the sink, lse, the test whether all results are
- * finite, and the store of O. Rows that tensor cores cannot compute get a flag. Warps compute these rows again later,
- * one by one. */
+ * finite, and the store of O. A flag marks the rows whose results are not finite. Later a warp computes each of these
+ * rows without tensor cores. */
 #ifndef ATTN_SM90_EPILOGUE_CUH
 #define ATTN_SM90_EPILOGUE_CUH
 
@@ -143,7 +143,7 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
         uint4 words[D / 16]; /* all words are loaded before the first one is stored, so the loads overlap */
 #pragma unroll
         for (int n = 0; n < D / 16; n++) words[n] = word_of(i + n * STEP, piece);
-        /* This call keeps all loads before the first store. Without it ptxas would move the last load behind the
+        /* This call keeps all loads before the first store. Without it ptxas would move the last load after the
          * stores. */
         opaque(*(uint32_t(*)[D / 4]) words);
 #pragma unroll
@@ -275,7 +275,7 @@ DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int wi
     else store_rows<T, D>((T *)to.data + place, to.row, count, width, sums, rest...);
 }
 
-/* ---- Computing rows again whose results are not finite ----------------------------------------------------------- */
+/* ---- Recomputing rows whose results are not finite --------------------------------------------------------------- */
 
 /* Scans flags and repairs rows. A flag stands for the 16 rows of a work tile that one warp computed, or in latent.cu
  * for one row. A warp reads 32 flags at a time: each lane calls flag(n), which returns flag n. For each flag that is

@@ -9,11 +9,11 @@
 
 #include "kernels/cuda/sm90/layer/scheduler.cuh"
 
-/* ---- Masks that leave a band of keys: causal, window, lengths ---------------------------------------------------- */
+/* ---- Masks that let a row see a band of keys: causal, window, lengths -------------------------------------------- */
 
 /* Sets scores to -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see the key. The tile's keys
- * begin at j0, and all rows see the first FIRST of them. RIGHT_ONLY: the mask hides no key on the left. Row r belongs
- * to query r >> shift. */
+ * begin at j0, and all rows see the first FIRST keys. RIGHT_ONLY: the mask hides no key on the left. Row r belongs to
+ * query r >> shift. */
 template <int N, bool RIGHT_ONLY = false, int FIRST = 0>
 DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int lane, int shift = 0)
 {
@@ -33,7 +33,8 @@ DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int la
 
 /* A problem's FlashMask. If the problem has none, bounds is NULL. */
 struct flash_mask {
-    /* for each key, n row numbers at which the mask begins or ceases to hide the key; `group` query heads share them */
+    /* for each key, `n` row numbers at which the mask begins or ceases to hide the key; `group` query heads share these
+     * numbers */
     const int32_t *bounds;
     int64_t batch, head, row;
     /* the smallest and the largest FlashMask bound of each tile of keys; indices: head, tile of keys */
@@ -62,7 +63,8 @@ struct tile_bits {
 };
 
 /* Lists the tiles of keys that are not hidden. It fills `seen`, and narrows `tiles` to the range from the first visible
- * tile to the last. kind_of(j) must return the kind of tile j. All lanes of the warp must call this. */
+ * tile to the last. kind_of(j) must return the attn_tile_kind of tile j: hidden, partly visible, or free (fully
+ * visible). All lanes of the warp must call this. */
 template <class KIND> DEVICE void list_tiles(key_tiles &tiles, tile_bits &seen, KIND kind_of)
 {
     const int lane = threadIdx.x % 32;
@@ -87,7 +89,8 @@ DEVICE const attn_mask_extremes *extremes_of(const flash_mask &mask, int b, int 
     return mask.extremes + ((int64_t)b * (H / mask.group) + h / mask.group) * mask.key_tiles;
 }
 
-/* Lists the tiles of keys that FlashMask lets rows begin to end - 1 see. All lanes of the warp must call this. */
+/* Lists the tiles of keys that FlashMask does not hide completely from rows `begin` to `end` - 1. All lanes of the warp
+ * must call this. */
 DEVICE void list_visible_tiles(const flash_mask &mask, int b, int h, int H, int begin, int end, key_tiles &tiles,
                                tile_bits &seen)
 {

@@ -30,8 +30,8 @@ struct exact_reference {
     DEVICE float change(float m, float b, float f) const { return __fsub_rn(__fmul_rn(m, f), b); }
 };
 
-/* Converts the largest score m of a row to base 2, as in_base_2() does. m is a raw score, which exact_reference keeps:
- * m * unit is the true score. */
+/* Converts the largest score m of a row to base 2, as in_base_2() does. m is a raw score, as in exact_reference: the
+ * true score is m * unit. */
 struct largest_in_base_2 {
     float unit;
     DEVICE float base(float m) const
@@ -42,13 +42,14 @@ struct largest_in_base_2 {
 
 /* ---- keep_mask as bits, row by row ------------------------------------------------------------------------------- */
 
-/* A keep_mask as bits, in scratch memory. Each row has four words per tile of keys: bit n of word e belongs to key 4 n
- * + e of the tile. A bit is 1 for keys that are kept, and for keys that do not exist. `kinds` has one byte for each 64
- * rows and tile of keys: bits of tile_kind. */
+/* A keep_mask as bits, in scratch memory. Each row (query) has four words per tile of keys. Bit n of word e belongs to
+ * key 4 n + e of the tile. A bit is 1 for keys that are kept, and for keys that do not exist. `kinds` has one byte
+ * (bits of tile_kind) for each block of 64 rows by one tile of keys. */
 struct kept_bits {
     const uint4 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* strides between batch rows, heads and queries; the unit is all words of one query; 0: the axis is broadcast */
+    /* strides between batch rows, heads and queries, counted in queries (all words of a query count as 1); 0: the axis
+     * is broadcast */
     int64_t batch, head, row;
     int rows, tiles; /* rows: rows per head (1: the mask is the same for all rows); tiles: tiles of keys */
 };
@@ -60,8 +61,8 @@ static inline int64_t kept_rows_of(const attn_geometry &g, bool batch, bool head
     return (batch ? g.dims.B : 1) * (head ? g.dims.H : 1) * (row ? g.dims.Sq : 1);
 }
 
-/* Plans the bits of a keep_mask, for tiles of BN keys. Returns the bytes of scratch memory that the bits take, or 0 if
- * the problem has no keep_mask. `memory` may be NULL if the caller only needs the size. */
+/* Plans the memory for the bits of a keep_mask, for tiles of BN keys. Returns the bytes of scratch memory that the bits
+ * take, or 0 if the problem has no keep_mask. `memory` may be NULL if the caller only needs the size. */
 static inline int64_t plan_kept_bits(const attn_geometry &g, bool given, int BN, void *memory, kept_bits &x)
 {
     const attn_view &keep = g.view[ATTN_T_keep_mask];
@@ -85,9 +86,9 @@ DEVICE uint8_t kind_of(const kept_bits &kept, int b, int h, int i, int tile)
     return kept.kinds[(head * blocks + (kept.row ? i / KIND_ROWS : 0)) * kept.tiles + tile];
 }
 
-/* Returns the two words of kept_bits, for row i and a tile of keys, that have the bits of this lane's columns. Of
- * columns 8 n to 8 n + 7, a lane has two neighbours. Bit 2 n + lane % 4 / 2 of x is the bit of the left neighbour, and
- * the same bit of y is the bit of the right neighbour. */
+/* Returns two words of kept_bits for row i and a tile of keys. They have the bits of this lane's columns. Among columns
+ * 8 n to 8 n + 7, a lane has two neighbouring ones. Bit 2 n + lane % 4 / 2 of x belongs to the left one, and the same
+ * bit of y to the right one. */
 DEVICE uint2 kept_words(const kept_bits &kept, int b, int h, int i, int tile, int lane)
 {
     const uint4 *const at = kept.words + (b * kept.batch + h * kept.head + i * kept.row) * kept.tiles + tile;
@@ -112,8 +113,8 @@ DEVICE void list_visible_tiles(const flash_mask &mask, const kept_bits &kept, in
     });
 }
 
-/* Sets a score to -inf if keep_mask hides its pair. words[r] has a bit for each score of the thread's row number r (0
- * or 1), in the order of kept_words(); the bit 0 means that keep_mask hides the pair. */
+/* Sets the scores of pairs that keep_mask hides to -inf. words[r] has a bit for each score of the thread's row number r
+ * (0 or 1), in the order of kept_words(); a bit of 0 means that keep_mask hides the pair. */
 template <int N> DEVICE void hide_by_words(float (&S)[N / 2], const uint2 (&words)[2], int lane)
 {
     const int place = lane % 4 / 2;
@@ -187,20 +188,21 @@ template <int BN> cudaError_t make_kept_bits(const attn_geometry &g, const kept_
 /* ---- keep_mask as bits, key by key ------------------------------------------------------------------------------- */
 
 /* A keep_mask as bits by key, in scratch memory. Each key has two words per COLUMN_QUERIES queries. Bit n of the first
- * word is query 2 n; bit n of the second is query 2 n + 1. Bits are 1 for queries that see the key, and for queries
- * and keys that do not exist. `kinds` has one byte for each KIND_KEYS keys and COLUMN_QUERIES queries: bits of
- * tile_kind. */
+ * word is query 2 n; bit n of the second is query 2 n + 1. Bits are 1 for queries that see the key, and for queries and
+ * keys that do not exist. `kinds` has one byte (bits of tile_kind) for each block of KIND_KEYS keys by COLUMN_QUERIES
+ * queries. */
 const int COLUMN_QUERIES = 64, KIND_KEYS = 128;
 struct kept_columns {
     const uint2 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* strides between batch rows and heads; the unit is all words of one head; 0: the axis is broadcast */
+    /* strides between batch rows and heads, counted in heads (all words of a head count as 1); 0: the axis is
+     * broadcast */
     int64_t batch, head;
     /* keys: keys per head; tiles: tiles of queries per head (1: the mask is the same for all queries) */
     int keys, tiles;
 };
 
-/* Plans a keep_mask as bits by key. Arguments and result are those of plan_kept_bits(). */
+/* Plans the memory of a keep_mask as bits by key. Arguments and result are those of plan_kept_bits(). */
 static inline int64_t plan_kept_columns(const attn_geometry &g, bool given, void *memory, kept_columns &x)
 {
     const attn_view &keep = g.view[ATTN_T_keep_mask];
@@ -350,7 +352,7 @@ DEVICE void load_bias(uint32_t (&raw)[N / 2], const pair_bias &bias, const char 
 #pragma unroll
             for (int n = 0; n < N / 4; n++) raw[n] = __ldg((const uint32_t *)(rows[n % 2] + j0 * 2ll) + n / 2 * 4);
     } else {
-        /* number of columns of the bias from this lane's first column on */
+        /* how many columns of the bias remain from this lane's first column on */
         const int left = bias.columns - j0 - lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < N / 4; n++) {

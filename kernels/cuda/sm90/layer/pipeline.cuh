@@ -16,14 +16,14 @@
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 #include "kernels/cuda/sm90/layer/tma.cuh"
 
-/* ---- Pairs of barriers: a buffer is full, a buffer is empty ------------------------------------------------------ */
+/* ---- Pairs of barriers, `full` and `empty`, for each buffer ------------------------------------------------------ */
 
 /* The barriers of a ring of STAGES buffers, in shared memory. */
 template <int STAGES> struct barrier_pairs {
     uint64_t full[STAGES], empty[STAGES];
 };
 
-/* Initialises the barriers of a ring. A stage is free again after `readers` arrivals. One thread calls this;
+/* Initialises the barriers of a ring. A stage (buffer) is free again after `readers` arrivals. One thread calls this;
  * fence_mbarrier_init() and a barrier of the whole block must follow. */
 template <int STAGES> DEVICE void init_pairs(barrier_pairs<STAGES> &pairs, int readers)
 {
@@ -123,8 +123,8 @@ template <int C> struct consumer {
         release(pairs.empty[at.stage]);
     }
 
-    /* Releases a stage that no product of this warpgroup reads. First the warpgroup's four warps meet at a barrier, so
-     * that none of them still waits for the stage. */
+    /* Releases a stage (buffer of the ring) that no product of this warpgroup reads. First the warpgroup's four warps
+     * meet at a barrier, so that none of them still waits for the stage. */
     template <int STAGES> DEVICE void pass(barrier_pairs<STAGES> &pairs, ring<STAGES> &at) const
     {
         await_full(pairs, at);

@@ -2,8 +2,8 @@
  * operand in registers.
  *
  * An operand's function step(k) returns the descriptor of the product's step number k. A step is 32 bytes of each row
- * of a K-major operand, or 16 rows of an MN-major one. The functions that multiply only issue and commit a product.
- * Call retire() before reading the product's sums. */
+ * of a K-major operand, or 16 rows of an MN-major one. The functions that multiply issue and commit a product, but
+ * do not wait for it. Call retire() before reading the product's sums. */
 #ifndef ATTN_SM90_PRODUCTS_CUH
 #define ATTN_SM90_PRODUCTS_CUH
 
@@ -19,8 +19,8 @@ template <int ROWS> struct k_major {
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k / 4 * ROWS * 128 + k % 4 * 32, 16, 1024); }
 };
 
-/* A K-major operand that stores the descriptor of its first step. One addition makes the descriptor of a later step
- * from it. */
+/* A K-major operand that stores the descriptor of its first step (32 bytes of each row). The descriptor of a later step
+ * takes one addition. */
 template <int ROWS> struct k_major_described {
     uint64_t first;
     DEVICE explicit k_major_described(uint32_t address) : first(wgmma_descriptor(address, 16, 1024)) {}
@@ -35,8 +35,8 @@ template <int ROWS> struct mn_major {
 };
 
 /* Operands (K-major and MN-major) that store only the low word of a descriptor, because the high word is the same in
- * all descriptors. The descriptor of the next step, or of another stage of a ring, takes one addition. Making it from
- * an address would take four operations. */
+ * all descriptors. The descriptor of the next step, or of another stage of a ring, takes one addition. Making a
+ * descriptor from an address would take four operations. */
 DEVICE uint64_t descriptor_of(uint32_t low)
 {
     return wgmma_descriptor(0, 0, 1024) | low;

@@ -36,7 +36,7 @@ DEVICE uint32_t thread_anew()
 
 /* Returns the address of block_memory(), the block's shared memory. The address is read at each call, so that
  * descriptors made from it stay in uniform registers. If it came from a variable, ptxas would make the descriptors in
- * ordinary registers, and move each one between two products. */
+ * ordinary registers, and would have to move each one to uniform registers between two products. */
 DEVICE uint32_t memory_anew()
 {
     uint32_t address;
@@ -139,7 +139,7 @@ DEVICE void named_barrier_sync(int id, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-/* Waits at a barrier of `threads` threads. Returns whether x is true in all of them. */
+/* Waits at a barrier of `threads` threads. Returns whether x is true in all these threads. */
 DEVICE bool named_barrier_all(int id, int threads, bool x)
 {
     uint32_t all;
@@ -263,9 +263,9 @@ DEVICE float exp2_fast(float x)
     return y;
 }
 
-/* Returns the largest of three floats, compared as integers: one instruction where fmaxf takes two. The result is right
- * if at least one of them is >= 0; otherwise it may be any of the three. A NaN with sign bit 0 counts as larger than
- * all numbers; a NaN with sign bit 1 is ignored. */
+/* Returns the largest of three floats, compared as integers: one instruction where fmaxf takes two. The result is
+ * correct if at least one of the three is >= 0; otherwise it may be any of the three. A NaN with sign bit 0 counts as
+ * larger than all numbers; a NaN with sign bit 1 is ignored. */
 DEVICE float largest_by_bits(float x, float y, float z)
 {
     return __int_as_float(__vimax3_s32(__float_as_int(x), __float_as_int(y), __float_as_int(z)));
@@ -365,8 +365,9 @@ DEVICE uint32_t opaque(uint32_t x)
     O96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%" \
         "118,%119,%120,"                                                                                               \
         "%121,%122,%123,%124,%125,%126,%127"
-/* Calls the macro X for each number N of columns that a product may have. X gets N, the texts of the accumulators,
- * their operands, the numbers of the operands that follow the accumulators, and the arguments of WGMMA_N after X. */
+/* Calls the macro X for each number N of columns that a product may have. X gets N, the accumulators as text for the
+ * instruction, the accumulators as operands, the numbers of the operands that follow them, and the arguments of WGMMA_N
+ * after X. */
 #define WGMMA_N(X, ...)                                                                                  \
     X(48, O24, (F8(0), F8(8), F8(16)), 24, 25, 26, 27, 28, 29, __VA_ARGS__)                              \
     X(64, O32, (F32(0)), 32, 33, 34, 35, 36, 37, __VA_ARGS__)                                            \

@@ -3,7 +3,7 @@
  *
  * The grid is one block per multiprocessor. Each block claims work tiles from a counter and computes them. Without a
  * mask, work tiles are claimed head after head. With a mask, work tiles take different times. In this case the longest
- * ones of a section come first, so that the last ones are short. A section is as many heads as have K and V that fit
+ * work tiles of a section come first, so that the last ones are short. A section is a group of heads whose K and V fit
  * into the L2 cache together. */
 #ifndef ATTN_SM90_SCHEDULER_CUH
 #define ATTN_SM90_SCHEDULER_CUH
@@ -22,7 +22,8 @@ struct tile_order {
     int per_head;   /* number of work tiles per head */
     int heads;      /* number of heads of the whole batch */
     int section;    /* number of heads whose work tiles are ordered together */
-    int first, end; /* this launch computes work tiles first to end - 1: all of them or, in a long problem, a share */
+    int first, end; /* this launch computes work tiles `first` to `end` - 1: all work tiles or, in a long problem, a
+                     * part of them */
 };
 
 /* Plans a tile_order. head_bytes: bytes of K and V that a query head reads. uneven: not all work tiles take the same
@@ -88,10 +89,10 @@ static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int6
 
 DEVICE head_tile head_tile_of(const ending_order &x, int t)
 {
-    /* The order has three parts. First come the work tiles of all heads but the last heads, then the long work tiles of
-     * the last heads, and then the short work tiles of the last heads. */
+    /* The order has three parts. First come the work tiles of all heads except the last heads, then the long work tiles
+     * of the last heads, and then the short work tiles of the last heads. */
     tile_order part = x;
-    int head = 0, tile = 0; /* first head and first tile of that part of the order which contains number t */
+    int head = 0, tile = 0; /* head, tile: where the part of the order begins to which number t belongs */
     part.heads = x.last_heads;
     if (t >= part.heads * part.per_head) {
         t -= part.heads * part.per_head, head = x.last_heads;
@@ -130,7 +131,7 @@ DEVICE int claim_tile(const tile_order &x, int t, int *counter, bool scheduler)
 
 /* ---- Which keys rows see ----------------------------------------------------------------------------------------- */
 
-/* The band of keys that the rows of a sequence see: row i sees keys i + lo to min(i + hi, Sk) - 1. */
+/* Which keys the rows of a sequence see: row i sees keys i + lo to min(i + hi, Sk) - 1. */
 struct key_band {
     int lo, hi, Sk;
 };
@@ -143,10 +144,11 @@ ATTN_HD key_band key_band_of(int align, int left, int right, int Sk)
 }
 
 struct key_tiles {
-    int first, last; /* a range of tiles of keys: first to last - 1 */
+    int first, last; /* a range of tiles of keys: `first` to `last` - 1 */
 };
 
-/* Returns the tiles of BN keys in which at least one of rows begin to end - 1 sees a key. */
+/* Returns the tiles of BN keys that rows `begin` to `end` - 1 see: at least one of these rows sees a key of the
+ * tile. */
 template <int BN> DEVICE key_tiles key_tiles_of(const key_band &band, int begin, int end)
 {
     const int lo = max(min(begin + band.lo, band.Sk), 0), hi = max(min(end - 1 + band.hi, band.Sk), lo);

@@ -76,9 +76,9 @@ struct head_mods {
 };
 
 /* Makes the head_mods of a head. If q and k have scales, `scale` includes them and may be 0, negative or tiny. With
- * softcap, `scale` becomes a factor of cap. Without softcap, it becomes a factor of c, by which the softmax multiplies
- * scores. If it is negative, or the head has an ALiBi slope, the scores themselves are multiplied by `scale` instead,
- * because the slope divided by a tiny scale might be infinite. */
+ * softcap, `scale` becomes a factor of cap. Without softcap, `scale` becomes a factor of c, by which the softmax
+ * multiplies scores. If `scale` is negative, or the head has an ALiBi slope, the scores themselves are multiplied by
+ * `scale` instead, because the slope divided by a tiny scale might be infinite. */
 DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale, bool scaled, lazy_reference &reference)
 {
     head_mods y;
@@ -94,8 +94,8 @@ DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale,
 
 /* Computes tanh(x ln 2 / 2) = 1 - 2 / (1 + 2^x) of four numbers with one division, because divisions and powers take
  * most of a softcap's time. x is limited to 30, where tanh is 1 to the last bit, so that the product of four factors
- * stays finite. A NaN becomes 1, and does not change the other three results; its P is NaN all the same, because the
- * row's lse is NaN. The error is below 3e-7. */
+ * stays finite. A NaN becomes 1, and does not change the other three results; P of its pair still becomes NaN, because
+ * the row's lse is NaN. The error is below 3e-7. */
 DEVICE void tanh_of_four(float (&x)[4])
 {
     float d[4];
@@ -109,8 +109,8 @@ DEVICE void tanh_of_four(float (&x)[4])
     x[3] = fmaf(-of_last, d[2], 1);
 }
 
-/* Computes tanh(s * cap) for arguments near 0, by a series in s. The series' last term is fitted to the range. The
- * relative error is below 5.5e-7. */
+/* Computes tanh(s * cap) for arguments near 0, by a series in s. The last coefficient is fitted to the range of s in
+ * which the series is used. The relative error is below 5.5e-7. */
 struct near_tanh {
     float most; /* the series is used for |s| up to this limit, where tanh is 0.46 */
     float a[4];

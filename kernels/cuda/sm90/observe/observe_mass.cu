@@ -1,8 +1,9 @@
-/* observe_mass.cu: the pass of an observe that computes key_mass (the sum of each key's probabilities), by wgmma.
+/* observe_mass.cu: the pass of an observe (statistics of attention weights) that computes key_mass (the sum of each
+ * key's probabilities), by wgmma.
  *
  * A work tile is BN keys of one query head. A block computes one work tile after the other. Three consumer warpgroups
  * share the tiles of 64 queries that see these keys: consumer w has tiles w, w + 3, ... Each consumer has its own ring
- * of tiles of queries. A warp of its own loads keys and queries, without a pause between work tiles.
+ * of tiles of queries. A separate warp loads keys and queries, without a pause between work tiles.
  *
  * A thread has the scores of two queries and adds up P of each of its keys (columns) in registers, in float32. Every
  * FOLD tiles the eight lanes that have the same keys add up their sums, after which a lane has the sums of four keys in
@@ -42,7 +43,7 @@ template <class X> struct mass_memory {
 
 /* The work tiles of a problem: per_head tiles of keys for each of `heads` query heads of the whole batch. */
 struct mass_order {
-    int per_head, heads, first, end; /* this launch computes work tiles first to end - 1 */
+    int per_head, heads, first, end; /* this launch computes work tiles `first` to `end` - 1 */
     /* true: work tiles differ in length, and the longest (those of the first keys) come first */
     bool uneven;
 };
@@ -53,7 +54,7 @@ struct mass_tile {
     head_args x;
     int j0, j1, shown; /* shown: the keys from this number on have no element in key_mass */
     int i0, i1;
-    int first, count; /* tiles of queries first to first + count - 1 */
+    int first, count; /* this work tile has the tiles of queries `first` to `first` + `count` - 1 */
 };
 
 DEVICE mass_tile mass_tile_of(const cuda_args &a, const mass_order &order, int t)
@@ -112,7 +113,7 @@ DEVICE void load_mass(mass_memory<X> &sm, const cuda_args &a, const qk_maps &map
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* The members base and inverse of a row in tile_rows, for the two rows of a thread. P is exp2(z - base) * inverse. */
+/* The members `base` and `inverse` of struct tile_rows, for the two rows of a thread. P is exp2(z - base) * inverse. */
 struct two_ends {
     float2 end[2];
 };
@@ -127,8 +128,8 @@ DEVICE two_ends ends_of(const cuda_args &a, const mass_tile &k, const tile_rows 
     return x;
 }
 
-/* Adds P of the thread's two rows to the sums of its columns. Rows whose base is INFINITY have no P, even where a score
- * is NaN or infinite. */
+/* Adds P of the thread's two rows to the sums of its columns. A row whose base is INFINITY adds nothing, even where a
+ * score is NaN or infinite. */
 DEVICE void add_columns(float (&sum)[BN / 4], float (&S)[BN / 2], const two_ends &x, float scale_log2)
 {
     const bool skips = x.end[0].x == CUDART_INF_F || x.end[1].x == CUDART_INF_F;
@@ -145,7 +146,7 @@ DEVICE void add_columns(float (&sum)[BN / 4], float (&S)[BN / 2], const two_ends
 }
 
 /* Halves the number of a lane's sums. Two lanes whose numbers differ by COUNT have 2 COUNT sums each. Each lane keeps
- * COUNT of them, and adds to them the other lane's sums of the same columns. */
+ * COUNT of its sums, and adds the other lane's sums of the same columns to these. */
 template <int COUNT> DEVICE void halve(float (&sum)[BN / 4], int lane)
 {
     const bool upper = lane & COUNT;
@@ -176,7 +177,7 @@ DEVICE int column_of_fold(int lane, int n)
     return at / 2 * 8 + lane % 4 * 2 + at % 2;
 }
 
-/* Writes the sums of a work tile's keys. `sums` has the sums of each warp. If it is NULL, no query sees a key, and
+/* Writes the sums of a work tile's keys. `sums` has the sums of each warp. If `sums` is NULL, no query sees a key, and
  * zeros are written. The first consumer calls this. */
 template <class X> DEVICE void store_mass(const cuda_args &a, const mass_tile &k, const float (*sums)[BN])
 {

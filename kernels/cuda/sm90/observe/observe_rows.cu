@@ -1,8 +1,8 @@
-/* observe_rows.cu: an observe's pass over the rows, by wgmma: each row's largest score m, l = sum exp2(z - m) and e =
- * sum exp2(z - m) (z - m), where z are the row's scores in base 2. Where only maxima are wanted, no exponential is
- * computed.
+/* observe_rows.cu: the pass of an observe (statistics of attention weights) over the rows, by wgmma. For each row it
+ * computes the largest score m, l = sum exp2(z - m) and e = sum exp2(z - m) (z - m), where z are the row's scores in
+ * base 2. Where only maxima are wanted, no exponential is computed.
  *
- * A block has 128 queries, 64 for each of its two consumer warpgroups, and a ring of tiles of keys. A warp of its own
+ * A block has 128 queries, 64 for each of its two consumer warpgroups, and a ring of tiles of keys. A separate warp
  * fills the ring. The consumers take turns with their products, so that the exponentials of one are computed during the
  * product of the other. For head sizes up to 128 a multiprocessor has two blocks, which also hides the beginning and
  * the end of a block.
@@ -58,13 +58,13 @@ template <class X> struct rows_memory {
     }
 };
 
-/* The tiles of keys that a block computes. Of tiles [first, last) it computes those that lie in chunks number, number +
- * blocks, number + 2 blocks, ... of OBSERVE_CHUNK keys. */
+/* The tiles of keys that a block computes. Of the tiles [first, last) it computes those in every `blocks`-th chunk of
+ * OBSERVE_CHUNK keys, beginning with chunk `number`. */
 struct own_tiles {
     int first, last, number, blocks;
 
-    /* Returns the first tile of keys, from number n on, that this block computes. If the result is not below `last`,
-     * there is none. */
+    /* Returns the number of the first tile of keys, from tile n on, that this block computes. If the result is not
+     * below `last`, there is none. */
     DEVICE int from(int n) const
     {
         const int of_chunk = OBSERVE_CHUNK / BN;

@@ -1,6 +1,7 @@
-/* observe_tiles.cuh: what the two passes of an observe with wgmma have in common. Both passes compute S = Q K^T in
- * tiles of 64 queries (the rows of S, one warpgroup) and BN keys (its columns). A thread has the scores of two rows, i0
- * and i0 + 8: register n * 4 + half * 2 + e is row i0 + half * 8, column n * 8 + lane % 4 * 2 + e.
+/* observe_tiles.cuh: what the two passes of an observe (statistics of attention weights) that use wgmma have in common.
+ * Both passes compute S = Q K^T in tiles of 64 queries (the rows of S, one warpgroup) and BN keys (its columns). A
+ * thread has the scores of two rows, i0 and i0 + 8: register n * 4 + half * 2 + e is row i0 + half * 8, column n * 8 +
+ * lane % 4 * 2 + e.
  *
  * The passes take problems without options of scores (softcap, bias, masks per pair). The kernels of sm80/observe_*.cu
  * compute all other problems. */
@@ -42,7 +43,7 @@ template <class MEMORY> DEVICE void begin_observe(const qk_maps &maps, MEMORY &m
     __syncthreads();
 }
 
-/* Returns which band of keys the rows of sequence s see. */
+/* Returns the key_band of sequence s: which keys each of its rows sees. */
 DEVICE key_band band_of(const attn_geometry &g, const attn_sequence &s)
 {
     return key_band_of((int)attn_align(&g, &s), (int)attn_min64(g.left, FAR), (int)attn_min64(g.right, FAR), (int)s.Sk);

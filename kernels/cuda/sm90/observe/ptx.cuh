@@ -1,5 +1,5 @@
-/* ptx.cuh: wrappers for the instructions that only the passes of an observe use, in addition to sm90/layer/ptx.cuh.
- * Section numbers are those of PTX ISA 9.0. */
+/* ptx.cuh: wrappers for the instructions that only the passes of an observe (statistics of attention weights) use, in
+ * addition to sm90/layer/ptx.cuh. Section numbers are those of PTX ISA 9.0. */
 #ifndef ATTN_SM90_OBSERVE_PTX_CUH
 #define ATTN_SM90_OBSERVE_PTX_CUH
 

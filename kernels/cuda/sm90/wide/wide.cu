@@ -34,7 +34,8 @@ const shape_row shapes[] = {
 };
 /* clang-format on */
 
-/* Where each part of the workspace begins, in bytes. The flags of all warps come first. */
+/* Where each part of the workspace begins, in bytes. First come the flags of all warps for rows that must be computed
+ * again. */
 struct wide_layout {
     int64_t extremes, bytes;
 };
@@ -54,7 +55,8 @@ bool plan_wide(const cuda_chip *chip, attn_plan *plan)
     if (attn_max64(d.D, d.Dv) <= TILE_HEAD_DIM || !plan_forward(chip, plan)) return false;
     const wide_layout place = wide_layout_of(plan->problem, d);
     plan->workspace_bytes = (size_t)place.bytes;
-    return place.extremes < INT32_MAX; /* work tiles are counted in 32 bits, so a problem with too many is refused */
+    return place.extremes < INT32_MAX; /* work tiles are counted in 32 bits, so a problem with too many work tiles is
+                                        * refused */
 }
 
 cudaError_t launch_wide(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)

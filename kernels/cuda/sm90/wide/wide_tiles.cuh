@@ -1,11 +1,12 @@
 /* wide_tiles.cuh: flash attention forward for Hopper with head sizes above 256. The table in wide.cu says which problem
  * takes which shape.
  *
- * A work tile is 64 queries of one head and all keys that they see, visited in tiles of 64 keys from the last to the
- * first, and DVC boxes of 64 columns of out. O does not fit into the registers of one warpgroup. Therefore each of two
- * consumer warpgroups accumulates half of these columns. The left-hand consumer computes the scores of tiles 0, 2, 4,
- * .. in the order of the visit, the right-hand consumer those of tiles 1, 3, 5, .. Each consumer passes its P to the
- * other. The softmax of one consumer thus runs during products of the other (as in latent.cu):
+ * A work tile is 64 queries of one head, and DVC boxes of 64 columns of their out. A block visits all keys that these
+ * queries see, in tiles of 64 keys from the last to the first. O does not fit into the registers of one warpgroup.
+ * Therefore each of two consumer warpgroups accumulates half of the columns. The left-hand consumer computes the
+ * scores of tiles 0, 2, 4, .. in the order of the visit, the right-hand consumer those of tiles 1, 3, 5, .. Each
+ * consumer passes its P to the other. The softmax of one consumer thus runs during products of the other (as in
+ * latent.cu):
  *
  *     left                                          right
  *       S0 = Q K0^T                                   S1 = Q K1^T
@@ -28,7 +29,7 @@
  *
  * Rows that tensor cores cannot compute (results that are not finite, scores beyond float32) are computed again, one by
  * one, by the next kernel: repair_wide, or in a long problem the kernel for marked rows. In packed tensors, and with
- * lengths of rows, the rows of V past the end of a sequence are set to zero in shared memory.
+ * sequence lengths, the rows of V past the end of a sequence are set to zero in shared memory.
  *
  * A row's bits depend on the shape, the options and its sequence's own lengths. */
 #ifndef ATTN_SM90_WIDE_TILES_CUH
@@ -62,8 +63,8 @@ template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
     static const int STAGES = ((227 << 10) - (DC * BOX * 2 + (14 << 10))) / (2 * BOX * 2);
     /* number of boxes of out that the left-hand consumer computes; the right one computes at most as many */
     static const int MOST_BOXES = (DVC + 1) / 2;
-    /* Number of boxes of Q, the last ones, that consumers keep in registers. Products then read less of shared memory,
-     * whose bandwidth limits them. */
+    /* Number of boxes of Q (64 columns each) that consumers keep in registers. They are the last boxes. Products then
+     * read less of shared memory, whose bandwidth limits them. */
     static const int KEPT = MOST_BOXES > 3 ? 2 : SCORE_MODS ? 3 : 4;
     /* true: the right-hand consumer begins its scores only when the left-hand consumer has issued box TURN_BOX of its
      * own scores. The softmax of the left-hand consumer then runs beside the scores of the right-hand one. If a tile
@@ -73,11 +74,12 @@ template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
     static const int TURN_BOX = 3;
 };
 
-/* What each thread of a consumer passes to a thread of the other one: P, and the references and rescale factors of two
- * rows. */
+/* What each thread of a consumer passes to a thread of the other one: P, and for two rows the reference (the number
+ * subtracted from the row's scores) and the rescale factor. */
 struct passed {
     uint4 P[BN / 16][128];
-    float4 rows[128]; /* x, y: references of the thread's two rows (see softmax.cuh); z, w: their rescale factors */
+    float4 rows[128]; /* x, y: references of the thread's two rows (the numbers subtracted from their scores); z, w:
+                       * rescale factors of these rows */
 };
 
 /* What the block's warps need to know of a work tile; it lies in shared memory. */
@@ -108,7 +110,8 @@ template <class X> struct shared : wide_lists<X::SCORE_MODS> {
         barrier_pairs<X::STAGES> ring[2];
         barrier_pairs<1> Q;
         barrier_pairs<2> work;
-        uint64_t wanted; /* completes when the loading thread begins to load the last keys of a work tile */
+        uint64_t wanted; /* barrier that completes when the loading thread begins to load the last keys of a work
+                          * tile */
     } bars;
 
     /* Initialises the barriers. One thread calls this before the block begins. */
@@ -126,7 +129,7 @@ struct wide_maps {
     CUtensorMap Q, K, V;
 };
 
-/* The plan of a run: `column_blocks` work tiles share the columns of the same queries. */
+/* The plan of a run. The columns of out of the same queries are divided among `column_blocks` work tiles. */
 struct wide_plan : plan {
     int column_blocks;
     /* cuda_args::rows_later and rows_found, where rows are marked for a later launch; NULL: warps set flags in
@@ -359,8 +362,8 @@ template <typename T, class X, int W> struct wide_consumer {
         score_box<0>(S);
         finish_scores(S, passes);
     }
-    /* Computes the scores of this consumer's next tile, while the previous product O += P V still runs. Releases that
-     * product's V. */
+    /* Computes the scores of this consumer's next tile, while the previous product O += P V still runs. Then releases
+     * the V of that product. */
     DEVICE void score_behind(float (&S)[BN / 2], float (&O)[BOXES][32], bool passes)
     {
         score_box<0>(S);
@@ -397,8 +400,8 @@ template <typename T, class X, int W> struct wide_consumer {
         sm.P.rows[thread] = make_float4(x.m[0], x.m[1], rescale[0], rescale[1]);
         named_barrier_arrive(P_READY + W * 4 + warp, 64);
     }
-    /* Reads P, and the references and rescale factors of the thread's rows, which the other of the two consumers has
-     * written to shared memory. */
+    /* Reads what the other of the two consumers has written to shared memory for the thread's rows: P, the references
+     * (the numbers subtracted from scores) and the rescale factors. */
     DEVICE void take(uint32_t (&P)[BN / 16][4], float (&rescale)[2])
     {
         named_barrier_sync(P_READY + (1 - W) * 4 + warp, 64);

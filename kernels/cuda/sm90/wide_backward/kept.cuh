@@ -26,20 +26,22 @@ enum { KEEP_KEYS = 128 };
 /* HALF_TILE: elements of P (or of dS) for a row tile and a key tile; TILE: elements of P and dS together */
 enum { HALF_TILE = ROWS * KEYS, TILE = 2 * HALF_TILE };
 enum { THREADS = 384, STAGES = 4 };
-/* Number of descriptions of work that shared memory holds at the same time. The producer is at most STAGES buffers
- * ahead of the slower consumer, and each piece of work takes at least one buffer. */
+/* Number of pieces of work whose descriptions shared memory holds at the same time. The producer is at most STAGES
+ * buffers ahead of the slower consumer, and each piece of work takes at least one buffer. */
 enum { WORKS = STAGES + 2 };
 
 /* A part of the problem: key/value heads `head` to head + heads - 1, counted over all batch rows, and row tiles `row`
- * to row + rows - 1 of each of them. If a part does not have all row tiles of its head, then it has one head only. */
+ * to row + rows - 1 of each of these heads. If a part does not have all row tiles of its head, then it has one head
+ * only. */
 struct kept_part {
     int head, heads, row, rows;
-    bool first, last; /* whether the part contains the first, and the last, row tile of its heads */
+    bool first, last; /* first: whether the part contains the first row tile of its heads; last: whether it contains the
+                       * last one */
 };
 
 struct kept_plan {
     kept_part part;
-    uint16_t *kept;  /* P and dS: for each row tile (128 queries) of the part, `width` times TILE elements */
+    uint16_t *kept;  /* P and dS; each row tile (128 queries) of the part has `width` times TILE elements */
     float *sums;     /* float32 sums of dK and dV, which pass from one part of a head to the next part */
     int width;       /* the largest number of key tiles (256 keys each) that a row tile (128 queries) sees */
     int query_tiles; /* number of row tiles of a query head; in packed problems some row tiles have no rows */
@@ -60,7 +62,7 @@ struct kept_maps {
     CUtensorMap Q_step, K_step, dO_step; /* tensor maps of products_of_part: a box has STEP queries or keys */
 };
 
-/* ---- Where row tiles are ----------------------------------------------------------------------------------------- */
+/* ---- Row tiles: their queries, and the keys that these see ------------------------------------------------------- */
 
 /* What a block needs to know of a row tile (ROWS queries of one query head). */
 struct row_tile {
@@ -70,7 +72,7 @@ struct row_tile {
     key_tiles keys; /* the key tiles (256 keys each) that the row tile's queries see */
 };
 
-/* Returns the number of the first row tile of sequence b in its head. */
+/* Returns the number, within a head, of the first row tile of sequence b. */
 DEVICE int first_row_tile(const attn_geometry &g, int b)
 {
     return g.dims.packed ? g.cu_q[b] / ROWS + b : 0;
@@ -118,14 +120,14 @@ DEVICE bool shows(const cuda_args &a, const kept_plan &p, int b, int h, int i0, 
     return some & SOME_SEEN;
 }
 
-/* Returns the address at which P of a row tile and a key tile is kept; dS lies behind it. `head` is counted from the
- * part's first head. first: the first key tile that the row tile sees. */
+/* Returns the address at which P of a row tile and a key tile is stored; dS follows P. `head` is counted from the
+ * part's first head. `first` is the first key tile that the row tile sees. */
 DEVICE uint16_t *kept_at(const kept_plan &p, int head, int row, int first, int key_tile)
 {
     return p.kept + (((int64_t)head * p.part.rows + row - p.part.row) * p.width + key_tile - first) * TILE;
 }
 
-/* ---- The pipeline of a block ------------------------------------------------------------------------------------- */
+/* ---- The pipeline of a block: shared memory and barriers --------------------------------------------------------- */
 
 /* Shared memory of a block. FIRST and SECOND: how many elements of the first and of the second operand a buffer holds.
  * WORK: the type that describes a piece of work; the producer writes such a description before it fills the first
@@ -134,7 +136,8 @@ template <int FIRST, int SECOND, class WORK> struct kept_shared {
     struct alignas(1024) stage {
         uint16_t first[FIRST], second[SECOND];
     } stages[STAGES];
-    /* rows: rows of the second operand that exist; last: whether the buffer is the last one of its work */
+    /* rows: number of rows of the second operand that exist; last: whether this is the last buffer of a piece of
+     * work */
     struct {
         int rows;
         bool last;

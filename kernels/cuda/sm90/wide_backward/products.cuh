@@ -1,5 +1,5 @@
-/* products.cuh: the kernel of the wide backward that makes gradients from P and dS of a part of the problem,
- * which scores.cuh has kept in memory:
+/* products.cuh: the kernel of the wide backward that computes gradients. It reads P and dS of one part of the problem,
+ * which the kernel of scores.cuh has stored in memory:
  *
  *     dV = P^T dO     dK = dS^T Q     128 keys and COLUMNS columns; sums over the part's queries that see the keys, of
  *                                     all query heads of the group
@@ -25,15 +25,18 @@ namespace {
 /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
 enum { PRODUCTS_PRODUCER = 88, PRODUCTS_CONSUMER = 208 };
 
-/* A piece of work: 128 rows and COLUMNS columns of a gradient, as a sum over the part's queries or keys. */
+/* A piece of work: 128 rows and COLUMNS columns of a gradient. It is a sum over the queries or keys in this part of the
+ * problem. */
 struct product_work {
     attn_tensor_id gradient; /* which gradient: dq, dk or dv; ATTN_TENSOR_COUNT: there is no more work */
     int b, head;             /* head: query head of dq, key/value head of dk and dv */
     int line, rows;          /* line: first row of the gradient's tensor; rows: number of rows to write, at most 128 */
     int column0;
-    int64_t mark; /* index of this work's first row in cuda_args::rows_later (dq) or keys_later (dk, dv) */
-    bool empty;   /* true: the sum has no terms in this part, so the only buffer of the work has no operands */
-    int sums;     /* index of this work's float32 sums among the sums in kept_plan::sums */
+    int64_t mark; /* index of the first row of this piece of work in cuda_args::rows_later (dq) or keys_later (dk,
+                   * dv) */
+    bool empty;   /* true: no query or key of this part contributes to the sum, so the only buffer of this piece of work
+                   * has no operands */
+    int sums;     /* index in kept_plan::sums of the float32 sums of this piece of work */
 };
 
 template <int COLUMNS> using products_shared = kept_shared<ROWS * STEP, (COLUMNS + 63) / 64 * BLOCK, product_work>;
@@ -48,11 +51,12 @@ template <int COLUMNS> struct product_loader {
     const kept_maps &m;
     ring<STAGES> at;
     int work = 0;
-    bool begun, waiting; /* begun: the work is published; waiting: a step (64 queries or keys of the sum) is known
-                          * but not loaded yet */
+    bool begun, waiting; /* begun: the piece of work is published; waiting: a step (64 queries or keys of the sum) is
+                          * known but not loaded yet */
     product_work y;
-    /* The step (64 queries or keys of the sum) that is not loaded yet. `blocks`: its blocks of P or dS. `map` and
-     * `place`: where its other operand is. `exist`: number of rows of the other operand that exist. */
+    /* The waiting step: 64 queries or keys of the sum, which are known but not loaded yet. `blocks`: the step's blocks
+     * of P or dS. `map` and `place`: where the other operand is. `exist`: number of rows of the other operand that
+     * exist. */
     struct {
         const uint16_t *blocks;
         const CUtensorMap *map;
@@ -72,8 +76,7 @@ template <int COLUMNS> struct product_loader {
         if (++work == WORKS) work = 0;
     }
 
-    /* Loads the step (64 queries or keys of the sum) that is not loaded yet. `last`: this is the last step of the
-     * work. */
+    /* Loads the waiting step (64 queries or keys of the sum). `last`: this is the last step of the piece of work. */
     DEVICE void load(bool last)
     {
         const uint32_t bar = smem_addr(&sm.bars.full[at.stage]), first = smem_addr(sm.stages[at.stage].first),
@@ -92,16 +95,16 @@ template <int COLUMNS> struct product_loader {
                         step.place.b, bar);
         at.next();
     }
-    /* Adds a step (64 queries or keys of the sum) to the work. A step is loaded only when the next one is known,
-     * because the last step of the work must be marked. */
+    /* Adds a step (64 queries or keys of the sum) to the piece of work. A step is loaded only when the next one is
+     * known, because the last step must be marked. */
     DEVICE void add(const uint16_t *blocks, const CUtensorMap *map, const tma_place &place, int exist)
     {
         if (waiting) load(false);
         step = { blocks, map, place, exist };
         waiting = true;
     }
-    /* Ends the work: loads its last step (64 queries or keys of the sum). `wanted`: consumers must know of the work
-     * even if it has no steps. */
+    /* Ends a piece of work: loads its last step (64 queries or keys of the sum). `wanted`: consumers must be told of
+     * the work even if it has no steps. */
     DEVICE void end(bool wanted)
     {
         if (waiting) load(true);
@@ -113,8 +116,8 @@ template <int COLUMNS> struct product_loader {
         }
     }
 
-    /* Loads the operands for dK or dV. `block`: number of a block of 128 keys of head `head` of the part. n: number of
-     * the product for these keys. The products of dV come first, and then those of dK. */
+    /* Loads the operands for dK or dV. `block` is the number of a block of 128 keys within head `head` of the part. `n`
+     * is the number of the product for these keys. The products of dV come first, and then those of dK. */
     DEVICE void load_keys(int head, int block, int n, int per_block)
     {
         const attn_geometry &g = a.g;
@@ -139,7 +142,7 @@ template <int COLUMNS> struct product_loader {
         y.sums = block * per_block + n;
         const key_band band = band_of(g, s);
         const int last_key = min(j0 + ROWS, band.Sk) - 1, base = first_row_tile(g, b);
-        int first = 0, last = 0; /* steps of 64 queries that see at least one of the keys: first to last - 1 */
+        int first = 0, last = 0; /* steps `first` to `last` - 1 (64 queries each) see at least one of the keys */
         if (last_key >= j0) {
             first = max(j0 - band.hi + 1, 0) / STEP;
             last = max((min(last_key - band.lo + 1, Sq) + STEP - 1) / STEP, first);
@@ -229,8 +232,8 @@ template <typename T, int COLUMNS> struct product_maker {
     {
     }
 
-    /* Issues the product of the operands in a buffer, and returns whether the buffer is the work's last one. KEYWISE:
-     * the rows of the gradient are keys, so that P or dS is used M-major. */
+    /* Issues the product of the operands in a buffer, and returns whether the buffer is the last one of its piece of
+     * work. KEYWISE: the rows of the gradient are keys, so that P or dS is used M-major. */
     template <bool KEYWISE> DEVICE bool issue(float (&sums)[COLUMNS / 2])
     {
         await_full(sm.bars, at);
@@ -268,7 +271,8 @@ template <typename T, int COLUMNS> struct product_maker {
         at.next();
     }
 
-    /* Returns where the thread's sums of a product lie in kept_plan::sums; they are float4s, 128 float4s apart. */
+    /* Returns where the thread's sums of a product lie in kept_plan::sums. The sums are float4s; each lies 128 float4s
+     * after the one before. */
     DEVICE float4 *sums_at(int number) const
     {
         return (float4 *)p.sums + ((int64_t)number * 2 + me.w) * (COLUMNS / 8 * 128) + threadIdx.x % 128;

@@ -6,8 +6,8 @@
  *     dP = dO V^T,   in steps of 64 columns of Dv          dS = P (dP - delta)       to memory, 16 bits
  *
  * Every mask and every option of scores is applied here, and nowhere else. The products of a pair take 16 D + 16 Dv
- * clocks of the tensor cores; its 32768 exponentials take 2048 clocks. The right-hand consumer begins some stages later
- * than the left-hand one, so that each consumer's exponentials run beside products of the other.
+ * clocks of the tensor cores; its 32768 exponentials take 2048 clocks. The right-hand consumer begins some stages
+ * (buffers) later than the left-hand one, so that each consumer's exponentials run beside products of the other.
  *
  * dS is computed from P as it is kept, rounded to 16 bits. A pair with P = 0 has dS = 0, so that NaN in a hidden row of
  * V or dO has no effect. */
@@ -23,7 +23,7 @@ struct score_work {
     int b, h, i0, j0, Sq, Sk; /* Sq == 0 means that there is no more work */
     key_band band;
     int64_t row;    /* index of the row tile's first query in lse and delta */
-    uint16_t *kept; /* where P of these pairs is kept; dS is kept behind P */
+    uint16_t *kept; /* where P of these pairs of queries and keys is stored; dS follows P */
 };
 
 typedef kept_shared<ROWS * STEP, KEYS * STEP, score_work> scores_shared;
@@ -36,7 +36,7 @@ enum { LEAD = 3, LEAD_BARRIER = 1 };
 /* ---- The warpgroup that loads operands (producer) ---------------------------------------------------------------- */
 
 /* Loads the operands of all work of the block. One thread calls it. All visible pairs of tiles take the same time, so
- * each block takes every gridDim.x-th of them. */
+ * each block takes every gridDim.x-th pair. */
 DEVICE void load_scores(scores_shared &sm, const cuda_args &a, const kept_plan &p, const kept_maps &m)
 {
     const attn_dims &d = a.g.dims;
@@ -97,8 +97,8 @@ template <int N> DEVICE void hide_pairs(float (&z)[N / 2], const score_work &x, 
     }
 }
 
-/* Writes a warp's 16 rows of a block to memory. words[n * 2 + half]: the thread's two numbers in row lane / 4 + 8 half
- * and columns 8 n + 2 (lane % 4) and the next. */
+/* Writes a warp's 16 rows of a block to memory. words[n * 2 + half] has the thread's two numbers of row lane / 4 + 8
+ * half: those in columns c and c + 1, where c = 8 n + 2 (lane % 4). */
 DEVICE void keep_rows(uint16_t *block, const uint32_t *words, int warp, int lane)
 {
 #pragma unroll
@@ -127,7 +127,8 @@ template <typename T, score_form FORM> struct score_maker {
     scores_shared &sm;
     consumer<2> me;
     ring<STAGES> at;
-    bool ahead; /* true in the left-hand consumer's first work: the right-hand consumer waits until this one is ahead */
+    bool ahead; /* true in the left-hand consumer's first piece of work: the right-hand consumer waits until the
+                 * left-hand one is ahead */
     const k_major_low<ROWS> first_rows;
     const k_major_low<KEYS> first_keys;
 
@@ -232,8 +233,8 @@ template <typename T, score_form FORM> struct score_maker {
                        P[2 * n + 1] == 0 ? 0 : P[2 * n + 1] * derivative[2 * n + 1]);
     }
 
-    /* Multiplies 64 keys of P or of dP by dropout's factors. c is the number of these 64 keys in the key tile. `kept`
-     * has the bits of draw() in its lower half or, for odd c, in its upper half. */
+    /* Multiplies 64 keys of P or of dP by dropout's factors. c is the index of this group of 64 keys in the key tile.
+     * `kept` has the bits of draw() in its lower half or, for odd c, in its upper half. */
     DEVICE void drop_pairs(float (&S)[STEP / 2], const uint32_t (&kept)[2], int c) const
     {
         const uint32_t mine[2] = { kept[0] >> c % 2 * 16, kept[1] >> c % 2 * 16 };

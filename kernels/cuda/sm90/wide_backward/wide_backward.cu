@@ -9,7 +9,7 @@
  *   products_of_part    (products.cuh) dQ of the part's queries, and the part's terms of dK and dV
  *
  * P and dS are in memory for one part at a time, and take at most KEPT_LIMIT bytes. A part has several heads if these
- * fit, or else some of the queries of one head. No sum is added in memory by two blocks: all gradients are
+ * fit, or else some of the queries of one head. No two blocks add to the same sum in memory, so all gradients are
  * deterministic. */
 #include "kernels/cuda/sm80/option_gradients.h"
 #include "kernels/cuda/sm90/wide_backward/products.cuh"
@@ -28,8 +28,8 @@ const int64_t KEPT_LIMIT = ATTN_KEPT_BYTES;
  * the first of these bytes is cuda_args.rows_found */
 enum { MARKS_HEAD = 16 };
 
-/* The number of columns of a gradient that a product has: the first of the table with which D and Dv need the fewest
- * products. */
+/* column_counts lists how many columns of a gradient one product may compute. A problem uses the first entry with which
+ * its D and Dv need the fewest products. */
 constexpr int column_counts[] = { 160, 192, 224, 256 };
 enum { MOST_COLUMNS = 256 };
 
@@ -38,7 +38,7 @@ int64_t column_blocks(int64_t width)
 {
     return attn_tiles(width, MOST_COLUMNS);
 }
-/* Returns the index in column_counts of the number of columns of a problem's products. */
+/* Returns the index of the entry of column_counts that the products of a problem use. */
 int columns_index(const attn_dims &d)
 {
     const int64_t least = attn_max64(attn_tiles(d.D, column_blocks(d.D)), attn_tiles(d.Dv, column_blocks(d.Dv)));
@@ -47,7 +47,7 @@ int columns_index(const attn_dims &d)
     return n;
 }
 
-/* How a problem is divided, and where its own part of the workspace lies, in bytes. */
+/* How a problem is divided, and where this backward's own part of the workspace lies, in bytes. */
 struct kept_layout {
     int64_t heads;                 /* number of key/value heads of the whole batch */
     int64_t query_tiles;           /* number of row tiles (128 queries each) of a query head */
@@ -95,7 +95,7 @@ struct kept_job {
     cuda_args args;
     kept_plan plan;
     kept_maps maps;
-    int64_t products; /* number of products of dK, dV and dQ of a part */
+    int64_t products; /* number of products that compute dK, dV and dQ of one part of the problem */
 };
 
 template <auto kernel, class SHARED> cudaError_t launch_part(const kept_job &job, int64_t blocks)
@@ -146,7 +146,8 @@ bool plan_kept(const cuda_chip *chip, attn_plan *plan)
     if (d.packed && (p->mask_startend_rows.rank || p->keep_mask.rank || p->bias.rank)) return false;
     /* A bias such as -3.4e38 on all keys of a row makes the row's lse huge. This backward leaves such a row, and all
      * keys that the row sees, to kernels that compute rows one by one. sm80/wide_backward.cu does the same. For
-     * narrower heads sm80/backward.cu computes such rows by tiles, so it takes all problems with a bias. */
+     * narrower heads sm80/backward.cu computes such rows by tiles. Problems with a bias and narrower heads are
+     * therefore left to it. */
     if (p->bias.rank && !wide) return false;
     if (p->keep_mask.rank && (d.B * d.H > 65535 || attn_tiles(d.Sq, KIND_ROWS) > 65535)) return false;
     const kept_layout x = layout_of(p, g);
@@ -156,7 +157,7 @@ bool plan_kept(const cuda_chip *chip, attn_plan *plan)
     return bytes > 0;
 }
 
-/* Calls launch() for each part of the problem. A long problem is computed in steps, and each part is one step. */
+/* Calls launch() for each part of the problem. A long problem is computed in several parts, one after the other. */
 template <typename F>
 cudaError_t in_kept_parts(const cuda_chip *chip, const kept_layout &x, int64_t rows, double seconds, F launch)
 {
@@ -173,7 +174,7 @@ cudaError_t in_kept_parts(const cuda_chip *chip, const kept_layout &x, int64_t r
     return code;
 }
 
-/* Launches the kernels of one backward. In the workspace, the memory that layout_of() plans lies behind that of
+/* Launches the kernels of one backward pass. In the workspace, the memory that layout_of() plans follows the memory of
  * begin_backward(). */
 cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
@@ -209,8 +210,8 @@ cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_p
     if (!make_kept_maps(job.maps, a.g)) return cudaErrorInvalidValue;
     if (takes_step(chip, 0)) {
         cuda_args now = a;
-        /* without marks from the caller, no later launch computes the two parts of a huge lse, so simple_delta() must
-         * compute them at once */
+        /* If the caller has given no array of marks (`own`), no later launch computes the two parts of a huge lse. In
+         * that case simple_delta() must compute them at once. */
         if (own) now.rows_later = nullptr;
         simple_delta(now, k.s, true, stream);
         if (own) code = cudaMemsetAsync(a.rows_found, 0, (size_t)(x.bytes - x.marks), stream);
