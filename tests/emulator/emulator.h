@@ -62,7 +62,8 @@ struct team {
 };
 
 struct warp_state : team {
-    /* one bit per lane; alive: has not ended; ready: may run; polling: waits for a condition */
+    /* sets of lanes, one bit per lane: lanes that have not ended, lanes that may run, lanes that wait for a
+     * condition */
     uint32_t alive, ready, polling;
     unsigned turn;
 };
@@ -131,9 +132,9 @@ void await(team &t, const char *name);
 void release(team &t);
 
 /* Executes a collective (an instruction that all threads of a team execute together). Every thread passes its `mine`.
- * The last thread to come calls leader(all), where all[n] points to the n-th thread's `mine`, which the leader may
- * change. Then all threads go on. `whole`: it is an error if a thread of the team has ended; otherwise all[n] is NULL
- * for such a thread. */
+ * The last thread to arrive calls leader(all), where all[n] points to the n-th thread's `mine`, which the leader may
+ * change. Then all threads go on. If `whole` is true and a thread of the team has ended, the call fails. If `whole` is
+ * false, all[n] is NULL for a thread that has ended. */
 template <class T> void gather(team &t, const char *name, T &mine, void (*leader)(T *const *all), bool whole = true)
 {
     const unsigned round = t.round;
@@ -218,7 +219,7 @@ struct agent {
      * scheduler calls this now and then. `must`: no fiber can run, so no work may be put off. */
     virtual bool step(bool must) = 0;
     virtual void thread_ends(int) {}
-    /* called for each ordinary load or store by which the running thread accesses the block's shared memory */
+    /* called for each ordinary load or store by which the running thread accesses the thread block's shared memory */
     virtual void accessed(const void *, size_t, bool) {}
     /* called when all threads have ended, before shared memory and the agent (copies and tensor cores) are freed */
     virtual void block_ends() {}

@@ -440,8 +440,8 @@ __global__ void __launch_bounds__(128)
     write_accumulators<X::D>(O_out, O);
 }
 
-/* |P V| stays below 2^13, so sums are exact in the 14 bits that the tensor core keeps for e4m3. P is S rounded to e4m3,
- * which is an integer too. */
+/* Checks S = Q K^T and O = P V with e4m3. P is S rounded to e4m3, which is still an integer. |P V| stays below 2^13, so
+ * that sums are exact in the 14 bits that the tensor core keeps for e4m3. */
 template <class X> void check_attend_8()
 {
     const int D = X::D, BN = X::BN, PITCH = X::CHUNKS_V * 128;

@@ -342,7 +342,8 @@ void check_red()
     judge("red_add_4: additions of 400 warps", compare(sums.fetch(), expected));
 }
 
-/* Two pairs of warps exchange numbers. Each pair has its own named barrier, and each warp pauses differently. */
+/* Two pairs of warps exchange numbers. Each pair has its own named barrier. Each warp pauses for times of its own, so
+ * that warps arrive in a different order each time. */
 __global__ void __launch_bounds__(128) pairs(uint32_t *out)
 {
     extern __shared__ __align__(1024) char memory[];

@@ -564,7 +564,8 @@ UNWATCHED void fixture_make(struct fixture *f, const struct spec *spec)
         fixture_add(f, ATTN_T_keep_mask, ATTN_U8, 4,
                     (int64_t[]){ axes & 1 ? s->B : 1, axes & 2 ? s->H : 1, axes & 4 ? s->Sq : 1, columns });
         for (int64_t n = tensor_elements(&f->p.keep_mask), i = 0; i < n; i++) {
-            const bool all_hidden_row = columns > 0 && i / columns % 7 == 3; /* every seventh row sees no key */
+            /* every seventh row of the mask hides all keys */
+            const bool all_hidden_row = columns > 0 && i / columns % 7 == 3;
             tensor_set(&f->p.keep_mask, i, !all_hidden_row && rng_chance(&r, s->keep));
         }
     }
@@ -1054,7 +1055,8 @@ struct tolerance {
 UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_tensor_id id)
 {
     const struct limits *limit = &limits_of[f->spec.dtype];
-    const struct limits *as = &limits_of[f->p.tensor[id].dtype]; /* out may have a less exact dtype than the inputs */
+    /* the output may have a less exact dtype than the inputs */
+    const struct limits *as = &limits_of[f->p.tensor[id].dtype];
     const attn_geometry g = attn_geometry_of(&f->p);
     const double scores = score_size(f), blur = 2.4e-7 * scores,
                  v = largest(&f->p.v) * (f->p.v_scale.rank ? largest(&f->p.v_scale) : 1);

@@ -66,9 +66,9 @@ enum mask_kind {
     MASK_KINDS
 };
 
-/* On which side of 0 the scores of a row are. BELOW: all below. BELOW_ABOVE: those of the last keys below, those of
- * the first keys above. ABOVE_BELOW: the reverse. BY_ROW: rows above and below 0 in turn. Scores below 0 rise so
- * much towards the first key that e^x of their differences is far outside float32. */
+/* On which side of 0 the scores of a row are. BELOW: all below. BELOW_ABOVE: those of the last keys below, those of the
+ * first keys above. ABOVE_BELOW: the reverse. BY_ROW: rows alternate between scores above and below 0. Scores below 0
+ * rise so much towards the first key that e^x of their differences is far outside float32. */
 enum score_sides { SIDES_NONE, SIDES_BELOW, SIDES_BELOW_ABOVE, SIDES_ABOVE_BELOW, SIDES_BY_ROW };
 
 struct spec {
@@ -87,7 +87,8 @@ struct spec {
     int sequences; /* number of packed sequences; B, Sq and Sk follow from q_lengths and k_lengths */
     int q_lengths[SPEC_SEQUENCES], k_lengths[SPEC_SEQUENCES];
     int alibi; /* shape of alibi_slopes: 0 none, 1 [H], 2 [B, H] */
-    /* 0: absent; otherwise 1 + the sum of the axes that are not broadcast (1: B, 2: H, 4: Sq) */
+    /* 0: absent; otherwise 1 plus the sum of these numbers for the axes that are not broadcast: 1 for B, 2 for H, 4 for
+     * Sq */
     int bias, keep_mask;
     double bias_hidden, keep; /* bias_hidden: fraction of -inf in bias; keep: fraction of 1 in keep_mask */
     int keep_tail;            /* 0: keep_mask covers all keys; n > 0: keep_mask covers only the last n keys */
@@ -116,7 +117,7 @@ struct spec {
     bool no_lse;         /* for a forward: only `out` is wanted */
     bool latent;         /* v is the first Dv columns of k, in the same memory */
     bool plain_grads;    /* for a backward: the gradients of bias and of ALiBi's slopes are not wanted */
-    bool any_order;      /* for a backward: it is not deterministic, so sums of dq may be taken in any order */
+    bool any_order;      /* a backward is not deterministic, so it may add up the terms of dq in any order */
     double q_amp, v_amp; /* amplitude of the random numbers in q and k, and in v and dout; 0 stands for 1 */
     double q_mean;       /* a constant added to q and k */
     enum score_sides sides;
@@ -127,7 +128,7 @@ struct spec {
     /* for an observe (a request for attention weights): the wanted outputs, as bits; 0: all. data_seed selects the
      * queries and keys whose weights are wanted */
     uint64_t observe;
-    bool given_lse;   /* for an observe (a request for attention weights): lse is given */
+    bool given_lse;   /* an observe (a request for attention weights) gets lse as an input */
     bool many_blocks; /* the backward takes ten seconds or more on the emulator */
     uint64_t data_seed;
 };
@@ -193,7 +194,8 @@ attn_status fixtures_run(struct bench *b, struct fixture *const *list, int count
 /* Runs problems together in one attn_run(), as fixtures_run() does. Exits if the run fails. */
 void fixtures_must_run(struct bench *b, struct fixture *const *list, int count);
 void fixture_run(struct bench *b, struct fixture *f);
-/* Writes the results of the reference backend, which are the truth, to the outputs of a problem in host memory. */
+/* Writes the results of the reference backend, which tests take as correct, to the outputs of a problem in host
+ * memory. */
 void run_reference(const attn_problem *p);
 
 /* ---- Comparing results ------------------------------------------------------------------------------------------- */

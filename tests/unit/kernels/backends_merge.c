@@ -373,7 +373,7 @@ static void fill_gradients(struct gradients *g, uint64_t seed)
 {
     struct rng r = { seed };
     float *const numbers = (float *)g;
-    /* fills everything with a pattern, which shows later whether the merge has written its results */
+    /* fills all gradients with a pattern, which shows later whether the merge has written its results */
     memset(g, 0x7f, sizeof *g);
     for (size_t n = 0; n < offsetof(struct gradients, douts) / sizeof *numbers; n++)
         numbers[n] = (float)(rng_uniform(&r) * 4 - 2);

@@ -30,8 +30,8 @@ static void compare_widened(const attn_tensor *wide, const attn_tensor *narrow, 
     }
 }
 
-/* Returns whether the problem's float32 gradients round to its 16-bit gradients. Leaves out dq if dq may be summed in
- * any order, because the bits of dq then vary. */
+/* Returns whether the problem's float32 gradients, rounded to 16 bits, equal its 16-bit gradients. Does not compare dq
+ * if dq may be summed in any order, because its bits then vary from run to run. */
 static bool widens(const struct spec *narrow_spec)
 {
     struct spec wide_spec = *narrow_spec;
@@ -260,7 +260,8 @@ void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
         memset(f.p.k.data, 0, (size_t)tensor_elements(&f.p.k));
         memset(f.p.v.data, attn_e4m3_from_double(value), (size_t)tensor_elements(&f.p.v));
         for (int row = 0; row < s.Sq; row++) tensor_set(&f.p.q, row * D, 1), tensor_set(&f.p.q, row * D + 1, 1);
-        /* the heavy key's score is the sum of two channels, because one float8 number is not exact enough */
+        /* the score of the last key (the heavy key) is the sum of two channels, because one float8 number is not exact
+         * enough */
         const int64_t heavy = (int64_t)(Sk - 1) * D;
         tensor_set(&f.p.k, heavy, log(Sk * odd));
         tensor_set(&f.p.k, heavy + 1, log(Sk * odd) - tensor_get(&f.p.k, heavy));

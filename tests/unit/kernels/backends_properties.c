@@ -76,8 +76,8 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
         SPEC(BACK, SIZES(300, 500, 64), HEADS(4, 1), .causal = true, BF16, .sinks = 1, .bias = 1, .alibi = 1),
     };
     (void)state;
-    /* This test varies the number of threads. A GPU has no such number, so on a GPU the test would only repeat other
-     * tests. */
+    /* This test varies the number of threads. The cuda backend has no number of threads, so there this test would only
+     * repeat other tests. */
     if (is_brief() && strcmp(backend, "cuda") == 0) skip();
     for (int n = 0; n < 24; n++) {
         struct fixture first = { 0 };
@@ -421,9 +421,9 @@ static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first
     return alike;
 }
 
-/* Computes the spec's problem in `count` parts of its queries. Asserts that out, lse and dq have the same bits as
- * without parts, and that gradients that are sums over queries are right. Returns false if the parts use other
- * kernels than the whole problem. */
+/* Splits the problem's queries into `count` parts, and computes each part. Asserts that out, lse and dq have the same
+ * bits as those of the whole problem, and that gradients that are sums over queries are correct. Returns false if the
+ * parts use other kernels than the whole problem. */
 static bool same_bits_by_queries(const struct spec *s, int count)
 {
     int64_t ends[MOST_PARTS];

@@ -121,7 +121,7 @@ void test_scores_of_wide_heads_that_nobody_sees_are_not_read(void **state)
         if (!agrees(&cases[n])) fail_msg("%s: wrong", cases[n].name);
 }
 
-/* Kernels store an lse of 2^24 or more as two numbers. Here the lse of all rows is so large, but no score is. */
+/* Kernels store an lse of 2^24 or more as two numbers. Here every row's lse is that large, but no score is. */
 void test_wide_heads_agree_if_lse_is_huge_and_scores_are_not(void **state)
 {
     static const struct spec cases[] = {

@@ -319,7 +319,7 @@ static void test_packed_queries_take_padded_rows_of_keys(void **state)
 {
     (void)state;
     PASSES(by_rows, (void)0);
-    PASSES(by_rows, p.seqlens_k.rank = 0); /* if seqlens_k is absent, rows have all Sk keys */
+    PASSES(by_rows, p.seqlens_k.rank = 0); /* if seqlens_k is absent, every batch row has Sk keys */
     PASSES(by_rows, p.op = ATTN_OP_BACKWARD; p.dout = TENSOR(zeros, ATTN_F16, 6, 8, 8);
            p.dk = TENSOR(zeros, ATTN_F16, 2, 4, 2, 16));
     SAYS(by_rows, INVALID, "/v/shape/1", "v: shape[1] is 3, must be 4, the keys of k", p.v.shape[1] = 3);
@@ -486,7 +486,7 @@ static void test_heads_that_do_not_divide_are_not_taken_for_another_layout(void 
     SAYS(forward, INVALID, "/k/shape/1", "k: shape[1] is 12, must divide the 32 heads of q", p.layout = ATTN_BHSD;
          p.q = TENSOR(zeros, ATTN_F16, 1, 32, 128, 16); p.k = TENSOR(zeros, ATTN_F16, 1, 12, 128, 16);
          p.v = TENSOR(zeros, ATTN_F16, 1, 12, 128, 16); p.out.rank = p.lse.rank = 0);
-    /* with few keys and many queries, axis 1 is smaller than axis 2 in k alone, so the message suggests no layout */
+    /* axis 1 is smaller than axis 2 in k, but not in q, so the message suggests no other layout */
     SAYS(forward, INVALID, "/k/shape/2", "k: shape[2] is 12, must divide the 32 heads of q",
          p.q = TENSOR(zeros, ATTN_F16, 1, 128, 32, 16);
          p.k = TENSOR(zeros, ATTN_F16, 1, 4, 12, 16); p.v = TENSOR(zeros, ATTN_F16, 1, 4, 12, 16);

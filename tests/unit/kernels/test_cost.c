@@ -269,8 +269,8 @@ static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
     free(wide);
 }
 
-/* For head sizes above 256, each thread block of a GPU's kernel computes 256 columns of a result, and computes all
- * scores again. */
+/* For head sizes above 256, each thread block of this GPU kernel computes only 256 columns of a result. All scores are
+ * therefore computed once for every 256 columns. */
 static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(void **state)
 {
     (void)state;

@@ -142,7 +142,7 @@ static void test_an_item_may_wait_for_an_earlier_one(void **state)
     pool_close(pool);
 }
 
-/* A thread that computes in the pool, for an owner (a request), until it is told to stop. */
+/* A thread that runs work on the thread pool, for one owner (a request), until *stop is set. */
 struct computing {
     struct pool *pool;
     const void *owner;
@@ -467,7 +467,7 @@ static void test_a_run_in_double_that_nobody_waits_for_ends_between_two_rows(voi
 
 /* ---- Tests of the kernel that computes in double ----------------------------------------------------------------- */
 
-/* Some problems have sums over heads and sequences (gradients of bias, slopes and sinks), which a single thread
+/* The list includes gradients of bias, slopes and sinks. These are sums over heads and sequences, which a single thread
  * computes. */
 static const struct spec of_any_kind[] = {
     SPEC(.Sq = 40, .Sk = 70, .H = 6, .Hk = 3, .B = 5, .causal = true),

@@ -371,7 +371,7 @@ static void expect_equal(const struct fixture *f, const judge_result *a, const j
 }
 
 /* The judge compares a client's results with the truth (results in float64). Its report must be the same whether the
- * caller gives the truth or the judge computes it. The results in the test are right and wrong in turn. */
+ * caller gives the truth or the judge computes it. The results in this test are alternately right and wrong. */
 static void test_a_given_truth_makes_no_difference(void **state)
 {
     (void)state;
@@ -393,8 +393,8 @@ static void test_a_given_truth_makes_no_difference(void **state)
     }
 }
 
-/* A judge compares all rows with float64 results, and computes some rows as a kernel would, as many as it has time
- * for. Even without time for any such row it must call no right result wrong. */
+/* The judge compares all rows with float64 results. It also computes rows as a kernel would, as many as its time
+ * allows. Even if there is no time for such rows, the judge must not call a right result wrong. */
 static void test_right_results_are_right_where_few_rows_are_emulated(void **state)
 {
     int sampled = 0;
@@ -422,9 +422,10 @@ static void test_right_results_are_right_where_few_rows_are_emulated(void **stat
     assert_true(sampled > SAMPLED_SEEDS / 2);
 }
 
-/* Several mistakes say that k, v or all tensors are read at other addresses. Of two such mistakes together, one would
- * apply the strides of the other to a tensor, and read past its end (AddressSanitizer sees this). The client's kernel
- * reads k transposed, and one head of its results has an error that nothing explains, so the judge tries pairs. */
+/* Some of the judge's mistakes assume that the client read k, v or all tensors at wrong addresses. Two such mistakes
+ * must not be combined: the strides of one would move reads of the other past the end of a tensor, which
+ * AddressSanitizer sees. In the test the client reads k transposed, and one head of its results has an error that
+ * nothing explains, so the judge tries pairs of mistakes. */
 static void test_mistakes_of_addresses_are_not_combined(void **state)
 {
     struct spec s = SPEC(.H = 4, .Hk = 4, .Sq = 24, .Sk = 24, .D = 16, .Dv = 16);
@@ -515,8 +516,8 @@ static void expect_found(const struct fixture *f, attn_tensor_id id, int64_t at,
     tensor_set(t, at, right);
 }
 
-/* A number may be wrong in any row of a result, also where the right number is always 0 (or lse -inf): in out and dq of
- * queries without keys, in dk and dv of keys without queries, and in padding. */
+/* A wrong number must be found in any row of a result, even where the right number is always 0 (or -inf for lse). Such
+ * rows are out and dq of queries without keys, dk and dv of keys without queries, and padding. */
 static void test_a_wrong_number_is_found_in_any_row(void **state)
 {
     (void)state;
@@ -543,7 +544,8 @@ static void test_a_wrong_number_is_found_in_any_row(void **state)
     }
 }
 
-/* dk is wrong at a key of a sequence without queries, where no mistake of the table makes it wrong. */
+/* The test changes dk at a key of a sequence without queries. No mistake in the judge's table can explain such an
+ * error. */
 static void test_a_wrong_key_without_queries_is_located(void **state)
 {
     struct fixture f;
@@ -688,9 +690,9 @@ static const judge_explanation *first_explanation(const judge_result *result, co
     return &result->explanation[0];
 }
 
-/* The client's mistake changes lse of all queries. To test whether a mistake explains wrong dk and dv, the judge
- * needs a forward of all heads that share a key, so it tests only the best explanation. Without a result for
- * queries, such as dq, it does not test the mistake. */
+/* The client's mistake changes lse of all queries. To test whether a mistake explains wrong dk and dv, the judge needs
+ * a forward of all query heads that share a key head. It therefore tests only the best explanation. If the client sends
+ * no dq, the judge does not test the mistake. */
 static void test_a_mistake_in_a_long_backward_is_named(void **state)
 {
     const uint64_t gradients = ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv);
@@ -717,8 +719,8 @@ static void with_dk_of_scale_one(attn_tensor *dk, double scale)
         attn_store(dk->dtype, dk->data, n, attn_load(dk->dtype, dk->data, n) / scale);
 }
 
-/* A mistake of the backward alone is tested on tiles of keys, whose lse and delta are those of the truth (float64
- * results). The results have no dq, so no tile of queries is emulated. */
+/* The client's results have a mistake in dk alone, and no dq. The judge then tests mistakes on tiles of keys only, with
+ * lse and delta computed in float64. Without dq it computes no tile of queries. */
 static void test_a_mistake_in_long_gradients_is_named(void **state)
 {
     struct fixture f;
@@ -734,15 +736,16 @@ static void test_a_mistake_in_long_gradients_is_named(void **state)
     fixture_clear(&f);
 }
 
-/* Two mistakes of the backward at once. A pair is tested on tiles of keys only if the kernel's out and lse are right,
- * because the forward of a whole group is too much work. */
+/* The backward has two mistakes at once. The judge tests a pair of mistakes on tiles of keys only if the client's out
+ * and lse are right. Otherwise it would have to compute a forward of a whole group of heads, which is too much work. */
 static void test_two_mistakes_in_long_gradients_are_named(void **state)
 {
     struct spec s = long_backward;
     struct fixture f;
     judge_result result;
     (void)state;
-    if (SHORTER > 1) skip(); /* other tests of long gradients run the same code */
+    /* skipped under AddressSanitizer to save time: other tests of long gradients run the same code */
+    if (SHORTER > 1) skip();
     s.causal = s.dlse = true;
     fixture_make(&f, &s);
     attn_problem wrong = f.p;
@@ -761,7 +764,7 @@ static void test_two_mistakes_in_long_gradients_are_named(void **state)
     fixture_clear(&f);
 }
 
-/* The client's backward has a right lse and out, but another mask than the problem. */
+/* The client computed its backward from the right lse and out, but with another mask than the problem's. */
 static void test_a_mask_missing_in_long_gradients_is_named(void **state)
 {
     struct spec s = long_backward;

@@ -237,7 +237,8 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
 }
 
 /* If all scores of all rows are equal, the lse of n keys in base 2 is also the natural lse of some larger number of
- * keys. The check must let it pass, because in ring attention a part of the keys comes with the lse of all keys. */
+ * keys. The check must accept it, because in ring attention a result over some of the keys comes with the lse of all
+ * keys. */
 static void test_parts_of_equal_scores_pass_whatever_their_number(void **state)
 {
     struct spec s = SPEC(.op = ATTN_OP_BACKWARD, .give_forward = true, .Sq = 16, .Sk = 128, .D = 8, .Dv = 8,

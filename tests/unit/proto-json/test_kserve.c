@@ -189,8 +189,8 @@ static void test_what_lies_in_shared_memory_is_told(void **state)
     decoded_clear(&d);
 }
 
-/* In the answer, an output in shared memory has only its name, shape and type. It has no parameters, because
- * Triton's C++ client would look there for a size of binary data. */
+/* In the answer, an output in shared memory has only its name, shape and type. It has no parameters, because Triton's
+ * C++ client would look in them for a size of binary data. */
 static void test_an_output_in_shared_memory_is_only_named(void **state)
 {
     (void)state;

@@ -438,7 +438,8 @@ static void test_midpoints_of_narrow_formats_round_right(void **state)
              code = code < f->largest && code + stride > f->largest ? f->largest : code + stride) {
             char text[512];
             double middle = (value_of(f, code) + value_of(f, code + 1)) / 2;
-            /* fits: the next code is a finite number; otherwise numbers above the middle are refused */
+            /* true if the next code is a finite number; if it is not, the reader must refuse the midpoint and numbers
+             * above it */
             bool fits = code < f->largest;
             snprintf(text, sizeof text, "%.220f", middle);
             check_code(text, f->type, fits || code % 2 == 0, code % 2 ? code + 1 : code);

@@ -178,8 +178,8 @@ static void test_what_describes_a_file_is_passed_over(void **state)
     }
 }
 
-/* Sends the member under each of its names, with a value that no member may have. The refusal shows that the parser
- * has read the member. */
+/* Sends the member under each of its names, with a value that is wrong for every member. The parser's refusal shows
+ * that the parser knows the member. */
 static void check_member_is_read(attn_op op, const char *name)
 {
     struct decoded d = { 0 };

@@ -342,7 +342,7 @@ static void test_memory_that_runs_out_fails_with_its_own_words(void **state)
     scanned_clear(&r);
 }
 
-/* The array is smaller under ThreadSanitizer. It watches every byte when the test's memory is copied at each growth. */
+/* The array is smaller under ThreadSanitizer, which checks every byte each time that the growing memory is copied. */
 #ifdef __SANITIZE_THREAD__
 enum { LARGE_ARRAY = 1 << 20 };
 #else

@@ -383,8 +383,8 @@ static void test_a_step_knows_what_its_rows_have_in_common(void **state)
     end(&t, true);
 }
 
-/* The number of page numbers (page-table entries) of all forks together is limited. Otherwise many forks of one long
- * cache, which share its pages, could use up the host's memory. */
+/* All forks together may have only a limited number of page numbers (page-table entries). Otherwise many forks of one
+ * long cache, which share its pages, could use up the host's memory. */
 static void test_forks_of_a_long_cache_have_a_limit(void **state)
 {
     struct rig *rig = *state;
@@ -495,7 +495,7 @@ static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(
     assert_int_equal(totals.used_bytes, POOLS * POOL_BYTES); /* all memory of all devices is in use */
 
     /* New caches go to the devices with the fewest caches. Here the test makes more caches than the emptiest device has
-     * room for, and all devices end up equally full. */
+     * room for. At the end all devices are equally full. */
     for (int i = 0; i < 64; i++)
         if (infos[i].device[0] != 'a' || i % 8 == 0)
             assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[i].id, &err), ATTN_OK);
@@ -530,7 +530,7 @@ static void test_a_token_has_its_share_of_all_devices_together(void **state)
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_FULL);
     rig->caller->percent = 25;
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_QUOTA);
-    /* One of four devices fails. The caller may use 50 percent of the memory, which is now half of the memory of the
+    /* One of four devices fails. The caller may use 50 percent of the memory. This is now half of the memory of the
      * other three devices. */
     assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[1].id, &err), ATTN_OK);
     rig->caller->percent = 50;
@@ -647,8 +647,8 @@ static void test_room_that_is_in_pieces_is_said_to_be(void **state)
     assert_string_equal(err.text,
                         "the pool of cpu has 131072 of 262144 bytes free (--kv-bytes), but in pieces between "
                         "pages: this request does not find 3 times 8192 bytes there; delete or truncate caches");
-    /* Another page is freed, so the append's first page fits, but not its second and third. The message must name the
-     * memory that was free before the append. */
+    /* The test frees one more page. The append's first page now fits, but not its second and third. The message must
+     * name the memory that was free before the append. */
     assert_int_equal(caches_delete(rig->caches, rig->caller, infos[1].id, &err), ATTN_OK);
     assert_int_equal(append(rig, &two, 3 * PAGE, 0, true, &err), ATTN_FULL);
     assert_memory_equal(err.text, "the pool of cpu has 135168 of ", 30);
@@ -1175,7 +1175,7 @@ static attn_status give_nothing_to_touch(void *context, size_t bytes, void **mem
     return ATTN_OK;
 }
 
-/* Counts for each page how many caches have it, and checks that the pool counts the same. */
+/* Counts for each page how many caches use it, and checks that the pool has counted the same. */
 static void assert_counted(struct caches *caches, struct caller *caller)
 {
     static int times[MANY_PAGES];
@@ -1286,7 +1286,7 @@ static void test_shared_pages_are_counted_right_whatever_is_forked_and_cut(void 
 }
 
 /* A fork (a cache that shares the pages of another) of the longest possible cache also shares that cache's blocks of
- * page numbers. It needs few page numbers of its own. */
+ * page numbers. Only few page numbers are the fork's own. */
 static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
 {
     struct caches *const caches = caches_new(10);

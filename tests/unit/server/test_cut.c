@@ -120,8 +120,8 @@ static struct job_part *part_back(struct site *s)
     return part;
 }
 
-/* Waits for the next part of a job that a device gives back. It must be `part`, and the device must have computed
- * it. */
+/* Waits for the next part of a job that a device gives back. The test fails unless this is `part`, and the device has
+ * computed it. */
 static void assert_back(struct site *s, const struct job_part *part)
 {
     assert_ptr_equal(part_back(s), part);
@@ -373,9 +373,9 @@ static float sum_of(const float *parts, int64_t elements, int64_t n)
     return sum;
 }
 
-/* The devices must add the parts in their order, in float32, and round once. The test replaces each part's sums by
- * numbers whose sum depends on the order. Each device adds up a range of elements; the gradient of sinks is so small
- * that one range is empty. */
+/* The devices must add the parts' sums in the order of the parts, in float32, and round once. The test replaces each
+ * part's sums by numbers whose total depends on the order. Each device adds up a range of elements. The gradient of
+ * sinks has so few elements that one range is empty. */
 static void test_parts_are_added_in_their_order(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -420,8 +420,8 @@ static void test_parts_are_added_in_their_order(void **state)
 static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 512, 32));
-    /* bytes for dk, and as many for dv. own: the part's own sums; share: half of the other part's sums, or half of the
-     * results */
+    /* The bytes of one gradient: dk and dv have the same size. own: a part's own sums; share: the half that a device
+     * gets of the other part's sums, or of the results. */
     const int64_t own = 512 * 32 * 4, share = own / 2;
     struct site s;
     struct fixture f;
@@ -481,8 +481,8 @@ static void assert_held(struct site *s, struct device *device, const struct job_
     if (!held) fail_msg("a batch came back: %s", s->batches[0]->parts[0]->error.text);
 }
 
-/* Device 1 has computed its part of a job and keeps the part's sums. A batch that needs the memory of the sums waits
- * until the loop frees them, even if another batch of the device ends before. */
+/* Device 1 has computed its part of a job and keeps the part's sums. A batch that needs this memory waits until the
+ * loop frees the sums, even if another batch of the device ends earlier. */
 static void test_a_batch_waits_for_the_sums_of_another_job(void **state)
 {
     struct site s;
@@ -556,8 +556,9 @@ static void test_parts_pass_a_batch_that_waits_for_their_sums(void **state)
     close_site(&s);
 }
 
-/* A batch is held back, because too little memory is free while another batch runs. A part that may run before the held
- * batch finds too little memory, too. It is then held back instead of the batch, and both run later. */
+/* A batch is held back, because too little memory is free while another batch runs. A part of a job, which may run
+ * before the held batch, also finds too little memory. The part is then held back instead of the batch, and both run
+ * later. */
 static void test_a_part_that_passes_a_held_batch_may_be_held_itself(void **state)
 {
     const struct spec half = SPEC(HEADS(2, 2), SIZES(6500, 100, 64));
@@ -626,8 +627,8 @@ static void test_a_part_that_adds_up_takes_no_place_of_a_held_batch(void **state
     close_site(&s);
 }
 
-/* The parts of a job leave the queue only if the devices that have room together have enough memory for the sums of all
- * parts. If too few devices are usable, the job is not cut. */
+/* The parts of a job leave the queue only if the devices that can take a batch now have, together, enough memory for
+ * the sums of all parts. If too few devices are usable, the job is not cut. */
 static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(512, 4096, 32));
@@ -659,8 +660,8 @@ static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
     close_site(&s);
 }
 
-/* A device with seven batches of other clients gets all four parts of a job. Together these are more batches than a
- * device may have of several clients. */
+/* A device already has seven batches of other clients, and gets all four parts of a job. These are more batches than a
+ * device may otherwise have at once from several clients. */
 static void test_a_device_with_little_room_may_get_all_parts(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(512, 512, 32));

@@ -752,7 +752,7 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
         devices_submit(b.server.devices, batches[i], device);
         WAIT_UNTIL(state_of(&b, 0).info.memory_used > used); /* it begins */
     }
-    /* sleeps for the time that the second batch of `busy` would take if nothing held it back */
+    /* sleeps for the time that the second batch of `busy` would need if it were not held back */
     nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
@@ -878,8 +878,8 @@ static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
     return batch;
 }
 
-/* If several callers have batches on a device, a short batch of another caller may run beside them as a guest. The
- * guest may begin only after one of the other batches has been on the device for much longer than the guest needs. */
+/* If several callers have batches on a device, a short batch of another caller may run beside them, as a guest. A guest
+ * may begin only after one of the other batches has been on the device for much longer than the guest needs. */
 static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does(void **state)
 {
     (void)state;
@@ -1229,7 +1229,7 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
     open_readers(&b, 2, "0:sync.err=700@1", NULL);
     struct job *job = ready_forward(&b, 5), *jobs[4] = { 0 };
     int lost = -1;
-    /* Inline slots (places for HTTP threads that compute) belong to the two devices in turn, so four tries usually
+    /* Inline slots (places for HTTP threads that compute) alternate between the two devices, so four tries usually
      * reach both devices. */
     for (int n = 0; n < 4 && lost < 0; n++) {
         jobs[n] = ready_forward(&b, 5);

@@ -140,8 +140,8 @@ static int cores_of(const struct http_thread *thread)
     return CPU_COUNT(&set);
 }
 
-/* The threads of core 0 complete `first` requests in 200 ms, and all other threads `others` requests. Then the
- * server decides whether to pin threads to their cores. */
+/* Pretends that each thread of core 0 completed `first` requests in 200 ms, and each other thread `others` requests.
+ * Then the server decides whether to pin threads to their cores. */
 static void look(struct http_threads *threads, int64_t *now_ms, uint32_t first, uint32_t others)
 {
     for (int i = 0; i < threads->count; i++)

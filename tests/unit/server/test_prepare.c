@@ -344,7 +344,7 @@ static void test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_
     assert_true(job->flops == 2.0 * 8 * (5 * 5 + 7 * 7));
     assert_true(job->seconds > 0 && job->seconds < 1 && job->worst_seconds >= job->seconds);
     assert_string_equal(job->because, "");
-    /* the outputs of all problems are contiguous */
+    /* the outputs of all problems lie one after the other in memory */
     assert_ptr_equal(items[2].problem.out.data, (char *)items[0].problem.lse.data + 64);
     job_release(job);
     assert_refused(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"outputs\": [\"lse\"], \"verify\": 1"), ATTN_UNSUPPORTED,

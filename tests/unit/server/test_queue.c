@@ -279,7 +279,7 @@ static char fair_take(struct fair *fair, const struct queue_taker *taker)
     return batch[0]->flow->name[0];
 }
 
-/* Takes the next job from the queue, and lets this job run alone for a second. */
+/* Takes the next job from the queue, and pretends that the job runs alone for a second. */
 static char fair_run(struct fair *fair)
 {
     const char who = fair_take(fair, &any);

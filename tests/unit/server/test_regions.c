@@ -234,8 +234,8 @@ static void test_a_use_lies_within_its_region_and_outlives_it(void **state)
     object_clear(&o);
 }
 
-/* Says that an output with `elements` float32 numbers at `data` is to be written to the region "r" of shared memory.
- * Returns that use of the region. */
+/* Registers an output for the region "r" of shared memory. The output has `elements` float32 numbers at `data`. Returns
+ * this use of the region. */
 static struct region_uses *output_use(struct regions *r, const struct caller *caller, void *data, int64_t elements)
 {
     struct region_uses *uses;

@@ -145,7 +145,8 @@ static void test_methods(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char text[ROUTE_ALLOW_BYTES];
         const struct route_match match = routes_find(PORT_MAIN, cases[i].path, cases[i].method);
-        /* metrics label a request by the row of its path, so the search must find a row even for a wrong method */
+        /* metrics label each request by the route of its path, so the search must find a route even for a wrong
+         * method */
         assert_non_null(match.route);
         assert_int_equal(match.answers, cases[i].answers);
         assert_string_equal(route_allow(match.methods, text), cases[i].allow);
