@@ -216,7 +216,7 @@ void shared_written(int thread, uint32_t address, size_t bytes);
  * agent is created at its first use. */
 struct agent {
     /* Does some of the agent's work (copies, products) and returns true. Returns false if there was no work. The
-     * scheduler calls this now and then. `must`: no fiber can run, so no work may be put off. */
+     * scheduler calls this now and then. If `must` is true, no fiber can run, and the agent must not put work off. */
     virtual bool step(bool must) = 0;
     virtual void thread_ends(int) {}
     /* called for each ordinary load or store by which the running thread accesses the thread block's shared memory */

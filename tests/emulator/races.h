@@ -44,8 +44,8 @@ struct race_watch {
 /* begins the check of a thread block, and forgets the accesses of earlier thread blocks */
 void watch_begin(race_watch &w);
 void watch_warp(race_watch &w, int warp); /* __syncwarp */
-/* Records that the warps in `warps` have met at a barrier. Their later accesses come after the epochs (counts of
- * barriers) in `arrived`. */
+/* Records that the warps in `warps` have met at a barrier. All their later accesses are ordered after the accesses up
+ * to the epochs (counts of barriers) in `arrived`. */
 void watch_barrier(race_watch &w, const bool *warps, clocks *arrived);
 /* Records that the warp has arrived at a barrier and goes on without waiting (bar.arrive). */
 void watch_arrive(race_watch &w, int warp, clocks *arrived);

@@ -390,7 +390,7 @@ void check_added_sums()
 
 /* ---- Tests of wgmma with e4m3 numbers: the order of the keys ----------------------------------------------------- */
 
-/* f8_forward.cu's. */
+/* Sizes of a tile in f8_forward.cu: head dimension D, and BN keys. */
 template <int D_, int BN_> struct shape_8 {
     static const int D = D_, BN = BN_, CHUNKS = (D + 127) / 128, CHUNKS_V = (BN + 127) / 128;
 };

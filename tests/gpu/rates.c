@@ -24,7 +24,8 @@ struct rate_case {
     int64_t H, S, D;
     double amplitude; /* largest magnitude of the numbers in q and k */
     enum bias_kind bias;
-    /* for the kind PADDED: the bias that hides later keys, and the first half of all keys and queries */
+    /* for the kind PADDED: the value of the bias for hidden pairs, which are those of later keys, and those of the
+     * first half of all keys and queries */
     float hidden;
     bool alibi, sinks;
     double dropout;

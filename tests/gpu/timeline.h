@@ -38,9 +38,8 @@ static inline double share_beside_others(const struct times *t, int count, int s
     for (int i = 0; i < count; i++) {
         const double begin = stage_began(t, i, stage), end = t[i].at[stage + 1];
         double covered = 0, at = begin;
-        /* Moves `at` to the end of the copy. While a kernel or an opposite copy of another request runs at `at`, the
-         * time until its end counts as covered. Otherwise `at` jumps to the time when the next kernel or opposite copy
-         * begins. */
+        /* Adds up the time from `begin` to `end` during which another request's kernel or opposite copy runs. If one
+         * runs at `at`, `at` moves to its end. Otherwise `at` moves to the beginning of the next one. */
         while (at < end) {
             double until = at, next = end;
             for (int j = 0; j < count; j++)

@@ -1051,7 +1051,7 @@ struct tolerance {
     double relative, absolute;
 };
 
-/* Returns the tolerance of output `id`, without the part called sensitivity (testing.h). */
+/* Returns the tolerance of output `id`, without the term `sensitivity` that testing.h describes. */
 UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_tensor_id id)
 {
     const struct limits *limit = &limits_of[f->spec.dtype];
@@ -1076,7 +1076,7 @@ UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_ten
         t.relative = 4e-5 + 2 * blur;
         t.absolute = 1e-30;
         return t;
-    /* top_keys has no tolerance, because backends_observe.c checks it */
+    /* the infinite tolerance accepts any top_keys, which backends_observe.c checks */
     case ATTN_T_top_keys: t.absolute = INFINITY; return t;
     case ATTN_T_row_max:
     case ATTN_T_max_logit:
@@ -1141,7 +1141,7 @@ UNWATCHED bool fixture_compare(const struct fixture *got, const struct fixture *
                      t.relative * sqrt(size2) + 2 * sqrt(sensitivity2) + t.absolute * sqrt((double)n));
             return false;
         }
-        /* compares the error of each row of `out` with that row's own size */
+        /* compares the norm of the error of each row of `out` with the norm of that row */
         if (id == ATTN_T_out && got->spec.Dv >= 8)
             for (int64_t row = 0; row < n / got->spec.Dv; row++) {
                 double row_error = 0, row_size = 0;
@@ -1231,7 +1231,7 @@ UNWATCHED bool spec_agrees(struct bench *bench, const struct spec *spec)
     memset(&other, 0, sizeof other);
     /* Computes the float64 results a second time in another way, to see how much rounding changes them. If the backward
      * of `want` computes out and lse, this backward is given rounded ones, and vice versa. A forward with few outputs
-     * gets slightly changed values. */
+     * gets a slightly changed v. */
     if (spec->op == ATTN_OP_BACKWARD) {
         struct spec twin = *spec;
         twin.give_forward = !spec->give_forward;

@@ -62,7 +62,7 @@ enum mask_kind {
     MASK_DOCUMENT, /* documents of random length; each query sees only keys of its own document */
     MASK_WINDOW,   /* a query sees only keys in a band around the diagonal */
     MASK_ALL,      /* every key is hidden from every query */
-    MASK_UNION,    /* 4 bounds per key: two hidden intervals that together hide every query, while one alone does not */
+    MASK_UNION,    /* 4 bounds per key: two intervals of hidden queries; only both together hide every query */
     MASK_KINDS
 };
 
@@ -110,7 +110,7 @@ struct spec {
     bool fp8_scales;
     int scale_axes;          /* shape of the float8 scales: 0: [B, Hk], 1: [1, Hk], 2: [B, 1], 3: [Hk], 4: [1] */
     double fp8_scale;        /* magnitude of the float8 scales; 0: around 1 */
-    bool dlse, give_forward; /* for a backward: dlse: the gradient dlse is given; give_forward: out and lse are given */
+    bool dlse, give_forward; /* a backward gets these inputs; dlse: the gradient of lse; give_forward: out and lse */
     bool no_dout;            /* dout is all zeros */
     /* for a backward: which gradients are float32 whatever dtype q has: the sum of 1 (dq), 2 (dk), 4 (dv) */
     int float_grads;

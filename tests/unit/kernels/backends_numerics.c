@@ -216,8 +216,8 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
 }
 
 /* A row that sees only one key must have that key's value as its out, however large the score is. (The tolerance of
- * other tests grows with scores, so they would let a wrong value pass.) The largest scores are 1e4 to 1e9. A kernel's
- * exponentials are relative to a rounded maximum above a limit that lies between these numbers. */
+ * other tests grows with scores, so they would let a wrong value pass.) The largest scores are 1e4 to 1e9. Between
+ * these numbers lies a limit above which a kernel's exponentials are relative to a rounded maximum. */
 void test_float8_rows_of_one_key_are_its_value(void **state)
 {
     static const double scales[] = { 1, 10, 32, 55, 100, 320 };
@@ -485,8 +485,8 @@ void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
 
 /* clang-format off: each row of the table stays on one line */
 
-/* The problems below have products q.k that overflow float32, in a partial sum or at the end. The scores scale q.k do
- * not overflow. */
+/* The problems below have products q.k that overflow float32, in a partial sum or at the end. The scores (scale times
+ * q.k) do not overflow. */
 static const struct spec far_products[] = {
     SPEC(.name = "products of 1e39", SIZES(70, 90, 64), .q_amp = 1e19, .has_scale = true, .scale = 1.2e-38),
     SPEC(.name = "products of 1e39, bfloat16", SIZES(70, 90, 64), BF16, .q_amp = 1e19, .has_scale = true,
@@ -657,9 +657,9 @@ static bool is_by_rows(const attn_problem *p, attn_op op)
     return strcmp(plan.kernel->name, "simple") == 0;
 }
 
-/* Tests queries that see one key and whose products cancel. lse and the score in the backward must be the same sum,
- * rounded in the same way. P is then 1, and dv is dout. In float32 P may be off by 4e-6, because lse itself is
- * rounded. */
+/* Tests queries that see one key, and whose products cancel. The forward's lse and the backward's score must be the
+ * same sum, rounded in the same way. P is then 1, and dv is dout. In float32 P may be off by 4e-6, because lse itself
+ * is rounded. */
 void test_one_key_has_a_probability_of_one(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };

@@ -197,8 +197,8 @@ void test_repeats_give_the_same_bits(void **state)
     }
 }
 
-/* Asserts that tensor `id` of the problem `part` has the same bits as the elements of `whole` from number `first`
- * on. The first axis of the tensor must be the batch or the packed rows. */
+/* Asserts that tensor `id` of the problem `part` has the same bits as the elements of `whole` that begin at element
+ * `first`. The first axis of the tensor must be the batch or the packed rows. */
 void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first)
 {
     const attn_tensor *w = &whole->p.tensor[id], *p = &part->p.tensor[id];
@@ -212,7 +212,7 @@ void assert_part_equal(const struct fixture *whole, const struct fixture *part, 
     }
 }
 
-/* Copies elements of q, k, v or dout from `whole`, from number `first` on, to `part`. */
+/* Copies elements of q, k, v or dout from `whole`, beginning with element `first`, to `part`. */
 static void copy_part(const struct fixture *whole, struct fixture *part, attn_tensor_id id, int64_t first)
 {
     for (int64_t n = tensor_elements(&part->p.tensor[id]), e = 0; e < n; e++)
@@ -819,9 +819,9 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
     }
 }
 
-/* The library has an upper bound on the time of one tile of a problem. Returns the smallest bound of any kernel on an
- * H100, in seconds. A Hopper kernel for bfloat16 without options has this bound; kernels/cuda/simple/simple.h has its
- * rates. */
+/* For each kernel, the library has an upper bound on the time of one tile. Returns the smallest bound of all kernels on
+ * an H100, in seconds. It belongs to a Hopper kernel for bfloat16 without options, whose rates are in
+ * kernels/cuda/simple/simple.h. */
 static double least_tile_seconds(const struct spec *s)
 {
     const double columns = (double)(s->D < 64 ? 64 : s->D) + (double)(s->Dv < 64 ? 64 : s->Dv);

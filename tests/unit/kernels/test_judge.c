@@ -472,7 +472,7 @@ static void only_verdict(const attn_problem *p, const attn_truth *truth, double 
     judge_close(j);
 }
 
-/* Problems with rows that have no query or no key beside them, or that are padding. */
+/* Problems with queries that have no keys, with keys that have no queries, or with padding rows. */
 static const struct spec lonely[] = {
     SPEC(.sequences = 3, .q_lengths = { 4, 3, 5 }, .k_lengths = { 4, 0, 6 }),
     SPEC(.op = ATTN_OP_BACKWARD, .sequences = 2, .q_lengths = { 0, 4 }, .k_lengths = { 4, 4 }),
@@ -566,7 +566,8 @@ static void test_a_wrong_key_without_queries_is_located(void **state)
     fixture_clear(&f);
 }
 
-/* A judge that must hurry leaves out keys whose dk and dv it has not computed. It calls no right result wrong. */
+/* A judge that is told to hurry leaves out keys whose dk and dv it has not computed yet. It must not call any right
+ * result wrong. */
 static void test_a_judge_that_hurries_calls_no_right_result_wrong(void **state)
 {
     bool hurried = false;
@@ -731,7 +732,7 @@ static void test_a_mistake_in_long_gradients_is_named(void **state)
     with_dk_of_scale_one(&f.p.dk, 0.125);
     judge_with(&f.p, &truth, 1, &result);
     assert_int_equal(first_explanation(&result, "scale_missing_in_dk")->tensors, ATTN_TENSOR_BIT(dk));
-    assert_int_equal(result.rows_emulated, 0); /* no result of queries was sent */
+    assert_int_equal(result.rows_emulated, 0); /* without dq, the judge emulates no rows of queries */
     free_truth(&truth);
     fixture_clear(&f);
 }

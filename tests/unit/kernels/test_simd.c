@@ -465,8 +465,8 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
             area_free(&A);
         }
         assert_memory_equal(all.data, some.data, M * (size_t)p.ldc * 4);
-        /* computes the product in pieces: pieces of columns begin at a panel, and pieces of B's rows begin at a
-         * multiple of 32 */
+        /* computes the product in pieces: a piece of columns begins at the first column of a panel, and a piece of B's
+         * rows begins at a multiple of 32 */
         memset(some.data, 0, M * (size_t)p.ldc * 4);
         memset(all.data, 0, M * (size_t)p.ldc * 4);
         const size_t e = (size_t)simd_element_bytes(type);

@@ -223,8 +223,7 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
         s.alignment = ATTN_BOTTOM_RIGHT;
         const int64_t parts = rng_between(&r, 2, 8), part = rng_between(&r, 0, parts - 1), of_part = s.Sk;
         s.Sk *= parts;
-        /* with a causal mask, there are as many queries as one part has keys, and these are the last queries of the
-         * sequence */
+        /* a problem with a causal mask gets as many queries as one part has keys: the last queries of the sequence */
         if (s.causal) s.Sq = of_part;
         fixture_make(&f, &s);
         cut_keys(&f, part * of_part, (part + 1) * of_part);
@@ -299,7 +298,7 @@ static const struct {
     { "your lse was computed with no mask at all" OF_FORWARD, 0, ALL },
 };
 
-/* Gives the problem the options of the forward that made the lse, which differ from the backward's options. */
+/* Gives the problem the options of the forward that computed lse. They differ from the options of the backward. */
 static void convert(attn_problem *p, int without)
 {
     switch (without) {

@@ -479,8 +479,8 @@ static void test_text_that_is_written_otherwise_is_recognised(void **state)
         { "AA%3D", "base64 2, byte 11: percent-encoding; send base64 as it is" },
         { "AA==\\n", "base64 4, byte 14: a line break; `base64 -w0` and base64.b64encode() write none" },
         { "AAAA\\r\\nAAAA", "base64 4, byte 14: a line break; `base64 -w0` and base64.b64encode() write none" },
-        /* Hexadecimal text whose length is a multiple of four is also base64, so the scanner accepts it. parse.c knows
-         * the shape, and refuses the text. */
+        /* Hexadecimal text whose length is a multiple of four is also valid base64, so the scanner accepts it. parse.c,
+         * which knows the tensor's shape, refuses it because its length is wrong. */
         { "00000000803f", "@0 d34d34d34d34f34ddf" },
         { "0x0000803f0000004", "ends after 17: this is hexadecimal, base64 is wanted: "
                                "base64.b64encode(x.tobytes()).decode()" },

@@ -173,8 +173,8 @@ static void test_a_body_becomes_what_cjson_makes_of_it(void **state)
     }
 }
 
-/* Each kind of value has its own type of node. A node may be a string, a number that a client wrote (it keeps its
- * text), or an index, which is a plain number. */
+/* Strings, numbers that a client wrote, and indices have nodes of different types. A number that a client wrote keeps
+ * its text. An index is a plain number. */
 static void test_a_node_is_what_its_type_says(void **state)
 {
     static const char text[] = "[\"sn1\",\"n1e400\",7]";

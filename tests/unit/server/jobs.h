@@ -161,8 +161,8 @@ HELPER char *forward_body(int rows, int D, const char *extra)
     return body_of("q k v", rows, D, extra);
 }
 
-/* Returns a body with 100 queries of one number each, and one key whose value has 64 numbers. Its out has 25600 bytes,
- * while its inputs have only a few hundred. */
+/* Returns a body with 100 queries of one number each, and one key whose value has 64 numbers. The result `out` has
+ * 25600 bytes, while the inputs have only a few hundred. */
 HELPER char *wide_body(void)
 {
     char *text = NULL;

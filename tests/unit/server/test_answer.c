@@ -373,8 +373,7 @@ static void test_many_numbers_as_text_are_sent_in_smaller_blocks(void **state)
     answer_tensors(request);
     assert_null(request->encoder); /* the answer's */
     assert_true(sent.streamed);
-    /* the answer is shorter than LARGE bytes, but it is streamed, because its numbers are text; the blocks have 32
-     * KiB */
+    /* the answer is shorter than LARGE bytes, but it is streamed in blocks of 32 KiB, because its numbers are text */
     assert_true(sent.announced < LARGE);
     assert_int_equal(sent.block, 32 << 10);
     request_free(request);

@@ -1,6 +1,6 @@
-/* test_caches.c: tests of pages and caches (keys and values that stay on a device between requests). They test who
- * owns which page, what a step (a decode or an append) does, and that nothing is lost. The memory is real: the test
- * copies and writes what a step asks for. The test compares a cache's contents with a model, which is a sequence of
+/* test_caches.c: tests of pages and caches (keys and values that stay on a device between requests). They test who owns
+ * which page, what a step (a decode or an append) does, and that nothing is lost. The memory is real: the test itself
+ * makes the copies and writes that a step requests. It compares a cache's contents with a model, which is a sequence of
  * numbers. */
 #include <pthread.h>
 #include <setjmp.h>
@@ -555,8 +555,8 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     for (int i = 0; i < 3; i++) {
         struct cache_info info;
         attn_error err;
-        /* Each time, the pool asks the device for memory again, because some memory may be free by then. give() would
-         * fail in its second call, so the test resets the count of calls. */
+        /* The pool asks the device for memory again for each new cache, because some memory may be free by then. give()
+         * would fail in its second call, so the test resets the count of calls. */
         refusing.given = 0;
         assert_int_equal(caches_create(caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_OK);
         assert_string_equal(info.device, "a");
@@ -860,7 +860,7 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     end(&writes, false);
     assert_int_equal(look(rig, &next, 1, &a, 1, tags, &err), ATTN_OK);
     /* An earlier scan of the queue found a step (an append) that waits for the cache. The present scan has not tried
-     * that step, so the next step must not wait for it. */
+     * that step. The step that begins here must therefore not wait for it. */
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
     assert_false(wait);
     end(&next, false);

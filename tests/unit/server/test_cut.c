@@ -284,12 +284,11 @@ static void test_problems_have_the_same_bits_over_any_number_of_devices(void **s
     for (int devices = 2; devices <= MOST_DEVICES; devices++) close_site(&sites[devices]);
     bench_close(&cpu);
     assert_true(parts[2] > tried / 2 && parts[3] > tried / 3 && parts[4] > tried / 10);
-    /* fewer than half of the random problems stay whole: a problem with gradients of a bias that all heads share cannot
-     * be cut */
+    /* at least half of the random problems can be cut; those with the gradient of a bias that all heads share cannot */
     assert_true(whole_ones < tried / 2);
 }
 
-/* Returns a random problem with one or two key/value heads that can be cut by queries. */
+/* Returns a random problem that can be cut by queries. It has one or two key/value heads. */
 static struct spec spec_of_queries(uint64_t seed)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
@@ -416,7 +415,7 @@ static void test_parts_are_added_in_their_order(void **state)
 }
 
 /* Two devices compute the parts of a job. Each part's sums stay on its device until the job is over. If one device is
- * lost before the sums are added up, they are not added up, and the memory of the other part is freed too. */
+ * lost before the sums are added up, nothing is added up, and the memory of the other part's sums is freed too. */
 static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 512, 32));
@@ -507,8 +506,8 @@ static void test_a_batch_waits_for_the_sums_of_another_job(void **state)
     close_site(&s);
 }
 
-/* A device that hangs may still read the sums of parts, so they may never be freed. A batch that waits for their memory
- * must fail. */
+/* A device that hangs may still read the sums of a job's parts, so the memory of these sums may never be freed. A batch
+ * that waits for this memory must fail. */
 static void test_a_batch_does_not_wait_for_sums_that_a_device_that_hangs_may_read(void **state)
 {
     struct site s;
@@ -531,8 +530,8 @@ static void test_a_batch_does_not_wait_for_sums_that_a_device_that_hangs_may_rea
     close_site(&s);
 }
 
-/* One device computes both parts of a job. A batch that waits for the memory of the first part's sums lets the second
- * part run before it. */
+/* One device computes both parts of a job. A batch waits for the memory that the first part's sums occupy. Meanwhile
+ * the second part may run. */
 static void test_parts_pass_a_batch_that_waits_for_their_sums(void **state)
 {
     struct site s;
@@ -592,8 +591,8 @@ static void test_a_part_that_passes_a_held_batch_may_be_held_itself(void **state
     close_site(&s);
 }
 
-/* One batch of the device runs, and another is held back until memory is free. A part that adds up sums finds no
- * memory. It fails, and the held batch runs later. */
+/* One batch of the device runs, and another is held back until memory is free. The device then gets a part of a job
+ * that is to add up sums, but finds no memory for it. That part fails, and the held batch runs later. */
 static void test_a_part_that_adds_up_takes_no_place_of_a_held_batch(void **state)
 {
     const struct spec little = SPEC(HEADS(2, 2));
@@ -832,8 +831,8 @@ static void test_devices_that_have_room_share_a_problem(void **state)
     assert_int_equal(cut(&s, job, over), 3);
     for (int n = 0; n < 3; n++) assert_int_equal(device_number(over[n]), n == 0 ? 0 : n + 1);
     job_join(job);
-    /* device 2 gets as many batches as one flow (one caller's work) may have on a device, and never ends them; it has
-     * no room */
+    /* device 2 has no room: it gets as many batches as one flow (one caller's work) may have on a device, and never
+     * ends them */
     struct device *const full = device_at(&s, 2);
     struct job *const other = job_with(&s, &f.p);
     int64_t wait_ns = INT64_MAX;

@@ -473,7 +473,7 @@ static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
     assert_ptr_equal(device_batches(overdue), never);
     assert_null(never->next);
     assert_true(device_disable(overdue));
-    /* a device whose batch is overdue is reported once only */
+    /* a device whose batch is overdue is reported only once */
     assert_null(devices_to_disable(b.server.devices, &is_overdue));
     gate_open(&gate);
     assert_ptr_equal(next_back(&b), never); /* the hung device gives the batch back after all */
@@ -640,7 +640,8 @@ static void test_a_truth_that_nobody_waits_for_ends_between_two_steps(void **sta
     struct bench b;
     struct gate gate;
     begin(&b);
-    /* the verification must end before its second step, in which this script would lose the device */
+    /* In its second step the verification would make the device fail, as this script says. The verification must
+     * therefore end before that step. */
     open_gated(&b, 1, "truth.hold=GATE@1,truth.err=700@2", &gate);
     struct batch *batch = submit_two_truths(&b);
     struct batch *beside = submit_one(&b, devices_pick(b.server.devices, 0), 1);
@@ -690,8 +691,8 @@ static void test_a_truth_needs_memory_of_its_device(void **state)
     close_bench(&b);
 }
 
-/* A copy from the device fails with an error that leaves the device usable. Earlier work of the stream has failed with
- * an error that loses the device. So the device counts as lost. */
+/* A copy from the device fails with an error that leaves the device usable. Earlier work on the same stream has failed
+ * with an error that makes the device unusable. The device must then count as lost. */
 static void test_a_device_that_fails_for_good_after_an_error_that_passes_is_lost(void **state)
 {
     (void)state;
@@ -835,7 +836,7 @@ static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void
 /* ---- Tests of the CPU's streams ---------------------------------------------------------------------------------- */
 
 /* A problem of a hundred thousand rows would keep one core busy for minutes. When its job is cancelled, the next batch
- * must not wait for it. */
+ * must not wait until the whole problem is computed. */
 static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **state)
 {
     (void)state;

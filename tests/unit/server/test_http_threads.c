@@ -183,7 +183,7 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
     look(&threads, &now_ms, 1000, 900);
     for (int i = 0; i < 3; i++) look(&threads, &now_ms, 1000, 100); /* for long */
     for (int i = 0; i < count; i++) assert_int_equal(cores_of(&threads.list[i]), n);
-    /* the load changes too soon after the last move of threads, so the threads stay on their cores */
+    /* the load is even again too soon after the last change, so the threads stay unpinned */
     look(&threads, &now_ms, 1000, 900);
     assert_int_equal(cores_of(&threads.list[0]), n);
     now_ms += 2000;

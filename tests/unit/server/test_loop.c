@@ -177,7 +177,7 @@ static int end(struct scene *s, bool tell)
 
 /* the next call of calloc() with exactly this many bytes fails; this test's calloc() replaces that of the C library */
 static _Atomic size_t refused_bytes;
-static atomic_int passed_calls; /* number of calls with refused_bytes bytes that succeed before a call fails */
+static atomic_int passed_calls; /* number of calls of calloc() for refused_bytes bytes that succeed before one fails */
 
 void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
@@ -679,8 +679,8 @@ static void end_shared(struct scene *s, int fd)
     close(fd);
 }
 
-/* Returns a request, a forward of 9 rows, whose body was checked. Its out is to be written to the region of shared
- * memory. */
+/* Returns a forward request of 9 rows, whose body was checked. Its result `out` is to be written to the region "r" of
+ * shared memory. */
 static struct request *checked_to_region(struct scene *s)
 {
     struct request *request = checked(s, ATTN_OP_FORWARD, forward_body(9, 4, ""));

@@ -527,8 +527,9 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     close_bench(&b);
 }
 
-/* Each problem of an envelope (a body with several problems) has its own context (saved forward). Here one problem uses
- * its context, one is refused, and the context of one was taken by an earlier backward. */
+/* An envelope (a body with several problems) has three backwards that name contexts (saved forwards). The first uses
+ * its context. The second is refused, and must give its context back. The third names the context that the first has
+ * taken, so it is refused too. */
 static void test_contexts_are_given_back_problem_by_problem(void **state)
 {
     (void)state;

@@ -33,7 +33,8 @@ static void test_the_owner_table(void **state)
             assert_int_equal(request_may_move((enum request_state)from, (enum request_state)to), may[from][to] == 'x');
 }
 
-/* Makes a server that can only hold requests: two whose bodies arrive, and two that wait for a device. */
+/* Makes a server that can only hold requests. It has room for two requests whose bodies arrive, and for two that wait
+ * for a device. */
 static void open_places(struct server *server)
 {
     *server = (struct server){ .everybody = CALLER_EVERYBODY };

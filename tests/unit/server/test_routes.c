@@ -64,7 +64,8 @@ static void test_every_row_is_sound(void **state)
         assert_true((r->answer != NULL) == (operation ? !proto_is_run(operation) : r->bodies == NULL));
         assert_true(r->bodies == NULL || (r->method == ROUTE_POST && r->token == r->ports && r->doc.body != NULL));
         assert_non_null(r->doc.tag);
-        /* proto_operations[] documents an operation, so its route has no documentation */
+        /* the documentation of an operation stands in proto_operations[], so the route of an operation must have
+         * none */
         if (operation) assert_true(!r->doc.summary && !r->doc.description && !r->doc.answer);
         else assert_true(r->doc.summary && r->doc.description && r->doc.answer);
         assert_true((r->doc.media != NULL) == (r->doc.schema != NULL));

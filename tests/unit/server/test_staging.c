@@ -323,8 +323,8 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     staging_free(staging);
 }
 
-/* If a second token is used, each token may use a smaller part of the pool. The memory that the pool keeps for a token
- * may then exceed that part. A lease that fits the part must still succeed. */
+/* The pool keeps a released block for its caller. Then the caller's share of the pool becomes smaller than this block.
+ * A lease that fits the share must still succeed. */
 static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
 {
     (void)state;
