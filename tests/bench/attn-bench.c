@@ -606,8 +606,8 @@ static void remark(const struct options *o, const char *what, double value)
     fflush(o->json ? stderr : stdout);
 }
 
-/* Times a problem with each mask and with each kind of lengths. For comparison, also times a problem of the same size
- * without them. Lengths are as long as --tokens allows. */
+/* Times a problem with each mask, and with each kind of sequence lengths. For comparison, also times a problem of the
+ * same size without masks and lengths. Sequences are as long as --tokens allows. */
 static void sweep_masks(struct machine *m, const struct options *given, attn_op op)
 {
     const int64_t longest = given->tokens < 16384 ? given->tokens : 16384, half = longest / 2, total = longest * 4;

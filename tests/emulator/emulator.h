@@ -103,7 +103,8 @@ uint3 block_index();
 extern char failure[1024]; /* the text of the last failure of a launch */
 extern bool quiet;         /* true: failures are not printed; can_fail.cu sets this, because it provokes failures */
 
-/* Returns a random number, which depends only on ATTN_EMULATOR_SEED, the number of the launch and the calls before. */
+/* Returns a random number. It depends only on ATTN_EMULATOR_SEED, on the number of the launch, and on how many numbers
+ * were drawn before. */
 uint64_t random();
 static inline bool chance(unsigned one_in)
 {

@@ -26,17 +26,17 @@ struct clocks {
     uint32_t epoch[WARPS];
 };
 
-/* The accesses to two bytes of shared memory that the race check remembers: the last store, and the last load of
- * each of two warps. Each value holds the thread's number, and the epoch of its warp (how many barriers the warp had
- * passed) at the access; 0: no access. */
+/* The race check remembers these accesses to two bytes of shared memory: the last store, and the last load of each of
+ * two warps. Each value holds the number of the thread, and the epoch of its warp (how many barriers the warp had
+ * passed) at the time of the access; 0: no access. */
 struct access_record {
     uint32_t stored, loaded[2];
 };
 
 struct race_watch {
     clocks now; /* the present epoch of each warp: how many barriers the warp has passed */
-    /* after[w].epoch[x]: barriers have ordered the accesses of warp x up to this epoch (count of barriers) before the
-     * accesses of warp w */
+    /* after[w].epoch[x] is an epoch (count of barriers) of warp x. Barriers have ordered all accesses of warp x up to
+     * this epoch before the accesses of warp w. */
     clocks after[WARPS];
     access_record *records;
 };

@@ -111,8 +111,8 @@ uint32_t pack_e4m3(float x0, float x1, float x2, float x3);
 
 } // namespace emu
 
-/* For tests: emu_tma_loads() returns the number of TMA loads so far, and emu_refuse_maps makes the driver refuse tensor
- * maps. */
+/* Tests use these two. emu_tma_loads() returns the number of TMA loads so far. emu_refuse_maps makes the driver refuse
+ * tensor maps. */
 extern "C" unsigned long emu_tma_loads();
 extern "C" void emu_refuse_maps(int refuse);
 

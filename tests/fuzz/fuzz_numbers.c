@@ -24,8 +24,8 @@ struct outcome {
     uint8_t *values; /* owned */
 };
 
-/* Reads a whole text as an array of numbers. Seed 0: reads the text at once, with enough room for all numbers;
- * otherwise in pieces and with room of pseudo-random sizes. */
+/* Reads a whole text as an array of numbers. If the seed is 0, reads the text at once, with enough room for all
+ * numbers. Otherwise reads it in pieces, and with little room; both have pseudo-random sizes. */
 static struct outcome read_text(const char *text, size_t count, numbers_type type, uint32_t seed)
 {
     struct outcome o = { .status = NUMBERS_MORE };

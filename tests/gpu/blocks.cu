@@ -311,7 +311,7 @@ void check_wgmma()
 
 template <int D> struct shared_sums {
     alignas(1024) uint16_t K[64 * D];
-    alignas(1024) uint16_t dS[64 * 64]; /* 64 queries by 64 keys */
+    alignas(1024) uint16_t dS[64 * 64]; /* dS of 64 queries and 64 keys */
     alignas(128) float sums[64 * D];
     alignas(16) float more[64];
     alignas(8) uint64_t full;
@@ -526,8 +526,8 @@ ATTN_HD bool sees(int w, int tile)
     return (tile * 7 + w * 3) % 5 != 0;
 }
 
-/* Computes out[ROWS x N]. Each consumer warpgroup multiplies its rows of A by the transposed tiles for which sees() is
- * true, and adds up the products. */
+/* Computes out[ROWS x N]. Each consumer warpgroup multiplies its rows of A by each transposed tile for which sees() is
+ * true, and adds up these products. */
 template <class X>
 __global__ void __launch_bounds__(X::THREADS, 1)
     run_ring(const __grid_constant__ CUtensorMap map_A, const __grid_constant__ CUtensorMap map_tiles,

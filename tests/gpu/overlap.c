@@ -79,8 +79,8 @@ static void make(struct request *r)
         x = x * 1664525 + 1013904223;
         values[i] = (uint16_t)(0x3f00 | (x >> 31) << 15 | (x >> 16 & 0xff));
     }
-    memset(r->host + 3 * TENSOR, 0xff, TENSOR + LSE); /* bytes of 0xff are NaN in the outputs, which the kernel must
-                                                       * overwrite */
+    /* 0xff in every byte is NaN: the kernel must overwrite all outputs */
+    memset(r->host + 3 * TENSOR, 0xff, TENSOR + LSE);
     r->problem = (attn_problem)ATTN_PROBLEM_INIT;
     r->problem.q = attn_tensor_make(r->device, ATTN_BF16, 4, shape);
     r->problem.k = attn_tensor_make(r->device + TENSOR, ATTN_BF16, 4, shape);

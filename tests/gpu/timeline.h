@@ -2,8 +2,9 @@
  * these functions without a GPU.
  *
  * Each request has a stream of its own and ATTN_MARKS marks: begun, copied in, computed, copied out. All times are
- * microseconds after the first request's first mark. A stage lies between two marks, but within this time its stream
- * may have waited for an engine that another request held; stage_began() subtracts the wait. */
+ * microseconds after the first request's first mark. A stage is the time between two marks. Within this time the
+ * request may have waited, because another request used the same copy engine or the chip. stage_began() leaves this
+ * wait out. */
 #ifndef TIMELINE_H
 #define TIMELINE_H
 

@@ -1201,8 +1201,8 @@ UNWATCHED bool outputs_equal(const struct fixture *a, const struct fixture *b, c
     return true;
 }
 
-/* If out has at most FEW_OUTPUTS numbers, all of them may be results of sums that cancel. Then the largest number does
- * not tell how large the terms, and thus the errors, were. */
+/* If out has at most FEW_OUTPUTS numbers, the terms of all these sums may cancel. The largest number then does not tell
+ * how large the terms, and thus the errors, were. */
 enum { FEW_OUTPUTS = 16 };
 
 /* Moves each number of v up or down by about one unit in its last place. This changes out by at least as much as

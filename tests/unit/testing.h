@@ -112,20 +112,20 @@ struct spec {
     double fp8_scale;        /* magnitude of the float8 scales; 0: around 1 */
     bool dlse, give_forward; /* a backward gets these inputs; dlse: the gradient of lse; give_forward: out and lse */
     bool no_dout;            /* dout is all zeros */
-    /* for a backward: which gradients are float32 whatever dtype q has: the sum of 1 (dq), 2 (dk), 4 (dv) */
+    /* the gradients of a backward that are float32, whatever dtype q has: the sum of 1 (dq), 2 (dk) and 4 (dv) */
     int float_grads;
-    bool no_lse;         /* for a forward: only `out` is wanted */
+    bool no_lse;         /* a forward computes only `out`, and not lse */
     bool latent;         /* v is the first Dv columns of k, in the same memory */
-    bool plain_grads;    /* for a backward: the gradients of bias and of ALiBi's slopes are not wanted */
+    bool plain_grads;    /* a backward without the gradients of bias and of ALiBi's slopes */
     bool any_order;      /* a backward is not deterministic, so it may add up the terms of dq in any order */
-    double q_amp, v_amp; /* amplitude of the random numbers in q and k, and in v and dout; 0 stands for 1 */
+    double q_amp, v_amp; /* amplitude of the random numbers: q_amp in q and k, v_amp in v and dout; 0 stands for 1 */
     double q_mean;       /* a constant added to q and k */
     enum score_sides sides;
     double v_most;      /* if not 0: the values of v are between v_most / 2 and v_most */
     bool strided;       /* tensors have gaps between rows, and addresses aligned only to the size of an element */
     bool poison_unseen; /* keys and values that no query sees are NaN and infinity */
     int poison;         /* 1: a key that some queries see is NaN; 2: a value that some queries see is NaN */
-    /* for an observe (a request for attention weights): the wanted outputs, as bits; 0: all. data_seed selects the
+    /* the outputs that an observe (a request for attention weights) wants, as bits; 0: all. data_seed selects the
      * queries and keys whose weights are wanted */
     uint64_t observe;
     bool given_lse;   /* an observe (a request for attention weights) gets lse as an input */

@@ -48,8 +48,8 @@ static attn_tensor lse_of(const struct shape *s, void *data)
     return attn_tensor_make(data, ATTN_F32, s->packed ? 2 : 3, s->packed ? shape + 1 : shape);
 }
 
-/* Returns the offset of row n = (b Sq + i) H + h in the `out` tensor of a part of the keys. lse_at() returns the
- * offset in the `lse` tensor. */
+/* Returns the offset of row n = (b Sq + i) H + h in the `out` tensor of a part (the result over some of the keys).
+ * lse_at() returns the offset in the `lse` tensor. */
 static int64_t out_at(const struct shape *s, int64_t n, bool swapped)
 {
     const int64_t h = n % s->H, i = n / s->H % s->Sq, b = n / s->H / s->Sq;

@@ -115,8 +115,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
     };
     /* clang-format on */
     static const struct {
-        /* more_keys: number of keys that are added to Sk for this head size. Heads of 128 numbers have another kernel
-         * from 1024 keys on. */
+        /* more_keys: number of keys by which Sk grows for this head size; with heads of 128 numbers, another kernel
+         * computes 1024 keys or more */
         int D, more_keys;
         double softcap;
     } heads[] = { { 64, 0, 0 },  { 96, 0, 0 }, { 128, 0, 0 }, { 128, 900, 0 }, { 192, 0, 0 },
@@ -129,8 +129,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
             s.dtype = s.out_dtype = n % 2 ? ATTN_F16 : ATTN_BF16;
             s.D = s.Dv = heads[n].D, s.softcap = heads[n].softcap;
             s.Sk += heads[n].more_keys;
-            /* If the problem had over 200 more queries than keys, Sq grows by as much as Sk, so that this difference
-             * stays. */
+            /* If the problem had over 200 more queries than keys, Sq grows by as much as Sk, so that there are still
+             * over 200 more. */
             if (s.Sq > s.Sk - heads[n].more_keys + 200) s.Sq += heads[n].more_keys;
             if (s.sequences > 0) s.k_lengths[0] += heads[n].more_keys, s.k_lengths[3] += heads[n].more_keys;
             if (!agrees(&s)) failed++;

@@ -868,7 +868,8 @@ static void test_the_dtypes_of_a_row_are_those_that_pass(void **state)
             for (attn_dtype q = 0; q < ATTN_DTYPE_COUNT; q++) {
                 attn_problem p = with((attn_tensor_id)id, id == ATTN_T_cu_seqlens_q || id == ATTN_T_cu_seqlens_k);
                 if (q != p.q.dtype && (attn_tensor_dtypes(ATTN_T_q) >> q & 1)) {
-                    if (attn_tensors[id].name[1] == '_') continue; /* k_scale and v_scale exist only for float8 */
+                    /* skips k_scale and v_scale, which exist only for float8 */
+                    if (attn_tensors[id].name[1] == '_') continue;
                     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
                         if (t == ATTN_T_q || attn_tensors[t].dtypes == ATTN_RULE_KEY ||
                             attn_tensors[t].dtypes == ATTN_RULE_GRADIENT)

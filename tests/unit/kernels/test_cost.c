@@ -554,8 +554,9 @@ static void test_a_backward_is_looked_at_by_the_lse_that_it_is_given(void **stat
     free(t);
 }
 
-/* attn_strange_of() looks for rows whose scores leave float32's range. The test calls this function for every layout,
- * mask, length and kind of keys. The function must read only the problem's own memory, which `make SAN=1` checks. */
+/* attn_strange_of() looks for rows whose scores leave float32's range. The test calls this function for problems with
+ * every layout, mask, kind of lengths and kind of keys. The function must read only the problem's own memory, which
+ * `make SAN=1` checks. */
 static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **state)
 {
     static const struct spec specs[] = {

@@ -224,7 +224,7 @@ static void test_rows_whose_scores_are_all_clamped_alike_take_no_score_in_double
         struct fixture got, want;
         char why[256] = "";
         s.op = n % 3 ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
-        /* selects wider tolerances, because scores of ordinary size keep few bits beside such a large bias */
+        /* selects wider tolerances, because adding such a large bias leaves few bits of ordinary scores */
         s.bias_levels = 1;
         fixture_make(&want, &s);
         fixture_make(&got, &s);
@@ -431,8 +431,8 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
     }
 }
 
-/* In an earlier version of the code, P was multiplied by 1 / (1 - p) before it was rounded to bfloat16. dq was
- * therefore -0.03 instead of 0. */
+/* In an earlier version of the code, P was multiplied by the factor of dropout, 1 / (1 - p), before it was rounded to
+ * bfloat16. dq was therefore -0.03 instead of 0. */
 static void test_dropout_leaves_the_one_key_its_value_times_one_factor(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };

@@ -323,8 +323,8 @@ static void test_a_mistake_is_named(void **state)
     };
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
     (void)state;
-    /* in the second half of the cases, the batch has more rows, and the judge gets float64 results and time for few
-     * rows only */
+    /* in the second half of the cases the batch has more rows, and the judge gets float64 results, but only enough time
+     * to emulate few rows */
     for (size_t n = 0; n < ARRAY_SIZE(cases) * 12; n += SHORTER) {
         const bool sampled = n >= ARRAY_SIZE(cases) * 6;
         const size_t at = n / 6 % ARRAY_SIZE(cases);
@@ -772,7 +772,8 @@ static void test_a_mask_missing_in_long_gradients_is_named(void **state)
     struct fixture f;
     judge_result result;
     (void)state;
-    if (SHORTER > 1) skip(); /* other tests of long gradients run the same code */
+    /* skipped under AddressSanitizer to save time: other tests of long gradients run the same code */
+    if (SHORTER > 1) skip();
     s.causal = s.give_forward = true;
     fixture_make(&f, &s);
     attn_problem wrong = f.p;

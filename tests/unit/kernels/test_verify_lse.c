@@ -119,8 +119,9 @@ static void test_the_lse_of_the_scores_passes_with_every_option(void **state)
     }
 }
 
-/* An observe (a request for attention weights) may be given an lse. The check must find an lse in base 2 instead of
- * base e. The tolerances of float8 are wide, so with float8 the check must find it only in rows with many keys. */
+/* An observe (a request for attention weights) may be given an lse. The check must recognise an lse that is in base 2
+ * instead of base e. The tolerances of float8 are wide, so with float8 the check must recognise it only in rows with
+ * many keys. */
 static void test_an_observe_is_told_that_its_lse_is_in_base_2(void **state)
 {
     static const struct spec specs[] = {
@@ -209,8 +210,8 @@ static void cut_keys(struct fixture *f, int64_t first, int64_t end)
 }
 
 /* Ring attention sends each part of the keys with the lse of all keys, and the part must pass the check. In this test
- * parts have equal lengths, as is usual. The sum over all keys is then about a whole number of times the sum over a
- * part. */
+ * parts have equal lengths, as is usual. The sum of e^score over all keys is then about a whole number of times the sum
+ * over one part. */
 static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
 {
     (void)state;
@@ -390,8 +391,8 @@ static void test_a_sum_above_1_is_refused_by_row_sum_and_rule(void **state)
                         "lse: [0, 2] is -1, with which the probabilities of the row sum to 5.437, must be at most 1");
 }
 
-/* attn_check_lse() reads only some heads and rows. If a request is repeated, a wrong lse must be found always or
- * never. */
+/* attn_check_lse() reads only some heads and rows. If a request is repeated, the check must find a wrong lse every
+ * time, or never. */
 static void test_the_same_request_gets_the_same_answer(void **state)
 {
     (void)state;

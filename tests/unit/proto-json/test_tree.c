@@ -1,5 +1,6 @@
-/* test_tree.c: tests that a client's JSON, once scanned, becomes the tree that cJSON makes of it. A list of words
- * inside a string is read without the scanner, and must become the tree that the scanner would give. */
+/* test_tree.c: tests that a client's JSON, once scanned, becomes the tree that cJSON makes of it. A list of plain words
+ * in a string (such as cache ids in a KServe request) is read without the scanner, and must become the tree that the
+ * scanner would give. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -87,7 +88,7 @@ static void test_a_list_of_words_is_what_it_is_to_the_scanner(void **state)
         }
 }
 
-/* All trees made in one tree_memory are freed together. In this test two trees are made in turns, each in its own
+/* All trees made in one tree_memory are freed together. In this test two trees are made alternately, each in its own
  * tree_memory, as for two bodies that arrive at the same time. Each tree needs more than one block of memory, and has
  * strings longer than a block. */
 static void test_trees_of_a_memory_go_with_it(void **state)

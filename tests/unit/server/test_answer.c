@@ -349,7 +349,7 @@ static void test_a_large_answer_is_encoded_while_it_is_sent(void **state)
     answer_tensors(request);
     assert_true(sent.streamed);
     assert_true(sent.announced > LARGE && sent.block == 192 << 10);
-    /* the sweep, which closes slow connections, must see that the client takes the answer */
+    /* the sweep, which closes slow connections, must see how many bytes the client has received */
     assert_int_equal(atomic_load(&b.connection.progress_bytes), sent.announced);
     /* the answer was made from the context (saved forward), so it kept the context's tensors until it was read */
     assert_int_equal(atomic_load(&job->references), 2);

@@ -771,7 +771,8 @@ static void test_the_names_of_one_caller_say_nothing_about_those_of_another(void
         assert_non_null(sequence(rig, rig->other, name, true, id));
         same += bucket_of_name(rig->caches, rig->caller, name) == bucket_of_name(rig->caches, rig->other, name);
     }
-    assert_in_range(same, 0, 4); /* with a random key, five of the names have equal hashes once in 10^16 runs */
+    /* with a random key, the probability that five of the names have equal hashes is 10^-16 */
+    assert_in_range(same, 0, 4);
 }
 
 /* Starting a sequence (a named cache) again leaves no old entry. In an earlier version each start left an entry until
@@ -1153,7 +1154,8 @@ static void test_nobody_waits_while_a_device_gives_memory(void **state)
     /* other calls (as from /metrics and the scheduler's loop) must not wait for the slow driver */
     assert_true(atomic_load(&slow.seen));
     assert_int_equal(atomic_load(&slow.made), 4);
-    assert_int_equal(atomic_load(&slow.asked), 1); /* the device was asked once, although several threads came */
+    /* several threads needed the device's memory, but the device was asked for it only once */
+    assert_int_equal(atomic_load(&slow.asked), 1);
     caches_expire(slow.caches, INT64_MAX);
     caches_free(slow.caches);
     caller_release(slow.caller);
@@ -1308,8 +1310,9 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     assert_int_equal(one->blocks[1]->shared, PAGE_BLOCK);
     assert_int_equal(b.shared_pages, 2 * PAGE_BLOCK);
 
-    /* A list of page numbers that ends within a shared block needs a block of its own for its last numbers. Without
-     * memory for that block the operation fails, and changes nothing. */
+    /* After the call, the list of page numbers ends within a block that it shares with another list. The list then
+     * needs a block of its own for its last numbers. Without memory for that block the operation fails, and changes
+     * nothing. */
     refused_bytes = sizeof(struct page_block);
     assert_int_equal(caches_truncate(caches, caller, b.id, PAGE, &b, &err), ATTN_NO_MEMORY);
     assert_int_equal(caches_get(caches, caller, b.id, &b, &err), ATTN_OK);

@@ -30,8 +30,8 @@ static void on_message(void *context, struct message *message)
     b->back[b->back_count++] = (struct batch *)message;
 }
 
-/* Prepares the configuration and the mailbox of a test. open_devices() opens the server and its devices; before that, a
- * test may change the configuration. */
+/* Prepares the configuration and the mailbox of a test. The test may then change the configuration, before
+ * open_devices() opens the server and its devices. */
 static void begin(struct bench *b)
 {
     *b = (struct bench){ 0 };
@@ -714,7 +714,7 @@ static void test_work_in_several_launches_comes_back_whole(void **state)
 {
     (void)state;
     struct bench b;
-    /* The fourth launch of the second batch fails, which is the eighth launch in all: each batch has four. */
+    /* Each batch has four kernel launches. The eighth launch, which is the last of the second batch, fails. */
     open_bench(&b, 1, "launch.err=1@8");
     for (int round = 0; round < 2; round++) {
         struct batch *batch = four_launches(&b);
@@ -740,8 +740,8 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     begin(&b);
     gate_shut(&busy_gate);
     gate_shut(&other_gate);
-    /* A gate holds a launch until the test opens it. The gates hold the first launch of the batch of `other`, and the
-     * first launch of the first batch of `busy`. Each batch has four launches. */
+    /* A gate holds a launch until the test opens the gate. The gates hold the first launch of the batch of caller
+     * `other`, and the first launch of the first batch of caller `busy`. Each batch has four launches. */
     snprintf(script, sizeof script, "hold=%s@1,hold=%s@2", other_gate.path, busy_gate.path);
     open_devices(&b, 1, script);
     struct device *device = devices_pick(b.server.devices, 0);
@@ -1291,7 +1291,7 @@ static void test_a_job_is_over_when_all_its_parts_are(void **state)
         open_bench(&b, 2, cases[c].script);
         struct job *job = ready_forward(&b, 5);
         struct job_part second = { .job = job, .device = 1 };
-        /* the device of this part of a job is lost, so any other device can compute the part */
+        /* the device that had this part of the job is lost, so another device may compute the part */
         assert_ptr_equal(job_part_for(job, 1), &job->part);
         job->part.device = 0;
         assert_null(job_part_for(job, 1));

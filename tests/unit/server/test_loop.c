@@ -421,8 +421,8 @@ static void test_a_deadline_ends_the_wait_for_a_device(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* The loop checks deadlines in the iteration after the one in which a batch went to its device. A late request is
- * answered, although its batch still runs. */
+/* The loop checks deadlines in the iteration after the one in which it gave a batch to its device. A request whose
+ * deadline has passed is then answered, although its batch still runs. */
 static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
 {
     struct scene *const s = *state;
@@ -433,7 +433,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     strcpy(id, forward->job->results[0].context);
     contexts_finish_job(forward->job, true);
     request_free(forward);
-    /* the memory of the saved forward; the small backward below needs another block */
+    /* the memory of the saved forward alone; the small backward below leases another block */
     const int64_t saved_bytes = staging_leased_bytes(s->server.staging);
 
     struct request *late = checked(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
@@ -1302,8 +1302,8 @@ static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(
     struct scene *const s = *state;
     start(s);
     struct request *request = posted_heads(s);
-    /* A device may already compute the other part of the problem, and the server answers only when that part ends. The
-     * test opens the gate, which lets the part end. */
+    /* A device may still compute the other part of the problem. The server answers only when that part has ended, so
+     * the test opens the gate that holds it. */
     gate_open(&s->gate);
     answered(s, request);
     assert_true(request->failed);
@@ -1363,7 +1363,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 {
     struct scene *const s = *state;
     start(s);
-    /* the server gets no memory for the problem's batch number `before` (0 or 1) */
+    /* the server gets no memory for one of the problem's two batches, that with the number `before` */
     for (int before = 0; before < 2; before++) {
         struct request *request = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
         atomic_store(&passed_calls, before);

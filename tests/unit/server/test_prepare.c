@@ -252,7 +252,8 @@ static void test_a_forward_without_a_seed_draws_one_and_a_backward_of_its_contex
     assert_true(job->call->items[0].problem.seed == 0); /* a seed of 0 is a seed like any other */
     job_release(job);
     job = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"dropout_p\": 0"));
-    assert_true(job->call->items[0].problem.seed == 0); /* without dropout no seed is drawn, and the answer has none */
+    /* without dropout no seed is drawn, and the answer contains no seed */
+    assert_true(job->call->items[0].problem.seed == 0);
     job_release(job);
 
     char id[PROTO_CONTEXT_BYTES];

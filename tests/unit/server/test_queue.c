@@ -113,7 +113,7 @@ static void test_batches(void **state)
 {
     (void)state;
     static const struct {
-        /* waiting: the queued jobs; batches: the batches that leave the queue, separated by spaces */
+        /* waiting: one letter for each queued job; batches: the batches in which the jobs leave, separated by spaces */
         const char *waiting, *batches;
         int max_batch;
     } cases[] = {

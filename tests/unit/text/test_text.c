@@ -461,8 +461,8 @@ static void test_the_nearest_name_is_near_enough_or_none(void **state)
     } cases[] = {
         { "casual", "causal" },
         { "key_mask", "keep_mask" },
-        /* "x" differs from "q" by one letter only, but names without a common letter do not count as similar */
         { "scales", "scale" },
+        /* "x" differs from "q" by one letter only, but names without a common letter do not count as similar */
         { "x", NULL },
         { "softcap", NULL },
     };
