@@ -3,35 +3,35 @@
  *
  * Purpose: finding ordering mistakes in kernels, without a GPU and reproducibly. Examples are data used before its
  * asynchronous copy was waited for, a missing barrier, and shared memory that is overwritten while it is read. A
- * mistake shows as a wrong result or as an error with a name. The emulator says nothing of speed, registers or bank
+ * mistake shows as a wrong result or as an error with a name. The emulator says nothing about speed, registers or bank
  * conflicts. Its memory is sequentially consistent, so it does not find a missing memory fence.
  *
  * Threads. A CUDA thread is a fiber with a stack of its own. A fiber runs until it meets something that waits: a
  * barrier, an instruction that a whole warp executes, or a condition. Then another fiber runs: mostly a lane of the
- * same warp, and otherwise a lane of a warp drawn from ATTN_EMULATOR_SEED. One warp may therefore run far ahead of
- * another wherever the kernel lets it; the same seed gives the same order. In half of the launches, some warps or
- * lanes are starved: they run only when no other can. Some launches interleave two or three blocks, and the others
- * run one block after the other.
+ * same warp, and otherwise a lane of a random warp (the seed is ATTN_EMULATOR_SEED). One warp may therefore run far
+ * ahead of another wherever the kernel permits this. The same seed gives the same order. In half of the launches, some
+ * warps or lanes are starved: they run only when no other can. Some launches interleave two or three blocks, and the
+ * others run one block after the other.
  *
- * Warps. A warp's instruction is a gather(): each lane passes its operands, and the last lane to come does the work
- * for all. If lanes come to different instructions, or if all fibers wait, the launch ends with a message that says
- * which thread waits where.
+ * Warps. An instruction that a whole warp executes is a gather(): each lane passes its operands, and the last lane to
+ * arrive does the work for all. If lanes arrive at different instructions, or if all fibers wait, the launch ends with
+ * a message that says which thread waits where.
  *
  * Copies. An asynchronous copy (cp.async) reads and writes at a random moment between its issue and the wait that
  * covers it, or the end of its thread. Some copies happen at the last moment. Two mistakes are reported: ldmatrix
  * of memory that a copy may still write, and any other change of this memory. Other asynchronous work (TMA, tensor
  * cores) belongs to an agent, see below.
  *
- * Races. Two accesses to shared memory that no barrier orders are an error, whatever order they happened to have:
- * see races.h.
+ * Races. Two accesses to the same shared memory, at least one of them a store, are an error if no barrier orders them
+ * (races.h). It does not matter in which order they happened.
  *
- * Poison. Shared memory begins as a pattern, mostly of finite numbers. A pattern of NaN would hide that a kernel reads
- * it, because kernels recompute rows that contain NaN in another way. ldmatrix of 16 bytes of the pattern is an error.
- * New global memory holds NaN.
+ * Poison. Shared memory first holds a pattern, mostly of finite numbers. If the pattern were NaN, a kernel that reads
+ * it could pass unnoticed, because kernels compute rows that contain NaN again in another way. ldmatrix of 16 bytes of
+ * the pattern is an error. New global memory holds NaN.
  *
  * translate.py first translates the kernels' sources (launches, __shared__, kernel parameters). The compiler then
  * includes device.h first, which defines CUDA's keywords and functions. The headers in tests/emulator/kernels/ replace
- * the headers that contain instructions in assembler. */
+ * the headers that contain inline assembler. */
 #ifndef ATTN_EMULATOR_H
 #define ATTN_EMULATOR_H
 

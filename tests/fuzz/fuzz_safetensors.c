@@ -7,7 +7,7 @@
  *   bit 2  the input contains these 8 bytes. Without this bit they are computed: the header ends at the first line
  *          break, which is removed, or at the end of the input
  *   bit 3  q, k and v of a small valid problem are inserted before the header's first member and before the data, so
- *          that the fuzzer gets past the error "q is required" to the options; the body's own offsets begin behind them
+ *          that the fuzzer gets past the error "q is required" to the options; the body's own offsets begin after them
  *   bit 6  a merge, whatever bit 0 says
  *
  * What must hold:

@@ -96,7 +96,7 @@ static void same(const struct outcome *a, const struct outcome *b)
 }
 
 /* Returns whether the number's text means `value`, the number that cJSON found in the request body. cJSON reads
- * numbers by strtod. */
+ * numbers with strtod. */
 static bool same_number(const char *text, double value)
 {
     const double x = strtod(text, NULL);

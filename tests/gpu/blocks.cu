@@ -5,14 +5,15 @@
  *
  * test_backends shows that a kernel's numbers are wrong. This program shows which assumption of the kernel is wrong:
  * where TMA and its swizzle put an element, which accumulator holds an element of a product, in which order an operand
- * wants its keys, or whether the phases of mbarriers keep a ring of stages in order. Every check uses the kernels' own
+ * needs its keys, or whether the phases of mbarriers keep a ring of stages in order. Every check uses the kernels' own
  * functions and layouts: ptx.cuh, tma.cuh, products.cuh, pipeline.cuh, scheduler.cuh and epilogue.cuh of sm90 here;
  * ptx.cuh, tile.cuh and split.cuh of sm80 in blocks_sm80.cu.
  *
- *   1. Inputs are random integers, so small that every product and sum is exact in every type: results are compared
- *      with ==. Conversions are compared with those of the host, and the error of 2^x with a bound.
+ *   1. Inputs are random integers, so small that every product and sum is exact in every type. Results are therefore
+ *      compared with ==. Conversions are compared with those of the host. The error of 2^x is compared with a bound.
  *   2. Outputs, shared memory that is to be filled, and accumulators that a product overwrites are first set to NaN.
- *   3. No address is ever out of range. A stuck ring would wait for ever, so the program ends after HANG_SECONDS.
+ *   3. No address is ever out of range. A ring that is stuck would wait for ever, so the program ends after
+ *      HANG_SECONDS.
  *
  * The last line counts passed and failed checks. Without a GPU of compute capability 9.0 nothing runs. `make
  * emulate` runs the program on the emulator, without a GPU. */

@@ -108,7 +108,7 @@ const char *const fragment_names[] = { "A by rows, B by rows", "A by rows, B by 
 
 /* The argument h of the kernel below is always 0, but the compiler must not know this. If all other terms of an address
  * are 0, nvcc 13.0 drops the thread's own offset from the address. */
-/* If ANYWHERE is true, the tiles begin 16 bytes behind a multiple of 128 bytes. The kernel then reads them by the
+/* If ANYWHERE is true, the tiles begin 16 bytes after a multiple of 128 bytes. The kernel then reads them by the
  * functions that accept any multiple of 16 bytes. */
 template <typename T, int D, bool ANYWHERE>
 __global__ void __launch_bounds__(128)

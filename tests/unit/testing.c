@@ -168,7 +168,7 @@ UNWATCHED void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtyp
     attn_tensor t = attn_tensor_make(NULL, dtype, rank, shape);
     const size_t bytes = attn_dtype_bytes(dtype), shift = f->spec.strided ? bytes : 0;
     if (f->spec.strided &&
-        /* outputs, and tensors that only a backward reads, get 3 unused elements behind each row */
+        /* outputs, and tensors that only a backward reads, get 3 unused elements after each row */
         attn_tensors[id].role != ATTN_ROLE_IN)
         for (int64_t a = rank - 2, stride = (shape[rank - 1] > 0 ? shape[rank - 1] : 1) + 3; a >= 0; a--) {
             t.stride[a] = stride;
@@ -732,7 +732,7 @@ UNWATCHED static void bits_print(const struct fixture *f)
     spec_print(stdout, &f->spec);
 }
 
-/* Runs the plans by attn_run(), or by attn_run_some() if b->in_steps is set. */
+/* Runs the plans with attn_run(), or with attn_run_some() if b->in_steps is set. */
 UNWATCHED static attn_status run_plans(struct bench *b, const attn_plan *plans, int count, attn_error *err)
 {
     void *workspace = NULL;

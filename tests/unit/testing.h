@@ -99,10 +99,10 @@ struct spec {
     /* 0: none; 1: random; 2: random with -inf and numbers around 100; 3: random with 3e38 and -3e38 */
     int sinks;
     bool seqlens_k; /* seqlens_k is given: random numbers of keys, 0 and Sk among them */
-    bool seqlens_q; /* seqlens_q is given: random numbers of queries; padding rows behind these queries are NaN */
+    bool seqlens_q; /* seqlens_q is given: random numbers of queries; padding rows after these queries are NaN */
     /* packed sequences have up to this many rows of NaN between them; seqlens_q and seqlens_k give the lengths */
     int gaps;
-    bool key_rows; /* queries are packed, but k and v are [B, Sk, Hk, D] with seqlens_k; rows behind the keys are NaN */
+    bool key_rows; /* queries are packed, but k and v are [B, Sk, Hk, D] with seqlens_k; rows after the keys are NaN */
     /* 0: no pages; otherwise k and v are pools of pages with room for page_size keys each. Sk is then a multiple of
      * page_size, and seqlens_k is given */
     int page_size;
@@ -164,7 +164,7 @@ void tensor_set(const attn_tensor *t, int64_t n, double x);
 /* Adds a tensor of this shape to the problem, and fills the tensor's memory with NaN. */
 void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtype, int rank, const int64_t *shape);
 void fill_normal(const attn_tensor *t, struct rng *r, double amp, double mean);
-/* Makes the problem of a spec and checks it by attn_check(). Inputs are random, outputs are filled with NaN. Exits if
+/* Makes the problem of a spec and checks it with attn_check(). Inputs are random, outputs are filled with NaN. Exits if
  * attn_check() refuses the problem. */
 void fixture_make(struct fixture *f, const struct spec *spec);
 /* Makes a problem with the same data and with outputs of its own, for another backend. */

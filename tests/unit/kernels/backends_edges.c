@@ -400,8 +400,8 @@ static const struct spec extreme_cases[] = {
     SPEC(.name = "scale 3e38, q of 1e-38", SIZES(60, 80, 64), .has_scale = true, .scale = 3e38, .q_amp = 1e-19),
 };
 
-/* Problems with padding rows, which all contain NaN. The padding is behind the queries that seqlens_q counts, and
- * between packed sequences. If queries are packed, padding is also behind the keys that seqlens_k counts. */
+/* Problems with padding rows, which all contain NaN. The padding is after the queries that seqlens_q counts, and
+ * between packed sequences. If queries are packed, padding is also after the keys that seqlens_k counts. */
 static const struct spec length_cases[] = {
     SPEC(.name = "seqlens_q", .B = 5, SIZES(150, 150, 64), HEADS(4, 2), .seqlens_q = true, .causal = true, BF16),
     SPEC(.name = "seqlens_q, bhsd, wider heads", .B = 4, SIZES(70, 200, 128), HEADS(4, 2), .seqlens_q = true,

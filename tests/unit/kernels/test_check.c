@@ -130,7 +130,7 @@ static void test_good_problems_pass(void **state)
     PASSES(forward, p.out.data = p.lse.data = NULL); /* memory for the outputs need not exist yet */
     PASSES(backward, p.dq.data = p.dk.data = p.dv.data = NULL);
     PASSES(backward, p.out.rank = p.lse.rank = 0); /* a backward without out and lse recomputes both */
-    /* a forward ignores dout, so a wrong dout is no error */
+    /* a forward ignores dout, so a wrong dout is not an error */
     PASSES(forward, p.op = ATTN_OP_FORWARD; p.dout = TENSOR(NULL, ATTN_U8, 9));
     PASSES(forward, p.q.shape[0] = p.k.shape[0] = p.v.shape[0] = p.out.shape[0] = p.lse.shape[0] = 0;
            p.q.data = p.k.data = p.v.data = NULL);

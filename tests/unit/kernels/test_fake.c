@@ -221,8 +221,8 @@ static void test_nothing_happens_before_the_stream_is_asked(void **state)
     close_it(&f);
 }
 
-/* Tests copies of rows. One device copies many rows by one command, and another device copies each row by a command of
- * its own. */
+/* Tests copies of rows. One device copies many rows with one command, and another device copies each row with a command
+ * of its own. */
 static void test_rows_are_copied_to_their_places_and_nothing_beside_them(void **state)
 {
     enum { ROWS = 3, WIDTH = 5, FROM = 7, TO = 6 };

@@ -32,7 +32,7 @@ static double uniform(void) /* Returns a uniform random number between -1 and 1.
     return (double)(int64_t)random_state / 9223372036854775808.0;
 }
 
-/* Memory with canaries (bytes that must not change) before and behind it. */
+/* Memory with canaries (bytes that must not change) before and after it. */
 struct area {
     char *memory, *data;
     size_t bytes;
@@ -457,7 +457,7 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
         type->gemm(M, N, K, p.A.data, p.lda, p.B.data, p.ldb, floats(all), p.ldc, true, rescale);
         for (int i = 0, count = 1; i < M; i += count, count++) {
             if (count > M - i) count = M - i;
-            /* the operand A holds only `count` rows of the product; the memory behind these rows may hold anything */
+            /* the operand A holds only `count` rows of the product; the memory after these rows may hold anything */
             struct area A = area_new((size_t)simd_a_bytes(type, count, p.lda));
             memcpy(A.data, p.A.data + i * p.lda * simd_element_bytes(type),
                    (size_t)(count * p.lda * simd_element_bytes(type)));

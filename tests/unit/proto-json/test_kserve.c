@@ -38,7 +38,7 @@ enum { ALL = -1, THE_JSON = -2 };
 struct infer {
     const proto_model *model;
     const char *json;
-    size_t data; /* number of tensor bytes behind the JSON */
+    size_t data; /* number of tensor bytes after the JSON */
     int64_t json_bytes;
 };
 
@@ -878,7 +878,7 @@ static void test_tensors_have_a_limit_before_their_bytes_arrive(void **state)
 }
 
 /* The JSON of a KServe body has a limit of its own. The HTTP thread parses the JSON at once, because the JSON says
- * where the bytes behind it go. Numbers of tensors in the JSON do not count toward the limit. */
+ * where the bytes after it go. Numbers of tensors in the JSON do not count toward the limit. */
 static void test_the_json_has_a_limit_of_its_own(void **state)
 {
     static char json[2 * PROTO_HEADER_BYTES];

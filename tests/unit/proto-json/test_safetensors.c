@@ -446,7 +446,7 @@ static void test_options_that_cannot_be(void **state)
     check_refusals(cases, ARRAY_SIZE(cases), NULL, ATTN_INVALID);
 }
 
-/* Tests bodies that end before their header is complete, or that begin with bytes that are no valid length of a
+/* Tests bodies that end before their header is complete, or that begin with bytes that are not a valid length of a
  * header. */
 static void test_beginnings_that_cannot_be(void **state)
 {

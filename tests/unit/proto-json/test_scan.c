@@ -155,7 +155,7 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
     static const struct {
         const char *body, *says;
     } cases[] = {
-        /* bodies that are not JSON: truncated text, text behind the end, a byte order mark, comments, literals that
+        /* bodies that are not JSON: truncated text, text after the end, a byte order mark, comments, literals that
          * JSON does not have, superfluous commas */
         { "", "the body is empty, expected a JSON object with q, k and v" },
         { " \n", "the body is empty, expected a JSON object with q, k and v" },

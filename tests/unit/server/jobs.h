@@ -9,7 +9,7 @@
  *   struct job *job = job_of(&server, ATTN_OP_FORWARD, body);
  *   server_close(&server);                                 // fails if memory is still leased or a slot still counted
  *
- * A body is allocated by malloc(); the function that takes it frees it. */
+ * A body is allocated with malloc(); the function that takes it frees it. */
 #ifndef TEST_JOBS_H
 #define TEST_JOBS_H
 

@@ -242,7 +242,7 @@ static attn_status append(struct rig *rig, const struct cache_info *info, int64_
     return status;
 }
 
-/* Reads a cache by a step (a decode) that appends nothing, and compares every position. Memory behind the last
+/* Reads a cache with a step (a decode) that appends nothing, and compares every position. Memory behind the last
  * position must be cleared, or hold data of the same cache. */
 static void assert_holds(struct rig *rig, const struct cache_info *info, const int *want, int64_t length)
 {
@@ -939,7 +939,7 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 10, &info, &err), ATTN_OK);
     assert_int_equal(info.length, 10);
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 11, &info, &err), ATTN_INVALID);
-    /* the pool keeps 2 pages, because a step still reads the page behind the cache's new end */
+    /* the pool keeps 2 pages, because a step still reads the page after the cache's new end */
     assert_int_equal(info.pages, 2);
     assert_int_equal(look(rig, &next, 1, &a, 0, NULL, &err), ATTN_OK);
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);

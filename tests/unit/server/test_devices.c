@@ -1072,8 +1072,8 @@ static void test_equal_small_problems_leave_as_one(void **state)
     close_bench(&b);
 }
 
-/* Tests problems that cannot be joined into one. They differ in an option, or their lse has a size that is no multiple
- * of 16 bytes, or a body has two problems. The device copies the tensors of each problem separately. */
+/* Tests problems that cannot be joined into one. They differ in an option, or their lse has a size that is not a
+ * multiple of 16 bytes, or a body has two problems. The device copies the tensors of each problem separately. */
 static void test_problems_that_differ_are_computed_side_by_side(void **state)
 {
     (void)state;

@@ -307,7 +307,7 @@ static void test_an_object_that_becomes_shorter_between_two_pieces(void **state)
     region_uses_place(uses, &(proto_shared){ .to = memory });
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(ftruncate(o.fd, MIB + 10), 0);
-    /* the shared memory object ends 10 bytes behind the first piece, so the second call reads 10 bytes, and the
+    /* the shared memory object ends 10 bytes after the first piece, so the second call reads 10 bytes, and the
      * third fails */
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_INVALID);

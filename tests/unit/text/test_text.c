@@ -40,7 +40,7 @@ static void test_a_buffer_holds_its_bytes_and_a_nul_and_not_one_more(void **stat
     assert_int_equal(t.failure, TEXT_FULL);
     assert_int_equal(t.used, 7);
     assert_string_equal(t.at, "abcdefg");
-    assert_int_equal(buffer[8], '\0'); /* nothing was written behind the buffer's eight bytes */
+    assert_int_equal(buffer[8], '\0'); /* nothing was written beyond the buffer's eight bytes */
 }
 
 static void test_nothing_follows_a_piece_that_did_not_fit(void **state)
