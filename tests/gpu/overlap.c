@@ -1,5 +1,5 @@
-/* overlap.c: tests whether copies and kernels of different requests overlap on a GPU, and measures how long a call of
- * the API keeps the thread that makes it.
+/* overlap.c: tests whether copies and kernels of different requests overlap on a GPU, and measures how long each
+ * call of the API blocks the calling thread.
  *
  *   build/tests/gpu/overlap [timeline | calls]        both without an argument
  *

@@ -29,9 +29,9 @@ static inline double stage_began(const struct times *t, int request, int stage)
 
 /* Returns which part of a copy, from 0 to 1, ran while another request computed or copied in the other direction.
  * `stage` is STAGE_IN or STAGE_OUT; the copy with the largest part counts. The part is a fraction of the copy's time in
- * this run. (The time of a copy that runs alone would come from another moment of a shared machine.) Copies in the
- * other direction count as well. Otherwise a copy to the device that takes longer than the kernels would seem not to
- * overlap, because no kernel can run during it. */
+ * this run, not of the time that a copy takes alone, because other programs may have slowed down either run. Copies in
+ * the other direction count as well. Otherwise a copy to the device that takes longer than the kernels would seem not
+ * to overlap, because no kernel can run during it. */
 static inline double share_beside_others(const struct times *t, int count, int stage)
 {
     const int opposite = stage == STAGE_IN ? STAGE_OUT : STAGE_IN;
