@@ -272,7 +272,7 @@ static void give_keep_mask(struct machine *m, const struct options *o, attn_tens
     must(attn_stream_wait(m->stream, &err));
 }
 
-/* Makes q, k, v, and the masks and lengths that say which query sees which key. */
+/* Makes q, k and v, the masks, and the lengths of sequences. */
 static void give_inputs(struct machine *m, const struct options *o, attn_problem *p, struct block *blocks)
 {
     const int64_t sizes[] = { o->H, o->D, o->Hk, o->D, o->Hk, o->Dv };
@@ -1049,7 +1049,7 @@ int main(int argc, char **argv)
         case SINKS: o.sinks = true; break;
         case SCALE: o.scale = real("--scale", optarg); break;
         case DROPOUT: o.dropout = real("--dropout", optarg); break;
-        /* the number that may follow --bias can be negative, so an argument that begins with '-' may be this number */
+        /* --bias may be followed by a negative number, so an argument that begins with '-' may be this number */
         case BIAS:
             o.biased = true;
             if (!optarg && optind < argc && is_number(argv[optind])) optarg = argv[optind++];

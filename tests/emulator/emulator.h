@@ -58,7 +58,9 @@ struct team {
     int size, live, arrived;
     unsigned round;
     const char *name;
-    void **brought; /* the pointer that each thread passed to the common instruction (collective) */
+    /* the pointer to `mine` that each thread passed to the collective (an instruction that all threads execute
+     * together) */
+    void **brought;
 };
 
 struct warp_state : team {

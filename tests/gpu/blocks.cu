@@ -402,7 +402,7 @@ template <class X> struct shared_8 {
     alignas(8) uint64_t full;
 };
 
-/* Returns which key stands at position n of a row of V^T, in the order that products of e4m3 need. */
+/* Returns the number of the key at position n of a row of V^T. Products of e4m3 need the keys in this order. */
 int key_at(int n)
 {
     return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2;
@@ -737,7 +737,7 @@ __global__ void walk(const __grid_constant__ ending_order order, int2 *places)
 }
 
 /* Checks in which order the thread blocks of a grid take tiles of work. Each tile must occur once, and the tiles of a
- * head in ascending order. The short tiles of the last heads must come at the end. */
+ * head in ascending order. The last tiles of the grid must be short ones. */
 void check_order()
 {
     static const struct {

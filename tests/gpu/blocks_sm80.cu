@@ -299,8 +299,7 @@ template <int D> void check_attend_split()
     finish("attend_split");
     const auto high = [&](int n, int r, int d) { return planes[n][first + r * D + d]; };
     const auto low = [&](int n, int r, int d) { return planes[n][plane + first + r * D + d] / 2048; };
-    /* for numbers q = hi + lo and k = hi' + lo' the kernel computes q hi' + hi lo'; it omits lo lo', as split.cuh
-     * does */
+    /* Here q = hi + lo and k = hi' + lo'. The kernel computes q hi' + hi lo'. It omits lo lo', as split.cuh does. */
     std::vector<float> P = multiply(
         64, 64, D, [&](int i, int k) { return high(0, i, k) + low(0, i, k); },
         [&](int k, int j) { return high(1, j, k); });

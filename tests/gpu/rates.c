@@ -24,8 +24,7 @@ struct rate_case {
     int64_t H, S, D;
     double amplitude; /* largest magnitude of the numbers in q and k */
     enum bias_kind bias;
-    /* for the kind PADDED: the value of the bias for hidden pairs, which are those of later keys, and those of the
-     * first half of all keys and queries */
+    /* what the bias PADDED has for hidden pairs: pairs with later keys, and with the first half of keys or queries */
     float hidden;
     bool alibi, sinks;
     double dropout;

@@ -231,7 +231,7 @@ enum { TRUTH_OUT, TRUTH_LSE, TRUTH_DQ, TRUTH_DK, TRUTH_DV, TRUTH_RESULTS = ATTN_
 
 /* Float64 results of a problem in host memory, in this order: out, lse, dq, dk, dv. */
 struct truth {
-    double *result[TRUTH_RESULTS]; /* float64 numbers of each result, in memory that the struct owns */
+    double *result[TRUTH_RESULTS]; /* the float64 numbers of each result, in memory that the struct owns */
     int64_t count[TRUTH_RESULTS];  /* number of elements; 0: the problem has no such result */
     /* how far the fixture's own results are from the float64 results */
     attn_truth_distance distance[TRUTH_RESULTS];

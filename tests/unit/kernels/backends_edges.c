@@ -607,8 +607,9 @@ void test_gradients_of_options_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(option_gradient_cases, ARRAY_SIZE(option_gradient_cases)), 0);
 }
 
-/* Problems with ALiBi, or with options that have a number for each pair of a query and a key, must run on the same
- * kernel as problems without options. The same holds for backwards that compute gradients of these options. */
+/* Some options have a number for each pair of a query and a key, and ALiBi depends on the pair. Problems with such
+ * options must run on the same kernel as problems without options. The same holds for backwards that compute gradients
+ * of these options. */
 void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state)
 {
     static const int64_t head_sizes[] = { 64, 96, 128 };

@@ -8,9 +8,9 @@
 
 #include "backends.h"
 
-/* A comparison of float32 gradients (dq, dk and dv) with the 16-bit gradients of the same problem. unlike: how many
- * float32 numbers do not round to the 16-bit numbers; nonzero: how many are not 0; finer: how many need more than 16
- * bits; wide2, narrow2: sums of squared errors in float32 and in 16 bits. */
+/* A comparison of float32 gradients (dq, dk and dv) with the 16-bit gradients of the same problem. unlike: number of
+ * float32 numbers that do not round to the 16-bit numbers; nonzero: number of those that are not 0; finer: number of
+ * those that need more than 16 bits; wide2, narrow2: sums of squared errors in float32 and in 16 bits. */
 struct widened {
     int64_t unlike, nonzero, finer;
     double wide2, narrow2;

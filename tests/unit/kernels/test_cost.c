@@ -201,8 +201,8 @@ static void test_twice_the_heads_take_twice_as_long_and_twice_the_units_half(voi
     free(four);
 }
 
-/* On a GPU the gradients dbias and dalibi_slopes of float32 inputs come from a kernel that computes pair by pair, which
- * takes long. With 16-bit inputs, tensor cores compute these gradients. */
+/* On a GPU the gradients dbias and dalibi_slopes of float32 inputs come from a slow kernel, which computes pair by
+ * pair. With 16-bit inputs, tensor cores compute these gradients. */
 static void test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_in_float32_alone(void **state)
 {
     (void)state;

@@ -327,8 +327,8 @@ static void forward_with(const struct simd *simd, bool strips, const struct fixt
     assert_int_equal(flash_run_bytes(&own, 1, &plan, 1, &bytes, &err), ATTN_OK);
     char *workspace = aligned_alloc(64, bytes);
     assert_non_null(workspace);
-    /* the workspace begins as NaN, so that a strip (part of a tile of rows) that reads a number which was not computed
-     * gives NaN */
+    /* the workspace begins as NaN: if a strip (part of a tile of rows) reads a number that was not computed, the
+     * results are NaN */
     memset(workspace, 0xff, bytes);
     flash_run(&own, pool, &plan, 1, workspace, NULL);
     free(workspace);

@@ -47,8 +47,8 @@ static void compute(const struct bench *bench, const attn_problem *p)
         fail_msg("%s", err.text);
 }
 
-/* Moves the results out of a problem into a list, in the form in which a judge (which compares a client's results with
- * exact ones) receives them. Returns the problem without these results. */
+/* Moves the results of a problem into a list, which is the form that a judge expects. (A judge compares a client's
+ * results with exact ones.) Returns the problem without these results. */
 static attn_problem take_results(const attn_problem *p, attn_tensor results[TENSORS])
 {
     attn_problem bare = *p;
