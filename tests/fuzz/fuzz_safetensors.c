@@ -15,7 +15,7 @@
  *   2. A problem without an error has passed attn_check() or attn_merge_check(), and its inputs lie in the parser's
  *      memory (decoded_text() checks this).
  *   3. The answer, as safetensors, has the announced length and is the same in blocks of any size, and its header is
- *      JSON. If it is sent back as a body, it is read as far as the names of its members. */
+ *      JSON. If it is sent back as a body, it is refused because of one of its members. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

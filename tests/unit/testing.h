@@ -92,7 +92,7 @@ struct spec {
     int bias, keep_mask;
     double bias_hidden, keep; /* bias_hidden: fraction of -inf in bias; keep: fraction of 1 in keep_mask */
     int keep_tail;            /* 0: keep_mask covers all keys; n > 0: keep_mask covers only the last n keys */
-    int mask_bounds;          /* number of bounds per key: 0 no FlashMask, 1, 2 or 4 */
+    int mask_bounds;          /* number of bounds per key: 0 (no FlashMask), 1, 2 or 4 */
     int mask_heads;           /* 0: the FlashMask has 1 head; 1: Hk heads; 2: H heads */
     enum mask_kind mask_kind;
     int bias_levels; /* 0, or a kind of bias with numbers that only float32 can hold, see fill_bias_levels() */

@@ -295,7 +295,7 @@ static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 {
     (void)state;
     /* Decodes "QU\\/B..." as the JSON scanner does: it stops at the backslash, feeds a '/' to the decoder, and
-     * continues behind the escape. */
+     * continues after the escape. */
     EACH_VARIANT(name)
     {
         static const char left[] = "QU",
