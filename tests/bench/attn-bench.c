@@ -5,7 +5,7 @@
  *   attn-bench --op both --dtype float32 --device cpu --threads 2
  *   attn-bench --sweep paper --tokens 16384 --json                the table of the FlashAttention papers
  *   attn-bench --decode                                           one query over many keys: GB/s of K and V
- *   attn-bench --decode --page-size 64 --key-dtype float8_e4m3fn  keys in pages, and of float8
+ *   attn-bench --decode --page-size 64 --key-dtype float8_e4m3fn  the same with float8 keys in pages
  *   attn-bench -B 32 -H 32 --hk 8 --sq 1 --sk 100000 --page-size 64 --forks   caches that share pages
  *   attn-bench --sweep masks                                      grouped heads, packed lengths, window,
  *                                                                 FlashMask, each beside the plain problem
@@ -18,8 +18,8 @@
  * Each row is the median of warm runs, measured by the device's own clock around the kernels. Before a run, the inputs
  * are in the device's memory, the workspace is allocated, and out and lse of a backward are computed. On a GPU a run
  * consists of as many consecutive calls as fill two milliseconds. For a single short call, the measured time could be
- * the time that the host takes to queue it. Where reading K and V dominates, calls use several copies of K and V in
- * turn, so that a cache does not hold them. Inputs are random, because equal numbers or zeros run faster on
+ * the time that the host takes to queue it. If reading K and V dominates the time, calls alternate between several
+ * copies of K and V, so that no cache holds them. Inputs are random, because equal numbers or zeros run faster on
  * power-limited chips. Outputs are NaN before the first run and checked after the last: if a kernel leaves an element
  * unwritten, the program fails. TFLOP/s counts only pairs of a query and a key that the query sees (attn_flops()). */
 #include <errno.h>
@@ -272,7 +272,7 @@ static void give_keep_mask(struct machine *m, const struct options *o, attn_tens
     must(attn_stream_wait(m->stream, &err));
 }
 
-/* Makes q, k, v, and the masks and lengths that say which query sees which key. */
+/* Makes q, k and v, the masks, and the lengths of sequences. */
 static void give_inputs(struct machine *m, const struct options *o, attn_problem *p, struct block *blocks)
 {
     const int64_t sizes[] = { o->H, o->D, o->Hk, o->D, o->Hk, o->Dv };
@@ -314,7 +314,7 @@ static void give_inputs(struct machine *m, const struct options *o, attn_problem
         p->alibi_slopes = attn_tensor_make(NULL, ATTN_F32, 1, (int64_t[]){ o->H });
         give_memory(m, &p->alibi_slopes, &blocks[ATTN_T_alibi_slopes]);
     }
-    /* FlashMask: queries before the start or behind the end of a key's document do not see the key */
+    /* FlashMask: queries before the start or after the end of a key's document do not see the key */
     if (o->documents) {
         int32_t *bounds = malloc((size_t)(o->B * o->Sk * 2) * sizeof *bounds);
         const int64_t length = (o->Sk + o->documents - 1) / o->documents;
@@ -606,8 +606,8 @@ static void remark(const struct options *o, const char *what, double value)
     fflush(o->json ? stderr : stdout);
 }
 
-/* Times a problem with each mask and with each kind of lengths. For comparison, also times a problem of the same size
- * without them. Lengths are as long as --tokens allows. */
+/* Times a problem with each mask, and with each kind of sequence lengths. For comparison, also times a problem of the
+ * same size without masks and lengths. Sequences are as long as --tokens allows. */
 static void sweep_masks(struct machine *m, const struct options *given, attn_op op)
 {
     const int64_t longest = given->tokens < 16384 ? given->tokens : 16384, half = longest / 2, total = longest * 4;
@@ -1049,7 +1049,7 @@ int main(int argc, char **argv)
         case SINKS: o.sinks = true; break;
         case SCALE: o.scale = real("--scale", optarg); break;
         case DROPOUT: o.dropout = real("--dropout", optarg); break;
-        /* the number that may follow --bias can be negative, so an argument that begins with '-' may be this number */
+        /* --bias may be followed by a negative number, so an argument that begins with '-' may be this number */
         case BIAS:
             o.biased = true;
             if (!optarg && optind < argc && is_number(argv[optind])) optarg = argv[optind++];

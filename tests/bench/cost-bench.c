@@ -1,6 +1,6 @@
-/* cost-bench: compares the estimate of a problem's time (kernels/cost.c) with the measured time. Each problem has a
- * line with the measured time, the estimated time, the second divided by the first, how long the estimate took, and the
- * costliest part.
+/* cost-bench: compares the estimate of a problem's time (kernels/cost.c) with the measured time. The line of a problem
+ * has the measured time, the estimated time, their ratio (estimate / measurement), the time that the estimate itself
+ * took, and the costliest part of the problem.
  *
  *   cost-bench                          the first backend of the build
  *   cost-bench --device cpu             one thread of the CPU (--threads 2: two)

@@ -5,8 +5,8 @@
  *
  * Each figure is the median of 15 timings of N milliseconds (default 20) of processor time, so that other load on the
  * machine matters little. Operands lie in the L2 cache, as the operands of a tile do in the kernels. "forward" and
- * "backward" are whole loops over the tiles of one head of 2048 keys, which were packed beforehand. They compute only
- * products and the softmax or its gradient, and so show the speed that attention can reach at most with these tile
+ * "backward" are whole loops over the tiles of one head. Its 2048 keys are packed beforehand. These loops compute only
+ * products and the softmax or its gradient. Their speed is therefore an upper limit for attention with these tile
  * sizes. */
 #include <math.h>
 #include <stdio.h>

@@ -6,7 +6,7 @@ namespace {
 
 typedef float word[128];
 
-/* Each thread loads 16 bytes by an asynchronous copy (cp.async), and a thread of another warp reads them. Without
+/* Each thread loads 16 bytes with an asynchronous copy (cp.async), and a thread of another warp reads them. Without
  * WAIT or BARRIER the reader does not wait until the bytes are there. */
 template <bool WAIT, bool BARRIER> __global__ void copies(const float *from)
 {

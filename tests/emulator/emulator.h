@@ -3,35 +3,35 @@
  *
  * Purpose: finding ordering mistakes in kernels, without a GPU and reproducibly. Examples are data used before its
  * asynchronous copy was waited for, a missing barrier, and shared memory that is overwritten while it is read. A
- * mistake shows as a wrong result or as an error with a name. The emulator says nothing of speed, registers or bank
+ * mistake shows as a wrong result or as an error with a name. The emulator says nothing about speed, registers or bank
  * conflicts. Its memory is sequentially consistent, so it does not find a missing memory fence.
  *
  * Threads. A CUDA thread is a fiber with a stack of its own. A fiber runs until it meets something that waits: a
  * barrier, an instruction that a whole warp executes, or a condition. Then another fiber runs: mostly a lane of the
- * same warp, and otherwise a lane of a warp drawn from ATTN_EMULATOR_SEED. One warp may therefore run far ahead of
- * another wherever the kernel lets it; the same seed gives the same order. In half of the launches, some warps or
- * lanes are starved: they run only when no other can. Some launches interleave two or three blocks, and the others
- * run one block after the other.
+ * same warp, and otherwise a lane of a random warp (the seed is ATTN_EMULATOR_SEED). One warp may therefore run far
+ * ahead of another wherever the kernel permits this. The same seed gives the same order. In half of the launches, some
+ * warps or lanes are starved: they run only when no other can. Some launches interleave two or three blocks, and the
+ * others run one block after the other.
  *
- * Warps. A warp's instruction is a gather(): each lane passes its operands, and the last lane to come does the work
- * for all. If lanes come to different instructions, or if all fibers wait, the launch ends with a message that says
- * which thread waits where.
+ * Warps. An instruction that a whole warp executes is a gather(): each lane passes its operands, and the last lane to
+ * arrive does the work for all. If lanes arrive at different instructions, or if all fibers wait, the launch ends with
+ * a message that says which thread waits where.
  *
  * Copies. An asynchronous copy (cp.async) reads and writes at a random moment between its issue and the wait that
  * covers it, or the end of its thread. Some copies happen at the last moment. Two mistakes are reported: ldmatrix
  * of memory that a copy may still write, and any other change of this memory. Other asynchronous work (TMA, tensor
  * cores) belongs to an agent, see below.
  *
- * Races. Two accesses to shared memory that no barrier orders are an error, whatever order they happened to have:
- * see races.h.
+ * Races. Two accesses to the same shared memory, at least one of them a store, are an error if no barrier orders them
+ * (races.h). It does not matter in which order they happened.
  *
- * Poison. Shared memory begins as a pattern, mostly of finite numbers. A pattern of NaN would hide that a kernel reads
- * it, because kernels recompute rows that contain NaN in another way. ldmatrix of 16 bytes of the pattern is an error.
- * New global memory holds NaN.
+ * Poison. Shared memory first holds a pattern, mostly of finite numbers. If the pattern were NaN, a kernel that reads
+ * it could pass unnoticed, because kernels compute rows that contain NaN again in another way. ldmatrix of 16 bytes of
+ * the pattern is an error. New global memory holds NaN.
  *
  * translate.py first translates the kernels' sources (launches, __shared__, kernel parameters). The compiler then
  * includes device.h first, which defines CUDA's keywords and functions. The headers in tests/emulator/kernels/ replace
- * the headers that contain instructions in assembler. */
+ * the headers that contain inline assembler. */
 #ifndef ATTN_EMULATOR_H
 #define ATTN_EMULATOR_H
 
@@ -58,11 +58,14 @@ struct team {
     int size, live, arrived;
     unsigned round;
     const char *name;
-    void **brought; /* the pointer that each thread passed to the common instruction (collective) */
+    /* the pointer to `mine` that each thread passed to the collective (an instruction that all threads execute
+     * together) */
+    void **brought;
 };
 
 struct warp_state : team {
-    /* one bit per lane; alive: has not ended; ready: may run; polling: waits for a condition */
+    /* sets of lanes, one bit per lane: lanes that have not ended, lanes that may run, lanes that wait for a
+     * condition */
     uint32_t alive, ready, polling;
     unsigned turn;
 };
@@ -102,7 +105,8 @@ uint3 block_index();
 extern char failure[1024]; /* the text of the last failure of a launch */
 extern bool quiet;         /* true: failures are not printed; can_fail.cu sets this, because it provokes failures */
 
-/* Returns a random number, which depends only on ATTN_EMULATOR_SEED, the number of the launch and the calls before. */
+/* Returns a random number. It depends only on ATTN_EMULATOR_SEED, on the number of the launch, and on how many numbers
+ * were drawn before. */
 uint64_t random();
 static inline bool chance(unsigned one_in)
 {
@@ -131,9 +135,9 @@ void await(team &t, const char *name);
 void release(team &t);
 
 /* Executes a collective (an instruction that all threads of a team execute together). Every thread passes its `mine`.
- * The last thread to come calls leader(all), where all[n] points to the n-th thread's `mine`, which the leader may
- * change. Then all threads go on. `whole`: it is an error if a thread of the team has ended; otherwise all[n] is NULL
- * for such a thread. */
+ * The last thread to arrive calls leader(all), where all[n] points to the n-th thread's `mine`, which the leader may
+ * change. Then all threads go on. If `whole` is true and a thread of the team has ended, the call fails. If `whole` is
+ * false, all[n] is NULL for a thread that has ended. */
 template <class T> void gather(team &t, const char *name, T &mine, void (*leader)(T *const *all), bool whole = true)
 {
     const unsigned round = t.round;
@@ -215,10 +219,10 @@ void shared_written(int thread, uint32_t address, size_t bytes);
  * agent is created at its first use. */
 struct agent {
     /* Does some of the agent's work (copies, products) and returns true. Returns false if there was no work. The
-     * scheduler calls this now and then. `must`: no fiber can run, so no work may be put off. */
+     * scheduler calls this now and then. If `must` is true, no fiber can run, and the agent must not put work off. */
     virtual bool step(bool must) = 0;
     virtual void thread_ends(int) {}
-    /* called for each ordinary load or store by which the running thread accesses the block's shared memory */
+    /* called for each ordinary load or store by which the running thread accesses the thread block's shared memory */
     virtual void accessed(const void *, size_t, bool) {}
     /* called when all threads have ended, before shared memory and the agent (copies and tensor cores) are freed */
     virtual void block_ends() {}

@@ -1,17 +1,19 @@
-/* races.h: finds pairs of accesses to shared memory that nothing orders, whatever order they happened to have.
+/* races.h: finds races: pairs of accesses to shared memory that nothing orders. It does not matter in which order the
+ * two accesses happened in this run.
  *
  * The kernels are compiled with -fsanitize=thread, so that a function is called before every load and store;
  * emulator.cc defines these functions instead of ThreadSanitizer. If different threads access one address and at
  * least one access is a store, a barrier must lie between the two:
  *
  *   lanes of a warp    __syncwarp or a barrier of the block. (A shuffle or a product orders no memory.)
- *   warps of a block   __syncthreads, bar.sync or bar.arrive in both warps, or a condition that was waited for (an
- *                      mbarrier), which is taken to order everything before it
+ *   warps of a block   __syncthreads, bar.sync or bar.arrive in both warps, or a wait for a condition (such as the
+ *                      phase of an mbarrier); the check assumes that such a wait orders everything before it
  *
  * The method is vector clocks (FastTrack, Flanagan and Freund 2009). A warp's epoch is the number of barriers that
- * it has passed. Each warp knows the last epoch of every other warp that a barrier has put before it. For each two
- * bytes of shared memory, the last store and the last loads of two warps are kept. Accesses of a single byte are
- * not checked, because the two bytes may belong to two threads. Volatile accesses are not checked either. */
+ * it has passed. For each pair of warps, the check knows up to which epoch barriers have ordered the accesses of one
+ * warp before those of the other. For each two bytes of shared memory, it remembers the last store and the last loads
+ * of two warps. Accesses of a single byte are not checked, because the two bytes may belong to two threads. Volatile
+ * accesses are not checked either. */
 #ifndef ATTN_EMULATOR_RACES_H
 #define ATTN_EMULATOR_RACES_H
 
@@ -26,17 +28,17 @@ struct clocks {
     uint32_t epoch[WARPS];
 };
 
-/* The accesses to two bytes of shared memory that the race check remembers: the last store, and the last load of
- * each of two warps. Each value holds the thread's number, and the epoch of its warp (how many barriers the warp had
- * passed) at the access; 0: no access. */
+/* The race check remembers these accesses to two bytes of shared memory: the last store, and the last load of each of
+ * two warps. Each value holds the number of the thread, and the epoch of its warp (how many barriers the warp had
+ * passed) at the time of the access; 0: no access. */
 struct access_record {
     uint32_t stored, loaded[2];
 };
 
 struct race_watch {
     clocks now; /* the present epoch of each warp: how many barriers the warp has passed */
-    /* after[w].epoch[x]: barriers have ordered the accesses of warp x up to this epoch (count of barriers) before the
-     * accesses of warp w */
+    /* after[w].epoch[x] is an epoch (count of barriers) of warp x. Barriers have ordered all accesses of warp x up to
+     * this epoch before the accesses of warp w. */
     clocks after[WARPS];
     access_record *records;
 };
@@ -44,8 +46,8 @@ struct race_watch {
 /* begins the check of a thread block, and forgets the accesses of earlier thread blocks */
 void watch_begin(race_watch &w);
 void watch_warp(race_watch &w, int warp); /* __syncwarp */
-/* Records that the warps in `warps` have met at a barrier. Their later accesses come after the epochs (counts of
- * barriers) in `arrived`. */
+/* Records that the warps in `warps` have met at a barrier. All their later accesses are ordered after the accesses up
+ * to the epochs (counts of barriers) in `arrived`. */
 void watch_barrier(race_watch &w, const bool *warps, clocks *arrived);
 /* Records that the warp has arrived at a barrier and goes on without waiting (bar.arrive). */
 void watch_arrive(race_watch &w, int warp, clocks *arrived);

@@ -1,49 +1,52 @@
 /* sm90.h: the asynchronous instructions of Hopper (sm_90a) on the emulator: mbarriers, TMA, wgmma, setmaxnreg.
  *
  * tests/emulator/kernels/cuda/sm90/layer/ptx.cuh has the wrappers that the kernels call; each calls one function of
- * this file. On the hardware, the copy engine and the tensor cores work while threads run. Here their work is a queue
- * of the thread block, and the scheduler carries out some of this work now and then. A kernel may rely only on what it
- * has waited for, so half of the operations happen at the last moment (column `until`):
+ * this file. On the hardware, the copy engine and the tensor cores work while threads run. Here each thread block has a
+ * queue of such work, and the scheduler carries out some of this work now and then. A kernel may rely only on what it
+ * has waited for, so half of the operations happen at the last moment (column `last moment`):
  *
- *   operation    may happen from                              until
+ *   operation    first moment                                 last moment
  *   TMA load     its issue                                    a thread waits for it and no thread can go on
  *   TMA store    its issue                                    a thread waits for it and no thread can go on, or the
  *                                                             thread that issued it ends
- *   product      its issue by all 4 warps; in a quarter of    a thread waits for its group and no thread can go on
- *                the products, a warp's rows may be
- *                computed from the issue by that warp
+ *   product      its issue by all 4 warps. In a quarter of    a thread waits for its group and no thread can go on
+ *                the products, each warp's rows may be
+ *                computed as soon as that warp issues it
  *
  * An operation reads its source when it happens: a load reads global memory, a product or a store reads shared
- * memory. A source that is overwritten too early therefore changes the result. Sums are written at the wait. Until
- * then their registers hold a signalling NaN: a read gives NaN, and a write or an arithmetic operation changes its
- * bits, which the wait reports.
+ * memory. A source that is overwritten too early therefore changes the result. The sums of a product are written when
+ * the kernel waits for the product. Until then the registers of the sums hold a signalling NaN: a read gives NaN, and
+ * the wait reports a write or an arithmetic operation, because either changes the bits.
  *
  * Errors that the emulator reports:
  *
- *   mbarrier     not initialised, initialised twice, its word overwritten; more arrivals than its count; bytes that do
- *                not balance when the block ends; used by the copy engine without fence_mbarrier_init since its
- *                initialisation
- *   TMA          a shared address that is no multiple of 128, a box that leaves the block's memory, a map that nobody
- *                encoded; a load to memory that another load is to fill, or that a store or a product in flight may
- *                still read; a block that ends under a load
- *   wgmma        threads of a warpgroup that issue different instructions; operands that a load is still to fill; an
- *                odd descriptor; sums touched in flight, or shared by products of different shapes; A's registers
- *                changed in flight; no wgmma_fence since the last wait before registers are used; a block that ends
- *                with products that were not waited for or not issued by all
- *   proxies      a product, a load or a store where an ordinary store wrote and no fence_proxy_async_shared followed;
- *                an ordinary access where a load is under way; an ordinary store where a TMA store, or a product of the
- *                same warpgroup, is under way
- *   setmaxnreg   a count that is no multiple of 8 in 24 .. 256; more registers than there are is a deadlock
- *   maps         what the driver refuses is refused with CUDA_ERROR_INVALID_VALUE
+ *   mbarrier     The mbarrier is not initialised, is initialised twice, or its word is overwritten. It gets more
+ *                arrivals than its count. Expected and arrived bytes differ when the block ends. The copy engine uses
+ *                it without fence_mbarrier_init since its initialisation.
+ *   TMA          A shared address is not a multiple of 128, a box leaves the block's memory, or a map was never
+ *                encoded. A load writes to memory that another load is to fill, or that a store or a product in flight
+ *                may still read. A block ends while a load is in flight.
+ *   wgmma        Threads of a warpgroup issue different instructions. A load is still to fill an operand. A descriptor
+ *                has a base offset, or bits that mean nothing. Sums are touched in flight, or shared by products of
+ *                different shapes. Registers of A change in flight. Registers are used without wgmma_fence since the
+ *                last wait. A block ends with products that were not waited for, or that not all warps issued.
+ *   proxies      A product, a load or a store uses memory that an ordinary store wrote, without
+ *                fence_proxy_async_shared after that store. An ordinary access touches memory to which a load is in
+ *                flight. An ordinary store writes to memory that a TMA store in flight, or a product in flight of the
+ *                same warpgroup, reads.
+ *   setmaxnreg   A count is not a multiple of 8 from 24 to 256. A request for more registers than there are is a
+ *                deadlock.
+ *   maps         A tensor map that the driver would refuse is refused with CUDA_ERROR_INVALID_VALUE.
  *
  * Arithmetic: products of 16-bit types are added in float32, one after the other, each sum rounded to nearest (the
  * tensor core truncates). Sums of e4m3 products keep 14 significant bits, as measured on the hardware: each step of 32
  * products truncates every product, and the sum so far, at 2^-13 of the largest. ATTN_EMULATOR_E4M3=exact switches
  * this truncation off, so that a wrong layout can be told from a loss of bits.
  *
- * Not modelled: which thread executed a fence (a fence of any thread counts); memory order between threads; clusters
- * and multicast; operands without swizzle or with a base offset; boxes narrower than their swizzle; interleaved and
- * im2col maps; programmatic dependent launch (a kernel starts after the end of the one before); time.
+ * The emulator does not model these: which thread executed a fence (a fence of any thread counts), memory order between
+ * threads, clusters and multicast, operands without swizzle or with a base offset, boxes narrower than their swizzle,
+ * interleaved and im2col maps, programmatic dependent launch (each kernel starts after the previous one has ended), and
+ * time.
  *
  * All functions of this file run on the one operating system thread that runs the block. */
 #ifndef EMULATOR_SM90_H
@@ -111,8 +114,8 @@ uint32_t pack_e4m3(float x0, float x1, float x2, float x3);
 
 } // namespace emu
 
-/* For tests: emu_tma_loads() returns the number of TMA loads so far, and emu_refuse_maps makes the driver refuse tensor
- * maps. */
+/* Tests use these two. emu_tma_loads() returns the number of TMA loads so far. emu_refuse_maps makes the driver refuse
+ * tensor maps. */
 extern "C" unsigned long emu_tma_loads();
 extern "C" void emu_refuse_maps(int refuse);
 

@@ -16,7 +16,7 @@ static inline void broken(const char *file, int line, const char *what)
 /* largest size of an output that the fuzzer computes; larger outputs would only cost time */
 enum { OUTPUT_BYTES = 1 << 16 };
 
-/* Makes the outputs of a valid problem lie in the memory `outputs`. Returns false if an output does not fit. */
+/* Places the outputs of a valid problem in the memory `outputs`. Returns false if an output does not fit. */
 static inline bool give_outputs(proto_item *item, uint8_t *outputs)
 {
     attn_error err = { 0 };

@@ -127,7 +127,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         free(pieces.out);
     }
 
-    /* Base64 is strict: if the text was complete, encoding the decoded bytes must give the same text again. */
+    /* Only one text encodes given bytes: if the text was complete, encoding the decoded bytes must give the same
+     * text. */
     if (truth.finished) {
         char *again = malloc(truth.stop + 4);
         must(again != NULL && BASE64_ENCODED(truth.bytes) == truth.stop);

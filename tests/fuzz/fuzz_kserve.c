@@ -5,7 +5,7 @@
  *   bits 0, 1  the model in the request's path: forward, backward, causal forward, or one that takes only float16
  *   bit 2      small limits
  *   bit 3      the request does not say how many bytes of the body are JSON
- *   bit 4      q, k and v of a small valid problem are inserted before the JSON's first member, k and v as bytes behind
+ *   bit 4      q, k and v of a small valid problem are inserted before the JSON's first member, k and v as bytes after
  *              the JSON, so that the fuzzer gets past the error "q is required" to parameters and outputs
  *   bit 5      all shared memory that the body names exists
  *   bit 6      the model is that of a merge, whatever bits 0 and 1 say
@@ -15,7 +15,7 @@
  *   2. A problem without an error has passed attn_check(), and its inputs lie in the parser's memory (decoded_text()
  *      checks this).
  *   3. The answer has the announced length and is the same in blocks of any size. Its head is JSON, except for numbers
- *      that are not finite, and the sizes in the head are those of the bytes behind it. */
+ *      that are not finite, and the sizes in the head are those of the bytes after it. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,7 +65,7 @@ static uint8_t *body_of(bool problem, const uint8_t *data, size_t size, size_t *
     return body;
 }
 
-/* Returns the number of tensor bytes behind the JSON of an answer, as stated in the JSON. */
+/* Returns the number of tensor bytes after the JSON of an answer, as stated in the JSON. */
 static size_t announced(const proto_call *call, const cJSON *json)
 {
     size_t bytes = 0;
@@ -78,8 +78,8 @@ static size_t announced(const proto_call *call, const cJSON *json)
         const char *const name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(output, "name"));
         must(name != NULL && proto_tensor_named(name, true) < PROTO_TENSORS);
         const int number = proto_tensor_named(name, true);
-        /* In the answer an output has either its numbers or its size in bytes. An output in shared memory has
-         * neither. */
+        /* An output in the answer has either its numbers or its size in bytes. An output in shared memory has neither
+         * of them. */
         must(has == !(number < ATTN_TENSOR_COUNT && call->shared >> number & 1));
         if (parameters)
             bytes += (size_t)cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(parameters, "binary_data_size"));

@@ -24,8 +24,8 @@ struct outcome {
     uint8_t *values; /* owned */
 };
 
-/* Reads a whole text as an array of numbers. Seed 0: reads the text at once, with enough room for all numbers;
- * otherwise in pieces and with room of pseudo-random sizes. */
+/* Reads a whole text as an array of numbers. If the seed is 0, reads the text at once, with enough room for all
+ * numbers. Otherwise reads it in pieces, and with little room; both have pseudo-random sizes. */
 static struct outcome read_text(const char *text, size_t count, numbers_type type, uint32_t seed)
 {
     struct outcome o = { .status = NUMBERS_MORE };
@@ -41,7 +41,7 @@ static struct outcome read_text(const char *text, size_t count, numbers_type typ
             if (now > (seed >> 8) % longest) now = (seed >> 8) % longest;
             if (room > (seed >> 16) % 5) room = (seed >> 16) % 5;
         }
-        /* the memory ends with the piece, so that a sanitizer sees a read beyond it */
+        /* the memory ends where the piece of text ends, so that a sanitizer sees a read beyond it */
         char *piece = malloc(now ? now : 1);
         uint8_t *out = malloc(room * bytes > 0 ? room * bytes : 1);
         must(piece && out);
@@ -159,8 +159,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     struct outcome whole = read_text(text, count, (numbers_type)dtype, 0);
     struct outcome pieces = read_text(text, count, (numbers_type)dtype, data[1] + 1u);
-    /* the second reading in pieces has another seed, so that its pieces, and its room for elements, differ from the
-     * first */
+    /* the second reading in pieces has another seed, so that its pieces, and its room for elements, differ from those
+     * of the first */
     struct outcome single = { 0 };
     single = read_text(text, count, (numbers_type)dtype, data[1] * 2654435761u + 77u);
     must_agree(&whole, &pieces);

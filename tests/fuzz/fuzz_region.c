@@ -1,8 +1,8 @@
 /* fuzz_region.c: fuzz target for the bodies that register regions of shared memory. Each input is read twice: as a
  * region of system memory and as a region of a GPU.
  *
- * What must hold: an accepted body has a key and a range (system) or a device and a size (GPU), of at least one byte
- * and within a client's limits. A refused body has a message. */
+ * An accepted body must have a key and a range (system memory), or a device and a size (GPU). The range or size must
+ * have at least one byte, and be within the limits for a client. A refused body must have a message. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -7,7 +7,7 @@
  *   bit 2  the input contains these 8 bytes. Without this bit they are computed: the header ends at the first line
  *          break, which is removed, or at the end of the input
  *   bit 3  q, k and v of a small valid problem are inserted before the header's first member and before the data, so
- *          that the fuzzer gets past the error "q is required" to the options; the body's own offsets begin behind them
+ *          that the fuzzer gets past the error "q is required" to the options; the body's own offsets begin after them
  *   bit 6  a merge, whatever bit 0 says
  *
  * What must hold:
@@ -15,7 +15,7 @@
  *   2. A problem without an error has passed attn_check() or attn_merge_check(), and its inputs lie in the parser's
  *      memory (decoded_text() checks this).
  *   3. The answer, as safetensors, has the announced length and is the same in blocks of any size, and its header is
- *      JSON. If it is sent back as a body, it is read as far as the names of its members. */
+ *      JSON. If it is sent back as a body, it is refused because of one of its members. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

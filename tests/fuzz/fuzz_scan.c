@@ -1,8 +1,9 @@
-/* fuzz_scan.c: fuzz target for the JSON scanner alone, which is compared with cJSON and with itself.
+/* fuzz_scan.c: fuzz target for the JSON scanner alone. Its results are compared with those of cJSON. Results
+ * of reading in pieces are compared with those of reading at once.
  *
  * An input is one byte of choices, one byte that seeds the random sizes of the pieces, and the request body:
  *   bit 0  small limits, so that every limit is reached
- *   bit 1  memory that ends early
+ *   bit 1  too little memory
  *
  * The scanner extracts the data of tensors from a body; the "rest" is the JSON that remains. Three things must hold:
  *   1. The body read in pieces has the same result as the whole body: status, message, rest, extracted values.
@@ -96,7 +97,7 @@ static void same(const struct outcome *a, const struct outcome *b)
 }
 
 /* Returns whether the number's text means `value`, the number that cJSON found in the request body. cJSON reads
- * numbers by strtod. */
+ * numbers with strtod. */
 static bool same_number(const char *text, double value)
 {
     const double x = strtod(text, NULL);

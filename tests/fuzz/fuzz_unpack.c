@@ -77,7 +77,8 @@ static void decode(struct decoded *d, uint8_t choices, uint8_t json_bytes, const
     d->status = ATTN_OK;
     while (count > 0 && d->status == ATTN_OK) {
         const size_t part = seed ? some_bytes(seed, count) : count;
-        char *const copy = malloc(part); /* the memory ends with the piece, so that a sanitizer sees a read beyond it */
+        /* the memory ends where the piece of the body ends, so that a sanitizer sees a read beyond it */
+        char *const copy = malloc(part);
         must(copy != NULL);
         memcpy(copy, body, part);
         const char *bytes = copy, *piece;

@@ -5,14 +5,15 @@
  *
  * test_backends shows that a kernel's numbers are wrong. This program shows which assumption of the kernel is wrong:
  * where TMA and its swizzle put an element, which accumulator holds an element of a product, in which order an operand
- * wants its keys, or whether the phases of mbarriers keep a ring of stages in order. Every check uses the kernels' own
+ * needs its keys, or whether the phases of mbarriers keep a ring of stages in order. Every check uses the kernels' own
  * functions and layouts: ptx.cuh, tma.cuh, products.cuh, pipeline.cuh, scheduler.cuh and epilogue.cuh of sm90 here;
  * ptx.cuh, tile.cuh and split.cuh of sm80 in blocks_sm80.cu.
  *
- *   1. Inputs are random integers, so small that every product and sum is exact in every type: results are compared
- *      with ==. Conversions are compared with those of the host, and the error of 2^x with a bound.
+ *   1. Inputs are random integers, so small that every product and sum is exact in every type. Results are therefore
+ *      compared with ==. Conversions are compared with those of the host. The error of 2^x is compared with a bound.
  *   2. Outputs, shared memory that is to be filled, and accumulators that a product overwrites are first set to NaN.
- *   3. No address is ever out of range. A stuck ring would wait for ever, so the program ends after HANG_SECONDS.
+ *   3. No address is ever out of range. A ring that is stuck would wait for ever, so the program ends after
+ *      HANG_SECONDS.
  *
  * The last line counts passed and failed checks. Without a GPU of compute capability 9.0 nothing runs. `make
  * emulate` runs the program on the emulator, without a GPU. */
@@ -311,7 +312,7 @@ void check_wgmma()
 
 template <int D> struct shared_sums {
     alignas(1024) uint16_t K[64 * D];
-    alignas(1024) uint16_t dS[64 * 64]; /* 64 queries by 64 keys */
+    alignas(1024) uint16_t dS[64 * 64]; /* dS of 64 queries and 64 keys */
     alignas(128) float sums[64 * D];
     alignas(16) float more[64];
     alignas(8) uint64_t full;
@@ -390,7 +391,7 @@ void check_added_sums()
 
 /* ---- Tests of wgmma with e4m3 numbers: the order of the keys ----------------------------------------------------- */
 
-/* f8_forward.cu's. */
+/* Sizes of a tile in f8_forward.cu: head dimension D, and BN keys. */
 template <int D_, int BN_> struct shape_8 {
     static const int D = D_, BN = BN_, CHUNKS = (D + 127) / 128, CHUNKS_V = (BN + 127) / 128;
 };
@@ -401,7 +402,7 @@ template <class X> struct shared_8 {
     alignas(8) uint64_t full;
 };
 
-/* Returns which key stands at position n of a row of V^T, in the order that products of e4m3 need. */
+/* Returns the number of the key at position n of a row of V^T. Products of e4m3 need the keys in this order. */
 int key_at(int n)
 {
     return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2;
@@ -440,8 +441,8 @@ __global__ void __launch_bounds__(128)
     write_accumulators<X::D>(O_out, O);
 }
 
-/* |P V| stays below 2^13, so sums are exact in the 14 bits that the tensor core keeps for e4m3. P is S rounded to e4m3,
- * which is an integer too. */
+/* Checks S = Q K^T and O = P V with e4m3. P is S rounded to e4m3, which is still an integer. |P V| stays below 2^13, so
+ * that sums are exact in the 14 bits that the tensor core keeps for e4m3. */
 template <class X> void check_attend_8()
 {
     const int D = X::D, BN = X::BN, PITCH = X::CHUNKS_V * 128;
@@ -526,8 +527,8 @@ ATTN_HD bool sees(int w, int tile)
     return (tile * 7 + w * 3) % 5 != 0;
 }
 
-/* Computes out[ROWS x N]. Each consumer warpgroup multiplies its rows of A by the transposed tiles for which sees() is
- * true, and adds up the products. */
+/* Computes out[ROWS x N]. Each consumer warpgroup multiplies its rows of A by each transposed tile for which sees() is
+ * true, and adds up these products. */
 template <class X>
 __global__ void __launch_bounds__(X::THREADS, 1)
     run_ring(const __grid_constant__ CUtensorMap map_A, const __grid_constant__ CUtensorMap map_tiles,
@@ -736,7 +737,7 @@ __global__ void walk(const __grid_constant__ ending_order order, int2 *places)
 }
 
 /* Checks in which order the thread blocks of a grid take tiles of work. Each tile must occur once, and the tiles of a
- * head in ascending order. The short tiles of the last heads must come at the end. */
+ * head in ascending order. The last tiles of the grid must be short ones. */
 void check_order()
 {
     static const struct {

@@ -108,7 +108,7 @@ const char *const fragment_names[] = { "A by rows, B by rows", "A by rows, B by 
 
 /* The argument h of the kernel below is always 0, but the compiler must not know this. If all other terms of an address
  * are 0, nvcc 13.0 drops the thread's own offset from the address. */
-/* If ANYWHERE is true, the tiles begin 16 bytes behind a multiple of 128 bytes. The kernel then reads them by the
+/* If ANYWHERE is true, the tiles begin 16 bytes after a multiple of 128 bytes. The kernel then reads them by the
  * functions that accept any multiple of 16 bytes. */
 template <typename T, int D, bool ANYWHERE>
 __global__ void __launch_bounds__(128)
@@ -299,8 +299,7 @@ template <int D> void check_attend_split()
     finish("attend_split");
     const auto high = [&](int n, int r, int d) { return planes[n][first + r * D + d]; };
     const auto low = [&](int n, int r, int d) { return planes[n][plane + first + r * D + d] / 2048; };
-    /* for numbers q = hi + lo and k = hi' + lo' the kernel computes q hi' + hi lo'; it omits lo lo', as split.cuh
-     * does */
+    /* Here q = hi + lo and k = hi' + lo'. The kernel computes q hi' + hi lo'. It omits lo lo', as split.cuh does. */
     std::vector<float> P = multiply(
         64, 64, D, [&](int i, int k) { return high(0, i, k) + low(0, i, k); },
         [&](int k, int j) { return high(1, j, k); });
@@ -342,7 +341,8 @@ void check_red()
     judge("red_add_4: additions of 400 warps", compare(sums.fetch(), expected));
 }
 
-/* Two pairs of warps exchange numbers. Each pair has its own named barrier, and each warp pauses differently. */
+/* Two pairs of warps exchange numbers. Each pair has its own named barrier. Each warp pauses for times of its own, so
+ * that warps arrive in a different order each time. */
 __global__ void __launch_bounds__(128) pairs(uint32_t *out)
 {
     extern __shared__ __align__(1024) char memory[];

@@ -1,5 +1,5 @@
-/* overlap.c: tests whether copies and kernels of different requests overlap on a GPU, and measures how long a call of
- * the API keeps the thread that makes it.
+/* overlap.c: tests whether copies and kernels of different requests overlap on a GPU, and measures how long each
+ * call of the API blocks the calling thread.
  *
  *   build/tests/gpu/overlap [timeline | calls]        both without an argument
  *
@@ -26,7 +26,7 @@
 
 enum { REQUESTS = 4, COLUMNS = 96, S = 16384, H = 16, D = 128, CALL_ROUNDS = 200 };
 
-/* One request. Its tensors q, k, v, out and lse lie one behind the other in pinned host memory, and also in device
+/* One request. Its tensors q, k, v, out and lse lie one after the other in pinned host memory, and also in device
  * memory. */
 struct request {
     attn_stream *stream;
@@ -79,8 +79,8 @@ static void make(struct request *r)
         x = x * 1664525 + 1013904223;
         values[i] = (uint16_t)(0x3f00 | (x >> 31) << 15 | (x >> 16 & 0xff));
     }
-    memset(r->host + 3 * TENSOR, 0xff, TENSOR + LSE); /* bytes of 0xff are NaN in the outputs, which the kernel must
-                                                       * overwrite */
+    /* 0xff in every byte is NaN: the kernel must overwrite all outputs */
+    memset(r->host + 3 * TENSOR, 0xff, TENSOR + LSE);
     r->problem = (attn_problem)ATTN_PROBLEM_INIT;
     r->problem.q = attn_tensor_make(r->device, ATTN_BF16, 4, shape);
     r->problem.k = attn_tensor_make(r->device + TENSOR, ATTN_BF16, 4, shape);

@@ -1,6 +1,6 @@
-/* rates.c: measures the time that each kernel takes for one pair of a query and a key, above all in slow kernels. Two
- * things are based on these numbers: the length of a step, which is the part of a problem that the simple kernels
- * launch at once (kernels/cuda/simple/simple.h), and the server's estimate of a request's time.
+/* rates.c: measures the time that each kernel takes for one pair of a query and a key, mainly for slow kernels. Two
+ * things are based on these numbers. One is the length of a step, which is the part of a problem that the simple
+ * kernels compute in one launch (kernels/cuda/simple/simple.h). The other is the server's estimate of a request's time.
  *
  *   build/tests/gpu/rates [CASE]      on the first GPU; with CASE only the cases whose name contains it
  *
@@ -24,7 +24,7 @@ struct rate_case {
     int64_t H, S, D;
     double amplitude; /* largest magnitude of the numbers in q and k */
     enum bias_kind bias;
-    /* for the kind PADDED: the bias that hides later keys, and the first half of all keys and queries */
+    /* what the bias PADDED has for hidden pairs: pairs with later keys, and with the first half of keys or queries */
     float hidden;
     bool alibi, sinks;
     double dropout;

@@ -2,8 +2,9 @@
  * these functions without a GPU.
  *
  * Each request has a stream of its own and ATTN_MARKS marks: begun, copied in, computed, copied out. All times are
- * microseconds after the first request's first mark. A stage lies between two marks, but within this time its stream
- * may have waited for an engine that another request held; stage_began() subtracts the wait. */
+ * microseconds after the first request's first mark. A stage is the time between two marks. Within this time the
+ * request may have waited, because another request used the same copy engine or the chip. stage_began() leaves this
+ * wait out. */
 #ifndef TIMELINE_H
 #define TIMELINE_H
 
@@ -28,9 +29,9 @@ static inline double stage_began(const struct times *t, int request, int stage)
 
 /* Returns which part of a copy, from 0 to 1, ran while another request computed or copied in the other direction.
  * `stage` is STAGE_IN or STAGE_OUT; the copy with the largest part counts. The part is a fraction of the copy's time in
- * this run. (The time of a copy that runs alone would come from another moment of a shared machine.) Copies in the
- * other direction count as well. Otherwise a copy to the device that takes longer than the kernels would seem not to
- * overlap, because no kernel can run during it. */
+ * this run, not of the time that a copy takes alone, because other programs may have slowed down either run. Copies in
+ * the other direction count as well. Otherwise a copy to the device that takes longer than the kernels would seem not
+ * to overlap, because no kernel can run during it. */
 static inline double share_beside_others(const struct times *t, int count, int stage)
 {
     const int opposite = stage == STAGE_IN ? STAGE_OUT : STAGE_IN;
@@ -38,9 +39,8 @@ static inline double share_beside_others(const struct times *t, int count, int s
     for (int i = 0; i < count; i++) {
         const double begin = stage_began(t, i, stage), end = t[i].at[stage + 1];
         double covered = 0, at = begin;
-        /* Moves `at` to the end of the copy. While a kernel or an opposite copy of another request runs at `at`, the
-         * time until its end counts as covered. Otherwise `at` jumps to the time when the next kernel or opposite copy
-         * begins. */
+        /* Adds up the time from `begin` to `end` during which another request's kernel or opposite copy runs. If one
+         * runs at `at`, `at` moves to its end. Otherwise `at` moves to the beginning of the next one. */
         while (at < end) {
             double until = at, next = end;
             for (int j = 0; j < count; j++)

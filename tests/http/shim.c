@@ -1,4 +1,5 @@
-/* shim.c causes faults that the HTTP tests cannot cause from outside: LD_PRELOAD=build/tests/shim.so attnd ...
+/* shim.c: a library that causes faults in attnd which the HTTP tests cannot cause from outside. Usage:
+ * LD_PRELOAD=build/tests/shim.so attnd ..., with one or more of these environment variables:
  *
  *   SHIM_NO_CONNECTION=FILE   while FILE exists, libmicrohttpd gets no memory for a connection's record
  *   SHIM_NO_POOL=FILE         while FILE exists, libmicrohttpd gets no memory for a connection's buffers; its
@@ -6,9 +7,9 @@
  *   SHIM_HANG_STOP=FILE       while FILE exists, MHD_stop_daemon() does not return
  *   SHIM_HANG_RESUME=FILE     while FILE exists, MHD_resume_connection(), which the loop calls, does not return
  *
- *   SHIM_NO_MEMORY=FILE       one allocation of the program or of a library fails: FILE begins with an int32, which
- *                             every allocation decrements; the allocation that makes it 0 fails;
- *                             0 means that none fails
+ *   SHIM_NO_MEMORY=FILE       one allocation of the program or of a library fails. FILE begins with an int32, which
+ *                             every allocation decrements. The allocation that makes it 0 fails. If it is 0 from the
+ *                             start, no allocation fails
  *
  *   SHIM_HANG_LISTEN=FILE     while FILE exists, listen() does not return, so the server does not start
  *   SHIM_HANG_CLOSE=FILE      while FILE exists, close() of a listening socket does not return, so the server does
@@ -58,7 +59,7 @@ static int find(struct dl_phdr_info *info, size_t size, void *context)
     return 1;
 }
 
-static _Atomic int32_t *countdown; /* the counter of SHIM_NO_MEMORY; it lies in memory that the test shares */
+static _Atomic int32_t *countdown; /* the counter of SHIM_NO_MEMORY, in memory that is shared with the test */
 
 __attribute__((constructor)) static void start(void)
 {

@@ -45,7 +45,8 @@ static char *put_tensor(char *at, const char *name, long rows, uint64_t *state)
         uint8_t b[3] = { 0, 0, 0 };
         for (size_t j = 0; j < 3 && i + j < bytes; j++) {
             const uint64_t r = xorshift(state);
-            /* the low byte of a float16 comes first; the high byte gives its magnitude */
+            /* bytes of float16 numbers: the even (low) byte is random, and the odd (high) byte makes the magnitude
+             * 0.125 to 2 */
             b[j] = (i + j) % 2 == 0 ? (uint8_t)r : (uint8_t)((r & 0x80) | (0x30 + (r >> 8) % 16));
         }
         *at++ = alphabet[b[0] >> 2];

@@ -168,7 +168,7 @@ UNWATCHED void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtyp
     attn_tensor t = attn_tensor_make(NULL, dtype, rank, shape);
     const size_t bytes = attn_dtype_bytes(dtype), shift = f->spec.strided ? bytes : 0;
     if (f->spec.strided &&
-        /* outputs, and tensors that only a backward reads, get 3 unused elements behind each row */
+        /* outputs, and tensors that only a backward reads, get 3 unused elements after each row */
         attn_tensors[id].role != ATTN_ROLE_IN)
         for (int64_t a = rank - 2, stride = (shape[rank - 1] > 0 ? shape[rank - 1] : 1) + 3; a >= 0; a--) {
             t.stride[a] = stride;
@@ -564,7 +564,8 @@ UNWATCHED void fixture_make(struct fixture *f, const struct spec *spec)
         fixture_add(f, ATTN_T_keep_mask, ATTN_U8, 4,
                     (int64_t[]){ axes & 1 ? s->B : 1, axes & 2 ? s->H : 1, axes & 4 ? s->Sq : 1, columns });
         for (int64_t n = tensor_elements(&f->p.keep_mask), i = 0; i < n; i++) {
-            const bool all_hidden_row = columns > 0 && i / columns % 7 == 3; /* every seventh row sees no key */
+            /* every seventh row of the mask hides all keys */
+            const bool all_hidden_row = columns > 0 && i / columns % 7 == 3;
             tensor_set(&f->p.keep_mask, i, !all_hidden_row && rng_chance(&r, s->keep));
         }
     }
@@ -731,7 +732,7 @@ UNWATCHED static void bits_print(const struct fixture *f)
     spec_print(stdout, &f->spec);
 }
 
-/* Runs the plans by attn_run(), or by attn_run_some() if b->in_steps is set. */
+/* Runs the plans with attn_run(), or with attn_run_some() if b->in_steps is set. */
 UNWATCHED static attn_status run_plans(struct bench *b, const attn_plan *plans, int count, attn_error *err)
 {
     void *workspace = NULL;
@@ -1050,11 +1051,12 @@ struct tolerance {
     double relative, absolute;
 };
 
-/* Returns the tolerance of output `id`, without the part called sensitivity (testing.h). */
+/* Returns the tolerance of output `id`, without the term `sensitivity` that testing.h describes. */
 UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_tensor_id id)
 {
     const struct limits *limit = &limits_of[f->spec.dtype];
-    const struct limits *as = &limits_of[f->p.tensor[id].dtype]; /* out may have a less exact dtype than the inputs */
+    /* the output may have a less exact dtype than the inputs */
+    const struct limits *as = &limits_of[f->p.tensor[id].dtype];
     const attn_geometry g = attn_geometry_of(&f->p);
     const double scores = score_size(f), blur = 2.4e-7 * scores,
                  v = largest(&f->p.v) * (f->p.v_scale.rank ? largest(&f->p.v_scale) : 1);
@@ -1074,7 +1076,7 @@ UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_ten
         t.relative = 4e-5 + 2 * blur;
         t.absolute = 1e-30;
         return t;
-    /* top_keys has no tolerance, because backends_observe.c checks it */
+    /* the infinite tolerance accepts any top_keys, which backends_observe.c checks */
     case ATTN_T_top_keys: t.absolute = INFINITY; return t;
     case ATTN_T_row_max:
     case ATTN_T_max_logit:
@@ -1139,7 +1141,7 @@ UNWATCHED bool fixture_compare(const struct fixture *got, const struct fixture *
                      t.relative * sqrt(size2) + 2 * sqrt(sensitivity2) + t.absolute * sqrt((double)n));
             return false;
         }
-        /* compares the error of each row of `out` with that row's own size */
+        /* compares the norm of the error of each row of `out` with the norm of that row */
         if (id == ATTN_T_out && got->spec.Dv >= 8)
             for (int64_t row = 0; row < n / got->spec.Dv; row++) {
                 double row_error = 0, row_size = 0;
@@ -1199,8 +1201,8 @@ UNWATCHED bool outputs_equal(const struct fixture *a, const struct fixture *b, c
     return true;
 }
 
-/* If out has at most FEW_OUTPUTS numbers, all of them may be results of sums that cancel. Then the largest number does
- * not tell how large the terms, and thus the errors, were. */
+/* If out has at most FEW_OUTPUTS numbers, the terms of all these sums may cancel. The largest number then does not tell
+ * how large the terms, and thus the errors, were. */
 enum { FEW_OUTPUTS = 16 };
 
 /* Moves each number of v up or down by about one unit in its last place. This changes out by at least as much as
@@ -1229,7 +1231,7 @@ UNWATCHED bool spec_agrees(struct bench *bench, const struct spec *spec)
     memset(&other, 0, sizeof other);
     /* Computes the float64 results a second time in another way, to see how much rounding changes them. If the backward
      * of `want` computes out and lse, this backward is given rounded ones, and vice versa. A forward with few outputs
-     * gets slightly changed values. */
+     * gets a slightly changed v. */
     if (spec->op == ATTN_OP_BACKWARD) {
         struct spec twin = *spec;
         twin.give_forward = !spec->give_forward;

@@ -62,13 +62,13 @@ enum mask_kind {
     MASK_DOCUMENT, /* documents of random length; each query sees only keys of its own document */
     MASK_WINDOW,   /* a query sees only keys in a band around the diagonal */
     MASK_ALL,      /* every key is hidden from every query */
-    MASK_UNION,    /* 4 bounds per key: two hidden intervals that together hide every query, while one alone does not */
+    MASK_UNION,    /* 4 bounds per key: two intervals of hidden queries; only both together hide every query */
     MASK_KINDS
 };
 
-/* On which side of 0 the scores of a row are. BELOW: all below. BELOW_ABOVE: those of the last keys below, those of
- * the first keys above. ABOVE_BELOW: the reverse. BY_ROW: rows above and below 0 in turn. Scores below 0 rise so
- * much towards the first key that e^x of their differences is far outside float32. */
+/* On which side of 0 the scores of a row are. BELOW: all below. BELOW_ABOVE: those of the last keys below, those of the
+ * first keys above. ABOVE_BELOW: the reverse. BY_ROW: rows alternate between scores above and below 0. Scores below 0
+ * rise so much towards the first key that e^x of their differences is far outside float32. */
 enum score_sides { SIDES_NONE, SIDES_BELOW, SIDES_BELOW_ABOVE, SIDES_ABOVE_BELOW, SIDES_BY_ROW };
 
 struct spec {
@@ -87,21 +87,22 @@ struct spec {
     int sequences; /* number of packed sequences; B, Sq and Sk follow from q_lengths and k_lengths */
     int q_lengths[SPEC_SEQUENCES], k_lengths[SPEC_SEQUENCES];
     int alibi; /* shape of alibi_slopes: 0 none, 1 [H], 2 [B, H] */
-    /* 0: absent; otherwise 1 + the sum of the axes that are not broadcast (1: B, 2: H, 4: Sq) */
+    /* 0: absent; otherwise 1 plus the sum of these numbers for the axes that are not broadcast: 1 for B, 2 for H, 4 for
+     * Sq */
     int bias, keep_mask;
     double bias_hidden, keep; /* bias_hidden: fraction of -inf in bias; keep: fraction of 1 in keep_mask */
     int keep_tail;            /* 0: keep_mask covers all keys; n > 0: keep_mask covers only the last n keys */
-    int mask_bounds;          /* number of bounds per key: 0 no FlashMask, 1, 2 or 4 */
+    int mask_bounds;          /* number of bounds per key: 0 (no FlashMask), 1, 2 or 4 */
     int mask_heads;           /* 0: the FlashMask has 1 head; 1: Hk heads; 2: H heads */
     enum mask_kind mask_kind;
     int bias_levels; /* 0, or a kind of bias with numbers that only float32 can hold, see fill_bias_levels() */
     /* 0: none; 1: random; 2: random with -inf and numbers around 100; 3: random with 3e38 and -3e38 */
     int sinks;
     bool seqlens_k; /* seqlens_k is given: random numbers of keys, 0 and Sk among them */
-    bool seqlens_q; /* seqlens_q is given: random numbers of queries; padding rows behind these queries are NaN */
+    bool seqlens_q; /* seqlens_q is given: random numbers of queries; padding rows after these queries are NaN */
     /* packed sequences have up to this many rows of NaN between them; seqlens_q and seqlens_k give the lengths */
     int gaps;
-    bool key_rows; /* queries are packed, but k and v are [B, Sk, Hk, D] with seqlens_k; rows behind the keys are NaN */
+    bool key_rows; /* queries are packed, but k and v are [B, Sk, Hk, D] with seqlens_k; rows after the keys are NaN */
     /* 0: no pages; otherwise k and v are pools of pages with room for page_size keys each. Sk is then a multiple of
      * page_size, and seqlens_k is given */
     int page_size;
@@ -109,25 +110,25 @@ struct spec {
     bool fp8_scales;
     int scale_axes;          /* shape of the float8 scales: 0: [B, Hk], 1: [1, Hk], 2: [B, 1], 3: [Hk], 4: [1] */
     double fp8_scale;        /* magnitude of the float8 scales; 0: around 1 */
-    bool dlse, give_forward; /* for a backward: dlse: the gradient dlse is given; give_forward: out and lse are given */
+    bool dlse, give_forward; /* a backward gets these inputs; dlse: the gradient of lse; give_forward: out and lse */
     bool no_dout;            /* dout is all zeros */
-    /* for a backward: which gradients are float32 whatever dtype q has: the sum of 1 (dq), 2 (dk), 4 (dv) */
+    /* the gradients of a backward that are float32, whatever dtype q has: the sum of 1 (dq), 2 (dk) and 4 (dv) */
     int float_grads;
-    bool no_lse;         /* for a forward: only `out` is wanted */
+    bool no_lse;         /* a forward computes only `out`, and not lse */
     bool latent;         /* v is the first Dv columns of k, in the same memory */
-    bool plain_grads;    /* for a backward: the gradients of bias and of ALiBi's slopes are not wanted */
-    bool any_order;      /* for a backward: it is not deterministic, so sums of dq may be taken in any order */
-    double q_amp, v_amp; /* amplitude of the random numbers in q and k, and in v and dout; 0 stands for 1 */
+    bool plain_grads;    /* a backward without the gradients of bias and of ALiBi's slopes */
+    bool any_order;      /* a backward is not deterministic, so it may add up the terms of dq in any order */
+    double q_amp, v_amp; /* amplitude of the random numbers: q_amp in q and k, v_amp in v and dout; 0 stands for 1 */
     double q_mean;       /* a constant added to q and k */
     enum score_sides sides;
     double v_most;      /* if not 0: the values of v are between v_most / 2 and v_most */
     bool strided;       /* tensors have gaps between rows, and addresses aligned only to the size of an element */
     bool poison_unseen; /* keys and values that no query sees are NaN and infinity */
     int poison;         /* 1: a key that some queries see is NaN; 2: a value that some queries see is NaN */
-    /* for an observe (a request for attention weights): the wanted outputs, as bits; 0: all. data_seed selects the
+    /* the outputs that an observe (a request for attention weights) wants, as bits; 0: all. data_seed selects the
      * queries and keys whose weights are wanted */
     uint64_t observe;
-    bool given_lse;   /* for an observe (a request for attention weights): lse is given */
+    bool given_lse;   /* an observe (a request for attention weights) gets lse as an input */
     bool many_blocks; /* the backward takes ten seconds or more on the emulator */
     uint64_t data_seed;
 };
@@ -163,7 +164,7 @@ void tensor_set(const attn_tensor *t, int64_t n, double x);
 /* Adds a tensor of this shape to the problem, and fills the tensor's memory with NaN. */
 void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtype, int rank, const int64_t *shape);
 void fill_normal(const attn_tensor *t, struct rng *r, double amp, double mean);
-/* Makes the problem of a spec and checks it by attn_check(). Inputs are random, outputs are filled with NaN. Exits if
+/* Makes the problem of a spec and checks it with attn_check(). Inputs are random, outputs are filled with NaN. Exits if
  * attn_check() refuses the problem. */
 void fixture_make(struct fixture *f, const struct spec *spec);
 /* Makes a problem with the same data and with outputs of its own, for another backend. */
@@ -193,7 +194,8 @@ attn_status fixtures_run(struct bench *b, struct fixture *const *list, int count
 /* Runs problems together in one attn_run(), as fixtures_run() does. Exits if the run fails. */
 void fixtures_must_run(struct bench *b, struct fixture *const *list, int count);
 void fixture_run(struct bench *b, struct fixture *f);
-/* Writes the results of the reference backend, which are the truth, to the outputs of a problem in host memory. */
+/* Writes the results of the reference backend, which tests take as correct, to the outputs of a problem in host
+ * memory. */
 void run_reference(const attn_problem *p);
 
 /* ---- Comparing results ------------------------------------------------------------------------------------------- */
@@ -229,7 +231,7 @@ enum { TRUTH_OUT, TRUTH_LSE, TRUTH_DQ, TRUTH_DK, TRUTH_DV, TRUTH_RESULTS = ATTN_
 
 /* Float64 results of a problem in host memory, in this order: out, lse, dq, dk, dv. */
 struct truth {
-    double *result[TRUTH_RESULTS]; /* float64 numbers of each result, in memory that the struct owns */
+    double *result[TRUTH_RESULTS]; /* the float64 numbers of each result, in memory that the struct owns */
     int64_t count[TRUTH_RESULTS];  /* number of elements; 0: the problem has no such result */
     /* how far the fixture's own results are from the float64 results */
     attn_truth_distance distance[TRUTH_RESULTS];

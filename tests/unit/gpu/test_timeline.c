@@ -1,4 +1,5 @@
-/* test_timeline.c: tests what tests/gpu/overlap.c concludes from times, on times that were recorded. */
+/* test_timeline.c: tests the functions by which tests/gpu/overlap.c finds out whether requests overlap. The tests use
+ * times that were recorded. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,8 +10,8 @@
 #include "tests/gpu/timeline.h"
 
 /* Times recorded on one H200. Request 0 was copied to the host from 6.68 to 8.07 ms, while the kernel of request 1 ran
- * (6.68 to 10.44 ms). Alone, the copy had taken more than twice as long, because something disturbed it. An earlier
- * version compared with that time, and wrongly found the overlap too short. */
+ * (6.68 to 10.44 ms). The same copy, measured alone, had taken more than twice as long because of a disturbance. An
+ * earlier version of the check compared the overlap with that longer time, and wrongly found it too short. */
 static const struct times recorded[] = {
     { { 0, 2980, 6680, 8070 } },
     { { 2980, 5960, 10440, 11830 } },

@@ -65,8 +65,8 @@ int problems_disagree(const struct spec *list, size_t count);
 void assert_same_bits_alone_and_among_others(struct spec (*draw)(uint64_t seed), int count);
 /* Compares the problems draw(first) to draw(first + count - 1) with the reference backend. */
 void random_problems_agree(struct spec (*draw)(uint64_t seed), long first, long count);
-/* Asserts that tensor `id` of the problem `part` has the same bits as the elements of `whole` from number `first`
- * on. The first axis of the tensor must be the batch or the packed rows. */
+/* Asserts that tensor `id` of the problem `part` has the same bits as the elements of `whole` that begin at element
+ * `first`. The first axis of the tensor must be the batch or the packed rows. */
 void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first);
 
 /* ---- The tests of each file -------------------------------------------------------------------------------------- */

@@ -86,8 +86,8 @@ void test_random_decoding_agrees_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Tests problems whose keys the forward on Hopper GPUs divides into splits. These have at least 65 rows per key/value
- * head, and many keys. */
+/* Tests problems whose keys the forward on Hopper GPUs divides into splits. Such problems have at least 65 rows per
+ * key/value head, and many keys. */
 void test_keys_of_a_chunk_agree_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -118,8 +118,8 @@ void test_keys_of_a_chunk_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A problem with few queries and many keys must have the same bits alone and behind other problems with few queries and
- * many keys. In this test each call begins to read its inputs before the previous call has ended. */
+/* A problem with few queries and many keys must have the same bits alone and directly after other such problems. In
+ * this test each call begins to read its inputs before the previous call has ended. */
 void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **state)
 {
     enum { COUNT = 24, TIMES = 3 };

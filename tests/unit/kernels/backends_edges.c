@@ -400,8 +400,8 @@ static const struct spec extreme_cases[] = {
     SPEC(.name = "scale 3e38, q of 1e-38", SIZES(60, 80, 64), .has_scale = true, .scale = 3e38, .q_amp = 1e-19),
 };
 
-/* Problems with padding rows, which all contain NaN. The padding is behind the queries that seqlens_q counts, and
- * between packed sequences. If queries are packed, padding is also behind the keys that seqlens_k counts. */
+/* Problems with padding rows, which all contain NaN. The padding is after the queries that seqlens_q counts, and
+ * between packed sequences. If queries are packed, padding is also after the keys that seqlens_k counts. */
 static const struct spec length_cases[] = {
     SPEC(.name = "seqlens_q", .B = 5, SIZES(150, 150, 64), HEADS(4, 2), .seqlens_q = true, .causal = true, BF16),
     SPEC(.name = "seqlens_q, bhsd, wider heads", .B = 4, SIZES(70, 200, 128), HEADS(4, 2), .seqlens_q = true,
@@ -607,8 +607,9 @@ void test_gradients_of_options_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(option_gradient_cases, ARRAY_SIZE(option_gradient_cases)), 0);
 }
 
-/* Problems with ALiBi, or with options that have a number for each pair of a query and a key, must run on the same
- * kernel as problems without options. The same holds for backwards that compute gradients of these options. */
+/* Some options have a number for each pair of a query and a key, and ALiBi depends on the pair. Problems with such
+ * options must run on the same kernel as problems without options. The same holds for backwards that compute gradients
+ * of these options. */
 void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state)
 {
     static const int64_t head_sizes[] = { 64, 96, 128 };

@@ -48,8 +48,8 @@ static attn_tensor lse_of(const struct shape *s, void *data)
     return attn_tensor_make(data, ATTN_F32, s->packed ? 2 : 3, s->packed ? shape + 1 : shape);
 }
 
-/* Returns the offset of row n = (b Sq + i) H + h in the `out` tensor of a part of the keys. lse_at() returns the
- * offset in the `lse` tensor. */
+/* Returns the offset of row n = (b Sq + i) H + h in the `out` tensor of a part (the result over some of the keys).
+ * lse_at() returns the offset in the `lse` tensor. */
 static int64_t out_at(const struct shape *s, int64_t n, bool swapped)
 {
     const int64_t h = n % s->H, i = n / s->H % s->Sq, b = n / s->H / s->Sq;
@@ -373,7 +373,7 @@ static void fill_gradients(struct gradients *g, uint64_t seed)
 {
     struct rng r = { seed };
     float *const numbers = (float *)g;
-    /* fills everything with a pattern, which shows later whether the merge has written its results */
+    /* fills all gradients with a pattern, which shows later whether the merge has written its results */
     memset(g, 0x7f, sizeof *g);
     for (size_t n = 0; n < offsetof(struct gradients, douts) / sizeof *numbers; n++)
         numbers[n] = (float)(rng_uniform(&r) * 4 - 2);

@@ -8,9 +8,9 @@
 
 #include "backends.h"
 
-/* A comparison of float32 gradients (dq, dk and dv) with the 16-bit gradients of the same problem. unlike: how many
- * float32 numbers do not round to the 16-bit numbers; nonzero: how many are not 0; finer: how many need more than 16
- * bits; wide2, narrow2: sums of squared errors in float32 and in 16 bits. */
+/* A comparison of float32 gradients (dq, dk and dv) with the 16-bit gradients of the same problem. unlike: number of
+ * float32 numbers that do not round to the 16-bit numbers; nonzero: number of those that are not 0; finer: number of
+ * those that need more than 16 bits; wide2, narrow2: sums of squared errors in float32 and in 16 bits. */
 struct widened {
     int64_t unlike, nonzero, finer;
     double wide2, narrow2;
@@ -30,8 +30,8 @@ static void compare_widened(const attn_tensor *wide, const attn_tensor *narrow, 
     }
 }
 
-/* Returns whether the problem's float32 gradients round to its 16-bit gradients. Leaves out dq if dq may be summed in
- * any order, because the bits of dq then vary. */
+/* Returns whether the problem's float32 gradients, rounded to 16 bits, equal its 16-bit gradients. Does not compare dq
+ * if dq may be summed in any order, because its bits then vary from run to run. */
 static bool widens(const struct spec *narrow_spec)
 {
     struct spec wide_spec = *narrow_spec;
@@ -115,8 +115,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
     };
     /* clang-format on */
     static const struct {
-        /* more_keys: number of keys that are added to Sk for this head size. Heads of 128 numbers have another kernel
-         * from 1024 keys on. */
+        /* more_keys: number of keys by which Sk grows for this head size; with heads of 128 numbers, another kernel
+         * computes 1024 keys or more */
         int D, more_keys;
         double softcap;
     } heads[] = { { 64, 0, 0 },  { 96, 0, 0 }, { 128, 0, 0 }, { 128, 900, 0 }, { 192, 0, 0 },
@@ -129,8 +129,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
             s.dtype = s.out_dtype = n % 2 ? ATTN_F16 : ATTN_BF16;
             s.D = s.Dv = heads[n].D, s.softcap = heads[n].softcap;
             s.Sk += heads[n].more_keys;
-            /* If the problem had over 200 more queries than keys, Sq grows by as much as Sk, so that this difference
-             * stays. */
+            /* If the problem had over 200 more queries than keys, Sq grows by as much as Sk, so that there are still
+             * over 200 more. */
             if (s.Sq > s.Sk - heads[n].more_keys + 200) s.Sq += heads[n].more_keys;
             if (s.sequences > 0) s.k_lengths[0] += heads[n].more_keys, s.k_lengths[3] += heads[n].more_keys;
             if (!agrees(&s)) failed++;
@@ -216,8 +216,8 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
 }
 
 /* A row that sees only one key must have that key's value as its out, however large the score is. (The tolerance of
- * other tests grows with scores, so they would let a wrong value pass.) The largest scores are 1e4 to 1e9. A kernel's
- * exponentials are relative to a rounded maximum above a limit that lies between these numbers. */
+ * other tests grows with scores, so they would let a wrong value pass.) The largest scores are 1e4 to 1e9. Between
+ * these numbers lies a limit above which a kernel's exponentials are relative to a rounded maximum. */
 void test_float8_rows_of_one_key_are_its_value(void **state)
 {
     static const double scales[] = { 1, 10, 32, 55, 100, 320 };
@@ -260,7 +260,8 @@ void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
         memset(f.p.k.data, 0, (size_t)tensor_elements(&f.p.k));
         memset(f.p.v.data, attn_e4m3_from_double(value), (size_t)tensor_elements(&f.p.v));
         for (int row = 0; row < s.Sq; row++) tensor_set(&f.p.q, row * D, 1), tensor_set(&f.p.q, row * D + 1, 1);
-        /* the heavy key's score is the sum of two channels, because one float8 number is not exact enough */
+        /* the score of the last key (the heavy key) is the sum of two channels, because one float8 number is not exact
+         * enough */
         const int64_t heavy = (int64_t)(Sk - 1) * D;
         tensor_set(&f.p.k, heavy, log(Sk * odd));
         tensor_set(&f.p.k, heavy + 1, log(Sk * odd) - tensor_get(&f.p.k, heavy));
@@ -484,8 +485,8 @@ void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
 
 /* clang-format off: each row of the table stays on one line */
 
-/* The problems below have products q.k that overflow float32, in a partial sum or at the end. The scores scale q.k do
- * not overflow. */
+/* The problems below have products q.k that overflow float32, in a partial sum or at the end. The scores (scale times
+ * q.k) do not overflow. */
 static const struct spec far_products[] = {
     SPEC(.name = "products of 1e39", SIZES(70, 90, 64), .q_amp = 1e19, .has_scale = true, .scale = 1.2e-38),
     SPEC(.name = "products of 1e39, bfloat16", SIZES(70, 90, 64), BF16, .q_amp = 1e19, .has_scale = true,
@@ -656,9 +657,9 @@ static bool is_by_rows(const attn_problem *p, attn_op op)
     return strcmp(plan.kernel->name, "simple") == 0;
 }
 
-/* Tests queries that see one key and whose products cancel. lse and the score in the backward must be the same sum,
- * rounded in the same way. P is then 1, and dv is dout. In float32 P may be off by 4e-6, because lse itself is
- * rounded. */
+/* Tests queries that see one key, and whose products cancel. The forward's lse and the backward's score must be the
+ * same sum, rounded in the same way. P is then 1, and dv is dout. In float32 P may be off by 4e-6, because lse itself
+ * is rounded. */
 void test_one_key_has_a_probability_of_one(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };

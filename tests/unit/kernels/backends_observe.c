@@ -271,9 +271,8 @@ static bool same_bits_in_pages_and_by_one_thread(struct spec s)
     return alike;
 }
 
-/* On Hopper, one kernel computes an observe (a request for attention weights) with pages, and another kernel the same
- * observe without pages and options. With a softcap, the same kernel must compute the observe with and without pages,
- * on every backend. */
+/* With softcap, one kernel must compute an observe (a request for attention weights) with keys in pages and without
+ * pages. Its bits must be the same. Without options, Hopper has a separate kernel for keys without pages. */
 void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state)
 {
     struct spec s = SPEC(LOOK, BF16, SIZES(150, 640, 64), HEADS(4, 2), .B = 2, .causal = true, .seqlens_k = true);
@@ -283,8 +282,8 @@ void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state)
     assert_true(same_bits_in_pages_and_by_one_thread(s));
 }
 
-/* Where a forward without options runs on Hopper's kernels, an observe (a request for attention weights) of the same q
- * and k must run on Hopper's kernels too. */
+/* If Hopper's kernels compute a forward without options, they must also compute an observe (a request for attention
+ * weights) of the same q and k. */
 void test_an_observe_without_options_is_computed_by_the_family_of_the_forward(void **state)
 {
     static const struct spec list[] = {

@@ -76,8 +76,8 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
         SPEC(BACK, SIZES(300, 500, 64), HEADS(4, 1), .causal = true, BF16, .sinks = 1, .bias = 1, .alibi = 1),
     };
     (void)state;
-    /* This test varies the number of threads. A GPU has no such number, so on a GPU the test would only repeat other
-     * tests. */
+    /* This test varies the number of threads. The cuda backend has no number of threads, so there this test would only
+     * repeat other tests. */
     if (is_brief() && strcmp(backend, "cuda") == 0) skip();
     for (int n = 0; n < 24; n++) {
         struct fixture first = { 0 };
@@ -197,8 +197,8 @@ void test_repeats_give_the_same_bits(void **state)
     }
 }
 
-/* Asserts that tensor `id` of the problem `part` has the same bits as the elements of `whole` from number `first`
- * on. The first axis of the tensor must be the batch or the packed rows. */
+/* Asserts that tensor `id` of the problem `part` has the same bits as the elements of `whole` that begin at element
+ * `first`. The first axis of the tensor must be the batch or the packed rows. */
 void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first)
 {
     const attn_tensor *w = &whole->p.tensor[id], *p = &part->p.tensor[id];
@@ -212,7 +212,7 @@ void assert_part_equal(const struct fixture *whole, const struct fixture *part, 
     }
 }
 
-/* Copies elements of q, k, v or dout from `whole`, from number `first` on, to `part`. */
+/* Copies elements of q, k, v or dout from `whole`, beginning with element `first`, to `part`. */
 static void copy_part(const struct fixture *whole, struct fixture *part, attn_tensor_id id, int64_t first)
 {
     for (int64_t n = tensor_elements(&part->p.tensor[id]), e = 0; e < n; e++)
@@ -421,9 +421,9 @@ static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first
     return alike;
 }
 
-/* Computes the spec's problem in `count` parts of its queries. Asserts that out, lse and dq have the same bits as
- * without parts, and that gradients that are sums over queries are right. Returns false if the parts use other
- * kernels than the whole problem. */
+/* Splits the problem's queries into `count` parts, and computes each part. Asserts that out, lse and dq have the same
+ * bits as those of the whole problem, and that gradients that are sums over queries are correct. Returns false if the
+ * parts use other kernels than the whole problem. */
 static bool same_bits_by_queries(const struct spec *s, int count)
 {
     int64_t ends[MOST_PARTS];
@@ -819,9 +819,9 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
     }
 }
 
-/* The library has an upper bound on the time of one tile of a problem. Returns the smallest bound of any kernel on an
- * H100, in seconds. A Hopper kernel for bfloat16 without options has this bound; kernels/cuda/simple/simple.h has its
- * rates. */
+/* For each kernel, the library has an upper bound on the time of one tile. Returns the smallest bound of all kernels on
+ * an H100, in seconds. It belongs to a Hopper kernel for bfloat16 without options, whose rates are in
+ * kernels/cuda/simple/simple.h. */
 static double least_tile_seconds(const struct spec *s)
 {
     const double columns = (double)(s->D < 64 ? 64 : s->D) + (double)(s->Dv < 64 ? 64 : s->Dv);

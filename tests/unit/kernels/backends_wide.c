@@ -1,4 +1,4 @@
-/* backends_wide.c: tests of head sizes above 256, and of kernels that also compute narrower heads. Kernels divide such
+/* backends_wide.c: tests of head sizes above 256, and of kernels that also compute narrower heads. Kernels divide wide
  * heads into chunks of columns: the D columns of q and k, and the Dv columns of v. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -104,8 +104,9 @@ void test_wide_heads_agree_with_the_reference(void **state)
 }
 
 /* No query sees the last keys, because queries and keys are aligned at their first positions. A kernel that reads P or
- * dS of these keys finds NaN, because no kernel has written them. The test's name begins with test_scores, so that the
- * emulator also runs it without repairs (rows with NaN computed again), which would hide the mistake. */
+ * dS of these keys finds NaN, because no kernel has written them. The emulator's repairs (rows with NaN are computed
+ * again) would hide this mistake. The test's name begins with test_scores, so that the emulator also runs the test
+ * without repairs. */
 void test_scores_of_wide_heads_that_nobody_sees_are_not_read(void **state)
 {
     static const struct spec cases[] = {
@@ -121,7 +122,7 @@ void test_scores_of_wide_heads_that_nobody_sees_are_not_read(void **state)
         if (!agrees(&cases[n])) fail_msg("%s: wrong", cases[n].name);
 }
 
-/* Kernels store an lse of 2^24 or more as two numbers. Here the lse of all rows is so large, but no score is. */
+/* Kernels store an lse of 2^24 or more as two numbers. Here every row's lse is that large, but no score is. */
 void test_wide_heads_agree_if_lse_is_huge_and_scores_are_not(void **state)
 {
     static const struct spec cases[] = {

@@ -49,7 +49,7 @@ static void test_an_error_holds_status_member_and_text(void **state)
     assert_int_equal(attn_fail(NULL, ATTN_DEVICE, NULL, "nobody listens"), ATTN_DEVICE);
     memset(long_text, 'x', sizeof long_text);
     long_text[sizeof long_text - 1] = 0;
-    /* a text that is too long must be cut, and nothing may be written behind the buffer */
+    /* a text that is too long must be cut, and nothing may be written beyond the buffer */
     attn_fail(&err, ATTN_INVALID, long_text, "%s", long_text);
     assert_int_equal(strlen(err.text), sizeof err.text - 1);
     assert_int_equal(strlen(err.member), sizeof err.member - 1);

@@ -4,25 +4,25 @@
  *                compared with the reference backend
  *   random       problems with random options, compared with the reference backend
  *   properties   what must hold without a reference. A problem has equal bits alone and among other problems, packed
- *                and not, with one thread and several. Other properties are about keys in another order, a shifted
+ *                or not, and with any number of threads. Other properties are about keys in another order, a shifted
  *                bias, and early queries, which must not depend on later keys
  *
  * Environment variables select what runs:
  *
- *   ATTN_BACKEND=cpu         the backend (default: cpu); "paper" is only compared with the reference backend,
- *                            for the problems that it can compute
+ *   ATTN_BACKEND=cpu         the backend (default: cpu). For "paper" only comparisons with the reference backend run,
+ *                            with the problems that "paper" can compute
  *   ATTN_RANDOM_SEED=1       first seed of the random problems; each failure prints its SPEC(...), which can become an
  *                            edge case
  *   ATTN_RANDOM_COUNT=300    number of random problems
- *   ATTN_GRID_D=64           the grid of sizes runs only the problems of this head size
- *   ATTN_TESTS='test_grid*'  only tests whose names match this pattern run
+ *   ATTN_GRID_D=64           the grid of sizes (test_grid*) runs only problems with this head size
+ *   ATTN_TESTS='test_grid*'  runs only the tests whose names match this pattern
  *   ATTN_BRIEF=1             leaves out what takes minutes on the emulator: backwards of edge cases with very many
- *                            blocks, a second backward of the largest numbers with out and lse given, a second run of
- *                            each batch of forks (one is with NaN, one without), and different numbers of threads,
- *                            which a GPU does not have
- *   ATTN_PART=1/2            for two processes at the same time: runs the first half of the tests, which is half of the
- *                            problems of each list, and every second test of properties
- *   ATTN_THIN=3              runs only a third of the problems of each list, for sanitizers; the same third every time
+ *                            blocks, a second backward of the largest numbers with out and lse given, and a second
+ *                            run of each batch of forks (one run has NaN, one does not). Also leaves out tests with
+ *                            different numbers of threads, because a GPU has no number of threads
+ *   ATTN_PART=1/2            runs the first of two halves of the tests, so that two processes can share the work: half
+ *                            of the problems of each list, and every second test of properties
+ *   ATTN_THIN=3              runs only a third of the problems of each list, always the same third; for sanitizers
  *   ATTN_PRINT_BITS=1        prints a line per problem with checksums of its outputs, to compare the bits of two
  *                            builds */
 #include <fnmatch.h>

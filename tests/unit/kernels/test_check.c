@@ -130,7 +130,7 @@ static void test_good_problems_pass(void **state)
     PASSES(forward, p.out.data = p.lse.data = NULL); /* memory for the outputs need not exist yet */
     PASSES(backward, p.dq.data = p.dk.data = p.dv.data = NULL);
     PASSES(backward, p.out.rank = p.lse.rank = 0); /* a backward without out and lse recomputes both */
-    /* a forward ignores dout, so a wrong dout is no error */
+    /* a forward ignores dout, so a wrong dout is not an error */
     PASSES(forward, p.op = ATTN_OP_FORWARD; p.dout = TENSOR(NULL, ATTN_U8, 9));
     PASSES(forward, p.q.shape[0] = p.k.shape[0] = p.v.shape[0] = p.out.shape[0] = p.lse.shape[0] = 0;
            p.q.data = p.k.data = p.v.data = NULL);
@@ -319,7 +319,7 @@ static void test_packed_queries_take_padded_rows_of_keys(void **state)
 {
     (void)state;
     PASSES(by_rows, (void)0);
-    PASSES(by_rows, p.seqlens_k.rank = 0); /* if seqlens_k is absent, rows have all Sk keys */
+    PASSES(by_rows, p.seqlens_k.rank = 0); /* if seqlens_k is absent, every batch row has Sk keys */
     PASSES(by_rows, p.op = ATTN_OP_BACKWARD; p.dout = TENSOR(zeros, ATTN_F16, 6, 8, 8);
            p.dk = TENSOR(zeros, ATTN_F16, 2, 4, 2, 16));
     SAYS(by_rows, INVALID, "/v/shape/1", "v: shape[1] is 3, must be 4, the keys of k", p.v.shape[1] = 3);
@@ -486,7 +486,7 @@ static void test_heads_that_do_not_divide_are_not_taken_for_another_layout(void 
     SAYS(forward, INVALID, "/k/shape/1", "k: shape[1] is 12, must divide the 32 heads of q", p.layout = ATTN_BHSD;
          p.q = TENSOR(zeros, ATTN_F16, 1, 32, 128, 16); p.k = TENSOR(zeros, ATTN_F16, 1, 12, 128, 16);
          p.v = TENSOR(zeros, ATTN_F16, 1, 12, 128, 16); p.out.rank = p.lse.rank = 0);
-    /* with few keys and many queries, axis 1 is smaller than axis 2 in k alone, so the message suggests no layout */
+    /* axis 1 is smaller than axis 2 in k, but not in q, so the message suggests no other layout */
     SAYS(forward, INVALID, "/k/shape/2", "k: shape[2] is 12, must divide the 32 heads of q",
          p.q = TENSOR(zeros, ATTN_F16, 1, 128, 32, 16);
          p.k = TENSOR(zeros, ATTN_F16, 1, 4, 12, 16); p.v = TENSOR(zeros, ATTN_F16, 1, 4, 12, 16);
@@ -868,7 +868,8 @@ static void test_the_dtypes_of_a_row_are_those_that_pass(void **state)
             for (attn_dtype q = 0; q < ATTN_DTYPE_COUNT; q++) {
                 attn_problem p = with((attn_tensor_id)id, id == ATTN_T_cu_seqlens_q || id == ATTN_T_cu_seqlens_k);
                 if (q != p.q.dtype && (attn_tensor_dtypes(ATTN_T_q) >> q & 1)) {
-                    if (attn_tensors[id].name[1] == '_') continue; /* k_scale and v_scale exist only for float8 */
+                    /* skips k_scale and v_scale, which exist only for float8 */
+                    if (attn_tensors[id].name[1] == '_') continue;
                     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
                         if (t == ATTN_T_q || attn_tensors[t].dtypes == ATTN_RULE_KEY ||
                             attn_tensors[t].dtypes == ATTN_RULE_GRADIENT)

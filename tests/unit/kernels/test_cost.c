@@ -201,8 +201,8 @@ static void test_twice_the_heads_take_twice_as_long_and_twice_the_units_half(voi
     free(four);
 }
 
-/* On a GPU the gradients dbias and dalibi_slopes of float32 inputs come from a kernel that computes pair by pair, which
- * takes long. With 16-bit inputs, tensor cores compute these gradients. */
+/* On a GPU the gradients dbias and dalibi_slopes of float32 inputs come from a slow kernel, which computes pair by
+ * pair. With 16-bit inputs, tensor cores compute these gradients. */
 static void test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_in_float32_alone(void **state)
 {
     (void)state;
@@ -269,8 +269,8 @@ static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
     free(wide);
 }
 
-/* For head sizes above 256, each thread block of a GPU's kernel computes 256 columns of a result, and computes all
- * scores again. */
+/* For head sizes above 256, each thread block of this GPU kernel computes only 256 columns of a result. All scores are
+ * therefore computed once for every 256 columns. */
 static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(void **state)
 {
     (void)state;
@@ -352,8 +352,8 @@ static void test_what_flashmask_hides_costs_nothing_where_it_is_looked_at(void *
     for (int j = 0; j < S; j++) t->bounds[j] = j + 4 < S ? j + 4 : S; /* FlashMask: four queries see each key */
     t->p.mask_startend_rows = attn_tensor_make(t->bounds, ATTN_I32, 4, (int64_t[]){ 1, 1, S, 1 });
     assert_true(closer(t, "avx512", 1).seconds < 0.5 * seconds(t, "avx512", 1));
-    /* The GPU kernel "generic" computes all tiles, also those that the mask hides. So the estimate that reads the mask
-     * must not be lower than the estimate that does not. */
+    /* The GPU kernel "generic" also computes tiles that the mask hides. The estimate that reads the mask must therefore
+     * be the same as the estimate that does not. */
     assert_true(closer(t, "generic", 1).seconds == seconds(t, "generic", 1));
     free(t);
 }
@@ -422,7 +422,7 @@ static void test_rows_of_nothing_but_the_most_negative_number_are_alike(void **s
     assert_true(found.costly == 0 && found.cheap > 0.3 && found.cheap < 0.7);
     const double costly = closer(t, "avx512", 1).seconds;
     pad(t, S / 2, -1e30f);
-    /* A CPU's kernel computes scores up to 5.8e37 at once, among them -1e30. A GPU's kernel does so only up to 2^27. */
+    /* On the CPU, scores up to 5.8e37, such as -1e30 here, need no second computation. On a GPU the limit is 2^27. */
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).cheap == 0);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).cheap > 0.3);
     assert_true(costly < 2.5 * closer(t, "avx512", 1).seconds);
@@ -554,8 +554,9 @@ static void test_a_backward_is_looked_at_by_the_lse_that_it_is_given(void **stat
     free(t);
 }
 
-/* attn_strange_of() looks for rows whose scores leave float32's range. The test calls this function for every layout,
- * mask, length and kind of keys. The function must read only the problem's own memory, which `make SAN=1` checks. */
+/* attn_strange_of() looks for rows whose scores leave float32's range. The test calls this function for problems with
+ * every layout, mask, kind of lengths and kind of keys. The function must read only the problem's own memory, which
+ * `make SAN=1` checks. */
 static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **state)
 {
     static const struct spec specs[] = {

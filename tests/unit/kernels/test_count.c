@@ -53,7 +53,7 @@ static attn_counts count(const attn_problem *p, const int64_t tile[2])
     return attn_counter_close(counter);
 }
 
-/* Checks the numbers of pairs and of tiles that the fixture's mask lets through against a count pair by pair. */
+/* Checks how many pairs, and how many tiles, the fixture's mask lets through. The test counts them pair by pair. */
 static bool counts_well(const struct fixture *f, const int64_t tile[2])
 {
     const attn_counts want = by_pairs(&f->p, tile), got = count(&f->p, tile), plain = count(&f->p, NULL);

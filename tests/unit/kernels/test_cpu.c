@@ -55,7 +55,7 @@ static void *run_loops(void *argument)
     for (int loop = 0; loop < LOOPS; loop++) {
         struct counts *c = calloc(1, sizeof *c);
         pool_run(pool, ITEMS, count_item, c);
-        /* If a count is wrong, returns all counts, so that the test fails. Otherwise frees the counts. */
+        /* If a count is wrong, returns the counts, so that the test fails. Otherwise frees the counts. */
         for (int i = 0; i < ITEMS; i++)
             if (atomic_load(&c->seen[i]) != 1 || atomic_load(&c->clashes)) return c;
         free(c);
@@ -142,7 +142,7 @@ static void test_an_item_may_wait_for_an_earlier_one(void **state)
     pool_close(pool);
 }
 
-/* A thread that computes in the pool, for an owner (a request), until it is told to stop. */
+/* A thread that runs work on the thread pool, for one owner (a request), until *stop is set. */
 struct computing {
     struct pool *pool;
     const void *owner;
@@ -283,7 +283,7 @@ static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(
         assert_int_equal(attn_plan_make(attn_device_capabilities(bench.device), &within.p, &plan, &err), ATTN_OK);
         assert_int_equal(attn_workspace(attn_device_capabilities(bench.device), &plan, 1, &promised, &err), ATTN_OK);
         assert_int_equal(flash_run_bytes_exact(simd_get(), 3, &plan, 1, &needed, &err), ATTN_OK);
-        /* attn_run() skips an empty problem, so memory for it does not matter */
+        /* attn_run() skips an empty problem, so too small a workspace does no harm */
         if (needed > promised && !attn_is_empty(&within.p)) {
             spec_print(stderr, &s);
             fail_msg("%zu bytes were promised to be enough, %zu are needed", promised, needed);
@@ -327,8 +327,8 @@ static void forward_with(const struct simd *simd, bool strips, const struct fixt
     assert_int_equal(flash_run_bytes(&own, 1, &plan, 1, &bytes, &err), ATTN_OK);
     char *workspace = aligned_alloc(64, bytes);
     assert_non_null(workspace);
-    /* the workspace begins as NaN, so that a strip (part of a tile of rows) that reads a number which was not computed
-     * gives NaN */
+    /* the workspace begins as NaN: if a strip (part of a tile of rows) reads a number that was not computed, the
+     * results are NaN */
     memset(workspace, 0xff, bytes);
     flash_run(&own, pool, &plan, 1, workspace, NULL);
     free(workspace);
@@ -467,7 +467,7 @@ static void test_a_run_in_double_that_nobody_waits_for_ends_between_two_rows(voi
 
 /* ---- Tests of the kernel that computes in double ----------------------------------------------------------------- */
 
-/* Some problems have sums over heads and sequences (gradients of bias, slopes and sinks), which a single thread
+/* The list includes gradients of bias, slopes and sinks. These are sums over heads and sequences, which a single thread
  * computes. */
 static const struct spec of_any_kind[] = {
     SPEC(.Sq = 40, .Sk = 70, .H = 6, .Hk = 3, .B = 5, .causal = true),

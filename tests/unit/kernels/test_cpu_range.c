@@ -45,7 +45,7 @@ static void run_with(const struct simd *simd, const struct fixture *f)
     pool_close(pool);
 }
 
-/* Sets the out and lse of a backward to those that a forward with the same vector functions computes. */
+/* Sets the inputs `out` and `lse` of a backward to what a forward with the same vector functions computes. */
 static void give_forward_of(const struct simd *simd, struct fixture *f)
 {
     struct fixture forward = *f;
@@ -224,7 +224,7 @@ static void test_rows_whose_scores_are_all_clamped_alike_take_no_score_in_double
         struct fixture got, want;
         char why[256] = "";
         s.op = n % 3 ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
-        /* selects wider tolerances, because scores of ordinary size keep few bits beside such a large bias */
+        /* selects wider tolerances, because adding such a large bias leaves few bits of ordinary scores */
         s.bias_levels = 1;
         fixture_make(&want, &s);
         fixture_make(&got, &s);
@@ -421,7 +421,7 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
         for (int64_t key = 0; key < 2; key++) {
             const double error = fabs(tensor_get(&f.p.dv, key) / (double)s.Sq - 0.5);
             const double rounding = s.dtype == ATTN_F32 ? 0 : s.dtype == ATTN_F16 ? 0x1p-11 : 0x1p-8;
-            /* the error of a float32 sum would be 1e-7 * 64000 sqrt(D), far above the limit */
+            /* a sum in float32 would have an error of 1e-7 * 64000 sqrt(D), far above this limit */
             if (error > 3e-7 * (1 + size) + rounding) {
                 spec_print(stderr, &s);
                 fail_msg("%s: P is off by %g; scores are of %g", simd->name, error, size);
@@ -431,8 +431,8 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
     }
 }
 
-/* In an earlier version of the code, P was multiplied by 1 / (1 - p) before it was rounded to bfloat16. dq was
- * therefore -0.03 instead of 0. */
+/* In an earlier version of the code, P was multiplied by the factor of dropout, 1 / (1 - p), before it was rounded to
+ * bfloat16. dq was therefore -0.03 instead of 0. */
 static void test_dropout_leaves_the_one_key_its_value_times_one_factor(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };

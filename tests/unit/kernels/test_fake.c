@@ -221,8 +221,8 @@ static void test_nothing_happens_before_the_stream_is_asked(void **state)
     close_it(&f);
 }
 
-/* Tests copies of rows. One device copies many rows by one command, and another device copies each row by a command of
- * its own. */
+/* Tests copies of rows. One device copies many rows with one command, and another device copies each row with a command
+ * of its own. */
 static void test_rows_are_copied_to_their_places_and_nothing_beside_them(void **state)
 {
     enum { ROWS = 3, WIDTH = 5, FROM = 7, TO = 6 };
@@ -594,7 +594,7 @@ static void test_its_truth_takes_a_step_for_each_head_and_is_what_the_host_finds
     assert_int_equal(attn_verify(&here, -1, &wanted, &err), ATTN_OK);
     assert_true(found[0].max_abs == wanted.max_abs && found[0].largest == wanted.largest && wanted.max_abs > 0);
     for (int n = 1; n < ATTN_TRUTH_RESULTS; n++) assert_true(found[n].max_abs == 0 && found[n].largest == 0);
-    /* out is [B, S, H, D], but the array with its float64 result is [B, H, S, D] */
+    /* `out` is [B, S, H, D], but the array of float64 results is [B, H, S, D] */
     for (int i = 0; i < S; i++)
         for (int h = 0; h < H; h++)
             for (int d = 0; d < D; d++)

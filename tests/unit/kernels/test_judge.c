@@ -47,8 +47,8 @@ static void compute(const struct bench *bench, const attn_problem *p)
         fail_msg("%s", err.text);
 }
 
-/* Moves the results out of a problem into a list, in the form in which a judge (which compares a client's results with
- * exact ones) receives them. Returns the problem without these results. */
+/* Moves the results of a problem into a list, which is the form that a judge expects. (A judge compares a client's
+ * results with exact ones.) Returns the problem without these results. */
 static attn_problem take_results(const attn_problem *p, attn_tensor results[TENSORS])
 {
     attn_problem bare = *p;
@@ -323,8 +323,8 @@ static void test_a_mistake_is_named(void **state)
     };
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
     (void)state;
-    /* in the second half of the cases, the batch has more rows, and the judge gets float64 results and time for few
-     * rows only */
+    /* in the second half of the cases the batch has more rows, and the judge gets float64 results, but only enough time
+     * to emulate few rows */
     for (size_t n = 0; n < ARRAY_SIZE(cases) * 12; n += SHORTER) {
         const bool sampled = n >= ARRAY_SIZE(cases) * 6;
         const size_t at = n / 6 % ARRAY_SIZE(cases);
@@ -371,7 +371,7 @@ static void expect_equal(const struct fixture *f, const judge_result *a, const j
 }
 
 /* The judge compares a client's results with the truth (results in float64). Its report must be the same whether the
- * caller gives the truth or the judge computes it. The results in the test are right and wrong in turn. */
+ * caller gives the truth or the judge computes it. The results in this test are alternately right and wrong. */
 static void test_a_given_truth_makes_no_difference(void **state)
 {
     (void)state;
@@ -393,8 +393,8 @@ static void test_a_given_truth_makes_no_difference(void **state)
     }
 }
 
-/* A judge compares all rows with float64 results, and computes some rows as a kernel would, as many as it has time
- * for. Even without time for any such row it must call no right result wrong. */
+/* The judge compares all rows with float64 results. It also computes rows as a kernel would, as many as its time
+ * allows. Even if there is no time for such rows, the judge must not call a right result wrong. */
 static void test_right_results_are_right_where_few_rows_are_emulated(void **state)
 {
     int sampled = 0;
@@ -422,9 +422,10 @@ static void test_right_results_are_right_where_few_rows_are_emulated(void **stat
     assert_true(sampled > SAMPLED_SEEDS / 2);
 }
 
-/* Several mistakes say that k, v or all tensors are read at other addresses. Of two such mistakes together, one would
- * apply the strides of the other to a tensor, and read past its end (AddressSanitizer sees this). The client's kernel
- * reads k transposed, and one head of its results has an error that nothing explains, so the judge tries pairs. */
+/* Some of the judge's mistakes assume that the client read k, v or all tensors at wrong addresses. Two such mistakes
+ * must not be combined: the strides of one would move reads of the other past the end of a tensor, which
+ * AddressSanitizer sees. In the test the client reads k transposed, and one head of its results has an error that
+ * nothing explains, so the judge tries pairs of mistakes. */
 static void test_mistakes_of_addresses_are_not_combined(void **state)
 {
     struct spec s = SPEC(.H = 4, .Hk = 4, .Sq = 24, .Sk = 24, .D = 16, .Dv = 16);
@@ -471,7 +472,7 @@ static void only_verdict(const attn_problem *p, const attn_truth *truth, double 
     judge_close(j);
 }
 
-/* Problems with rows that have no query or no key beside them, or that are padding. */
+/* Problems with queries that have no keys, with keys that have no queries, or with padding rows. */
 static const struct spec lonely[] = {
     SPEC(.sequences = 3, .q_lengths = { 4, 3, 5 }, .k_lengths = { 4, 0, 6 }),
     SPEC(.op = ATTN_OP_BACKWARD, .sequences = 2, .q_lengths = { 0, 4 }, .k_lengths = { 4, 4 }),
@@ -515,8 +516,8 @@ static void expect_found(const struct fixture *f, attn_tensor_id id, int64_t at,
     tensor_set(t, at, right);
 }
 
-/* A number may be wrong in any row of a result, also where the right number is always 0 (or lse -inf): in out and dq of
- * queries without keys, in dk and dv of keys without queries, and in padding. */
+/* A wrong number must be found in any row of a result, even where the right number is always 0 (or -inf for lse). Such
+ * rows are out and dq of queries without keys, dk and dv of keys without queries, and padding. */
 static void test_a_wrong_number_is_found_in_any_row(void **state)
 {
     (void)state;
@@ -543,7 +544,8 @@ static void test_a_wrong_number_is_found_in_any_row(void **state)
     }
 }
 
-/* dk is wrong at a key of a sequence without queries, where no mistake of the table makes it wrong. */
+/* The test changes dk at a key of a sequence without queries. No mistake in the judge's table can explain such an
+ * error. */
 static void test_a_wrong_key_without_queries_is_located(void **state)
 {
     struct fixture f;
@@ -564,7 +566,8 @@ static void test_a_wrong_key_without_queries_is_located(void **state)
     fixture_clear(&f);
 }
 
-/* A judge that must hurry leaves out keys whose dk and dv it has not computed. It calls no right result wrong. */
+/* A judge that is told to hurry leaves out keys whose dk and dv it has not computed yet. It must not call any right
+ * result wrong. */
 static void test_a_judge_that_hurries_calls_no_right_result_wrong(void **state)
 {
     bool hurried = false;
@@ -688,9 +691,9 @@ static const judge_explanation *first_explanation(const judge_result *result, co
     return &result->explanation[0];
 }
 
-/* The client's mistake changes lse of all queries. To test whether a mistake explains wrong dk and dv, the judge
- * needs a forward of all heads that share a key, so it tests only the best explanation. Without a result for
- * queries, such as dq, it does not test the mistake. */
+/* The client's mistake changes lse of all queries. To test whether a mistake explains wrong dk and dv, the judge needs
+ * a forward of all query heads that share a key head. It therefore tests only the best explanation. If the client sends
+ * no dq, the judge does not test the mistake. */
 static void test_a_mistake_in_a_long_backward_is_named(void **state)
 {
     const uint64_t gradients = ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv);
@@ -717,8 +720,8 @@ static void with_dk_of_scale_one(attn_tensor *dk, double scale)
         attn_store(dk->dtype, dk->data, n, attn_load(dk->dtype, dk->data, n) / scale);
 }
 
-/* A mistake of the backward alone is tested on tiles of keys, whose lse and delta are those of the truth (float64
- * results). The results have no dq, so no tile of queries is emulated. */
+/* The client's results have a mistake in dk alone, and no dq. The judge then tests mistakes on tiles of keys only, with
+ * lse and delta computed in float64. Without dq it computes no tile of queries. */
 static void test_a_mistake_in_long_gradients_is_named(void **state)
 {
     struct fixture f;
@@ -729,20 +732,21 @@ static void test_a_mistake_in_long_gradients_is_named(void **state)
     with_dk_of_scale_one(&f.p.dk, 0.125);
     judge_with(&f.p, &truth, 1, &result);
     assert_int_equal(first_explanation(&result, "scale_missing_in_dk")->tensors, ATTN_TENSOR_BIT(dk));
-    assert_int_equal(result.rows_emulated, 0); /* no result of queries was sent */
+    assert_int_equal(result.rows_emulated, 0); /* without dq, the judge emulates no rows of queries */
     free_truth(&truth);
     fixture_clear(&f);
 }
 
-/* Two mistakes of the backward at once. A pair is tested on tiles of keys only if the kernel's out and lse are right,
- * because the forward of a whole group is too much work. */
+/* The backward has two mistakes at once. The judge tests a pair of mistakes on tiles of keys only if the client's out
+ * and lse are right. Otherwise it would have to compute a forward of a whole group of heads, which is too much work. */
 static void test_two_mistakes_in_long_gradients_are_named(void **state)
 {
     struct spec s = long_backward;
     struct fixture f;
     judge_result result;
     (void)state;
-    if (SHORTER > 1) skip(); /* other tests of long gradients run the same code */
+    /* skipped under AddressSanitizer to save time: other tests of long gradients run the same code */
+    if (SHORTER > 1) skip();
     s.causal = s.dlse = true;
     fixture_make(&f, &s);
     attn_problem wrong = f.p;
@@ -761,14 +765,15 @@ static void test_two_mistakes_in_long_gradients_are_named(void **state)
     fixture_clear(&f);
 }
 
-/* The client's backward has a right lse and out, but another mask than the problem. */
+/* The client computed its backward from the right lse and out, but with another mask than the problem's. */
 static void test_a_mask_missing_in_long_gradients_is_named(void **state)
 {
     struct spec s = long_backward;
     struct fixture f;
     judge_result result;
     (void)state;
-    if (SHORTER > 1) skip(); /* other tests of long gradients run the same code */
+    /* skipped under AddressSanitizer to save time: other tests of long gradients run the same code */
+    if (SHORTER > 1) skip();
     s.causal = s.give_forward = true;
     fixture_make(&f, &s);
     attn_problem wrong = f.p;

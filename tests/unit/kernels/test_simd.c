@@ -32,7 +32,7 @@ static double uniform(void) /* Returns a uniform random number between -1 and 1.
     return (double)(int64_t)random_state / 9223372036854775808.0;
 }
 
-/* Memory with canaries (bytes that must not change) before and behind it. */
+/* Memory with canaries (bytes that must not change) before and after it. */
 struct area {
     char *memory, *data;
     size_t bytes;
@@ -457,7 +457,7 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
         type->gemm(M, N, K, p.A.data, p.lda, p.B.data, p.ldb, floats(all), p.ldc, true, rescale);
         for (int i = 0, count = 1; i < M; i += count, count++) {
             if (count > M - i) count = M - i;
-            /* A holds only `count` rows of the product; the memory behind these rows may hold anything */
+            /* the operand A holds only `count` rows of the product; the memory after these rows may hold anything */
             struct area A = area_new((size_t)simd_a_bytes(type, count, p.lda));
             memcpy(A.data, p.A.data + i * p.lda * simd_element_bytes(type),
                    (size_t)(count * p.lda * simd_element_bytes(type)));
@@ -465,8 +465,8 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
             area_free(&A);
         }
         assert_memory_equal(all.data, some.data, M * (size_t)p.ldc * 4);
-        /* computes the product in pieces: pieces of columns begin at a panel, and pieces of B's rows begin at a
-         * multiple of 32 */
+        /* computes the product in pieces: a piece of columns begins at the first column of a panel, and a piece of B's
+         * rows begins at a multiple of 32 */
         memset(some.data, 0, M * (size_t)p.ldc * 4);
         memset(all.data, 0, M * (size_t)p.ldc * 4);
         const size_t e = (size_t)simd_element_bytes(type);
@@ -850,7 +850,7 @@ static void test_decode_kernels(void **state)
                         near_(floats(S)[r * lds + j], want, 2e-6 * sqrt(dim), simd->name, "dots", r * lds + j);
                     }
                     simd->dots(1, n, dim, floats(q) + r * ldq, ldq, K.data, dtype, stride, floats(one), lds);
-                    /* the dots of a query must not depend on how many queries are computed together */
+                    /* a query's dot products must not depend on how many queries are computed together */
                     assert_memory_equal(one.data, floats(S) + r * lds, (size_t)n * 4);
                 }
                 /* Rows of K whose factors in S are all 0 are not read, so they may hold NaN. */

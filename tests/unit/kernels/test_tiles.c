@@ -10,7 +10,7 @@
 
 static const int64_t windows[] = { -1, 0, 1, 2, 5, 9, INT64_MAX };
 
-/* Returns whether a pair counts, by the definition in kernels/README.md, "Which pairs count". */
+/* Returns whether a pair of a query and a key counts, by the definition in kernels/README.md, "Which pairs count". */
 static bool permitted(bool causal, bool top_left, int64_t left, int64_t right, int64_t Sq, int64_t Sk, int64_t i,
                       int64_t j)
 {

@@ -119,8 +119,9 @@ static void test_the_lse_of_the_scores_passes_with_every_option(void **state)
     }
 }
 
-/* An observe (a request for attention weights) may be given an lse. The check must find an lse in base 2 instead of
- * base e. The tolerances of float8 are wide, so with float8 the check must find it only in rows with many keys. */
+/* An observe (a request for attention weights) may be given an lse. The check must recognise an lse that is in base 2
+ * instead of base e. The tolerances of float8 are wide, so with float8 the check must recognise it only in rows with
+ * many keys. */
 static void test_an_observe_is_told_that_its_lse_is_in_base_2(void **state)
 {
     static const struct spec specs[] = {
@@ -209,8 +210,8 @@ static void cut_keys(struct fixture *f, int64_t first, int64_t end)
 }
 
 /* Ring attention sends each part of the keys with the lse of all keys, and the part must pass the check. In this test
- * parts have equal lengths, as is usual. The sum over all keys is then about a whole number of times the sum over a
- * part. */
+ * parts have equal lengths, as is usual. The sum of e^score over all keys is then about a whole number of times the sum
+ * over one part. */
 static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
 {
     (void)state;
@@ -223,8 +224,7 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
         s.alignment = ATTN_BOTTOM_RIGHT;
         const int64_t parts = rng_between(&r, 2, 8), part = rng_between(&r, 0, parts - 1), of_part = s.Sk;
         s.Sk *= parts;
-        /* with a causal mask, there are as many queries as one part has keys, and these are the last queries of the
-         * sequence */
+        /* a problem with a causal mask gets as many queries as one part has keys: the last queries of the sequence */
         if (s.causal) s.Sq = of_part;
         fixture_make(&f, &s);
         cut_keys(&f, part * of_part, (part + 1) * of_part);
@@ -237,7 +237,8 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
 }
 
 /* If all scores of all rows are equal, the lse of n keys in base 2 is also the natural lse of some larger number of
- * keys. The check must let it pass, because in ring attention a part of the keys comes with the lse of all keys. */
+ * keys. The check must accept it, because in ring attention a result over some of the keys comes with the lse of all
+ * keys. */
 static void test_parts_of_equal_scores_pass_whatever_their_number(void **state)
 {
     struct spec s = SPEC(.op = ATTN_OP_BACKWARD, .give_forward = true, .Sq = 16, .Sk = 128, .D = 8, .Dv = 8,
@@ -298,7 +299,7 @@ static const struct {
     { "your lse was computed with no mask at all" OF_FORWARD, 0, ALL },
 };
 
-/* Gives the problem the options of the forward that made the lse, which differ from the backward's options. */
+/* Gives the problem the options of the forward that computed lse. They differ from the options of the backward. */
 static void convert(attn_problem *p, int without)
 {
     switch (without) {
@@ -390,8 +391,8 @@ static void test_a_sum_above_1_is_refused_by_row_sum_and_rule(void **state)
                         "lse: [0, 2] is -1, with which the probabilities of the row sum to 5.437, must be at most 1");
 }
 
-/* attn_check_lse() reads only some heads and rows. If a request is repeated, a wrong lse must be found always or
- * never. */
+/* attn_check_lse() reads only some heads and rows. If a request is repeated, the check must find a wrong lse every
+ * time, or never. */
 static void test_the_same_request_gets_the_same_answer(void **state)
 {
     (void)state;

@@ -210,7 +210,7 @@ struct body {
     const void *bytes;
     size_t count;
     const proto_limits *limits; /* the limits on sizes and counts; NULL: the default limits */
-    const proto_model *model;   /* for KServe: the model, whose operation replaces `op` */
+    const proto_model *model;   /* the model of a KServe body, whose operation replaces `op` */
     /* the length of KServe's JSON, as the request says it; -1: the request does not say it */
     int64_t json_bytes;
 };

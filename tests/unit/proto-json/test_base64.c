@@ -295,7 +295,7 @@ static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 {
     (void)state;
     /* Decodes "QU\\/B..." as the JSON scanner does: it stops at the backslash, feeds a '/' to the decoder, and
-     * continues behind the escape. */
+     * continues after the escape. */
     EACH_VARIANT(name)
     {
         static const char left[] = "QU",
@@ -321,8 +321,8 @@ static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
 {
     (void)state;
-    /* After CHARS characters, the decoder stores whole cache lines that bypass the caches. The test varies how far the
-     * stream is within a line at that point. */
+    /* After CHARS characters, the decoder stores whole cache lines that bypass the caches. The test varies the position
+     * within a cache line at which the output then is. */
     enum { CHARS = 5000 };
     static char text[CHARS];
     static uint8_t want[CHARS];

@@ -170,7 +170,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "dtype?" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"\""), "/q/data",
           "q: data has 0 bytes, shape [1, 2, 2, 2] of float16 needs 16; the string is empty" },
-        /* the data of the tensor is an array of numbers that has an error */
+        /* errors in the data of a tensor that is an array of numbers */
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[1,2,3,4,5,6,7]"), "/q/data",
           "q: data has 7 numbers, shape [1, 2, 2, 2] needs 8" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[]"), "/q/data",
@@ -667,8 +667,8 @@ static void test_bytes_of_the_wrong_length_say_what_they_look_like(void **state)
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAAAAAAAAAA=\""), "/q/data",
           "q: data has 8 bytes, shape [1, 2, 2, 2] of float16 needs 16; 8 would be right for float8_e4m3fn: is that "
           "the array's dtype?" },
-        /* the product of the sizes in this shape, times eight, is 16 modulo 2^64, so a 64-bit product would wrap
-         * around */
+        /* a product in 64 bits would wrap around: the sizes in this shape, multiplied with each other and with eight,
+         * give 16 modulo 2^64 */
         { FORWARD, ONE_MORE("keep_mask", "[1,34,14865121,4562284561]", "uint8", "\"AAAAAAAAAAAAAAAAAAAAAA==\""),
           "/keep_mask/data",
           "keep_mask: data has 16 bytes, shape [1, 34, 14865121, 4562284561] of uint8 needs 2305843009213693954" },

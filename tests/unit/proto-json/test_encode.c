@@ -284,7 +284,7 @@ static void test_a_failed_call_has_no_answer(void **state)
     assert_null(e);
 }
 
-/* A parser must read back what an encoder wrote, to the bit: in both encodings, for every float16. */
+/* A parser must read back exactly what an encoder wrote, in both encodings, for every float16. */
 static void test_answers_can_be_requests(void **state)
 {
     enum { ALL = 1 << 16 };

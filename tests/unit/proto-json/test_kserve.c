@@ -38,7 +38,7 @@ enum { ALL = -1, THE_JSON = -2 };
 struct infer {
     const proto_model *model;
     const char *json;
-    size_t data; /* number of tensor bytes behind the JSON */
+    size_t data; /* number of tensor bytes after the JSON */
     int64_t json_bytes;
 };
 
@@ -189,8 +189,8 @@ static void test_what_lies_in_shared_memory_is_told(void **state)
     decoded_clear(&d);
 }
 
-/* In the answer, an output in shared memory has only its name, shape and type. It has no parameters, because
- * Triton's C++ client would look there for a size of binary data. */
+/* In the answer, an output in shared memory has only its name, shape and type. It has no parameters, because Triton's
+ * C++ client would look in them for a size of binary data. */
 static void test_an_output_in_shared_memory_is_only_named(void **state)
 {
     (void)state;
@@ -878,7 +878,7 @@ static void test_tensors_have_a_limit_before_their_bytes_arrive(void **state)
 }
 
 /* The JSON of a KServe body has a limit of its own. The HTTP thread parses the JSON at once, because the JSON says
- * where the bytes behind it go. Numbers of tensors in the JSON do not count toward the limit. */
+ * where the bytes after it go. Numbers of tensors in the JSON do not count toward the limit. */
 static void test_the_json_has_a_limit_of_its_own(void **state)
 {
     static char json[2 * PROTO_HEADER_BYTES];

@@ -105,8 +105,8 @@ static void test_a_bad_merge_is_named_in_the_error(void **state)
     }
 }
 
-/* A request can name the results that a merge joins in two ways. Both must give the same merge, however the body is
- * split. */
+/* There are two ways in which a request can name the results that a merge joins. Both must give the same merge, however
+ * the body is split. */
 static void test_parts_have_two_spellings(void **state)
 {
     struct decoded list = { 0 }, named = { 0 };

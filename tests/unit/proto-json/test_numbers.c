@@ -1,7 +1,7 @@
 /* test_numbers.c: tests of reading arrays of numbers from text, and of writing them to text.
  *
  * The expected values come from other sources. One is the C library's strtof and strtod, which round correctly. The
- * other is the exact decimal expansion of the midpoint between two numbers, with a digit added or removed far behind
+ * other is the exact decimal expansion of the midpoint between two numbers, with a digit added or removed far after
  * the point. */
 #include "proto-json/numbers.h"
 
@@ -388,7 +388,7 @@ static double value_of(const struct narrow_format *f, uint32_t code)
  * nines. */
 static void text_below(double x, char *text, size_t size)
 {
-    snprintf(text, size, "%.220f", x); /* 2^-150 has 150 digits behind the point, so all digits of x fit */
+    snprintf(text, size, "%.220f", x); /* 2^-150 has 150 digits after the point, so all digits of x fit */
     char *last = text + strlen(text) - 1;
     for (; *last == '0' || *last == '.'; last--)
         if (*last == '0') *last = '9';
@@ -438,7 +438,8 @@ static void test_midpoints_of_narrow_formats_round_right(void **state)
              code = code < f->largest && code + stride > f->largest ? f->largest : code + stride) {
             char text[512];
             double middle = (value_of(f, code) + value_of(f, code + 1)) / 2;
-            /* fits: the next code is a finite number; otherwise numbers above the middle are refused */
+            /* true if the next code is a finite number; if it is not, the reader must refuse the midpoint and numbers
+             * above it */
             bool fits = code < f->largest;
             snprintf(text, sizeof text, "%.220f", middle);
             check_code(text, f->type, fits || code % 2 == 0, code % 2 ? code + 1 : code);

@@ -13,7 +13,7 @@
 
 #define PROTOCOL "proto-json/PROTOCOL.md" /* a path from the top folder of the repository, because tests run there */
 
-/* A fenced block of the document: the words behind ```json, and the text. The struct owns both. */
+/* A fenced block of the document: the words after ```json, and the text. The struct owns both. */
 struct block {
     char *mark, *text;
     int line;
@@ -153,7 +153,7 @@ static char *answer(struct decoded *d, int *http, size_t *length)
     assert_int_equal(attn_stream_wait(stream, &err), ATTN_OK);
     assert_int_equal(proto_encoder_new(d->call, results, "0001", &encoder, &err), ATTN_OK);
     *length = (size_t)proto_encoder_length(encoder);
-    /* KServe's answer is JSON with bytes behind it. With 8 bytes before it that hold the length of the JSON, it becomes
+    /* KServe's answer is JSON with bytes after it. With 8 bytes before it that hold the length of the JSON, it becomes
      * a safetensors file, which parse_file() reads. */
     const size_t head = (size_t)proto_encoder_head_bytes(encoder), front = d->call->model && head < *length ? 8 : 0;
     text = calloc(1, front + *length + 1);

@@ -178,8 +178,8 @@ static void test_what_describes_a_file_is_passed_over(void **state)
     }
 }
 
-/* Sends the member under each of its names, with a value that no member may have. The refusal shows that the parser
- * has read the member. */
+/* Sends the member under each of its names, with a value that is wrong for every member. The parser's refusal shows
+ * that the parser knows the member. */
 static void check_member_is_read(attn_op op, const char *name)
 {
     struct decoded d = { 0 };
@@ -446,7 +446,7 @@ static void test_options_that_cannot_be(void **state)
     check_refusals(cases, ARRAY_SIZE(cases), NULL, ATTN_INVALID);
 }
 
-/* Tests bodies that end before their header is complete, or that begin with bytes that are no valid length of a
+/* Tests bodies that end before their header is complete, or that begin with bytes that are not a valid length of a
  * header. */
 static void test_beginnings_that_cannot_be(void **state)
 {

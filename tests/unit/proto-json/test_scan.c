@@ -155,7 +155,7 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
     static const struct {
         const char *body, *says;
     } cases[] = {
-        /* bodies that are not JSON: truncated text, text behind the end, a byte order mark, comments, literals that
+        /* bodies that are not JSON: truncated text, text after the end, a byte order mark, comments, literals that
          * JSON does not have, superfluous commas */
         { "", "the body is empty, expected a JSON object with q, k and v" },
         { " \n", "the body is empty, expected a JSON object with q, k and v" },
@@ -342,7 +342,7 @@ static void test_memory_that_runs_out_fails_with_its_own_words(void **state)
     scanned_clear(&r);
 }
 
-/* The array is smaller under ThreadSanitizer. It watches every byte when the test's memory is copied at each growth. */
+/* The array is smaller under ThreadSanitizer, which checks every byte each time that the growing memory is copied. */
 #ifdef __SANITIZE_THREAD__
 enum { LARGE_ARRAY = 1 << 20 };
 #else
@@ -479,8 +479,8 @@ static void test_text_that_is_written_otherwise_is_recognised(void **state)
         { "AA%3D", "base64 2, byte 11: percent-encoding; send base64 as it is" },
         { "AA==\\n", "base64 4, byte 14: a line break; `base64 -w0` and base64.b64encode() write none" },
         { "AAAA\\r\\nAAAA", "base64 4, byte 14: a line break; `base64 -w0` and base64.b64encode() write none" },
-        /* Hexadecimal text whose length is a multiple of four is also base64, so the scanner accepts it. parse.c knows
-         * the shape, and refuses the text. */
+        /* Hexadecimal text whose length is a multiple of four is also valid base64, so the scanner accepts it. parse.c,
+         * which knows the tensor's shape, refuses it because its length is wrong. */
         { "00000000803f", "@0 d34d34d34d34f34ddf" },
         { "0x0000803f0000004", "ends after 17: this is hexadecimal, base64 is wanted: "
                                "base64.b64encode(x.tobytes()).decode()" },
@@ -506,8 +506,8 @@ static void test_arrays_are_read_in_their_dtype(void **state)
           "{\"dtype\":\"sint32\",\"data\":0}\n0 int32 2 [2,1] @0 ffffffff02000000");
     check("{\"dtype\":\"bfloat16\",\"data\":[\"NaN\",\"Infinity\",\"-Infinity\",-0]}",
           "{\"dtype\":\"sbfloat16\",\"data\":0}\n0 bfloat16 4 [4] @0 c07f807f80ff0080");
-    /* The dtype may come after the data, and the result must be the same. The number 1.0009765625 + 2^-11 shows that
-     * the text is rounded once: a second rounding would give another float16. */
+    /* The dtype may come after the data, and the result must be the same. The text must be rounded only once: with a
+     * second rounding, 1.0009765625 + 2^-11 would become another float16. */
     check("{\"data\":[1,2.5],\"dtype\":\"float16\",\"c\":0}",
           "{\"data\":0,\"dtype\":\"sfloat16\",\"c\":\"n0\"}\n0 float16 2 [2] @0 003c0041");
     check("{\"data\":[1.00048828125000000000001],\"dtype\":\"float16\"}",

@@ -1,5 +1,6 @@
-/* test_tree.c: tests that a client's JSON, once scanned, becomes the tree that cJSON makes of it. A list of words
- * inside a string is read without the scanner, and must become the tree that the scanner would give. */
+/* test_tree.c: tests that a client's JSON, once scanned, becomes the tree that cJSON makes of it. A list of plain words
+ * in a string (such as cache ids in a KServe request) is read without the scanner, and must become the tree that the
+ * scanner would give. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -87,7 +88,7 @@ static void test_a_list_of_words_is_what_it_is_to_the_scanner(void **state)
         }
 }
 
-/* All trees made in one tree_memory are freed together. In this test two trees are made in turns, each in its own
+/* All trees made in one tree_memory are freed together. In this test two trees are made alternately, each in its own
  * tree_memory, as for two bodies that arrive at the same time. Each tree needs more than one block of memory, and has
  * strings longer than a block. */
 static void test_trees_of_a_memory_go_with_it(void **state)
@@ -173,8 +174,8 @@ static void test_a_body_becomes_what_cjson_makes_of_it(void **state)
     }
 }
 
-/* Each kind of value has its own type of node. A node may be a string, a number that a client wrote (it keeps its
- * text), or an index, which is a plain number. */
+/* Strings, numbers that a client wrote, and indices have nodes of different types. A number that a client wrote keeps
+ * its text. An index is a plain number. */
 static void test_a_node_is_what_its_type_says(void **state)
 {
     static const char text[] = "[\"sn1\",\"n1e400\",7]";

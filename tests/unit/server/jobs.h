@@ -9,7 +9,7 @@
  *   struct job *job = job_of(&server, ATTN_OP_FORWARD, body);
  *   server_close(&server);                                 // fails if memory is still leased or a slot still counted
  *
- * A body is allocated by malloc(); the function that takes it frees it. */
+ * A body is allocated with malloc(); the function that takes it frees it. */
 #ifndef TEST_JOBS_H
 #define TEST_JOBS_H
 
@@ -161,8 +161,8 @@ HELPER char *forward_body(int rows, int D, const char *extra)
     return body_of("q k v", rows, D, extra);
 }
 
-/* Returns a body with 100 queries of one number each, and one key whose value has 64 numbers. Its out has 25600 bytes,
- * while its inputs have only a few hundred. */
+/* Returns a body with 100 queries of one number each, and one key whose value has 64 numbers. The result `out` has
+ * 25600 bytes, while the inputs have only a few hundred. */
 HELPER char *wide_body(void)
 {
     char *text = NULL;

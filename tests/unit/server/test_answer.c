@@ -349,7 +349,7 @@ static void test_a_large_answer_is_encoded_while_it_is_sent(void **state)
     answer_tensors(request);
     assert_true(sent.streamed);
     assert_true(sent.announced > LARGE && sent.block == 192 << 10);
-    /* the sweep, which closes slow connections, must see that the client takes the answer */
+    /* the sweep, which closes slow connections, must see how many bytes the client has received */
     assert_int_equal(atomic_load(&b.connection.progress_bytes), sent.announced);
     /* the answer was made from the context (saved forward), so it kept the context's tensors until it was read */
     assert_int_equal(atomic_load(&job->references), 2);
@@ -373,8 +373,7 @@ static void test_many_numbers_as_text_are_sent_in_smaller_blocks(void **state)
     answer_tensors(request);
     assert_null(request->encoder); /* the answer's */
     assert_true(sent.streamed);
-    /* the answer is shorter than LARGE bytes, but it is streamed, because its numbers are text; the blocks have 32
-     * KiB */
+    /* the answer is shorter than LARGE bytes, but it is streamed in blocks of 32 KiB, because its numbers are text */
     assert_true(sent.announced < LARGE);
     assert_int_equal(sent.block, 32 << 10);
     request_free(request);

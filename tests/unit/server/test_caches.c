@@ -1,6 +1,6 @@
-/* test_caches.c: tests of pages and caches (keys and values that stay on a device between requests). They test who
- * owns which page, what a step (a decode or an append) does, and that nothing is lost. The memory is real: the test
- * copies and writes what a step asks for. The test compares a cache's contents with a model, which is a sequence of
+/* test_caches.c: tests of pages and caches (keys and values that stay on a device between requests). They test who owns
+ * which page, what a step (a decode or an append) does, and that nothing is lost. The memory is real: the test itself
+ * makes the copies and writes that a step requests. It compares a cache's contents with a model, which is a sequence of
  * numbers. */
 #include <pthread.h>
 #include <setjmp.h>
@@ -242,7 +242,7 @@ static attn_status append(struct rig *rig, const struct cache_info *info, int64_
     return status;
 }
 
-/* Reads a cache by a step (a decode) that appends nothing, and compares every position. Memory behind the last
+/* Reads a cache with a step (a decode) that appends nothing, and compares every position. Memory behind the last
  * position must be cleared, or hold data of the same cache. */
 static void assert_holds(struct rig *rig, const struct cache_info *info, const int *want, int64_t length)
 {
@@ -383,8 +383,8 @@ static void test_a_step_knows_what_its_rows_have_in_common(void **state)
     end(&t, true);
 }
 
-/* The number of page numbers (page-table entries) of all forks together is limited. Otherwise many forks of one long
- * cache, which share its pages, could use up the host's memory. */
+/* All forks together may have only a limited number of page numbers (page-table entries). Otherwise many forks of one
+ * long cache, which share its pages, could use up the host's memory. */
 static void test_forks_of_a_long_cache_have_a_limit(void **state)
 {
     struct rig *rig = *state;
@@ -495,7 +495,7 @@ static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(
     assert_int_equal(totals.used_bytes, POOLS * POOL_BYTES); /* all memory of all devices is in use */
 
     /* New caches go to the devices with the fewest caches. Here the test makes more caches than the emptiest device has
-     * room for, and all devices end up equally full. */
+     * room for. At the end all devices are equally full. */
     for (int i = 0; i < 64; i++)
         if (infos[i].device[0] != 'a' || i % 8 == 0)
             assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[i].id, &err), ATTN_OK);
@@ -530,7 +530,7 @@ static void test_a_token_has_its_share_of_all_devices_together(void **state)
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_FULL);
     rig->caller->percent = 25;
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_QUOTA);
-    /* One of four devices fails. The caller may use 50 percent of the memory, which is now half of the memory of the
+    /* One of four devices fails. The caller may use 50 percent of the memory. This is now half of the memory of the
      * other three devices. */
     assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[1].id, &err), ATTN_OK);
     rig->caller->percent = 50;
@@ -555,8 +555,8 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     for (int i = 0; i < 3; i++) {
         struct cache_info info;
         attn_error err;
-        /* Each time, the pool asks the device for memory again, because some memory may be free by then. give() would
-         * fail in its second call, so the test resets the count of calls. */
+        /* The pool asks the device for memory again for each new cache, because some memory may be free by then. give()
+         * would fail in its second call, so the test resets the count of calls. */
         refusing.given = 0;
         assert_int_equal(caches_create(caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_OK);
         assert_string_equal(info.device, "a");
@@ -647,8 +647,8 @@ static void test_room_that_is_in_pieces_is_said_to_be(void **state)
     assert_string_equal(err.text,
                         "the pool of cpu has 131072 of 262144 bytes free (--kv-bytes), but in pieces between "
                         "pages: this request does not find 3 times 8192 bytes there; delete or truncate caches");
-    /* Another page is freed, so the append's first page fits, but not its second and third. The message must name the
-     * memory that was free before the append. */
+    /* The test frees one more page. The append's first page now fits, but not its second and third. The message must
+     * name the memory that was free before the append. */
     assert_int_equal(caches_delete(rig->caches, rig->caller, infos[1].id, &err), ATTN_OK);
     assert_int_equal(append(rig, &two, 3 * PAGE, 0, true, &err), ATTN_FULL);
     assert_memory_equal(err.text, "the pool of cpu has 135168 of ", 30);
@@ -771,7 +771,8 @@ static void test_the_names_of_one_caller_say_nothing_about_those_of_another(void
         assert_non_null(sequence(rig, rig->other, name, true, id));
         same += bucket_of_name(rig->caches, rig->caller, name) == bucket_of_name(rig->caches, rig->other, name);
     }
-    assert_in_range(same, 0, 4); /* with a random key, five of the names have equal hashes once in 10^16 runs */
+    /* with a random key, the probability that five of the names have equal hashes is 10^-16 */
+    assert_in_range(same, 0, 4);
 }
 
 /* Starting a sequence (a named cache) again leaves no old entry. In an earlier version each start left an entry until
@@ -860,7 +861,7 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     end(&writes, false);
     assert_int_equal(look(rig, &next, 1, &a, 1, tags, &err), ATTN_OK);
     /* An earlier scan of the queue found a step (an append) that waits for the cache. The present scan has not tried
-     * that step, so the next step must not wait for it. */
+     * that step. The step that begins here must therefore not wait for it. */
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
     assert_false(wait);
     end(&next, false);
@@ -938,7 +939,7 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 10, &info, &err), ATTN_OK);
     assert_int_equal(info.length, 10);
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 11, &info, &err), ATTN_INVALID);
-    /* the pool keeps 2 pages, because a step still reads the page behind the cache's new end */
+    /* the pool keeps 2 pages, because a step still reads the page after the cache's new end */
     assert_int_equal(info.pages, 2);
     assert_int_equal(look(rig, &next, 1, &a, 0, NULL, &err), ATTN_OK);
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
@@ -1153,7 +1154,8 @@ static void test_nobody_waits_while_a_device_gives_memory(void **state)
     /* other calls (as from /metrics and the scheduler's loop) must not wait for the slow driver */
     assert_true(atomic_load(&slow.seen));
     assert_int_equal(atomic_load(&slow.made), 4);
-    assert_int_equal(atomic_load(&slow.asked), 1); /* the device was asked once, although several threads came */
+    /* several threads needed the device's memory, but the device was asked for it only once */
+    assert_int_equal(atomic_load(&slow.asked), 1);
     caches_expire(slow.caches, INT64_MAX);
     caches_free(slow.caches);
     caller_release(slow.caller);
@@ -1175,7 +1177,7 @@ static attn_status give_nothing_to_touch(void *context, size_t bytes, void **mem
     return ATTN_OK;
 }
 
-/* Counts for each page how many caches have it, and checks that the pool counts the same. */
+/* Counts for each page how many caches use it, and checks that the pool has counted the same. */
 static void assert_counted(struct caches *caches, struct caller *caller)
 {
     static int times[MANY_PAGES];
@@ -1286,7 +1288,7 @@ static void test_shared_pages_are_counted_right_whatever_is_forked_and_cut(void 
 }
 
 /* A fork (a cache that shares the pages of another) of the longest possible cache also shares that cache's blocks of
- * page numbers. It needs few page numbers of its own. */
+ * page numbers. Only few page numbers are the fork's own. */
 static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
 {
     struct caches *const caches = caches_new(10);
@@ -1308,8 +1310,9 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     assert_int_equal(one->blocks[1]->shared, PAGE_BLOCK);
     assert_int_equal(b.shared_pages, 2 * PAGE_BLOCK);
 
-    /* A list of page numbers that ends within a shared block needs a block of its own for its last numbers. Without
-     * memory for that block the operation fails, and changes nothing. */
+    /* After the call, the list of page numbers ends within a block that it shares with another list. The list then
+     * needs a block of its own for its last numbers. Without memory for that block the operation fails, and changes
+     * nothing. */
     refused_bytes = sizeof(struct page_block);
     assert_int_equal(caches_truncate(caches, caller, b.id, PAGE, &b, &err), ATTN_NO_MEMORY);
     assert_int_equal(caches_get(caches, caller, b.id, &b, &err), ATTN_OK);

@@ -294,11 +294,11 @@ static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
         { "ATTND_ZZZZZZZZZZZZZZZ", "1", "ATTND_ZZZZZZZZZZZZZZZ is not an option (attnd --help lists them)" },
         { "ATTND_", "1", "ATTND_ is not an option (attnd --help lists them)" },
         { "ATTND_ZZZZZZZZZZZZZZZ", "", NULL }, /* not set */
-        /* the kernels library has this variable; it is no option of the server, so it is ignored */
+        /* the kernels library has this variable; it is not an option of the server, so it is ignored */
         { "ATTN_CPU_ISA", "portable", NULL },
-        /* ATTND_INHERITED_SOCKETS is no option: the supervisor sets it for the server that it starts */
+        /* ATTND_INHERITED_SOCKETS is not an option: the supervisor sets it for the server that it starts */
         { "ATTND_INHERITED_SOCKETS", "3", NULL },
-        /* variables that Kubernetes and Docker set for a service named attnd are no options, so they are ignored */
+        /* variables that Kubernetes and Docker set for a service named attnd are not options, so they are ignored */
         { "ATTND_PORT", "tcp://10.0.0.1:8080", NULL },
         { "ATTND_SERVICE_HOST", "10.0.0.1", NULL },
         { "ATTND_SERVICE_PORT", "8080", NULL },
@@ -311,7 +311,7 @@ static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
         { "ATTND_NAME", "/client/attnd", NULL },
         { "ATTND_CPU_NAME", "/client/attnd-cpu", NULL },
         { "ATTND_ENV_PATH", "/bin", NULL },
-        /* variables of this project's tests and scripts are no options, so they are ignored */
+        /* variables of this project's tests and scripts are not options, so they are ignored */
         { "ATTND_BINARY", "/x/build/attnd", NULL },
         { "ATTND_URL", "http://127.0.0.1:8080", NULL }, /* of deploy/examples/pytest_attnd.py */
         { "ATTND_TOKEN", "secret", NULL },

@@ -38,7 +38,8 @@ static void test_how_long_each_phase_may_take(void **state)
         { CONNECTION_BODY, 1024 * 1000, 31001, true },
         /* after 31 s, a client that reads its answer at 5 KB/s is too slow */
         { CONNECTION_SEND, 5000 * 31, 31000, true },
-        { CONNECTION_WORK, 0, 1000000, false }, /* the request is being computed, so its client is not to blame */
+        /* the request is being computed, so the wait is not the client's fault */
+        { CONNECTION_WORK, 0, 1000000, false },
         { CONNECTION_CUT, 0, 1000000, false },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -159,8 +160,8 @@ static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_count
     for (int i = 0; i < 2; i++) connections_sweep(&connections, clock_ms() + 300000, &limits, NULL);
     assert_int_equal(atomic_load(&connections.totals.count) + thread + http, 0);
 
-    /* Before the next sweep over all connections, the number of a closed descriptor is used again. The first time it
-     * belongs to another connection, and the second time to a descriptor that is no connection. */
+    /* Before the server's next sweep over all connections, another descriptor gets the number of a closed one. The
+     * first time it is another connection, and the second time it is not a connection. */
     assert_int_equal(dup2(fds[1], fds[0]), fds[0]);
     assert_non_null(connections_add(&connections, fds[0], true, &thread, &http));
     close(fds[0]);
@@ -223,7 +224,7 @@ static void test_a_drain_waits_for_who_moves_and_not_for_who_stands_still(void *
     open_pair(&p, true);
     int64_t now = clock_ms();
     assert_true(connection_enter(p.connection, CONNECTION_BODY));
-    /* a client that sends one byte per second is too slow in the end, but the server sees that bytes arrive */
+    /* two bytes per second are too slow in the long run, but the client is not silent, so the connection stays */
     for (int i = 1; i < 50; i++) {
         connection_progress(p.connection, (uint64_t)i);
         assert_int_equal(connections_sweep(&p.connections, now + i * 500, &limits, &drain_limits), 0);
@@ -254,7 +255,7 @@ static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any
         open_pair(&p, true);
         assert_true(connection_enter(p.connection, silent[i]));
         const int64_t now = clock_ms();
-        /* requests come on other connections until now + ms, but this connection has had no request for a long time */
+        /* other connections get requests until now + ms, but this connection has had no request for a long time */
         for (int ms = 0; ms <= 5000; ms += 400) {
             drain_limits.quiet_since_ms = now + ms;
             assert_int_equal(connections_sweep(&p.connections, now + ms, &limits, &drain_limits), 0);

@@ -146,8 +146,8 @@ static void test_time_runs_out(void **state)
     close_bench(&b);
 }
 
-/* Tries to reserve a context (memory of a saved forward) of `bytes` bytes for a new job, which must fail. Returns
- * the error, and frees the job. */
+/* Tries to reserve a context (memory of a saved forward) of `bytes` bytes for a new job. This must fail. Returns the
+ * error, and frees the job. */
 static attn_status refusal(struct bench *b, struct caller *caller, size_t bytes, attn_error *err)
 {
     struct job *job = make_job(b, caller, 1, bytes);
@@ -273,8 +273,8 @@ static void test_finishing_twice_does_nothing(void **state)
     assert_int_equal(contexts_take(b.contexts, &everybody, id[0], clock_ms(), &backward->saved[0], &item, NULL),
                      ATTN_OK);
     backward->holds_contexts = true;
-    /* false: the backward's client has left without its answer, so another backward may take the context (saved
-     * forward) */
+    /* `false` means that the backward's client has left without its answer, so another backward may take the context
+     * (saved forward) */
     contexts_finish_job(backward, false);
     assert_int_equal(count(&b), 1);
     /* a second call for the same job changes nothing, even with true (the client gets an answer) */

@@ -120,8 +120,8 @@ static struct job_part *part_back(struct site *s)
     return part;
 }
 
-/* Waits for the next part of a job that a device gives back. It must be `part`, and the device must have computed
- * it. */
+/* Waits for the next part of a job that a device gives back. The test fails unless this is `part`, and the device has
+ * computed it. */
 static void assert_back(struct site *s, const struct job_part *part)
 {
     assert_ptr_equal(part_back(s), part);
@@ -284,12 +284,11 @@ static void test_problems_have_the_same_bits_over_any_number_of_devices(void **s
     for (int devices = 2; devices <= MOST_DEVICES; devices++) close_site(&sites[devices]);
     bench_close(&cpu);
     assert_true(parts[2] > tried / 2 && parts[3] > tried / 3 && parts[4] > tried / 10);
-    /* fewer than half of the random problems stay whole: a problem with gradients of a bias that all heads share cannot
-     * be cut */
+    /* at least half of the random problems can be cut; those with the gradient of a bias that all heads share cannot */
     assert_true(whole_ones < tried / 2);
 }
 
-/* Returns a random problem with one or two key/value heads that can be cut by queries. */
+/* Returns a random problem that can be cut by queries. It has one or two key/value heads. */
 static struct spec spec_of_queries(uint64_t seed)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
@@ -373,9 +372,9 @@ static float sum_of(const float *parts, int64_t elements, int64_t n)
     return sum;
 }
 
-/* The devices must add the parts in their order, in float32, and round once. The test replaces each part's sums by
- * numbers whose sum depends on the order. Each device adds up a range of elements; the gradient of sinks is so small
- * that one range is empty. */
+/* The devices must add the parts' sums in the order of the parts, in float32, and round once. The test replaces each
+ * part's sums by numbers whose total depends on the order. Each device adds up a range of elements. The gradient of
+ * sinks has so few elements that one range is empty. */
 static void test_parts_are_added_in_their_order(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -416,12 +415,12 @@ static void test_parts_are_added_in_their_order(void **state)
 }
 
 /* Two devices compute the parts of a job. Each part's sums stay on its device until the job is over. If one device is
- * lost before the sums are added up, they are not added up, and the memory of the other part is freed too. */
+ * lost before the sums are added up, nothing is added up, and the memory of the other part's sums is freed too. */
 static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 512, 32));
-    /* bytes for dk, and as many for dv. own: the part's own sums; share: half of the other part's sums, or half of the
-     * results */
+    /* The bytes of one gradient: dk and dv have the same size. own: a part's own sums; share: the half that a device
+     * gets of the other part's sums, or of the results. */
     const int64_t own = 512 * 32 * 4, share = own / 2;
     struct site s;
     struct fixture f;
@@ -481,8 +480,8 @@ static void assert_held(struct site *s, struct device *device, const struct job_
     if (!held) fail_msg("a batch came back: %s", s->batches[0]->parts[0]->error.text);
 }
 
-/* Device 1 has computed its part of a job and keeps the part's sums. A batch that needs the memory of the sums waits
- * until the loop frees them, even if another batch of the device ends before. */
+/* Device 1 has computed its part of a job and keeps the part's sums. A batch that needs this memory waits until the
+ * loop frees the sums, even if another batch of the device ends earlier. */
 static void test_a_batch_waits_for_the_sums_of_another_job(void **state)
 {
     struct site s;
@@ -507,8 +506,8 @@ static void test_a_batch_waits_for_the_sums_of_another_job(void **state)
     close_site(&s);
 }
 
-/* A device that hangs may still read the sums of parts, so they may never be freed. A batch that waits for their memory
- * must fail. */
+/* A device that hangs may still read the sums of a job's parts, so the memory of these sums may never be freed. A batch
+ * that waits for this memory must fail. */
 static void test_a_batch_does_not_wait_for_sums_that_a_device_that_hangs_may_read(void **state)
 {
     struct site s;
@@ -531,8 +530,8 @@ static void test_a_batch_does_not_wait_for_sums_that_a_device_that_hangs_may_rea
     close_site(&s);
 }
 
-/* One device computes both parts of a job. A batch that waits for the memory of the first part's sums lets the second
- * part run before it. */
+/* One device computes both parts of a job. A batch waits for the memory that the first part's sums occupy. Meanwhile
+ * the second part may run. */
 static void test_parts_pass_a_batch_that_waits_for_their_sums(void **state)
 {
     struct site s;
@@ -556,8 +555,9 @@ static void test_parts_pass_a_batch_that_waits_for_their_sums(void **state)
     close_site(&s);
 }
 
-/* A batch is held back, because too little memory is free while another batch runs. A part that may run before the held
- * batch finds too little memory, too. It is then held back instead of the batch, and both run later. */
+/* A batch is held back, because too little memory is free while another batch runs. A part of a job, which may run
+ * before the held batch, also finds too little memory. The part is then held back instead of the batch, and both run
+ * later. */
 static void test_a_part_that_passes_a_held_batch_may_be_held_itself(void **state)
 {
     const struct spec half = SPEC(HEADS(2, 2), SIZES(6500, 100, 64));
@@ -591,8 +591,8 @@ static void test_a_part_that_passes_a_held_batch_may_be_held_itself(void **state
     close_site(&s);
 }
 
-/* One batch of the device runs, and another is held back until memory is free. A part that adds up sums finds no
- * memory. It fails, and the held batch runs later. */
+/* One batch of the device runs, and another is held back until memory is free. The device then gets a part of a job
+ * that is to add up sums, but finds no memory for it. That part fails, and the held batch runs later. */
 static void test_a_part_that_adds_up_takes_no_place_of_a_held_batch(void **state)
 {
     const struct spec little = SPEC(HEADS(2, 2));
@@ -626,8 +626,8 @@ static void test_a_part_that_adds_up_takes_no_place_of_a_held_batch(void **state
     close_site(&s);
 }
 
-/* The parts of a job leave the queue only if the devices that have room together have enough memory for the sums of all
- * parts. If too few devices are usable, the job is not cut. */
+/* The parts of a job leave the queue only if the devices that can take a batch now have, together, enough memory for
+ * the sums of all parts. If too few devices are usable, the job is not cut. */
 static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(512, 4096, 32));
@@ -659,8 +659,8 @@ static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
     close_site(&s);
 }
 
-/* A device with seven batches of other clients gets all four parts of a job. Together these are more batches than a
- * device may have of several clients. */
+/* A device already has seven batches of other clients, and gets all four parts of a job. These are more batches than a
+ * device may otherwise have at once from several clients. */
 static void test_a_device_with_little_room_may_get_all_parts(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(512, 512, 32));
@@ -831,8 +831,8 @@ static void test_devices_that_have_room_share_a_problem(void **state)
     assert_int_equal(cut(&s, job, over), 3);
     for (int n = 0; n < 3; n++) assert_int_equal(device_number(over[n]), n == 0 ? 0 : n + 1);
     job_join(job);
-    /* device 2 gets as many batches as one flow (one caller's work) may have on a device, and never ends them; it has
-     * no room */
+    /* device 2 has no room: it gets as many batches as one flow (one caller's work) may have on a device, and never
+     * ends them */
     struct device *const full = device_at(&s, 2);
     struct job *const other = job_with(&s, &f.p);
     int64_t wait_ns = INT64_MAX;

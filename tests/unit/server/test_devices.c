@@ -30,8 +30,8 @@ static void on_message(void *context, struct message *message)
     b->back[b->back_count++] = (struct batch *)message;
 }
 
-/* Prepares the configuration and the mailbox of a test. open_devices() opens the server and its devices; before that, a
- * test may change the configuration. */
+/* Prepares the configuration and the mailbox of a test. The test may then change the configuration, before
+ * open_devices() opens the server and its devices. */
 static void begin(struct bench *b)
 {
     *b = (struct bench){ 0 };
@@ -473,7 +473,7 @@ static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
     assert_ptr_equal(device_batches(overdue), never);
     assert_null(never->next);
     assert_true(device_disable(overdue));
-    /* a device whose batch is overdue is reported once only */
+    /* a device whose batch is overdue is reported only once */
     assert_null(devices_to_disable(b.server.devices, &is_overdue));
     gate_open(&gate);
     assert_ptr_equal(next_back(&b), never); /* the hung device gives the batch back after all */
@@ -640,7 +640,8 @@ static void test_a_truth_that_nobody_waits_for_ends_between_two_steps(void **sta
     struct bench b;
     struct gate gate;
     begin(&b);
-    /* the verification must end before its second step, in which this script would lose the device */
+    /* In its second step the verification would make the device fail, as this script says. The verification must
+     * therefore end before that step. */
     open_gated(&b, 1, "truth.hold=GATE@1,truth.err=700@2", &gate);
     struct batch *batch = submit_two_truths(&b);
     struct batch *beside = submit_one(&b, devices_pick(b.server.devices, 0), 1);
@@ -690,8 +691,8 @@ static void test_a_truth_needs_memory_of_its_device(void **state)
     close_bench(&b);
 }
 
-/* A copy from the device fails with an error that leaves the device usable. Earlier work of the stream has failed with
- * an error that loses the device. So the device counts as lost. */
+/* A copy from the device fails with an error that leaves the device usable. Earlier work on the same stream has failed
+ * with an error that makes the device unusable. The device must then count as lost. */
 static void test_a_device_that_fails_for_good_after_an_error_that_passes_is_lost(void **state)
 {
     (void)state;
@@ -713,7 +714,7 @@ static void test_work_in_several_launches_comes_back_whole(void **state)
 {
     (void)state;
     struct bench b;
-    /* The fourth launch of the second batch fails, which is the eighth launch in all: each batch has four. */
+    /* Each batch has four kernel launches. The eighth launch, which is the last of the second batch, fails. */
     open_bench(&b, 1, "launch.err=1@8");
     for (int round = 0; round < 2; round++) {
         struct batch *batch = four_launches(&b);
@@ -739,8 +740,8 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     begin(&b);
     gate_shut(&busy_gate);
     gate_shut(&other_gate);
-    /* A gate holds a launch until the test opens it. The gates hold the first launch of the batch of `other`, and the
-     * first launch of the first batch of `busy`. Each batch has four launches. */
+    /* A gate holds a launch until the test opens the gate. The gates hold the first launch of the batch of caller
+     * `other`, and the first launch of the first batch of caller `busy`. Each batch has four launches. */
     snprintf(script, sizeof script, "hold=%s@1,hold=%s@2", other_gate.path, busy_gate.path);
     open_devices(&b, 1, script);
     struct device *device = devices_pick(b.server.devices, 0);
@@ -752,7 +753,7 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
         devices_submit(b.server.devices, batches[i], device);
         WAIT_UNTIL(state_of(&b, 0).info.memory_used > used); /* it begins */
     }
-    /* sleeps for the time that the second batch of `busy` would take if nothing held it back */
+    /* sleeps for the time that the second batch of `busy` would need if it were not held back */
     nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
@@ -835,7 +836,7 @@ static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void
 /* ---- Tests of the CPU's streams ---------------------------------------------------------------------------------- */
 
 /* A problem of a hundred thousand rows would keep one core busy for minutes. When its job is cancelled, the next batch
- * must not wait for it. */
+ * must not wait until the whole problem is computed. */
 static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **state)
 {
     (void)state;
@@ -878,8 +879,8 @@ static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
     return batch;
 }
 
-/* If several callers have batches on a device, a short batch of another caller may run beside them as a guest. The
- * guest may begin only after one of the other batches has been on the device for much longer than the guest needs. */
+/* If several callers have batches on a device, a short batch of another caller may run beside them, as a guest. A guest
+ * may begin only after one of the other batches has been on the device for much longer than the guest needs. */
 static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does(void **state)
 {
     (void)state;
@@ -1071,8 +1072,8 @@ static void test_equal_small_problems_leave_as_one(void **state)
     close_bench(&b);
 }
 
-/* Tests problems that cannot be joined into one. They differ in an option, or their lse has a size that is no multiple
- * of 16 bytes, or a body has two problems. The device copies the tensors of each problem separately. */
+/* Tests problems that cannot be joined into one. They differ in an option, or their lse has a size that is not a
+ * multiple of 16 bytes, or a body has two problems. The device copies the tensors of each problem separately. */
 static void test_problems_that_differ_are_computed_side_by_side(void **state)
 {
     (void)state;
@@ -1229,7 +1230,7 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
     open_readers(&b, 2, "0:sync.err=700@1", NULL);
     struct job *job = ready_forward(&b, 5), *jobs[4] = { 0 };
     int lost = -1;
-    /* Inline slots (places for HTTP threads that compute) belong to the two devices in turn, so four tries usually
+    /* Inline slots (places for HTTP threads that compute) alternate between the two devices, so four tries usually
      * reach both devices. */
     for (int n = 0; n < 4 && lost < 0; n++) {
         jobs[n] = ready_forward(&b, 5);
@@ -1290,7 +1291,7 @@ static void test_a_job_is_over_when_all_its_parts_are(void **state)
         open_bench(&b, 2, cases[c].script);
         struct job *job = ready_forward(&b, 5);
         struct job_part second = { .job = job, .device = 1 };
-        /* the device of this part of a job is lost, so any other device can compute the part */
+        /* the device that had this part of the job is lost, so another device may compute the part */
         assert_ptr_equal(job_part_for(job, 1), &job->part);
         job->part.device = 0;
         assert_null(job_part_for(job, 1));

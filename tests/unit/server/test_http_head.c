@@ -101,7 +101,7 @@ static void test_a_list_in_one_line_may_be_long_and_one_in_several_may_not(void 
     struct http_head f;
     char text[HTTP_HEAD_LIST_BYTES];
     (void)state;
-    for (int end = 0; end < 2; end++) { /* white space behind the value must change nothing */
+    for (int end = 0; end < 2; end++) { /* white space after the value must change nothing */
         http_head_begin(&f, "HTTP/1.0");
         memset(text, 'x', sizeof text);
         text[sizeof text - 1] = '\0';

@@ -49,7 +49,7 @@ static void test_a_connection_goes_to_the_least_busy_thread(void **state)
 {
     (void)state;
     struct http_threads threads;
-    /* the program passes no list of cores, so threads belong to no core, however many cores the machine has */
+    /* the program was given no list of cores, so threads belong to no core, however many cores the machine has */
     assert_true(http_threads_init(&threads, NULL, 3, 1));
     assert_int_equal(threads.cores, 0);
     int given[3] = { 0 };
@@ -76,12 +76,13 @@ static void test_a_core_with_a_lead_gives_to_the_others(void **state)
         struct http_thread *thread = http_threads_pick_on(&threads, 0);
         atomic_fetch_add(&thread->connections, 1);
         given[thread->core]++;
-        /* each of the 3 threads of a core gets 4 connections, and then the threads of the other core get the next 12 */
+        /* first the 3 threads of core 0 get 4 connections each (12 in all), then the 3 threads of the other core, and
+         * so on */
         const int blocks = i / 12, in_block = i % 12 + 1;
         assert_int_equal(given[blocks % 2], blocks / 2 * 12 + in_block);
     }
     for (int i = 0; i < 6; i++) assert_int_equal(threads.list[i].connections, 8);
-    /* Connections come from both cores in turn, and each goes to a thread of the core from which it comes. */
+    /* Connections come from both cores alternately, and each goes to a thread of the core from which it comes. */
     for (int i = 0; i < 12; i++) {
         struct http_thread *thread = http_threads_pick_on(&threads, i % 2);
         assert_int_equal(thread->core, i % 2);
@@ -102,7 +103,7 @@ static void test_load(void **state)
         enum http_threads_load want;
     } cases[] = {
         { { 0, 0 }, 2, 200, false, HTTP_THREADS_IDLE },
-        /* a thread counts as idle below 1000 requests per second */
+        /* the server counts as idle below 1000 requests per second, or below 500 if its threads are pinned (`held`) */
         { { 100, 99 }, 2, 200, false, HTTP_THREADS_IDLE },
         { { 100, 99 }, 2, 200, true, HTTP_THREADS_EVEN },
         { { 50, 49 }, 2, 200, true, HTTP_THREADS_IDLE },
@@ -140,8 +141,8 @@ static int cores_of(const struct http_thread *thread)
     return CPU_COUNT(&set);
 }
 
-/* The threads of core 0 complete `first` requests in 200 ms, and all other threads `others` requests. Then the
- * server decides whether to pin threads to their cores. */
+/* Pretends that each thread of core 0 completed `first` requests in 200 ms, and each other thread `others` requests.
+ * Then the server decides whether to pin threads to their cores. */
 static void look(struct http_threads *threads, int64_t *now_ms, uint32_t first, uint32_t others)
 {
     for (int i = 0; i < threads->count; i++)
@@ -183,7 +184,7 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
     look(&threads, &now_ms, 1000, 900);
     for (int i = 0; i < 3; i++) look(&threads, &now_ms, 1000, 100); /* for long */
     for (int i = 0; i < count; i++) assert_int_equal(cores_of(&threads.list[i]), n);
-    /* the load changes too soon after the last move of threads, so the threads stay on their cores */
+    /* the load is even again too soon after the last change, so the threads stay unpinned */
     look(&threads, &now_ms, 1000, 900);
     assert_int_equal(cores_of(&threads.list[0]), n);
     now_ms += 2000;

@@ -231,7 +231,7 @@ static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented
         cJSON *operation = cJSON_GetObjectItemCaseSensitive(path, operations[i].method);
         const cJSON *parameters = at(operation, "parameters"), *last = cJSON_GetArrayItem(parameters, 2);
         assert_string_equal(cJSON_GetStringValue(at(operation, "operationId")), operations[i].id);
-        /* every route has two headers as parameters; the third parameter is part of the path */
+        /* every route has two headers as parameters, and this route also has one in its path */
         assert_int_equal(cJSON_GetArraySize(parameters), 3);
         assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(last, "in")), "path");
         assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(last, "name")), "name");

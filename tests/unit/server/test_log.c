@@ -273,7 +273,8 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
     assert_true(log_dropped() - before < 8000);
     assert_true(worst < 0.5); /* if log_event() waited for the reader of the pipe, this test would not end */
 
-    /* When the reader goes on, the log reports how many lines were lost, and the call that closes the log ends. */
+    /* When the reader of the pipe continues, the log reports how many lines were lost, and the call that closes the log
+     * returns. */
     static char pipe_text[1 << 16];
     size_t told = 0;
     const double start = seconds();

@@ -27,7 +27,8 @@ struct scene {
     struct config config;
     struct server server; /* on_resume() finds the struct scene by the address of its member `server` */
     struct gate gate;
-    /* work that occupies the only thread of libuv's pool until the test opens the gate `pool` (deletes its file) */
+    /* work that occupies the only thread of libuv's thread pool until the test opens the gate `pool` (deletes its
+     * file) */
     uv_work_t blocker;
     struct gate pool;
     pthread_t thread;
@@ -81,7 +82,7 @@ static void on_close_metrics(void *context)
 
 /* ---- A server with a scheduler's loop, for one test -------------------------------------------------------------- */
 
-/* How a test's scene (server, loop and devices) begins. A member that is 0 stands for the default. */
+/* The settings of a test's scene (server, loop and devices). A member that is 0 selects the default. */
 struct opening {
     /* What the fake devices do, in the language of kernels/fake/fake.c. The script may contain the word GATE, which the
      * test replaces by the path of a file. With hold=GATE a batch waits until the test deletes the file. */
@@ -151,7 +152,8 @@ static void turns(struct scene *s)
     }
 }
 
-/* Waits until the scheduler's loop has ended. `tell`: tells the loop to end first. Returns the loop's exit status. */
+/* Waits until the scheduler's loop has ended, and returns its exit status. If `tell` is true, tells the loop to end
+ * first. */
 static int end(struct scene *s, bool tell)
 {
     atomic_store(&s->connections, 0);
@@ -175,7 +177,7 @@ static int end(struct scene *s, bool tell)
 
 /* the next call of calloc() with exactly this many bytes fails; this test's calloc() replaces that of the C library */
 static _Atomic size_t refused_bytes;
-static atomic_int passed_calls; /* number of calls with refused_bytes bytes that succeed before a call fails */
+static atomic_int passed_calls; /* number of calls of calloc() for refused_bytes bytes that succeed before one fails */
 
 void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
@@ -419,8 +421,8 @@ static void test_a_deadline_ends_the_wait_for_a_device(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* The loop checks deadlines in the iteration after the one in which a batch went to its device. A late request is
- * answered, although its batch still runs. */
+/* The loop checks deadlines in the iteration after the one in which it gave a batch to its device. A request whose
+ * deadline has passed is then answered, although its batch still runs. */
 static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
 {
     struct scene *const s = *state;
@@ -431,7 +433,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     strcpy(id, forward->job->results[0].context);
     contexts_finish_job(forward->job, true);
     request_free(forward);
-    /* the memory of the saved forward; the small backward below needs another block */
+    /* the memory of the saved forward alone; the small backward below leases another block */
     const int64_t saved_bytes = staging_leased_bytes(s->server.staging);
 
     struct request *late = checked(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
@@ -573,8 +575,8 @@ static void test_a_client_that_leaves_during_the_truth_is_found_out(void **state
     assert_gone(s, request);
     gate_open(&s->gate);
     close(client[0]);
-    /* the verification ended before its second step, in which the script would have lost the device, so the device
-     * is still usable */
+    /* The verification ended before its second step. In that step the script would have made the device fail, so the
+     * device is still usable. */
     WAIT_UNTIL(batches_of("fake:0") >= 2);
     assert_int_equal(end(s, true), 0);
 }
@@ -677,8 +679,8 @@ static void end_shared(struct scene *s, int fd)
     close(fd);
 }
 
-/* Returns a request, a forward of 9 rows, whose body was checked. Its out is to be written to the region of shared
- * memory. */
+/* Returns a forward request of 9 rows, whose body was checked. Its result `out` is to be written to the region "r" of
+ * shared memory. */
 static struct request *checked_to_region(struct scene *s)
 {
     struct request *request = checked(s, ATTN_OP_FORWARD, forward_body(9, 4, ""));
@@ -954,7 +956,7 @@ static void test_a_drain_finishes_what_there_is_and_what_still_comes(void **stat
     assert_ok(s, posted_forward(s)); /* a request on a connection that was opened before the drain */
     gate_open(&s->gate);
     assert_ok(s, held);
-    assert_int_equal(end(s, false), 0); /* a server that drains ends when its last connection is closed */
+    assert_int_equal(end(s, false), 0); /* a draining server ends when its last connection is closed */
     assert_int_equal(atomic_load(&s->hurries), 1);
     assert_int_equal(atomic_load(&s->drains), 1);
 }
@@ -976,7 +978,7 @@ static void test_a_second_signal_answers_what_waits(void **state)
     WAIT_UNTIL(atomic_load(&s->hurries) == 1);
     assert_true(s->server.stopping);
     for (int i = 0; i < 5; i++) assert_fails(s, requests[i], PROTO_E_DRAINING, "the server is stopping");
-    /* Two requests are on their way when the server stops: one is queued, and the other is about to be checked. */
+    /* Two requests arrive after the server began to stop: one is queued, and the other is about to be checked. */
     struct request *later = posted_forward(s);
     struct request *unchecked = received(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
     suspend(s, unchecked, REQUEST_CHECKING);
@@ -1055,8 +1057,9 @@ static void test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was(
     assert_int_equal(end(s, true), 0);
 }
 
-/* A client leaves after its step (a decode or an append) was computed, while the length of the answer is being
- * measured. Nothing is then appended to the cache. The next step on the cache waits until that is certain. */
+/* A client closes its connection after the device has computed its step (a decode or an append), while the length of
+ * the answer is being measured. The cache must stay as it was before the step. The next step on the cache waits until
+ * the first step is over. */
 static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cache_as_it_was(void **state)
 {
     struct scene *const s = *state;
@@ -1299,8 +1302,8 @@ static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(
     struct scene *const s = *state;
     start(s);
     struct request *request = posted_heads(s);
-    /* A device may already compute the other part of the problem, and the server answers only when that part ends. The
-     * test opens the gate, which lets the part end. */
+    /* A device may still compute the other part of the problem. The server answers only when that part has ended, so
+     * the test opens the gate that holds it. */
     gate_open(&s->gate);
     answered(s, request);
     assert_true(request->failed);
@@ -1360,7 +1363,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 {
     struct scene *const s = *state;
     start(s);
-    /* the server gets no memory for the problem's batch number `before` (0 or 1) */
+    /* the server gets no memory for one of the problem's two batches, that with the number `before` */
     for (int before = 0; before < 2; before++) {
         struct request *request = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
         atomic_store(&passed_calls, before);
@@ -1370,7 +1373,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
         assert_true(atomic_load(&refused_bytes) == 0);
     }
     struct request *whole = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
-    /* without memory for the list of a problem's parts, the problem is not cut over several devices */
+    /* if the list of a problem's parts cannot be allocated, one device computes the whole problem */
     atomic_store(&refused_bytes, sizeof(struct job_part));
     suspend(s, whole, REQUEST_QUEUED);
     assert_ok(s, whole);

@@ -22,7 +22,7 @@ struct reader {
     uv_loop_t loop;
     struct mailbox box;
     int received, next[SENDERS];
-    int extra; /* number of messages that the handler has still to post */
+    int extra; /* number of messages that the handler itself must still post */
 };
 
 static void on_note(void *context, struct message *message)

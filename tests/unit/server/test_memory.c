@@ -83,7 +83,7 @@ static void test_every_address_of_a_large_batch_has_its_place_on_the_device(void
         assert_ptr_equal(memory_address(&s->slot, s->memory + at), address_by_looking_at_all(&s->slot, s->memory + at));
     for (int i = 0; i < JOBS; i++) {
         char *const end = (char *)s->inputs[i].memory + REGION - 1;
-        /* an address right behind a block of REGION bytes, which a tensor without elements may have */
+        /* a tensor without elements may have the address right after a block of REGION bytes */
         assert_ptr_equal(memory_address(&s->slot, end), end);
         assert_ptr_not_equal(memory_address(&s->slot, end - 1), end - 1);
     }

@@ -93,7 +93,7 @@ static void test_the_last_untrusted_address_is_the_peer(void **state)
         { { "::ffff:1.2.3.4" }, "1.2.3.4" },
         /* all addresses in X-Forwarded-For are trusted proxies, so the first address is the client */
         { { "10.0.0.5, 10.0.0.6" }, "10.0.0.5" },
-        /* "unknown" is no address, so neither this entry of X-Forwarded-For nor those before it are trusted */
+        /* "unknown" is not an address, so neither this entry of X-Forwarded-For nor those before it are trusted */
         { { "1.2.3.4, unknown" }, "10.9.9.9" },
         { { "1.2.3.4, unknown, 10.0.0.7" }, "10.0.0.7" },
         { { "1.2.3.4, " }, "10.9.9.9" },

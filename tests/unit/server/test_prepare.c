@@ -252,7 +252,8 @@ static void test_a_forward_without_a_seed_draws_one_and_a_backward_of_its_contex
     assert_true(job->call->items[0].problem.seed == 0); /* a seed of 0 is a seed like any other */
     job_release(job);
     job = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"dropout_p\": 0"));
-    assert_true(job->call->items[0].problem.seed == 0); /* without dropout no seed is drawn, and the answer has none */
+    /* without dropout no seed is drawn, and the answer contains no seed */
+    assert_true(job->call->items[0].problem.seed == 0);
     job_release(job);
 
     char id[PROTO_CONTEXT_BYTES];
@@ -344,7 +345,7 @@ static void test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_
     assert_true(job->flops == 2.0 * 8 * (5 * 5 + 7 * 7));
     assert_true(job->seconds > 0 && job->seconds < 1 && job->worst_seconds >= job->seconds);
     assert_string_equal(job->because, "");
-    /* the outputs of all problems are contiguous */
+    /* the outputs of all problems lie one after the other in memory */
     assert_ptr_equal(items[2].problem.out.data, (char *)items[0].problem.lse.data + 64);
     job_release(job);
     assert_refused(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"outputs\": [\"lse\"], \"verify\": 1"), ATTN_UNSUPPORTED,
@@ -527,8 +528,9 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     close_bench(&b);
 }
 
-/* Each problem of an envelope (a body with several problems) has its own context (saved forward). Here one problem uses
- * its context, one is refused, and the context of one was taken by an earlier backward. */
+/* An envelope (a body with several problems) has three backwards that name contexts (saved forwards). The first uses
+ * its context. The second is refused, and must give its context back. The third names the context that the first has
+ * taken, so it is refused too. */
 static void test_contexts_are_given_back_problem_by_problem(void **state)
 {
     (void)state;

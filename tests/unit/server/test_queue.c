@@ -113,7 +113,7 @@ static void test_batches(void **state)
 {
     (void)state;
     static const struct {
-        /* waiting: the queued jobs; batches: the batches that leave the queue, separated by spaces */
+        /* waiting: one letter for each queued job; batches: the batches in which the jobs leave, separated by spaces */
         const char *waiting, *batches;
         int max_batch;
     } cases[] = {
@@ -279,7 +279,7 @@ static char fair_take(struct fair *fair, const struct queue_taker *taker)
     return batch[0]->flow->name[0];
 }
 
-/* Takes the next job from the queue, and lets this job run alone for a second. */
+/* Takes the next job from the queue, and pretends that the job runs alone for a second. */
 static char fair_run(struct fair *fair)
 {
     const char who = fair_take(fair, &any);

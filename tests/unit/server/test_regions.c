@@ -234,8 +234,8 @@ static void test_a_use_lies_within_its_region_and_outlives_it(void **state)
     object_clear(&o);
 }
 
-/* Says that an output with `elements` float32 numbers at `data` is to be written to the region "r" of shared memory.
- * Returns that use of the region. */
+/* Registers an output for the region "r" of shared memory. The output has `elements` float32 numbers at `data`. Returns
+ * this use of the region. */
 static struct region_uses *output_use(struct regions *r, const struct caller *caller, void *data, int64_t elements)
 {
     struct region_uses *uses;
@@ -307,7 +307,7 @@ static void test_an_object_that_becomes_shorter_between_two_pieces(void **state)
     region_uses_place(uses, &(proto_shared){ .to = memory });
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(ftruncate(o.fd, MIB + 10), 0);
-    /* the shared memory object ends 10 bytes behind the first piece, so the second call reads 10 bytes, and the
+    /* the shared memory object ends 10 bytes after the first piece, so the second call reads 10 bytes, and the
      * third fails */
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_INVALID);
@@ -443,7 +443,8 @@ static void test_memory_of_a_gpu_is_open_as_long_as_its_region(void **state)
     attn_error err = { 0 };
     assert_int_equal(use(r, anna, "a", ATTN_T_q, false, 0, 64, &uses, &err), ATTN_OK);
     assert_int_equal(regions_unregister(r, REGION_CUDA, anna, "a"), 1);
-    /* the job reads a GPU's memory in place, so dropping the inputs that were copied must not drop the region of q */
+    /* region_uses_drop_inputs() drops the regions of inputs that were copied. It must not drop the region of q, which
+     * the job reads in place, because it is a GPU's memory. */
     region_uses_drop_inputs(&uses);
     assert_non_null(uses);
     assert_int_equal(mappings(&o), 1);
@@ -477,7 +478,7 @@ static void test_what_lies_in_a_gpus_memory_stays_there(void **state)
     } cases[] = {
         { "a", "a", "a", 64, 96, 1, NULL },
         { "a", "s", "s", 0, 32, 1, NULL },
-        /* the server copies q in system memory before the job runs, so lse may be written to the memory of q */
+        /* q lies in system memory, and the server copies it before the job runs, so lse may be written over q */
         { "s", "a", "s", 0, 0, 1, NULL },
         { "a", "a", "a", 64, 92, 1, "lse: would be written over out, in the region 'a'" },
         { "a", "c", "s", 8, 0, 1, "out: would be written over q, in the region 'c'" },

@@ -22,8 +22,8 @@ static void test_the_owner_table(void **state)
 {
     (void)state;
     static const char *const may[REQUEST_STATE_COUNT] = {
-        /* A row of eight characters for each state. An x means that the column's state may follow. The columns are
-         * receiving, computing, checking, queued, running, finishing, answering, freed. */
+        /* A row of eight characters for each state. An x means that the column's state may follow the row's state. The
+         * columns are receiving, computing, checking, queued, running, finishing, answering, freed. */
         [REQUEST_RECEIVING] = ".xx...xx", [REQUEST_COMPUTING] = "...xx.xx", [REQUEST_CHECKING] = "...x..x.",
         [REQUEST_QUEUED] = "....x.x.",    [REQUEST_RUNNING] = "...x.xx.",   [REQUEST_FINISHING] = "......x.",
         [REQUEST_ANSWERING] = ".......x", [REQUEST_FREED] = "........",
@@ -33,7 +33,8 @@ static void test_the_owner_table(void **state)
             assert_int_equal(request_may_move((enum request_state)from, (enum request_state)to), may[from][to] == 'x');
 }
 
-/* Makes a server that can only hold requests: two whose bodies arrive, and two that wait for a device. */
+/* Makes a server that can only hold requests. It has room for two requests whose bodies arrive, and for two that wait
+ * for a device. */
 static void open_places(struct server *server)
 {
     *server = (struct server){ .everybody = CALLER_EVERYBODY };
@@ -99,7 +100,8 @@ static void test_a_life_is_counted(void **state)
     open_places(&server);
     request_set_role(ROLE_HTTP);
     struct request *r = begin(&server);
-    /* a request whose route is unknown may have no tensors, so it does not count as receiving */
+    /* as long as the route of a request is unknown, the request may have no tensors, so it does not count as
+     * receiving */
     assert_int_equal(request_count(REQUEST_RECEIVING), 0);
     request_count_in(r);
     assert_int_equal(request_count(REQUEST_RECEIVING), 1);

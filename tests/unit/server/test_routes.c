@@ -64,7 +64,8 @@ static void test_every_row_is_sound(void **state)
         assert_true((r->answer != NULL) == (operation ? !proto_is_run(operation) : r->bodies == NULL));
         assert_true(r->bodies == NULL || (r->method == ROUTE_POST && r->token == r->ports && r->doc.body != NULL));
         assert_non_null(r->doc.tag);
-        /* proto_operations[] documents an operation, so its route has no documentation */
+        /* the documentation of an operation stands in proto_operations[], so the route of an operation must have
+         * none */
         if (operation) assert_true(!r->doc.summary && !r->doc.description && !r->doc.answer);
         else assert_true(r->doc.summary && r->doc.description && r->doc.answer);
         assert_true((r->doc.media != NULL) == (r->doc.schema != NULL));
@@ -145,7 +146,8 @@ static void test_methods(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char text[ROUTE_ALLOW_BYTES];
         const struct route_match match = routes_find(PORT_MAIN, cases[i].path, cases[i].method);
-        /* metrics label a request by the row of its path, so the search must find a row even for a wrong method */
+        /* metrics label each request by the route of its path, so the search must find a route even for a wrong
+         * method */
         assert_non_null(match.route);
         assert_int_equal(match.answers, cases[i].answers);
         assert_string_equal(route_allow(match.methods, text), cases[i].allow);

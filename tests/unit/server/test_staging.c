@@ -309,9 +309,9 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
      * ordinary lease still succeeds. */
     assert_int_equal(staging_lease(staging, NULL, 40 * MIB, &e[4], NULL), ATTN_OK);
     staging_arrived(staging, e[0]);
-    staging_arrived(staging, e[0]); /* a second call for the same extent (leased block) changes nothing */
+    staging_arrived(staging, e[0]); /* a second call for the same extent (leased block) does nothing */
     assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[5]));
-    /* bytes have filled this block, so it may grow, and no longer counts as leased ahead of its bytes */
+    /* the bytes of this block have arrived, so it no longer counts as leased in advance, and it may grow */
     assert_int_equal(staging_grow(staging, &e[1], 100, 5 * MIB, NULL), ATTN_OK);
     assert_true(staging_ahead_bytes(staging) == 12 * (int64_t)MIB);
     for (int i = 0; i < 6; i++) staging_release(staging, e[i]);
@@ -323,8 +323,8 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     staging_free(staging);
 }
 
-/* If a second token is used, each token may use a smaller part of the pool. The memory that the pool keeps for a token
- * may then exceed that part. A lease that fits the part must still succeed. */
+/* The pool keeps a released block for its caller. Then the caller's share of the pool becomes smaller than this block.
+ * A lease that fits the share must still succeed. */
 static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
 {
     (void)state;
@@ -332,7 +332,8 @@ static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
     struct caller *caller = caller_new();
     struct staging_block *block;
     attn_error err;
-    /* 18.5 MiB, for which the pool leases a block of 20 MiB; with a second token the caller may use only 19.2 MiB */
+    /* 18.5 MiB, for which the pool leases a block of 20 MiB. The caller's limit below, 30 percent of the pool, is 19.2
+     * MiB. */
     const size_t bytes = 37 << 19;
     assert_int_equal(staging_lease(pool, caller, bytes, &block, &err), ATTN_OK);
     assert_int_equal(block->bytes, 20 << 20);
@@ -363,7 +364,8 @@ static void test_each_caller_has_a_share_of_the_pool(void **state)
                                   "(--token-share)");
     assert_int_equal(staging_lease(staging, one, MIB, &b, &err), ATTN_OK);
     assert_int_equal(staging_grow(staging, &b, 0, MIB + 1, &err), ATTN_QUOTA);
-    /* the limit holds for each caller alone, so another caller may lease the rest of the pool */
+    /* each caller has a limit of its own, so another caller may lease the rest of the staging pool (memory of request
+     * bodies) */
     assert_int_equal(staging_lease(staging, other, 2 * MIB, &c, &err), ATTN_OK);
     staging_release(staging, a);
     assert_int_equal(staging_grow(staging, &b, 0, MIB + 1, &err), ATTN_OK);

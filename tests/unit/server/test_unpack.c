@@ -101,8 +101,8 @@ static void test_every_fault_is_named_and_is_the_same_however_it_is_split(void *
 {
     static const struct {
         enum unpack_coding coding;
-        /* at: index of the byte to change (-1: the last byte); to: the new value of the byte; negative: no byte
-         * changes */
+        /* at: index of the byte to change (-1: the last byte); to: the new value of that byte (negative: no byte
+         * changes) */
         int at, to;
         int cut;
         const char *more, *says;

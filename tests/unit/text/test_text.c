@@ -40,7 +40,7 @@ static void test_a_buffer_holds_its_bytes_and_a_nul_and_not_one_more(void **stat
     assert_int_equal(t.failure, TEXT_FULL);
     assert_int_equal(t.used, 7);
     assert_string_equal(t.at, "abcdefg");
-    assert_int_equal(buffer[8], '\0'); /* nothing was written behind the buffer's eight bytes */
+    assert_int_equal(buffer[8], '\0'); /* nothing was written beyond the buffer's eight bytes */
 }
 
 static void test_nothing_follows_a_piece_that_did_not_fit(void **state)
@@ -107,7 +107,7 @@ static void test_a_growing_text_grows_to_its_limit(void **state)
             assert_int_equal(t.used, wanted);
             assert_true(t.size <= limits[i] + 1);
             if (wanted > 0) assert_int_equal(strlen(t.at), wanted);
-            text_put(&t, bytes, piece); /* this piece makes the text longer than its limit */
+            text_put(&t, bytes, piece); /* adding this piece makes the text longer than its limit */
             assert_int_equal(t.failure, TEXT_FULL);
             assert_int_equal(t.used, wanted);
             assert_null(text_take(&t, &length));
@@ -461,8 +461,8 @@ static void test_the_nearest_name_is_near_enough_or_none(void **state)
     } cases[] = {
         { "casual", "causal" },
         { "key_mask", "keep_mask" },
-        /* "x" differs from "q" by one letter only, but names without a common letter do not count as similar */
         { "scales", "scale" },
+        /* "x" differs from "q" by one letter only, but names without a common letter do not count as similar */
         { "x", NULL },
         { "softcap", NULL },
     };
