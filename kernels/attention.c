@@ -249,7 +249,7 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
     for (; axes[rank]; rank++) letters[rank] = axes[rank];
     letters[rank] = '\0';
     if (info->kind == ATTN_AXES_LAYOUT && p->layout == ATTN_BHSD &&
-        !packed) { /* bhsd swaps two axes, except in packed problems, which are never bhsd */
+        !packed) { /* layout bhsd swaps two axes; a packed problem never has this layout */
         const char sequence = letters[1];
         letters[1] = letters[2];
         letters[2] = sequence;

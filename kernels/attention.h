@@ -353,7 +353,7 @@ typedef struct attn_observe {
  *   lse_i = ln(sum_j exp z_ij + exp sink_h)     out_i = sum_j exp(z_ij - lse_i) M_ij v_j     M: dropout, 1 without
  *
  * An output tensor whose rank is 0 is not computed (out and lse of a forward, each gradient of a backward).
- * Backward recomputes out and lse where they are not given (both or neither).
+ * A backward gets both out and lse, or neither; in the second case it computes them first.
  *
  * An observe reads q, k and all tensors and options that change scores; it has no v, and ignores dropout. P_ij =
  * exp(z_ij - lse_i); where z_ij is NaN, all numbers of query i are NaN, and its top_keys -1. */
@@ -428,23 +428,23 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 bool attn_reads(const attn_problem *p, attn_tensor_id id);
 bool attn_writes(const attn_problem *p, attn_tensor_id id);
 
-/* Sizes of a checked problem in any layout. Packed: B is the number of sequences, Sq and Sk are total_q and total_k (no
- * sequence is longer). With page_table: Sk is the number of keys that the pages of a row can hold. The struct has no
- * lengths of sequences, because lengths are values of tensors, which may be in device memory: see attn_sequence_of() in
- * kernels/tiles.h. */
+/* Sizes of a checked problem in any layout. In a packed problem B is the number of sequences. Sq is total_q and Sk
+ * is total_k, because no sequence is longer. With page_table Sk is the number of keys that the pages of a row can
+ * hold. The struct has no lengths of sequences, because lengths are values of tensors, which may be in device
+ * memory: see attn_sequence_of() in kernels/tiles.h. */
 typedef struct attn_dims {
     int64_t B, H, Hk, Sq, Sk, D, Dv;
     bool packed;
     int64_t total_q,
-        /* packed: numbers of rows of q and of k; with page_table, total_k is an upper bound on the number of keys of
-         * all sequences */
+        /* Packed: number of rows of q and of k. With page_table, total_k is an upper bound on the number of keys of all
+         * sequences. */
         total_k;
     int64_t pages, page_size; /* with page_table: number of pages, and slots in a page; without: 0 */
     int64_t row_k;            /* Sk of a packed problem whose k is [B, Sk, Hk, D]; otherwise 0 */
 } attn_dims;
 
-/* Returns the sizes of a problem, from its shapes alone. The ranks of the tensors must be right. The function does not
- * check that the shapes agree, because attn_check() itself uses it. */
+/* Returns the sizes of a problem, from its shapes alone. The ranks of the tensors must be correct. The function does
+ * not check that the shapes agree, because attn_check() itself uses it. */
 attn_dims attn_dims_of(const attn_problem *p);
 
 /* A tensor with one stride for each of its axes. In a view v, element (b, h, row, column) has the index
@@ -498,8 +498,8 @@ typedef struct attn_geometry {
 
 /* Checks the shapes, dtypes, ranks, options, and the values of index tensors and masks, which it reads in host memory.
  * No other function validates problems, and kernels run only problems that attn_check() accepted. Outputs need not be
- * given; a given one must have the right shape. Errors: INVALID, TOO_LARGE (sizes overflow), UNSUPPORTED (D or Dv above
- * ATTN_MAX_HEAD_DIM). */
+ * given; a given output must have the correct shape. Errors: INVALID, TOO_LARGE (sizes overflow), UNSUPPORTED (D or Dv
+ * above ATTN_MAX_HEAD_DIM). */
 attn_status attn_check(const attn_problem *p, attn_error *err);
 
 /* In a checked observe (statistics of probabilities), replaces ends of -1 in `rows` and `keys` by the number of queries
@@ -793,7 +793,7 @@ attn_status attn_plan_make(const attn_capabilities *can, const attn_problem *pro
 
 /* Plans `problem`, which is the problem of the plan `made` with its tensors at other addresses. The function keeps the
  * kernel of `made`, except in two cases, where it chooses a kernel again: the capabilities differ from those of `made`,
- * or other tensors are unaligned. */
+ * or the set of unaligned tensors differs. */
 attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, const attn_problem *problem,
                            attn_plan *plan, attn_error *err);
 
@@ -906,8 +906,8 @@ attn_status attn_sum_parts(attn_stream *stream, const attn_sum *sum, attn_error 
  *
  *     dout_p = w_p dout                   dlse_p = w_p (dlse + dout . (out_p - out))
  *
- * A backward of each part that is given its dout_p and dlse_p then yields the gradients of the whole. All is computed
- * in float32, part after part in the order given, and each result is rounded once to its dtype.
+ * If the backward of each part is given dout_p and dlse_p, these backwards together yield the gradients of the whole.
+ * Everything is computed in float32, part after part in the order given, and each result is rounded once to its dtype.
  *
  *   A part whose lse is -inf is empty: it adds nothing, its out is not read, and its gradients are 0.
  *   Where all parts are empty, out is 0 and lse is -inf.
@@ -1008,8 +1008,8 @@ attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err);
 /* returns the microseconds between two marks (attn_stream_mark()) of this stream; the stream's work must be done */
 double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot);
 
-/* Returns the microseconds from a mark of one stream to a mark of another stream of the same device; NaN if the backend
- * cannot measure this time. */
+/* Returns the microseconds from a mark (attn_stream_mark()) of one stream to a mark of another stream of the same
+ * device; NaN if the backend cannot measure this time. */
 double attn_streams_between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
 
 /* does not wait; *done becomes false while the stream still has work, and true when it has none */
@@ -1017,16 +1017,16 @@ attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err);
 attn_status attn_stream_wait(attn_stream *stream, attn_error *err);
 
 /* Detects the end of the work on a stream without a call of the driver, whose lock would block other threads.
- * attn_stream_note() queues a note behind all work; attn_stream_noted() says whether the device has reached it. After
- * an error the device may never reach the note, so a caller that has polled long enough should call attn_stream_done().
- * Returns UNSUPPORTED if the backend has no notes. */
+ * attn_stream_note() queues a note (a write to host memory) behind all work; attn_stream_noted() says whether the
+ * device has reached it. After an error the device may never reach the note, so a caller that has polled long enough
+ * should call attn_stream_done(). Returns UNSUPPORTED if the backend has no notes. */
 attn_status attn_stream_note(attn_stream *stream, attn_error *err);
 bool attn_stream_noted(const attn_stream *stream);
 
 /* ---- The truth: a device computes results in float64 --------------------------------------------------------------
  *
- * A problem's results as the definitions above give them, with every mask and option. All is computed in float64, and
- * nothing is rounded to a dtype afterwards: other results can be compared with these.
+ * The truth is a problem's results as the definitions above give them, with every mask and option. Everything is
+ * computed in float64, and nothing is rounded to a dtype afterwards: other results can be compared with these.
  *
  *   out  [rows, Dv]        lse  [rows]             attention itself, also where a backward has out and lse
  *   dq   [rows, D]         dk   [key rows, D]      dv  [key rows, Dv]      of a backward

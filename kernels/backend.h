@@ -84,7 +84,8 @@ struct attn_backend {
     double (*elapsed_us)(attn_stream *stream, int from_slot, int to_slot);
     attn_status (*done)(attn_stream *stream, bool *done, attn_error *err);
     attn_status (*wait)(attn_stream *stream, attn_error *err);
-    /* Returns the microseconds between marks of two streams. NULL: the backend cannot measure this time */
+    /* Returns the microseconds from a mark (recorded time) of one stream to a mark of another. NULL: the backend cannot
+     * measure this time. */
     double (*between_us)(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
     /* Queues a note (attn_stream_note()). NULL: the backend has no notes, and attn_stream_note() returns UNSUPPORTED */
     attn_status (*note)(attn_stream *stream, attn_error *err);
@@ -92,10 +93,10 @@ struct attn_backend {
     /* import and release_import are NULL where processes cannot share memory of the backend's devices */
     attn_status (*import)(attn_device *device, const uint8_t *handle, size_t bytes, void **memory, attn_error *err);
     void (*release_import)(attn_device *device, void *memory);
-    /* pin and unpin are NULL where memory cannot be pinned */
+    /* `pin` and `unpin` are NULL if the backend cannot pin host memory */
     attn_status (*pin)(attn_device *device, void *memory, size_t bytes, attn_error *err);
     void (*unpin)(attn_device *device, void *memory);
-    /* Computes on the device what attn_lse_judge() needs to decide whether the lse that a client sent is right: for
+    /* Computes on the device what attn_lse_judge() needs to decide whether the lse that a client sent is correct: for
      * each row in `look`, the sum of exp(score) over the row's keys. NULL: the host computes these sums instead. */
     attn_status (*sum_lse)(attn_stream *stream, const attn_problem *problem, const attn_lse_look *look, double *found,
                            attn_error *err);

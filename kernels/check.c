@@ -701,8 +701,8 @@ static attn_status check_seqlens(const attn_problem *p, attn_tensor_id id, attn_
     return ATTN_OK;
 }
 
-/* Checks cu_seqlens_k of packed queries with k of [B, Sk, Hk, D]: where given, it must say where each row of k
- * starts. */
+/* Checks cu_seqlens_k of packed queries with k of [B, Sk, Hk, D]: it may be left out, but if given it must say where
+ * each row of k starts. */
 static attn_status check_starts(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const int32_t *const cu = p->cu_seqlens_k.data;
@@ -814,7 +814,7 @@ static attn_status check_shapes(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* Returns whether the tensor, read in layout `layout`, has fewer heads than rows. This is a sign of the right layout,
+/* Returns whether the tensor, read in layout `layout`, has fewer heads than rows. This is a sign of the correct layout,
  * because real problems nearly always have fewer heads than rows. Axis 1 holds the heads in bhsd, axis 2 in bshd. With
  * a single query the shape says nothing about the layout. */
 static bool heads_are_fewer(const attn_tensor *t, attn_layout layout)

@@ -77,9 +77,10 @@ enum { FEW_ROWS = 8 };
 /* The measured rates of all kernels. The columns are the members of struct rate: kernel, operation, dtypes, family;
  * head, number, pair, product; strange, strange_product, cheap, most.
  *
- * Two rates need a remark. The generic backward was measured on rows whose scores exceed the range of float32: 400 ns
- * per (query, key, head) triple where each block runs alone, 1450 ns on a full device (both with 64 columns). Its rate
- * lies between the two. The sm90 forward computes a tile twice if its sums of values overflow. */
+ * Two rates need a remark. The first is the generic backward, which was measured on rows whose scores exceed the
+ * range of float32: 400 ns per (query, key, head) triple where each block runs alone, 1450 ns on a full device (both
+ * with 64 columns). Its rate lies between the two. The second is the rate of the sm90 forward, which computes a tile
+ * twice if its sums of values overflow. */
 /* clang-format off */
 static const struct rate rates[] = {
     { "amx",            ATTN_OP_FORWARD,  BFLOAT,          CPU,      250,  .08, .12, .0017,  8,   .13,  .8, CPU_MOST },
@@ -276,8 +277,8 @@ enum {
     /* number of query rows that a multiprocessor computes at a time in kernels with one warp per row */
     WARPS = 32,
     COLUMNS = 64, /* a tile's width is a multiple of this number of columns */
-    /* largest head size of the generic 16-bit kernels that have all columns in one block. For larger heads, a block
-     * computes this many columns of a result, and scores from all columns of q and k */
+    /* largest head size for which one block of the generic 16-bit kernels computes all columns. For larger heads, a
+     * block computes this many columns of a result, with scores from all columns of q and k. */
     WIDE_COLUMNS = 256,
     WIDE_ROWS = 64,            /* number of rows that a block of sm90_wide computes */
     HOPPER_WIDE_COLUMNS = 512, /* number of columns of a result that a block of sm90_wide computes */

@@ -34,10 +34,12 @@ struct attn_counter {
     /* planes_b: number of planes along the batch; heads: number of planes along the heads (a plane: one batch row and
      * head that stands for all batch rows and heads with equal masks) */
     int64_t planes_b, heads;
-    double each; /* number of (batch row, head) pairs that have equal masks; only one of them (a plane) is counted */
+    /* number of (batch row, head) pairs with equal masks; tiles are counted for one pair (a plane) and multiplied by
+     * `each` */
+    double each;
 
-    /* The plane (batch row and head) that is being counted, and where in it the next step goes on: an index of a band
-     * of rows, of a block of keys, or of a row. */
+    /* The plane (batch row and head) that is being counted, and where in it the next step goes on: an index of a
+     * band (group of rows), of a block of keys, or of a row. */
     int64_t plane, next;
     attn_sequence s; /* the sequence of the plane (batch row and head) that is being counted */
     /* For FlashMask (BY_KEYS): how many more elements each band of rows (as many rows as a tile has) sees than the band

@@ -92,8 +92,8 @@ ATTN_HD uint64_t attn_narrow(double x, int mantissa, int bias)
     rest = significand & ((UINT64_C(1) << shift) - 1);
     half = UINT64_C(1) << (shift - 1);
     if (rest > half || (rest == half && (kept & 1))) kept++;
-    /* Where rounding carries out of the fraction bits, the carry adds one to the exponent. The result is right: it is
-     * the next power of two. */
+    /* If rounding carries out of the fraction bits, the carry adds one to the exponent. The result is then the next
+     * power of two, as it should be. */
     if (exponent < 1 - bias) return kept;
     return ((uint64_t)(exponent + bias - 1) << mantissa) + kept;
 }

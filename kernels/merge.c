@@ -13,12 +13,12 @@
 
 /* ---- Merging rows ------------------------------------------------------------------------------------------------ */
 
-/* The loops process COLUMNS numbers of a row at a time, and a dot product has LANES sums side by side. These constant
- * lengths let the compiler vectorise the loops; columns that do not exist are zeros. */
+/* The loops process COLUMNS numbers of a row at a time, and a dot product is computed as LANES partial sums. These
+ * constant lengths let the compiler vectorise the loops; columns that do not exist are zeros. */
 enum { COLUMNS = 64, LANES = 8 };
 
-/* For one row of a merge: each part's share of the row, and its dot product dout . out; `mean` is the mean of the
- * products, weighted by the shares. */
+/* Values for one row of a merge: the share of each part in the row, and each part's dot product dout . out. `mean` is
+ * the mean of these products, weighted by the shares. */
 struct weights {
     float share[ATTN_MERGE_PARTS], dot[ATTN_MERGE_PARTS], mean;
 };

@@ -64,7 +64,8 @@ ATTN_HD int64_t attn_merge_count(const attn_merge_plan *m)
 
 /* One row of a merge. Row number n is query n / H of head n % H. */
 typedef struct attn_merge_row {
-    int64_t b, h, i, lse_at; /* batch row, head and query; lse_at: index of the row in the array lse of each part */
+    /* index of the batch row, head and query; lse_at: index of the row in the array lse of each part */
+    int64_t b, h, i, lse_at;
     float sink;              /* the sink of the row's head; a merge treats it like the lse of one more part */
     /* the largest lse of the parts and the sink, and the sum of the weights exp(lse - top) (0 where all parts are
      * empty) */
@@ -87,8 +88,8 @@ ATTN_HD attn_merge_row attn_merge_row_of(const attn_merge_plan *m, int64_t n)
     return row;
 }
 
-/* Returns exp(lse - whole lse): the share of a row that belongs to a part, or to the sink, with this lse. All shares of
- * a row add up to 1, so sums weighted by them do not overflow. */
+/* Returns exp(lse - lse of the whole row), the share in the row of a part, or of the sink, that has this lse. All
+ * shares of a row add up to 1, so sums weighted by them do not overflow. */
 ATTN_HD float attn_merge_share(const attn_merge_row *row, float lse)
 {
     return lse == -INFINITY ? 0 : attn_merge_weight(lse, row->top) / row->sum;

@@ -152,7 +152,7 @@ static double capped(const struct look *look, double product)
 }
 
 /* Computes bounds on the products of q and k: first from the largest numbers of their dtypes, then, if these bounds are
- * too large, from their largest elements. Sets the members of *look that depend on the bounds. */
+ * too large, from the largest elements of q and k. Sets the members of *look that depend on the bounds. */
 static void bound_products(struct look *look, const attn_strange_limits *limits, bool given_lse)
 {
     const attn_problem *p = look->p;

@@ -275,9 +275,9 @@ typedef enum attn_tile_kind {
     ATTN_TILE_HIDDEN   /* FlashMask hides the whole tile, so it can be skipped */
 } attn_tile_kind;
 
-/* Classifies the tile of queries [r0, r1) and the keys whose extreme bounds are `e`. FREE and HIDDEN are certain.
- * PARTIAL is not certain: if only both intervals of the keys together hide the whole tile, the result is PARTIAL too.
- * Such a tile is computed correctly, but more slowly than if it were skipped. */
+/* Classifies the tile of queries [r0, r1) and the keys whose smallest and largest bounds are in `e`. FREE and HIDDEN
+ * are certain. PARTIAL is not certain: it is also returned if neither interval of the keys hides the whole tile, but
+ * both together do. Such a tile is computed correctly, but more slowly than if it were skipped. */
 ATTN_HD attn_tile_kind attn_mask_classify(const attn_mask_extremes *e, int64_t r0, int64_t r1)
 {
     if ((r0 >= e->max.lts && r1 <= e->min.lte) || (r0 >= e->max.uts && r1 <= e->min.ute)) return ATTN_TILE_HIDDEN;

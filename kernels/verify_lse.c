@@ -6,7 +6,7 @@
  * refused in two cases:
  *
  *   1. the P of a row, with the P of the sink, sum to more than 1;
- *   2. one conversion makes the lse of every row right: lse was computed in base 2, with another scale, or without a
+ *   2. one conversion makes the lse of every row correct: lse was computed in base 2, with another scale, or without a
  *      mask. The message names the conversion.
  *
  * The correct lse of a part of the keys might look like case 2 by chance. Case 2 therefore has two conditions:
@@ -34,7 +34,7 @@
 #include "backend.h"
 
 enum {
-    /* number of rows that are checked first; if the lse of all of them are right, no other row is read */
+    /* number of rows that are checked first; if the lse of all these rows is correct, no other row is read */
     FIRST_ROWS = 4,
     /* in a large problem one row of every ROWS_SHARE rows is checked first, but at most ATTN_LSE_ROWS rows */
     ROWS_SHARE = 128,
@@ -299,14 +299,14 @@ struct tolerances {
     double loose, tight;
 };
 
-/* Returns whether it can be decided if the lse of this row is right. It cannot if the row has NaN, or if its lse is so
- * large that it does not determine the row's sum. */
+/* Returns whether this row can show if its lse is correct. It cannot if the row has NaN, or if its lse is so large that
+ * it does not determine the row's sum. */
 static bool is_told(const attn_lse_row *row, const double *found)
 {
     return fabs(row->lse) < ATTN_LSE_MOST && !isnan(found[0]);
 }
 
-/* Returns the relative error of a product of two numbers of q and k that were rounded. The client may have rounded q
+/* Returns the relative rounding error of a product of a number of q and a number of k. The client may have rounded q
  * and k after it computed lse. */
 static double unit_of(const attn_problem *p)
 {
@@ -334,9 +334,9 @@ static bool is_too_much(const attn_problem *p, const lse_variants *all, const at
 
 enum says { NOTHING, YES, NO };
 
-/* Returns whether the row's lse fits variant v of the scores (way to compute them), where v == ATTN_LSE_VARIANTS stands
- * for base 2; NOTHING: the row does not tell. *apart becomes the difference between the lse by variant v and the lse by
- * the options as given. */
+/* Returns whether the row's lse fits variant v of the scores (way to compute them), where v == ATTN_LSE_VARIANTS
+ * stands for base 2; It returns NOTHING if this row cannot decide. *apart becomes the difference between the lse by
+ * variant v and the lse by the options as given. */
 static enum says says(const attn_problem *p, const lse_variants *all, const attn_lse_row *row, const double *found,
                       int v, double *apart)
 {
@@ -359,8 +359,8 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
 static int explanation(const attn_problem *p, const lse_variants *all, const attn_lse_look *look, bool refused, int *at)
 {
     for (int n = 0; n < ATTN_LSE_VARIANTS; n++) {
-        /* the first iteration tries base 2 in place of variant 0 (the options as given), which cannot explain a wrong
-         * lse */
+        /* variant 0 (the options as given) cannot explain a wrong lse, so the first iteration tries base 2 in its
+         * place */
         const int v = n == 0 ? ATTN_LSE_VARIANTS : n;
         double least = INFINITY, most = -INFINITY, tolerance = 0;
         int yes = 0;
@@ -418,7 +418,8 @@ attn_status attn_lse_judge(const attn_problem *p, const attn_lse_look *look, att
                      exp(fmin(look->found[at][0] - look->row[at].lse, 700)), refused ? "at most 1" : "1", how);
 }
 
-/* Sums the first `first` rows by the options as given. Returns whether the lse of each of them is right. */
+/* Sums rows 0 to `first` - 1 of the list by the options as given. Returns whether the lse of every one of these rows is
+ * correct. */
 static bool first_are_right(struct reader *r, attn_lse_look *look, int first)
 {
     int right = 0;

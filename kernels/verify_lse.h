@@ -37,8 +37,8 @@ typedef struct lse_variants {
     lse_variant list[ATTN_LSE_VARIANTS]; /* the variants; list[0] has the options as the client gave them */
 } lse_variants;
 
-/* Two sums over the keys of a row, relative to the row's largest score `top`. `sum` is the sum of exp(z - top). For
- * `size`, each of these exponentials is multiplied by the key's sqrt(sum_d (q_d k_d)^2). */
+/* Two sums over the keys of a row, relative to the row's largest score `top`. `sum` is the sum of exp(z - top).
+ * `size` is the same sum, with each term multiplied by the key's sqrt(sum_d (q_d k_d)^2). */
 typedef struct lse_sum {
     double top, sum, size;
 } lse_sum;

@@ -99,7 +99,7 @@ static bool wants_dS(const struct flash *f)
     return f->p->dq.rank || f->p->dk.rank || f->p->dbias.rank || f->p->dalibi_slopes.rank;
 }
 
-/* ---- Phase FLASH_ROWS: the numbers of rows that the backward needs ----------------------------------------------- */
+/* ---- Phase FLASH_ROWS: values of each row that the backward needs ------------------------------------------------ */
 
 static void zero_dbias_slice(const struct flash *f, int64_t slice)
 {
@@ -339,7 +339,7 @@ static const float *finite_lse(const struct flash *f, const struct flash_tile *t
 struct chunk {
     int64_t b, hk, index, j0;
     int64_t first; /* index of the chunk's first key along the axis of keys of k and v */
-    int n;         /* number of the chunk's keys that exist (before seqlens_k) */
+    int n;         /* number of the chunk's keys that exist; keys past seqlens_k do not */
     /* true: some query sees keys of the chunk, so the chunk's keys are packed, and sums for dk and dv have begun */
     bool packed;
     bool wild; /* true: some keys of the chunk are infinite, NaN or so large that products with them may overflow */

@@ -9,7 +9,7 @@
  *
  * Rows of equal scores. A mask may have the most negative number in place of -inf. A row in which every key has that
  * bias has one score for all keys, because adding q . k is lost in rounding, even in double. Each P is 1 / n, where n
- * is the number of keys. The loops in float32 computed the same P, so O is right and only lse is wrong.
+ * is the number of keys. The loops in float32 computed the same P, so O is correct and only lse is wrong.
  * flash_exact_alike() recognises the row by its bias alone.
  *
  * Products that overflow. A product q . k may exceed the range of float32 while scale q . k is within it. Packing

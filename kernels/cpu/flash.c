@@ -158,7 +158,8 @@ static void draw(uint64_t seed, int64_t head_index, int64_t i, int64_t group, ui
 
 enum { HALVES = 8 * GROUPS };
 
-/* Writes 1 for each key that dropout keeps and 0 for each other key, for HALVES keys from key 8 * `group` on. */
+/* Writes HALVES numbers to `kept`, one for each key from key 8 * `group` on: 1 if dropout keeps the key, otherwise
+ * 0. */
 static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t group, float kept[HALVES])
 {
     const uint32_t threshold = f->drop_threshold;

@@ -5,14 +5,14 @@
  * the items of all problems together, so many small problems cost no more barriers than one:
  *
  *     phase            an item (unit of work) is           what an item does
- *     FLASH_PREPARE    a key tile; a head's mask rows      packs K and V for products; extremes of the FlashMask bounds
+ *     FLASH_PREPARE    a key tile; a head's mask rows      packs K and V for products; min and max FlashMask bounds
  *     FLASH_FORWARD    a row tile against a span of keys   scores, softmax, O; a result, or a partial result
  *     FLASH_MERGE      a row tile whose keys were split    adds up partial results in order
  *     FLASH_ROWS       a row tile                          packs Q and dO; lse, delta; zeros dQ, dbias (backward)
  *     FLASH_KEYS       a chunk of keys                     dK and dV of the chunk, its share of dQ (backward)
  *     FLASH_FINISH     a row tile; a head                  dQ in its dtype; dsinks, dalibi_slopes (backward)
  *
- * An observe has its own kinds of items in FORWARD, KEYS and FINISH: see observe.c.
+ * An observe (statistics of probabilities) has its own kinds of items in FORWARD, KEYS and FINISH: see observe.c.
  *
  * A phase without items costs nothing. A backward without out and lse runs the forward phases first and stores only lse
  * and delta of their results.
@@ -27,10 +27,10 @@
  * Invariants
  * 1. Tile sizes, paths, splits and the order of all sums depend on one sequence's Sq and Sk, and on the problem's H /
  * Hk, D, Dv, dtype and options. They never depend on B, on other sequences or problems, or on the number of threads.
- * 2. No Sq x Sk matrix exists. Scratch is a few tiles per thread. The size of the workspace is at most a multiple of
+ * 2. No Sq x Sk matrix exists. Scratch is a few tiles per thread. The size of the workspace is at most a constant times
  * the tensors' size.
- * 3. The size of the workspace can be computed without reading cu_seqlens or seqlens: flash_run_bytes() uses bounds on
- * their sums. */
+ * 3. The size of the workspace can be computed without reading cu_seqlens or seqlens: flash_run_bytes() uses upper
+ * bounds on the sums of lengths. */
 #ifndef ATTN_CPU_FLASH_H
 #define ATTN_CPU_FLASH_H
 
@@ -343,8 +343,8 @@ static inline void *flash_at(const attn_view *view, int64_t b, int64_t h, int64_
     return (char *)view->data + attn_at(view, b, h, row) * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* Returns the address of a row of k or v of key/value head hk, with or without pages. `line`: k_start + j for key j of
- * the sequence. */
+/* Returns the address of a row of k or v of key/value head hk, with or without pages. Key j of the sequence has the
+ * index `line` = k_start + j. */
 static inline void *flash_key_at(const struct flash *f, const attn_view *view, int64_t b, int64_t hk, int64_t line)
 {
     return (char *)view->data + attn_key_at(&f->g, view, b, hk, line) * (int64_t)attn_dtype_bytes(view->dtype);
@@ -376,7 +376,7 @@ static inline void flash_scratch_end(const struct flash *f, const struct flash_a
     (void)f, (void)arena;
 }
 
-/* Returns the index of query i of head h in arrays with an entry for each row, such as lse2 (order: see run.c). */
+/* Returns the index of query i of head h in arrays with one entry per row, such as lse2. (run.c defines the order.) */
 int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);
 
 /* Returns the number by which q . k is multiplied for a key/value head: the problem's scale times the float8 scale
@@ -446,8 +446,8 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split);
 
 /* Computes delta = rowsum(dO O), without dlse, of n rows of O: the rows of head h from row `first` of the tensor on. dO
- * is rounded as for the products, because sum_j P (dP - delta) must be 0: otherwise that sum times a large element of K
- * makes dQ wrong. */
+ * is rounded as for the products, so that sum_j P (dP - delta) is 0. If it were not 0, its product with a large element
+ * of K would make dQ wrong. */
 void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, int n, const void *O, attn_dtype dtype,
                   int64_t stride, float *delta);
 

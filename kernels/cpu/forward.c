@@ -247,8 +247,8 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
                     continue;
                 }
             }
-            /* the block's first `skipped` columns (a multiple of FLASH_UNIT) are not computed for this strip, a few
-             * rows of the tile */
+            /* the block's first `skipped` columns (a multiple of FLASH_UNIT) are not computed for this strip (a few
+             * rows of the tile) */
             const int64_t skipped = part.c0 - block.c0;
             score_type->gemm(strip.rows, part.cols, D, scratch.Qa + r0 * scratch.q_lda * score_es, scratch.q_lda,
                              K + skipped / SIMD_PANEL * ldk * score_es, ldk, scratch.S, scratch.lds, false, NULL);

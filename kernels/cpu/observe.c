@@ -13,7 +13,7 @@
  * double. All sums are in the order of rows and keys. Every number is written by one item (unit of parallel work).
  *
  * The entropy of a row is -sum P ln P. With e = sum exp(z - m) (z - m) it is ln l - e / l. Neither ln l nor -e / l is
- * negative, so no digits cancel, however large the scores are. (In the form lse - sum P z they would.)
+ * negative, so no digits cancel, however large the scores are. (In the form lse - sum P z digits would cancel.)
  *
  * Rows whose numbers exceed the range of float32 are computed in double (exact.c). They are marked by NaN in row_base,
  * and `strange` holds their lse. */
@@ -322,8 +322,8 @@ static void store_mass(const struct flash *f, int64_t b, int64_t h, int64_t line
     }
 }
 
-/* Writes the probabilities of a row tile and keys j to j + cols - 1 to the output weights, for those queries and keys
- * of which the caller wants the probabilities. */
+/* Writes the probabilities of a row tile and keys j to j + cols - 1 to the output weights, but only for the queries and
+ * keys that the caller asked for. */
 static void store_weights(const struct flash *f, const struct flash_tile *t, int64_t j, int cols,
                           const struct scratch *s)
 {
@@ -388,8 +388,8 @@ static int64_t first_of_cell(int64_t cell, int64_t cells, int64_t size)
     return attn_tiles(cell * size, cells);
 }
 
-/* Divides the rows of a tile into groups whose rows have one head and add to one row of the output map. Returns the
- * number of groups. */
+/* Divides the rows of a tile into groups. The rows of a group belong to one head and are added to one row of the output
+ * `map`. Returns the number of groups. */
 static int group_rows(const struct flash *f, const struct flash_tile *t, struct group *groups)
 {
     const attn_observe *const o = &f->g.observe;
@@ -421,7 +421,7 @@ static void add_to_cells(const attn_observe *o, int64_t j, int cols, const float
     }
 }
 
-/* Sums for a part of one row of the output map: the columns that one item (unit of parallel work) computes. Several row
+/* Sums for part of one row of the output map: the columns that one item (unit of parallel work) computes. Several row
  * tiles may add to the same row of the map, so the sums are kept from one row tile to the next. */
 struct carry {
     int64_t h, u;

@@ -81,7 +81,7 @@ static void forward(struct head *a)
             scores(a, i, j, rows, columns); /* 8 */
             for (int64_t r = 0; r < rows; r++) {
                 double *O = a->O + (i + r) * a->dv, most = m[r];
-                /* a score that is NaN has to make the row NaN, so fmax(), which ignores NaN, does not do */
+                /* a score that is NaN has to make the row NaN, so fmax() cannot be used: it ignores NaN */
                 for (int64_t c = 0; c < columns; c++)
                     if (a->S[r][c] > most || isnan(a->S[r][c])) most = a->S[r][c]; /* 9 */
                 /* a row that has seen no key yet is skipped, because a maximum of -inf would give NaN */

@@ -250,7 +250,8 @@ int64_t pool_end(struct pool *pool, struct pool_part *part)
     return now_ns() - part->began_ns - part->paused_ns + part->helped_ns;
 }
 
-/* Polls for a new loop for POOL_SPIN_US. Returns whether one came. The caller must not hold pool->lock. */
+/* Polls for at most POOL_SPIN_US until a new loop appears. Returns whether one did. The caller must not hold
+ * pool->lock. */
 static bool spin_for_loop(struct pool *pool, unsigned seen)
 {
     int64_t until = now_us() + POOL_SPIN_US;

@@ -12,8 +12,8 @@
  * chance, and no result may depend on it; `worker` only selects scratch memory.
  *
  * Several threads may use a pool side by side. Each thread that calls pool_begin() replaces a worker, which leaves
- * after its item. No more threads compute at a time than the pool has, unless more callers than that have begun. Two
- * problems on two cores thus have a core each, and neither waits for the other's last item.
+ * after its item. The number of threads that compute at a time never exceeds the pool's, unless more callers than that
+ * have begun. Two problems on two cores thus have a core each, and neither waits for the other's last item.
  *
  * An owner is a pointer that stands for one client of the pool. Owners share the threads equally. Workers go to the
  * owner with the fewest threads. A calling thread pauses between two items while its owner has more threads than its
@@ -27,7 +27,7 @@
 struct pool;
 
 /* A function that computes one item (turn) of a parallel loop. `worker` is the number of the thread: 0 for the thread
- * that called pool_run(), and at most pool_threads() - 1. Two threads in one loop never have one number. */
+ * that called pool_run(), and at most pool_threads() - 1. Two threads in one loop never have the same number. */
 typedef void (*pool_task)(void *context, int worker, int64_t item);
 
 /* Opens a pool of `threads` threads. The calling thread is one of them, and threads - 1 are started. 0 means one thread

@@ -309,7 +309,7 @@ static struct lse observed_lse_of_row(const struct reference *r, int64_t row)
     return r->g.observe.given_lse && !says_nothing ? (struct lse){ lse, 0 } : lse_of_row(r);
 }
 
-/* Adds the part that comes from row i to every requested output of an observe (statistics of probabilities). */
+/* Adds the contribution of row i to every requested output of an observe (statistics of probabilities). */
 static void observe_row(struct reference *r, int64_t i)
 {
     const int64_t row = r->s.q_start + i, mass_rows = r->g.observe.key_mass_rows;

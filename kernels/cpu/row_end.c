@@ -10,8 +10,9 @@
 /* number of rows for which one call of close() (simd.h) computes lse and the factor of O */
 enum { CLOSE_ROWS = 64 };
 
-/* Adds the sink to the row's sum l. Computes lse2 (lse in base 2) and `inverse`, the factor by which O is multiplied: 1
- * / l times dropout's factor. A row that sees no key gets inverse 0, and its lse2 is -inf, or the sink in base 2. */
+/* Adds the sink to the row's sum l. Computes lse2 (lse in base 2) and `inverse`, the factor by which O is
+ * multiplied: 1 / l times dropout's factor. A row that sees no key gets inverse 0. Its lse2 is the sink in base 2,
+ * or -inf if there is no sink. */
 static void close_row(const struct flash *f, int64_t h, float m, float l, float *inverse, double *lse2)
 {
     float factor = 1;

@@ -26,8 +26,8 @@
  * forward tile has BM rows of q and BN keys. A backward has tiles of back_Br rows of q, against chunks of Bk keys. A
  * problem gets the first row of the table that fits its compute type and the larger of D and Dv. */
 static const struct tile_sizes {
-    /* the compute type to which this row of the table applies: `element` is the dtype of stored numbers, and `parts`
-     * says how many of them add up to one number (simd_split.h) */
+    /* the compute type to which this row of the table applies: `element` is the dtype of stored numbers, and `parts` is
+     * the number of stored numbers that add up to one number (simd_split.h) */
     attn_dtype element;
     int parts, max_d;
     int BM, BN, back_Br, Bk;
@@ -145,7 +145,7 @@ static struct sums bound_sums(const struct flash *f)
                   total_k = d->packed ? d->total_k : d->B * d->Sk;
     const int64_t tiles = attn_min64(d->B, total_q) + add_product(0, 2 * G, total_q) / f->BM;
     const int64_t rows = add_product(add_product(0, G, total_q), FLASH_UNIT - 1, tiles);
-    /* the number of spans (runs of keys) of all sequences is at most 3/2 total_k / SPLIT_KEYS */
+    /* the spans (runs of keys) of all sequences are at most 3/2 total_k / SPLIT_KEYS; here without the divisor */
     const int64_t spans = total_k + total_k / 2;
     sums.tiles = add_product(0, d->Hk, tiles);
     sums.rows = add_product(0, d->Hk, rows);
@@ -251,7 +251,7 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->mask_blocks = attn_tiles(f->g.dims.Sk, FLASH_MASK_BLOCK);
     }
     /* If several groups of heads, or several batch rows, share one matrix of dbias, one item (unit of work) computes
-     * them one after the other (backward.c). */
+     * all these groups or batch rows one after the other (backward.c). */
     if (f->backward && p->dbias.rank) {
         const bool heads = p->bias.shape[1] != f->g.dims.H, batch = p->bias.shape[0] != f->g.dims.B;
         if ((heads && f->g.dims.Hk > 1) || (batch && f->B > 1))

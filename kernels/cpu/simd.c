@@ -15,8 +15,9 @@
 #if SIMD_X86
 #include <cpuid.h>
 
-/* Bits of the register XCR0. The operating system saves these registers if their bits are set: SSE and AVX registers;
- * opmask and ZMM registers; the tile configuration and tile data of AMX. */
+/* Masks of bits in the register XCR0. A set bit means that the operating system saves certain registers. XCR0_AVX
+ * covers the SSE and AVX registers, XCR0_AVX512 the opmask and ZMM registers, and XCR0_AMX the configuration and data
+ * of AMX tiles. */
 enum { XCR0_AVX = 0x6, XCR0_AVX512 = 0xe0, XCR0_AMX = 0x60000 };
 
 static uint64_t os_state(void)
@@ -26,8 +27,8 @@ static uint64_t os_state(void)
     return (uint64_t)high << 32 | low;
 }
 
-/* Returns whether `reg` has all bits of `mask`. The instruction cpuid returned `reg`; its bits say which instructions
- * exist. */
+/* Returns whether `reg` has all bits of `mask`. `reg` is a result of the instruction cpuid, whose bits say which
+ * instructions exist. */
 static bool has(uint32_t reg, uint32_t mask)
 {
     return (reg & mask) == mask;

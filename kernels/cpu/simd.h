@@ -73,9 +73,9 @@
  * of Q and dO (a, at) belong to the query tile, packs of K (bt, b) and V (bt) to the key tile. f32 products need no
  * packed A where the tensor itself has the A form: float32, dense in its last axis, with 64-byte aligned rows.
  *
- * Tile sizes: every size works; multiples of 32 waste nothing. The panel of B (32 columns, k deep) stays in L1 while
- * it meets all rows, the rest in L2. Choose lda and ldc with simd_ld(): rows at a distance of a power of two would
- * compete for the same cache sets. */
+ * Tile sizes: every size works; multiples of 32 waste nothing. The panel of B (32 columns, k deep) stays in L1 while it
+ * is multiplied with all rows of A; the rest stays in L2. Choose lda and ldc with simd_ld(): rows at a distance of a
+ * power of two would compete for the same cache sets. */
 #ifndef ATTN_CPU_SIMD_H
 #define ATTN_CPU_SIMD_H
 
@@ -220,10 +220,10 @@ struct simd {
      * -FLT_MAX. Call softmax() and gradient() with c = 1 afterwards. */
     void (*score)(int rows, int cols, float *S, int64_t lds, const struct simd_score *how);
 
-    /* Applies a causal mask or window to a tile of scores without other options (others need score()): row r sees
-     * columns lo[r] to hi[r] - 1, and S becomes -inf in all other columns; 0 <= lo[r] <= hi[r] <= cols. Visible
-     * elements of S stay products q . k. Call softmax() and gradient() afterwards with the factor c = scale * log2(e),
-     * which must be above 0. */
+    /* Applies a causal mask or window to a tile of scores. Tiles with other options need score(). Row r sees columns
+     * lo[r] to hi[r] - 1, and S becomes -inf in all other columns; 0 <= lo[r] <= hi[r] <= cols. Visible elements of
+     * S stay products q . k. Call softmax() and gradient() afterwards with the factor c = scale * log2(e), which
+     * must be above 0. */
     void (*hide)(int rows, int cols, float *S, int64_t lds, const int *lo, const int *hi);
 
     /* Two functions for decode: a few query rows against rows of K and V as they lie in memory. Memory bandwidth bounds
@@ -264,9 +264,9 @@ struct simd {
     void (*store_t)(int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
                     attn_dtype dtype, int64_t stride);
 
-    /* Ends n rows of softmax(): inverse[r] = 1 / l[r], lse[r] = (m[r] + log2 l[r]) ln 2. A row with l[r] = 0 has seen
-     * no key: its inverse becomes 0 and its lse -inf. l is 0, at least 1, infinite or NaN; the error of lse is less
-     * than 3e-7 of |m| + log2 l. Returns whether every |m| is below SIMD_SCORE_MOST and every l finite. */
+    /* Ends n rows of softmax(): inverse[r] = 1 / l[r], lse[r] = (m[r] + log2 l[r]) ln 2. A row with l[r] = 0 has
+     * seen no key: its inverse becomes 0 and its lse -inf. l is 0, at least 1, infinite or NaN; the error of lse is
+     * less than 3e-7 times (|m| + log2 l). Returns whether every |m| is below SIMD_SCORE_MOST and every l finite. */
     bool (*close)(int n, const float *m, const float *l, float *inverse, float *lse);
 
     /* Computes y[i] = exp2(x[i]), the exponential of softmax, with a relative error below 2e-7. exp2(0) is exactly 1.

@@ -7,8 +7,8 @@
  *   GEMM_LOAD(b)             16 lanes of a panel of B
  *   GEMM_STEP(sum, a, b)     sum + a * b in every lane
  *
- * A register sums the products of an element of C along the whole of k, in order, and is added to C at the
- * end. */
+ * Each lane of a register sums the products for one element of C over all of k, in order. The sum is added to C at
+ * the end. */
 
 enum { GEMM_ROWS = 14, GEMM_POINTERS = (GEMM_ROWS + 2) / 3 };
 

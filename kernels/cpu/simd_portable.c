@@ -112,8 +112,8 @@ static bool softmax(int rows, int cols, const float *S, int64_t lds, float c, fl
         rescale[r] = m[r] == max ? 1.0f : exp2_one(m[r] - base);
         any |= rescale[r] != 1.0f;
         for (int j = 0; j < cols; j++) {
-            /* s[j] * c - base must not become a fused multiply-add: only without one does the largest score give
-             * exactly 1 */
+            /* s[j] * c - base must not become a fused multiply-add, with which the largest score would not give exactly
+             * 1 */
             const float e = exp2_one(s[j] * c - base);
             sum += e;
             p[j] = drop ? e * drop[r * lds + j] : e;

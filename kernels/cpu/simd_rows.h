@@ -479,8 +479,9 @@ static void store_t(int rows, int cols, const float *X, int64_t ldx, float scale
                     attn_dtype dtype,
                     int64_t stride){ FOR_DTYPE(dtype, store_t_as(T, rows, cols, X, ldx, scale, row_scale, Y, stride)) }
 
-/* Returns log2 x for positive normal numbers and infinity; NaN gives NaN. x = 2^e y with y from 1 / sqrt 2 to sqrt 2,
- * and log2 y = 2 / ln 2 (s + s^3 / 3 + s^5 / 5 + ...), s = (y - 1) / (y + 1): up to s^9, for |s| < 0.172. */
+/* Returns log2 x for positive normal numbers and infinity; NaN gives NaN. x = 2^e y with y from 1 / sqrt 2 to sqrt
+ * 2, and log2 y = 2 / ln 2 (s + s^3 / 3 + s^5 / 5 + ...), s = (y - 1) / (y + 1). The code sums up to s^9; |s| is
+ * below 0.172. */
 VEC vf v_log2(vf x)
 {
     const vi half_root = v_bits(v_set(0.70710677f)), e = v_high_bits(v_sub_i(v_bits(x), half_root), 23);
@@ -525,7 +526,7 @@ static void exp2_all(int64_t n, const float *x, float *y)
     if (i < n) v_store_n(y + i, v_exp2(v_load_n(x + i, (int)(n - i))), (int)(n - i));
 }
 
-/* ---- Functions for an observe ------------------------------------------------------------------------------------ */
+/* ---- Functions for an observe (statistics of probabilities) ------------------------------------------------------ */
 
 VEC vf scaled_or_hidden(const float *s, int n, vf c)
 {

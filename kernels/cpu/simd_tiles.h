@@ -102,8 +102,8 @@ VEC bool softmax_as(bool dropped, int rows, int cols, const float *S, int64_t ld
         for (int r = 0; r < block; r += V_LANES) {
             const int n = block - r < V_LANES ? block - r : V_LANES, at = r0 + r;
             const vf old = v_load_n(m + at, n), none = v_set(-INFINITY);
-            /* The largest score times |c| is the largest of all scores times |c|, because rounding keeps the order of
-             * products. The comparison with the old maximum loses a NaN, but the sum over the row still becomes NaN. */
+            /* The largest score gives the largest product with |c|, because rounding keeps the order of products. The
+             * comparison with the old maximum loses a NaN, but the sum over the row still becomes NaN. */
             const vf now = v_max(v_mul(v_load(base + r), v_set(fabsf(c))), old);
             /* The maximum is -inf while all keys so far are hidden; 0 replaces it, because -inf - -inf would be NaN. */
             const vf from = v_select(v_less(none, now), now, v_zero());

@@ -16,7 +16,7 @@ enum { V_LANES = 4, V_DOT_QUERIES = 4 };
 typedef float32x4_t vf;
 typedef int32x4_t vi;
 typedef float64x2_t vd;
-typedef uint32x4_t vm; /* a set of lanes: all bits of a lane are set, or none */
+typedef uint32x4_t vm; /* a set of lanes: a lane in the set has all bits 1, any other lane all bits 0 */
 typedef float32x4_t v4;
 
 /* Each line until clang-format is switched on again defines one function. */

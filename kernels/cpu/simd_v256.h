@@ -16,7 +16,7 @@ typedef __m256 vf;
 typedef __m256i vi;
 typedef __m256d vd;
 typedef __m128 v4;
-typedef __m256 vm; /* a set of lanes: all bits of a lane are set, or none */
+typedef __m256 vm; /* a set of lanes: a lane in the set has all bits 1, any other lane all bits 0 */
 
 /* Each line until clang-format is switched on again defines one function. */
 /* clang-format off */

@@ -14,7 +14,7 @@
  *   2^i        is the factor by which vscalefps multiplies
  *
  * These are seven instructions. A polynomial for the usual |r| <= 1/2 alone takes nine. Infinities need no extra code:
- * their r is 0, and vscalefps gives the right result. All rounding errors together are at most 1.8e-7. */
+ * their r is 0, and vscalefps gives the correct result. All rounding errors together are at most 1.8e-7. */
 #ifndef ATTN_CPU_SIMD_V512_H
 #define ATTN_CPU_SIMD_V512_H
 
@@ -107,7 +107,7 @@ VEC bool v_any_nan(vf x)
 }
 
 /* Returns the sum of the lanes of each of four vectors, in the order of the arguments. All four sums add their lanes in
- * one order. */
+ * the same order. */
 VEC v4 v_hsum4(vf a, vf b, vf c, vf d)
 {
     const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));

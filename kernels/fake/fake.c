@@ -144,7 +144,8 @@ struct lent {
 struct fake_device {
     attn_device base;
     attn_device *cpu;         /* device of the backend "cpu", whose kernels compute the results */
-    struct fake_device *self; /* a pointer to this struct itself, to which attn_capabilities.facts points */
+    /* a pointer to this struct itself; attn_capabilities.facts is the address of this pointer */
+    struct fake_device *self;
     int rule_count;
     struct rule rules[MAX_RULES];
     int64_t memory_limit;
@@ -1106,8 +1107,8 @@ static bool truth_is_here(const struct fake_device *device, const struct command
 
 static bool command_is_sane(struct fake_device *device, const struct command *c)
 {
-    /* checked before this device's lock is taken, because source_is_there() takes the other device's lock, and no
-     * thread may hold two */
+    /* checked before this device's lock is taken, because source_is_there() takes the lock of the other device, and no
+     * thread may hold both locks */
     bool sane = c->kind != COMMAND_PEER || source_is_there(c);
     pthread_mutex_lock(&device->lock);
     if (c->kind == COMMAND_PEER) sane = sane && owns(device, c->to, c->bytes);

@@ -1,4 +1,4 @@
-/* emulate.c: attention with the roundings of a right kernel. See emulate.h.
+/* emulate.c: attention with the roundings of a correct kernel. See emulate.h.
  *
  * Products are in float32, summed in order. Each score is rounded once, and so is each exponential. P (after dropout)
  * and dS are rounded to q's dtype where that dtype has 16 bits or fewer. */

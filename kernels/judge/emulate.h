@@ -1,14 +1,14 @@
-/* emulate.h: what a right kernel computes, with its roundings.
+/* emulate.h: what a correct kernel computes, with its roundings.
  *
  * A kernel multiplies numbers of q's dtype, rounds P and dS to that dtype and sums in float32, tile by tile. These
  * roundings make its results differ from the exact ones. An emulation makes the same roundings on the problem that is
- * judged, so its difference from the exact results is the error that a right kernel may have. */
+ * judged, so its difference from the exact results is the error that a correct kernel may have. */
 #ifndef JUDGE_EMULATE_H
 #define JUDGE_EMULATE_H
 
 #include "kernels/judge/compute.h"
 
-/* How an emulated kernel orders and rounds its work. Right kernels differ in these points. */
+/* How an emulated kernel orders and rounds its work. Correct kernels may differ in these points. */
 struct emulation {
     int64_t tile;          /* number of keys in a tile */
     bool backwards;        /* true: the kernel goes from the last tile of keys to the first */

@@ -32,9 +32,9 @@ struct hypothesis {
      * not compute attention again */
     bool converts;
     /* the mistake changes scores; in a backward it is tested twice: in forward and backward together, and in the
-     * gradients alone, with right out and lse */
+     * gradients alone, with correct out and lse */
     bool of_scores;
-    bool of_backward; /* a kernel with this mistake computes out and lse right, and only its gradients wrong */
+    bool of_backward; /* a kernel with this mistake computes out and lse correctly; only its gradients are wrong */
     /* the mistake makes small errors; it is tested even where all results are within their limits */
     bool of_pattern;
     /* the mistake makes random errors, such as by another order of sums; only the size of its errors is compared with

@@ -1,4 +1,4 @@
-/* pass.c: computes the tiles of a problem with one variation (a mistake, or none) or with the roundings of a right
+/* pass.c: computes the tiles of a problem with one variation (a mistake, or none) or with the roundings of a correct
  * kernel, and sums up how far the results differ from other results. See state.h. */
 #include "kernels/judge/state.h"
 
@@ -7,8 +7,8 @@
 
 #include "kernels/judge/emulate.h"
 
-/* The ways in which right kernels order and round their work. The judge imitates them to measure how far right results
- * may be from the truth (float64 results). */
+/* The ways in which correct kernels order and round their work. The judge imitates them to measure how far correct
+ * results may be from the truth (float64 results). */
 static const struct emulation emulations[EFFORT_EMULATIONS] = {
     { 128, false, false, false }, { 64, true, false, true },  { 32, false, false, true },
     { 256, true, false, false },  { 128, false, true, true }, { 16, true, false, false },
@@ -99,7 +99,8 @@ void pass_settle_head(struct judge *j, const struct tile *t)
     pass_settle_keys(j, t->b, t->hk, 0, all ? f->g.dims.total_k : frame_key_room(f, t->b), all ? -1 : t->line);
 }
 
-/* Stores or compares dk and dv of a tile of keys that no query reads. They are 0, whatever mistake the pass has. */
+/* Stores or compares dk and dv of a tile of keys that no query reads. They are 0, whatever mistake the pass
+ * computes. */
 void pass_settle_unread(struct judge *j, const struct key_tile *t)
 {
     static const double zeros[ATTN_MAX_HEAD_DIM];
@@ -151,7 +152,7 @@ void pass_compute_tile(struct judge *j, const struct tile *t, enum compute_wante
     struct frame *const f = pass->frame;
     struct compute *const c = &f->c;
     const bool backward = f->p.op == ATTN_OP_BACKWARD;
-    /* with some mistakes, other query heads than in the right result read a key/value head; dk and dv are sums over the
+    /* with some mistakes, a key/value head is read by other query heads than it should be; dk and dv are sums over the
      * query heads that read it */
     const bool of_keys = backward && wanted & COMPUTE_DK_DV;
     const int64_t h = of_keys ? variation_member_of(&pass->v, t->hk, t->n) : t->hk * f->g.group + t->n;

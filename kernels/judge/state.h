@@ -2,7 +2,7 @@
  * what a judge does.
  *
  *   judge.c        opens and closes a judge; the phases of its work
- *   units.c        in which tiles of a large problem the roundings of right kernels are imitated
+ *   units.c        in which tiles of a large problem the roundings of correct kernels are imitated
  *   pass.c         computes tiles with one mistake, or with imitated roundings, and sums up differences
  *   steps.c        the order in which a pass takes its tiles, and the computation of a tile of keys
  *   verdict.c      errors, limits and verdict
@@ -49,7 +49,7 @@ enum phase {
  * variants. */
 struct mistake {
     int row, variant;
-    bool alone; /* true: the forward is right (out and lse), and only the backward has the mistake */
+    bool alone; /* true: the forward (out and lse) is correct, and only the backward has the mistake */
 };
 
 /* A candidate: one mistake, or two at once, whose results the judge compares with the caller's. */
@@ -64,20 +64,19 @@ struct candidate {
     /* Explanations are ordered by score, lowest (best) first. A mistake with score 0 explains nothing of the error. */
     double score;
     unsigned explains; /* bits: the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
-    bool breaks;       /* true: the candidate's mistakes would make a tensor wrong that is right in the caller's
-                        * results */
+    bool breaks;       /* true: the candidate's mistakes would spoil a tensor that is correct in the caller's results */
     /* true: the candidate (one assumed mistake, or two assumed together) was tested on all tiles in PHASE_CONFIRM, or
      * needs no test on all tiles */
     bool confirmed;
-    /* true: `left` is over all tiles of the problem; false: `left` is over the sample (the tiles on which a mistake is
-     * tested first) */
+    /* true: `left` covers all tiles of the problem; false: it covers the sample (the tiles on which a mistake is tested
+     * first) */
     bool whole;
 };
 
 /* The units (tiles) in which one result has its largest errors. */
 struct worst_units {
     int count;
-    int64_t unit[WORST_UNITS]; /* numbers of the units (tiles), the one with the largest error first */
+    int64_t unit[WORST_UNITS]; /* indices of the units (tiles), ordered by error, the largest first */
     double error[WORST_UNITS];
 };
 
@@ -86,8 +85,8 @@ struct worst_units {
 struct pass {
     variation v;
     struct frame *frame;
-    const int64_t *list; /* the tiles of the pass (indices), or its units (numbers); NULL: the pass goes over all
-                          * tiles */
+    /* indices of the tiles of the pass, or numbers of its units; NULL: the pass goes over all tiles */
+    const int64_t *list;
     /* true: `list` has numbers of units. false: the pass goes over tiles of queries. In a backward, `list` then has all
      * tiles of a key/value head or none, because dk and dv of a head are compared after the head's last tile. A pass
      * without a list also goes over the tiles of keys that no query reads. */
@@ -99,10 +98,10 @@ struct pass {
      * again */
     bool converts;
     bool alone; /* true: only the backward has the mistake; out and lse are those of the truth (float64 results) */
-    /* true: the mistake leaves out and lse as they are in the truth (float64 results), which makes a tile of keys
-     * little work. Emulations of tiles of keys always take out and lse from the truth. */
+    /* true: out and lse stay as they are in the truth (float64 results) in spite of the mistake, which makes a tile of
+     * keys little work. Emulations of tiles of keys always take out and lse from the truth. */
     bool right_forward;
-    /* index in emulations[] of the right kernel whose roundings the pass imitates; -1: the pass computes without
+    /* index in emulations[] of the correct kernel whose roundings the pass imitates; -1: the pass computes without
      * roundings */
     int emulation;
     bool against_truth; /* true: the pass compares with the truth (float64 results), not with the caller's results */
@@ -121,7 +120,8 @@ struct judge {
     attn_tensor results[ATTN_TENSOR_COUNT];
     uint64_t given; /* the results that the caller sent: bits of attn_tensor_id */
     struct frame frame;
-    /* the problem a second time, cut into tiles of a frame that reads it with heads and rows exchanged */
+    /* the problem as a second frame (the problem cut into tiles), which reads the tensors with heads and rows
+     * exchanged */
     struct frame other;
     bool has_other;
     bool borrows_truth; /* true: the float64 results in `truth` are in memory of the caller, because a device has
@@ -139,12 +139,12 @@ struct judge {
 
     struct worst_units worst[FRAME_TENSORS]; /* for each of the caller's results: the units (tiles) with the largest
                                               * errors */
-    /* numbers of the units (tiles) in which the roundings of right kernels are imitated; NULL: all tiles. The list
+    /* numbers of the units (tiles) in which the roundings of correct kernels are imitated; NULL: all tiles. The list
      * exists only if a device has computed the truth (float64 results) and emulating all tiles would take too long. */
     int64_t *emulated;
     int64_t emulated_count;
-    /* differences between the truth (float64 results) and results with the roundings of right kernels. Of several right
-     * kernels, the one with the largest differences counts. */
+    /* differences between the truth (float64 results) and results with the roundings of correct kernels. Of several
+     * correct kernels, the one with the largest differences counts. */
     struct difference noise[FRAME_TENSORS];
     struct difference now[FRAME_TENSORS]; /* differences between the caller's results and the truth (float64 results) */
     /* differences between the caller's results and the truth (float64 results), on the tiles of `sample` */
@@ -156,17 +156,18 @@ struct judge {
     judge_verdict verdict;
     unsigned wrong; /* the tensors whose errors exceed their limits; bit n is result n of frame_tensors[] */
 
-    /* indices of the tiles on which mistakes are tested first, or numbers of units if units_are_sampled() */
+    /* indices of the tiles, or of the units if units_are_sampled(), on which mistakes are tested first */
     int64_t *sample;
     int64_t sample_count;
-    /* numbers of the units of `other` on which mistakes are tested first; NULL: all tiles of `other` */
+    /* indices of the units (tiles) of the frame `other` on which mistakes are tested first; NULL: all its tiles */
     int64_t *other_sample;
     int64_t other_count;
     struct mistake trying; /* the single mistake that is being tested */
     bool left_out;         /* true: a variant of `trying` was not tested, because its test would take too long */
     struct candidate *candidates;
-    int candidate_count, singles; /* candidate_count: number of tested candidates; singles: how many of them are
-                                   * single mistakes, which come before the pairs */
+    /* candidate_count: number of tested candidates; singles: number of single mistakes among these, which come before
+     * the pairs */
+    int candidate_count, singles;
     /* indices of the single mistakes that may be the first or the second mistake of a pair */
     int firsts[PAIR_FIRSTS], first_count, seconds[PAIR_SECONDS], second_count;
     int confirm[CONFIRMED], confirm_count; /* indices of the candidates (mistakes or pairs) that PHASE_CONFIRM tests on
@@ -180,8 +181,9 @@ static inline bool state_is_given(const struct judge *j, attn_tensor_id id)
 }
 
 /* pass_begin() begins a pass over the tiles list[0] to list[count - 1], or over all tiles if `list` is NULL. If
- * units_are_sampled(), `list` has numbers of units. `v` is the variation (a mistake, or none) that the pass computes.
- * pass_step() does the work of the next tile, and returns true when the pass has no more tiles. */
+ * units_are_sampled() is true, `list` has numbers of units (see above) instead. `v` is the variation (a mistake, or
+ * none) that the pass computes. pass_step() does the work of the next tile, and returns true when the pass has no
+ * more tiles. */
 void pass_begin(struct judge *j, struct frame *frame, const variation *v, const int64_t *list, int64_t count);
 bool pass_step(struct judge *j);
 
@@ -206,9 +208,9 @@ void verdict_decide(struct judge *j);
 bool candidate_change(const struct judge *j, const struct mistake *m, variation *v, char words[HYPOTHESIS_WORDS]);
 /* candidate_begin() begins the pass (a run over tiles) that tests a candidate (one assumed mistake, or two assumed
  * together). `whole`: the pass goes over all tiles; otherwise over the sample (the tiles on which candidates are tested
- * first). If units_are_sampled(), the pass always goes over the sample, and `whole` means that it also goes over tiles
- * of keys that are much work. The function returns false if the candidate does not apply to the problem, or takes too
- * long. candidate_end() stores what that pass has found. */
+ * first). If units_are_sampled() is true, the pass always goes over the sample, and `whole` means that it also goes
+ * over tiles of keys that are much work. The function returns false if the candidate does not apply to the problem, or
+ * takes too long. candidate_end() stores what that pass has found. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole);
 void candidate_end(struct judge *j, struct candidate *c);
 /* Returns whether some tested candidate (one assumed mistake, or two assumed together) explains all wrong tensors by

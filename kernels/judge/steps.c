@@ -86,7 +86,8 @@ static bool step_unit(struct judge *j, int64_t unit)
     return true;
 }
 
-/* Does the work of a tile of keys that no query reads, in a pass over tiles of queries without a list. */
+/* Does the work of a tile of keys that no query reads. The pass must go over tiles of queries and have no list of
+ * tiles. */
 static void step_unread(struct judge *j, int64_t key_tile)
 {
     struct pass *const pass = &j->pass;

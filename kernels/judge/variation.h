@@ -1,7 +1,7 @@
 /* variation.h: attention as it is defined, or with a mistake.
  *
  * A mistake that kernels make is data here: a struct variation. With the members that variation_of() sets, compute.c
- * computes the right results. A hypothesis of hypotheses.c changes some members, and compute.c computes what a kernel
+ * computes the correct results. A hypothesis of hypotheses.c changes some members, and compute.c computes what a kernel
  * with that mistake would give. For two mistakes at once, two hypotheses change one struct. */
 #ifndef JUDGE_VARIATION_H
 #define JUDGE_VARIATION_H
@@ -11,7 +11,8 @@
 
 /* The choices of the key/value head that query head h reads. G is the number of query heads per key/value head. */
 enum variation_heads {
-    HEADS_IN_GROUPS,   /* query head h reads key/value head h / G (G: query heads per key/value head), which is right */
+    /* query head h reads key/value head h / G (G: query heads per key/value head), which is correct */
+    HEADS_IN_GROUPS,
     HEADS_INTERLEAVED, /* query head h reads key/value head h mod Hk (Hk: number of key/value heads) */
     /* query head h reads Hk - 1 - h / G: the key/value heads (Hk of them, each for G query heads) in reverse order */
     HEADS_REVERSED,
@@ -114,11 +115,11 @@ typedef struct variation {
     double dropout_p;
     uint64_t seed;
 
-    bool backward_alone; /* true: only the backward has the mistake; out and lse are right */
+    bool backward_alone; /* true: only the backward has the mistake; out and lse are correct */
     bool no_delta, no_dlse, no_softcap_derivative, dv_unnormalized;
     double dq_factor, dk_factor;
-    /* index of the only query head of a key/value head's group over which dk and dv are summed; -1: they are summed
-     * over all query heads of the group */
+    /* index, in the group of a key/value head, of the only query head that is added to dk and dv; -1: all query heads
+     * of the group are added */
     int64_t only_member;
     /* if above 0: dq is a sum over the last tile of keys only, and a tile has this many keys; 0: dq is a sum over all
      * keys */
@@ -140,7 +141,7 @@ static inline bool variation_rounds_sums(const variation *v)
     return v->rounding == ROUND_SUMS || v->rounding == ROUND_SUMS_BUT_QK;
 }
 
-/* Returns the variation that has no mistake, so that compute.c computes the right results. */
+/* Returns the variation that has no mistake, so that compute.c computes the correct results. */
 variation variation_of(const attn_problem *p);
 
 /* variation_head_of() returns the key/value head that query head h reads. variation_member_of() returns the n-th of the
