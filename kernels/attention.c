@@ -564,8 +564,8 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             t->shape[axis] = count;
         }
     }
-    /* A part with fewer batch rows than its problem gets no prefix_keys. prefix_keys say which keys row b shares with
-     * row b - 1, but row b - 1 may lie outside the part. */
+    /* A part with fewer batch rows than the whole problem gets no prefix_keys: they say which keys row b shares with
+     * row b - 1, and row b - 1 may lie outside the part. */
     if (d.B != part->batches) some.prefix_keys = NULL;
     some.dropout_heads = p->dropout_heads ? p->dropout_heads : d.H;
     some.dropout_first = p->dropout_first + part->first_batch * some.dropout_heads + part->first_head * group;

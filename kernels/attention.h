@@ -114,8 +114,8 @@ const char *attn_dtype_list(unsigned dtypes, char text[ATTN_DTYPE_LIST_BYTES]);
 enum { ATTN_MAX_RANK = 4 };
 
 /* The largest D and Dv of every operation. It is large enough for multi-head latent attention with D = 576 and Dv =
- * 512, where v is the first 512 columns of k, in the same memory with k's strides. If the kernels of a device support
- * only smaller heads, attn_plan_make() returns UNSUPPORTED. */
+ * 512. (There v is the first 512 columns of k, in the same memory and with the same strides.) If the kernels of a
+ * device support only smaller heads, attn_plan_make() returns UNSUPPORTED. */
 enum { ATTN_MAX_HEAD_DIM = 1024 };
 
 /* Upper bound on B * H of one problem. Each sequence and each head costs time and workspace even where it is empty. The
@@ -302,17 +302,18 @@ typedef struct attn_tensor_info {
 extern const attn_tensor_info attn_tensors[ATTN_TENSOR_COUNT];
 
 enum { ATTN_SHAPE_BYTES = 96 };
-/* Return what a tensor may have in some problem: its dtypes (bits of attn_dtype), its ranks (bit r: r axes), and both
- * as text: "float32 [H] or [B, H]", "float32, lse's shape". A function with a parameter `text` writes to `text` and
- * returns it. */
+/* These functions return which dtypes a tensor may have (bits of attn_dtype), which ranks it may have (bit r: r axes),
+ * and both as text, such as "float32 [H] or [B, H]". A function with a parameter `text` writes to `text` and returns
+ * it. */
 unsigned attn_tensor_dtypes(attn_tensor_id id);
 unsigned attn_tensor_ranks(attn_tensor_id id);
 const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
 
-/* The options that are one number and change every score. Columns: member (of attn_problem, of attn_geometry and in
- * requests), id of its feature, least and largest value besides 0 (0: the option is off), words for these limits in
- * messages, meaning. score.h defines how an option changes a score. Each row creates the option's member in
- * attn_problem and attn_geometry, its feature, its rule in attn_check() and its entry in the decoder of requests. */
+/* The options that are one number and change every score. The columns are: name of the member (in attn_problem, in
+ * attn_geometry and in requests), id of the option's feature, smallest and largest value besides 0 (which means off),
+ * words for these limits in messages, meaning. score.h defines how an option changes a score. Each row creates the
+ * option's member in attn_problem and attn_geometry, its feature, its rule in attn_check() and its entry in the decoder
+ * of requests. */
 #define ATTN_SCORE_OPTION_MAP(X)                                                          \
     X(softcap, SOFTCAP, FLT_MIN, FLT_MAX, "0 or between 1.18e-38 and 3.4e38 (a float32)", \
       "where positive, s = softcap * tanh(s / softcap) after scale")
@@ -376,8 +377,8 @@ typedef struct attn_problem {
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
-    /* false: keep_mask covers all keys. true: its last axis has n <= Sk columns for the last n keys of a row; all keys
-     * before them are kept */
+    /* false: keep_mask covers all keys. true: the last axis of keep_mask has n <= Sk columns, which stand for the last
+     * n keys of a row; all earlier keys are kept. */
     bool keep_mask_at_end;
     bool causal; /* query i sees keys j <= i' only (`alignment` says what i' is) */
     /* query i sees only keys i' - left <= j <= i' + right (`alignment` says what i' is); -1: no limit on this side */
@@ -396,15 +397,15 @@ typedef struct attn_problem {
     bool deterministic;
     attn_observe observe;
 
-    /* Only with page_table; may be NULL. An array int32 [B], in host or device memory as seqlens_k is. The first
-     * prefix_keys[b] keys of batch row b lie in the same pages as those of row b - 1, as in forks of one cache;
-     * prefix_keys[0] is 0. A kernel may use prefix_keys to read only once the keys that several rows share. prefix_keys
-     * change no bit of the results, and have no bit in attn_features(). */
+    /* Only with page_table; may be NULL. An array int32 [B], in the same kind of memory (host or device) as seqlens_k.
+     * The first prefix_keys[b] keys of batch row b lie in the same pages as the first keys of row b - 1, as in forks of
+     * one cache. prefix_keys[0] is 0. With prefix_keys a kernel may read keys that several rows share only once.
+     * prefix_keys change no bit of the results, and have no bit in attn_features(). */
     const int32_t *prefix_keys;
 
-    /* Set by attn_queries_of(): the number of queries of the whole problem, if this problem is a part of another. A
-     * kernel that splits keys by the number of queries then splits a part's keys as it splits those of the whole
-     * problem, so that the bits are equal. 0: the problem is not a part. */
+    /* Set by attn_queries_of(), if this problem is a part of a larger one: the number of queries of the whole problem.
+     * A kernel that splits keys by the number of queries then splits them in the part as in the whole problem, so that
+     * the results have equal bits. 0: the problem is not a part. */
     int64_t whole_queries;
 } attn_problem;
 
@@ -414,17 +415,17 @@ typedef struct attn_problem {
     }
 
 /* A part of a problem: some rows of the batch, and some key/value heads with their query heads. attn_part_of() makes
- * the part's problem, whose tensors are views of the same memory. If one kernel and variant computes the part and the
- * whole problem, their results are equal to the bit. Gradients that are sums over batch or heads (dsinks, gradients of
- * broadcast tensors) are the exception: they are sums over the part alone. */
+ * the part's problem, whose tensors are views of the same memory. If the same kernel and variant computes the part and
+ * the whole problem, the results are equal to the bit. Gradients that are sums over batch or heads (dsinks, gradients
+ * of broadcast tensors) are the exception: they are sums over the part alone. */
 typedef struct attn_part {
     int64_t first_batch, batches, first_head, heads; /* first_head and heads count key/value heads, and not query
                                                       * heads */
 } attn_part;
 attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
-/* attn_reads() returns whether a computation of this problem reads the tensor, and attn_writes() whether it writes the
- * tensor, where the tensor is given. lse is an output of a forward, and of an observe without given_lse. */
+/* attn_reads() returns whether computing this problem reads the tensor. attn_writes() returns whether computing it
+ * writes the tensor, if the tensor is given. lse is an output of a forward, and of an observe without given_lse. */
 bool attn_reads(const attn_problem *p, attn_tensor_id id);
 bool attn_writes(const attn_problem *p, attn_tensor_id id);
 
@@ -436,8 +437,8 @@ typedef struct attn_dims {
     int64_t B, H, Hk, Sq, Sk, D, Dv;
     bool packed;
     int64_t total_q,
-        /* Packed: number of rows of q and of k. With page_table, total_k is an upper bound on the number of keys of all
-         * sequences. */
+        /* In a packed problem, total_q is the number of rows of q and total_k that of k. With page_table, total_k is an
+         * upper bound on the number of keys of all sequences. */
         total_k;
     int64_t pages, page_size; /* with page_table: number of pages, and slots in a page; without: 0 */
     int64_t row_k;            /* Sk of a packed problem whose k is [B, Sk, Hk, D]; otherwise 0 */
@@ -507,11 +508,11 @@ attn_status attn_check(const attn_problem *p, attn_error *err);
  * and the run of a problem whose weights or map are wanted. */
 void attn_observe_region(attn_problem *p);
 
-/* Fills *tensor with the shape and dtype of an output of a checked problem (attn_writes()): contiguous, data NULL.
- * result_dtype is the dtype of out in a forward, and of dq, dk and dv in a backward (q's dtype, or float32). top_keys
- * is int32, other outputs are float32. Returns INVALID if an observe lacks an option that the output needs, TOO_LARGE
- * if its `weights` has too many elements, and NOT_FOUND if this problem does not have the output (dsinks without
- * sinks). */
+/* Fills *tensor with the shape and dtype of an output (attn_writes()) of a checked problem. The tensor becomes
+ * contiguous, and its `data` NULL. result_dtype is the dtype of out in a forward, and of dq, dk and dv in a backward
+ * (q's dtype, or float32). top_keys is int32, other outputs are float32. Returns INVALID if an observe lacks an option
+ * that the output needs, TOO_LARGE if its `weights` has too many elements, and NOT_FOUND if this problem does not have
+ * the output (dsinks without sinks). */
 attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype result_dtype, attn_tensor *tensor,
                         attn_error *err);
 
@@ -572,10 +573,10 @@ extern const attn_option_info attn_options[ATTN_OPTION_END - ATTN_OPTION_FIRST -
  * shapes, dtypes and options, but no memory of tensors. */
 uint64_t attn_features(const attn_problem *p);
 
-/* Returns the floating point operations of a problem by the convention of the field: a forward has 2 * (D + Dv) for
- * each permitted (query, key, head) triple, and a backward 2.5 times as many. Causal, window and lengths are counted
- * exactly; other masks count as if they hid nothing. The function uses a closed form, so it reads only cu_seqlens and
- * seqlens. */
+/* Returns the floating point operations of a problem by the convention of the field: a forward has 2 * (D + Dv)
+ * operations for each permitted (query, key, head) triple, and a backward has 2.5 times as many. Causal, window and
+ * lengths are counted exactly; other masks count as if they hid nothing. The function uses a closed form, so it reads
+ * only cu_seqlens and seqlens. */
 double attn_flops(const attn_problem *p);
 
 /* Returns the number of (query, key, head) triples that causal, window, lengths and FlashMask permit. Other masks count
@@ -585,8 +586,8 @@ double attn_scores(const attn_problem *p);
 /* Returns the number of query rows of all heads together, without padding and gaps. It reads cu_seqlens and seqlens. */
 int64_t attn_rows_that_exist(const attn_problem *p);
 
-/* Returns whether a checked problem is empty: all outputs that it requests have 0 elements. attn_run() skips such a
- * problem, so the problem needs no workspace, however large its other sizes are. */
+/* Returns whether a checked problem is empty, which means that all requested outputs have 0 elements. attn_run() skips
+ * an empty problem, so it needs no workspace, however large its other sizes are. */
 bool attn_is_empty(const attn_problem *p);
 
 typedef struct attn_verification {
@@ -603,8 +604,8 @@ typedef struct attn_verification {
  * For 1 x 1024 x 8 x 64 (B x Sq x H x Dv) all rows take some 0.2 s. */
 attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err);
 
-/* attn_verify() in steps, for a caller that may stop in between. attn_verifier_step() compares one row (at most 64
- * where all rows are compared), or prepares K and V of the next head; it returns whether there is no further step.
+/* attn_verify() in steps, for a caller that may stop between two steps. attn_verifier_step() compares one row (up to 64
+ * rows if all rows are compared), or prepares K and V of the next head. It returns true after the last step.
  * attn_verifier_close() may be called after any step, and then reports on the rows compared so far. The verifier
  * borrows `p` until attn_verifier_close(). */
 typedef struct attn_verifier attn_verifier;
@@ -701,7 +702,8 @@ const char *const *attn_backends(void);
 /* returns whether the devices of this backend are something other than the host's processor; false for an unknown
  * name */
 bool attn_is_gpu(const char *backend);
-/* returns the number of devices; 0 where there is no driver, no such device or no such backend */
+/* returns the number of the backend's devices; 0 if the build lacks the backend, or the machine lacks a driver or a
+ * device */
 int attn_device_count(const char *backend);
 
 /* opens a device, which the caller owns until attn_device_close(); `options` may be NULL */
@@ -731,7 +733,7 @@ attn_status attn_device_import(attn_device *device, const uint8_t handle[ATTN_HA
 void attn_device_release_import(attn_device *device, void *memory);
 
 /* Pins memory of this process (CUDA: cudaHostRegister), so that copies between it and any device are as fast as from
- * staging memory. Pinned pages stay in memory. If they belong to a file that is truncated while it is pinned, a copy
+ * staging memory. Pinned pages stay in memory, even if they belong to a file that is truncated meanwhile: a copy then
  * has the old contents. `memory` and `bytes` are multiples of a page. Errors: UNSUPPORTED (the backend cannot pin
  * memory, or the driver refuses), DEVICE_LOST. Thread-safe; the driver takes some 0.1 ms per MiB. Unpin the memory
  * once, before you unmap it and before attn_device_close(). */
@@ -768,9 +770,9 @@ typedef struct attn_capabilities {
 const attn_capabilities *attn_device_capabilities(const attn_device *device);
 
 /* How a device computes one problem: attn_plan_make() chooses the kernel once, and attn_workspace() and attn_run() use
- * the plan. A plan is plain data of about 1.4 KB that needs no freeing. A plan borrows its problem: while the plan is
- * used, the problem and its addresses must not change, but the numbers in its tensors may. attn_plan_move() adapts a
- * plan to other addresses. */
+ * the plan. A plan is plain data of about 1.4 KB, and need not be freed. A plan borrows its problem: while the plan is
+ * used, the problem and the addresses of its tensors must not change, but the numbers in the tensors may.
+ * attn_plan_move() adapts a plan to other addresses. */
 typedef struct attn_plan {
     const attn_problem *problem;
     const attn_capabilities *can; /* the capabilities of the device: its kernels, from which the plan's kernel was
@@ -781,8 +783,8 @@ typedef struct attn_plan {
      * problems of one attn_run() */
     size_t workspace_bytes;
     const void *variant; /* variant of the kernel that computes the problem; the kernel defines what this points to */
-    /* tensors (bits of attn_tensor_id) whose address was not a multiple of 16 bytes when the plan was made; such a
-     * tensor may need another kernel */
+    /* the tensors (bits of attn_tensor_id) whose addresses were not multiples of 16 bytes when the plan was made; they
+     * may need another kernel */
     uint64_t unaligned;
     /* sizes, addresses and strides of the problem; filled in only for backends that need them */
     attn_geometry geometry;
@@ -791,9 +793,9 @@ typedef struct attn_plan {
 /* Plans a checked problem. Returns UNSUPPORTED where no kernel computes it. */
 attn_status attn_plan_make(const attn_capabilities *can, const attn_problem *problem, attn_plan *plan, attn_error *err);
 
-/* Plans `problem`, which is the problem of the plan `made` with its tensors at other addresses. The function keeps the
- * kernel of `made`, except in two cases, where it chooses a kernel again: the capabilities differ from those of `made`,
- * or the set of unaligned tensors differs. */
+/* Makes a plan for `problem`, which must be the problem of the plan `made` with tensors at other addresses. The
+ * function keeps the kernel of `made` if the capabilities and the set of unaligned tensors are the same. Otherwise it
+ * chooses a kernel anew. */
 attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, const attn_problem *problem,
                            attn_plan *plan, attn_error *err);
 
@@ -850,7 +852,7 @@ typedef struct attn_rows {
     size_t count;
 } attn_rows;
 
-/* Queues a copy of rows. All that attn_copy() requires holds here too. */
+/* Queues a copy of rows. All requirements of attn_copy() apply. */
 attn_status attn_copy_rows(attn_stream *stream, const attn_rows *rows, attn_direction direction, attn_error *err);
 
 /* A piece of device memory to copy within the device, or to clear. Where the device reads staging memory
@@ -874,8 +876,8 @@ attn_status attn_copy_peer(attn_stream *stream, void *to, const attn_device *sou
                            attn_error *err);
 
 /* Computes `count` planned problems side by side. Pointers in the problems are device memory (index tensors too). The
- * plans must be made for the stream's device; the call borrows them. Each result depends on its own problem alone, to
- * the bit, and not on the other problems, their order, the threads or the load. `workspace` may be NULL; the call then
+ * plans must be made for the stream's device; the call borrows them. To the bit, each result depends on its own problem
+ * alone, not on the other problems, their order, the threads or the load. `workspace` may be NULL; the call then
  * allocates one. After an error none of the outputs may be used. */
 attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
 

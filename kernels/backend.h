@@ -44,8 +44,7 @@ static inline attn_status attn_given_up(attn_error *err)
     return attn_fail(err, ATTN_CANCELLED, "", "given up: nobody waits for it any more");
 }
 
-/* The functions of a backend. For each of them, attention.h says what it must do, at the function attn_... of the same
- * name. */
+/* The functions of a backend. attention.h says what each must do: see the function with the same name after attn_. */
 struct attn_backend {
     const char *name;
     bool is_gpu; /* true: the backend's devices are not the host's processor, and the server's option --devices numbers

@@ -139,8 +139,8 @@ static attn_status check_dtype(const attn_problem *p, attn_tensor_id id, attn_er
                      as_q && others ? ", or " : "", attn_dtype_list(others, list));
 }
 
-/* Checks that no axis is negative or too large, and that the tensor's bytes fit in int64_t. Bytes are counted as for
- * float32, because results may be wider than their inputs. */
+/* Checks that no axis is negative or too large, and that the tensor's bytes fit in int64_t. An element counts as 4
+ * bytes (float32), because results may have a wider dtype than their inputs. */
 static attn_status check_sizes(const attn_problem *p, attn_tensor_id id, attn_error *err)
 {
     const attn_tensor *t = &p->tensor[id];
@@ -469,8 +469,8 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks a range of queries (or keys) of an observe (statistics of probabilities), given as [first, end): it must lie
- * within the `size` queries (or keys) that exist. An end of -1 stands for `size`. */
+/* Checks a range of queries (or keys) of an observe (statistics of probabilities), given as [first, end). The range
+ * must lie within the `size` queries (or keys) that exist; an end of -1 stands for `size`. */
 static attn_status check_side(const char *name, const int64_t side[2], int64_t size, const char *of, attn_error *err)
 {
     char member[MEMBER_BYTES];
@@ -701,7 +701,7 @@ static attn_status check_seqlens(const attn_problem *p, attn_tensor_id id, attn_
     return ATTN_OK;
 }
 
-/* Checks cu_seqlens_k of packed queries with k of [B, Sk, Hk, D]: it may be left out, but if given it must say where
+/* Checks cu_seqlens_k of a problem with packed queries whose k is [B, Sk, Hk, D]. If given, cu_seqlens_k must say where
  * each row of k starts. */
 static attn_status check_starts(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
@@ -723,8 +723,8 @@ static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_e
     if (p->page_table.rank == 0) return ATTN_OK;
     for (int64_t b = 0; b < d->B; b++) {
         const int64_t length = lengths[b * p->seqlens_k.stride[0]], pages = attn_tiles(length, d->page_size);
-        /* with stride 0 all rows of page_table are one row in memory: a row is skipped if it needs no more entries than
-         * the `seen` entries that are checked already */
+        /* with stride 0 all rows of page_table are the same row in memory, of which `seen` entries are checked already;
+         * a batch row that needs no more entries is skipped */
         if (p->page_table.stride[0] == 0 && pages <= seen) continue;
         const int64_t fault = first_out_of_range(table + b * p->page_table.stride[0], pages, d->pages - 1);
         if (fault >= 0)
@@ -796,8 +796,8 @@ static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_
 
 /* ---- All checks of a problem, in order --------------------------------------------------------------------------- */
 
-/* Does steps 1 to 3 of the list at the beginning of this file: checks q, k and v, which tensors are given together, and
- * the other tensors. */
+/* Does steps 1 to 3 of the list at the beginning of this file: checks q, k and v, then which tensors are given
+ * together, then the ranks, dtypes and shapes of the other tensors. */
 static attn_status check_shapes(const attn_problem *p, attn_error *err)
 {
     attn_status status;
@@ -824,8 +824,8 @@ static bool heads_are_fewer(const attn_tensor *t, attn_layout layout)
 }
 
 /* Adds a hint to the message about a refused shape, if all shapes would be valid in the other layout (bshd or bhsd) and
- * the other layout is likelier. A request in bhsd gets no hint: its client has chosen bhsd, because bshd is the
- * default. Nor does a refused alibi_slopes: its shape does not depend on the layout. */
+ * that layout is likelier. A request in bhsd gets no hint: its client has chosen bhsd, because bshd is the default. Nor
+ * does a refused alibi_slopes: its shape does not depend on the layout. */
 static void suspect_layout(const attn_problem *p, attn_error *err)
 {
     attn_problem other = *p;

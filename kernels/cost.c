@@ -37,9 +37,9 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 #define LSE_MOST  ((double)ATTN_LSE_MOST)
 
 /* Kernels compute a row again (repair it) if its scores exceed the range of float32. There are two exceptions. The
- * generic kernel for options does not repair rows with scores of GENERIC_CHEAP or more (HUGE_SCORE of
- * cuda/common/args.cuh), unless dq of a backward exceeds the range of float32. The float32 kernels repair every row of
- * a tile whose q and k are so large that scores of SINGLE_BOUND are possible (cuda/sm80/f32_forward.cu). */
+ * generic kernel for options leaves rows with scores of GENERIC_CHEAP or more (HUGE_SCORE of cuda/common/args.cuh) as
+ * they are, unless dq of a backward exceeds the range of float32. The float32 kernels repair every row of a tile whose
+ * q and k are so large that scores of SINGLE_BOUND are possible (cuda/sm80/f32_forward.cu). */
 #define GENERIC_CHEAP 0x1p33
 #define SINGLE_BOUND  0x1p22
 
@@ -56,7 +56,7 @@ struct rate {
     attn_op op;
     unsigned dtypes; /* dtypes that q may have: bits of ATTN_DTYPE_BIT() */
     enum family family;
-    /* nanoseconds that each head of each sequence takes, whatever its size; for GPU kernels that work in blocks:
+    /* nanoseconds that each head of each sequence takes, whatever the sizes are; for GPU kernels that work in blocks,
      * nanoseconds that each block takes */
     double head;
     /* nanoseconds to read or pack one number of K or V; each number is read once for the query heads that share it */
@@ -227,10 +227,10 @@ static const struct extra {
 #define GPU_FORWARD_S  10e-6
 #define GPU_BACKWARD_S 20e-6
 
-/* Where head sizes are not multiples of eight, a GPU cannot copy pieces of 16 bytes. These are the nanoseconds that a
- * block needs in addition for a key and its value, per 64 columns. The forward's number is smaller than the backward's,
- * because in a forward another block computes while one block waits for its copies. Kernels of float32 and kernels of
- * the family SIMPLE do not copy such pieces. */
+/* Where head sizes are not multiples of eight, a GPU cannot copy pieces of 16 bytes. ODD_FORWARD and ODD_BACKWARD are
+ * the nanoseconds that a block therefore needs in addition for each key and its value, per 64 columns. The forward's
+ * number is smaller than the backward's, because in a forward another block computes while one block waits for its
+ * copies. Kernels of float32 and kernels of the family SIMPLE do not copy such pieces. */
 #define ODD_FORWARD  50
 #define ODD_BACKWARD 115
 

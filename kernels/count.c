@@ -31,15 +31,15 @@ struct attn_counter {
     enum way way;
     bool tiled;
     int64_t tile[2]; /* rows and keys of a tile; where tiles are not wanted, a tile is a whole sequence */
-    /* planes_b: number of planes along the batch; heads: number of planes along the heads (a plane: one batch row and
-     * head that stands for all batch rows and heads with equal masks) */
+    /* planes_b: number of planes along the batch; heads: number of planes along the heads. (A plane is one batch row
+     * and head, which stands for all batch rows and heads with equal masks.) */
     int64_t planes_b, heads;
     /* number of (batch row, head) pairs with equal masks; tiles are counted for one pair (a plane) and multiplied by
      * `each` */
     double each;
 
-    /* The plane (batch row and head) that is being counted, and where in it the next step goes on: an index of a
-     * band (group of rows), of a block of keys, or of a row. */
+    /* `plane`: the plane (batch row and head) that is being counted. `next`: where the next step goes on in this plane,
+     * as an index of a band (group of rows), of a block of keys, or of a row. */
     int64_t plane, next;
     attn_sequence s; /* the sequence of the plane (batch row and head) that is being counted */
     /* For FlashMask (BY_KEYS): how many more elements each band of rows (as many rows as a tile has) sees than the band
@@ -156,9 +156,9 @@ static bool step_by_formula(struct attn_counter *c)
 
 /* ---- Counting pairs key by key: FlashMask ------------------------------------------------------------------------ */
 
-/* Counts a key that rows [lo, hi) see. Bands (tile[0] rows each) that the interval covers wholly are added to the array
- * of differences `counts`; for the bands at the two ends of the interval, the number of rows that see the key is added
- * to `parts`. */
+/* Counts a key that rows [lo, hi) see. A band is a group of tile[0] rows. Bands that lie wholly inside the interval are
+ * added to the array of differences `counts`. For the two bands at the ends of the interval, the function adds the
+ * number of rows that see the key to `parts`. */
 static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *parts)
 {
     const int64_t b = c->tile[0];

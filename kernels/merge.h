@@ -66,7 +66,7 @@ ATTN_HD int64_t attn_merge_count(const attn_merge_plan *m)
 typedef struct attn_merge_row {
     /* index of the batch row, head and query; lse_at: index of the row in the array lse of each part */
     int64_t b, h, i, lse_at;
-    float sink;              /* the sink of the row's head; a merge treats it like the lse of one more part */
+    float sink; /* the sink of the row's head; a merge treats it like the lse of one more part */
     /* the largest lse of the parts and the sink, and the sum of the weights exp(lse - top) (0 where all parts are
      * empty) */
     float top, sum;
@@ -88,8 +88,8 @@ ATTN_HD attn_merge_row attn_merge_row_of(const attn_merge_plan *m, int64_t n)
     return row;
 }
 
-/* Returns exp(lse - lse of the whole row), the share in the row of a part, or of the sink, that has this lse. All
- * shares of a row add up to 1, so sums weighted by them do not overflow. */
+/* Returns the share of a part (or of the sink) in a row: exp(lse - lse of the whole row), where `lse` belongs to the
+ * part or sink. All shares of a row add up to 1, so sums weighted by the shares do not overflow. */
 ATTN_HD float attn_merge_share(const attn_merge_row *row, float lse)
 {
     return lse == -INFINITY ? 0 : attn_merge_weight(lse, row->top) / row->sum;

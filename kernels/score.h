@@ -63,9 +63,9 @@ ATTN_HD attn_score_options attn_score_options_of(const attn_geometry *g)
     return o;
 }
 
-/* Applies the options in *o, such as softcap, to s = scale * (dot product of query i and key j), where query and key
- * belong to sequence `q`. Returns the result, which is the score. *derivative becomes the derivative of the score with
- * respect to s; a backward multiplies by it. */
+/* Applies the options in *o, such as softcap, to s, which is scale times the dot product of query i and key j of
+ * sequence `q`. Returns the resulting score. *derivative becomes the derivative of the score with respect to s; a
+ * backward multiplies by it. */
 ATTN_OF_REALS ATTN_HD attn_real attn_score_of(const attn_any_options *o, const attn_sequence *q, int64_t i, int64_t j,
                                               attn_real s, attn_real *derivative)
 {

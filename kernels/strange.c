@@ -61,9 +61,9 @@ static double most_of_dtype(attn_dtype dtype)
     return dtype == ATTN_F16 ? 65504 : dtype == ATTN_F8E4M3 ? 448 : FLT_MAX;
 }
 
-/* Defines a function that finds the largest of n numbers, compared by size without sign. There is one function each for
- * numbers of one, two and four bytes. The functions compare bits in vectors of 16 bytes. Without the sign bit, bits
- * have the same order as sizes, and the bits of NaN are above all others. */
+/* Defines a function that finds the largest of n numbers, compared by size without sign. The macro is used for numbers
+ * of one, two and four bytes. The functions compare bit patterns in vectors of 16 bytes. Without the sign bit, bit
+ * patterns have the same order as absolute values, and the patterns of NaN are above all others. */
 #define MOST_BITS(name, type, mask)                                                              \
     static uint32_t name(const char *from, int64_t n)                                            \
     {                                                                                            \
@@ -249,7 +249,7 @@ static const char *key_line(const struct look *look, const struct row *row, cons
 }
 
 /* For float32 problems: returns whether the row may have scores of look->bound_from or more, judged by the largest
- * numbers of q near the row and of the keys that the row sees. */
+ * number of q near the row and the largest number of the keys that the row sees. */
 static bool reaches_bound(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *q = &look->g.view[ATTN_T_q], *k = &look->g.view[ATTN_T_k];

@@ -7,9 +7,9 @@
 
 /* Shares of a problem's (query, key, head) triples that lie in strange rows (rows whose numbers exceed the range of
  * float32).
- *   cheap    rows that kernels compute nearly as fast as rows within range: all scores of the row are the same bias (a
- *            mask that has the most negative number in place of -inf), or the scores are so large that kernels do not
- *            compute the row again
+ *   cheap    rows that kernels compute nearly as fast as rows within range. Either all scores of the row equal one bias
+ *            (from a mask that has the most negative number in place of -inf), or the scores are so large that kernels
+ *            do not compute the row a second time
  *   costly   all other strange rows */
 typedef struct attn_strange {
     double cheap, costly;

@@ -23,12 +23,12 @@
 #include "dtype.h"
 
 /* An lse of this size or more is too coarse: its last bit in float32 is worth 2, so exp(z - lse) may be wrong by a
- * factor of e. A backward that gets such an lse computes it again from the scores. */
+ * factor of e. A backward that gets such a large lse computes lse from the scores instead. */
 #define ATTN_LSE_MOST 16777216.0f
 
 /* If a row sees only one key, its lse must be the key's score. The two numbers count as equal if they differ by at most
  * this share of lse. Rounding in float32 may make them differ: by up to 3e-7 of their size in the forward, by half a
- * unit in the last place where lse is stored, and by as much where the backward computes the score. */
+ * unit in the last place when lse is stored, and by as much again when the backward computes the score. */
 #define ATTN_LSE_SLACK 0x1p-20f
 
 ATTN_HD int64_t attn_min64(int64_t a, int64_t b)

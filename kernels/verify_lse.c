@@ -45,14 +45,14 @@ enum {
 
 #define LOOSE 0x1p-9
 #define TIGHT 0x1p-10
-/* Two lse of one row count as different if they are more than APART tolerances apart. A conversion of lse (such as to
- * base 2) adds a number to the lse of each row. The numbers that it adds to two rows count as different if they are
- * more than 2 APART tolerances apart. */
+/* Two values of lse for one row count as different if they differ by more than APART times the row's tolerance. A
+ * conversion of lse (such as to base 2) adds a number to the lse of each row. The numbers that a conversion adds to two
+ * rows count as different if they differ by more than 2 APART times the tolerance. */
 #define APART 4
 
 /* ---- The variants: options that a client may have left out ------------------------------------------------------- */
 
-/* The variants of the scores, one per row of the table: words for the way in which the client may have computed lse,
+/* The variants of the scores. Each row of the table has words for one way in which the client may have computed lse,
  * and the options that the client may have left out. Whether lse is in base 2 is judged by the scores of the table's
  * first row. */
 static const struct {
@@ -258,8 +258,8 @@ static double dot_of(const struct reader *r, double *size)
     return dot[0];
 }
 
-/* Sums one row by those variants of the scores (ways to compute them) whose bits are set in `which`, and writes the lse
- * by each variant to found[]; NaN for the other variants. */
+/* Sums one row by each variant of the scores (way to compute them) whose bit is set in `which`, and writes the
+ * resulting lse to found[]. The entries of all other variants become NaN. */
 static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, double found[ATTN_LSE_NUMBERS])
 {
     const attn_sequence s = attn_sequence_of(&r->g, row->b);

@@ -24,8 +24,8 @@
  *
  * NaN and infinity are treated as in forward.c. K (for dQ), Q (for dK) and dO (for dV) are packed with 0 in place of
  * NaN and infinity, so that a hidden pair still adds 0. A visible K or Q with NaN makes its scores NaN, and these make
- * the right gradients NaN. The values of dO that packing left out are added to dV through `nonfinite_sums`. A row whose
- * lse is NaN must make only the pairs that it sees NaN: see finite_lse(). */
+ * the affected gradients NaN. The values of dO that packing left out are added to dV through `nonfinite_sums`. A row
+ * whose lse is NaN must make only the pairs that it sees NaN: see finite_lse(). */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -135,8 +135,8 @@ static bool sees_several_keys(const struct flash *f, const struct flash_tile *t)
     return j1 - attn_max64(j0, t->all.lo) > 1 && flash_visible_block(f, t, j0, j1, &block) && !block.masked;
 }
 
-/* Marks the rows of a tile that see exactly one key, because P of such a row must be 1, but the computed exp2(score -
- * lse) differs from 1 by the rounding of lse. */
+/* Marks the rows of a tile that see exactly one key. P of such a row must be 1, but the rounding of lse makes
+ * exp2(score - lse) differ from 1. */
 static void mark_single_rows(const struct flash *f, const struct flash_tile *t)
 {
     if (sees_several_keys(f, t)) return;
@@ -252,8 +252,8 @@ static void add_dbias(const struct flash *f, const struct flash_tile *t, int64_t
     }
 }
 
-/* Computes the part of dalibi_slopes that comes from a block of queries and keys, -sum dZ |i + Sk - Sq - j|, for each
- * query head of the tile, and adds it to the head's sum in `sums`. */
+/* For each query head of the tile, computes what a block of queries and keys adds to dalibi_slopes, -sum dZ |i + Sk -
+ * Sq - j|, and adds it to the head's sum in `sums`. */
 static void add_dslopes(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *dZ,
                         int64_t ld, double *sums)
 {
@@ -316,9 +316,9 @@ static float strange_scores(const struct flash *f, const struct flash_tile *t, i
 }
 
 /* Returns the lse2 (lse in base 2) of a tile's rows for gradient(). If no row has NaN in f->lse2, the result is f->lse2
- * itself. Otherwise the result is a copy in `scratch`: rows with NaN get an lse2 that the function computes from
- * f->strange, and it also replaces the scores S of these rows. j is the block's first key; c is the factor that
- * flash_scores() returned for the block. */
+ * itself. Otherwise the result is a copy in `scratch`. For each row with NaN, the function computes lse2 from
+ * f->strange, and replaces the row's scores in S. j is the block's first key; c is the factor that flash_scores()
+ * returned for the block. */
 static const float *finite_lse(const struct flash *f, const struct flash_tile *t, int64_t j,
                                const struct visible_block *block, float c, const struct scratch *scratch)
 {
@@ -437,11 +437,11 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         const struct flash_tile t = flash_tile_of(f, b, hk, index);
         struct visible_block block;
         if (!flash_visible_block(f, &t, j0, j0 + n, &block)) continue;
-        /* the chunk's keys are packed only when a row tile sees one of them, because chunks that no query sees need no
-         * packing */
+        /* packs the chunk's keys when the first row tile sees one of them, so a chunk that no query sees is never
+         * packed */
         if (!at.packed) pack_chunk(f, &at, &scratch);
-        /* publishes that this chunk of keys adds nothing to dQ of the row tiles before `index`, so that later chunks do
-         * not wait for it there */
+        /* tells the threads of later chunks that this chunk of keys adds nothing to dQ of the row tiles before `index`,
+         * so that they do not wait for it */
         if (f->dQ && index > published) {
             atomic_store_explicit(&head[chunk].tile, index, memory_order_release);
             published = index;

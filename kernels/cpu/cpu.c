@@ -30,8 +30,8 @@ enum {
     HEADER_BYTES = 64,
     /* size of a huge page; blocks of at least two huge pages use them, which saves page faults and TLB misses */
     HUGE_PAGE_BYTES = 2 << 20,
-    /* number of batches of problems that should run on the device at a time, each on a thread of its own; a core that
-     * finds no work in one batch works on the other */
+    /* number of batches of problems that should run on the device at a time, each on a thread of its own. With two
+     * batches, a core that finds no work in one helps with the other. */
     STREAMS = 2,
 };
 

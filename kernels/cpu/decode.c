@@ -23,8 +23,8 @@ enum {
     /* number of keys whose scores are computed together, so that the scores stay in the L1 cache; a multiple of
      * FLASH_UNIT */
     KEYS = 256,
-    /* number of keys of one head that are computed before the code goes on to the next head of the bundle; a multiple
-     * of the number of keys that dots() and axpys() process at a time */
+    /* number of keys that are computed for one head before the code goes on to the next head of the bundle. dots() and
+     * axpys() process keys in groups, and STEP is a multiple of their group size. */
     STEP = 16,
 };
 

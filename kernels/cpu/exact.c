@@ -33,7 +33,7 @@
 enum {
     /* number of keys whose scores are computed together; the first key of each such group is a multiple of KEYS */
     KEYS = FLASH_MASK_BLOCK,
-    /* If a sum of P V over KEYS keys overflows, it is computed again with P divided by 2^SHARE_BITS, so that it stays
+    /* If a sum of P V over KEYS keys overflows, the sum is computed again with P divided by 2^SHARE_BITS, and is then
      * finite. */
     SHARE_BITS = 24,
 };
@@ -131,8 +131,9 @@ static void look(const struct row *row, int64_t j, int64_t end, struct keys *at)
             memcpy(kept + before, (const uint8_t *)flash_at(keep, row->b, row->h, row->i) + (j + before - from),
                    (size_t)(at->n - before));
         for (int x = 0; x < KEYS; x++)
-            at->sees[x] &= kept[x] != 0; /* the loop goes over all KEYS entries, also those without a key, so that the
-                                          * compiler vectorises it */
+            /* the loop has the fixed length KEYS, also where there are fewer keys, so that the compiler vectorises
+             * it */
+            at->sees[x] &= kept[x] != 0;
     }
     if (f->p->bias.rank) {
         const char *from = flash_at(bias, row->b, row->h, row->i);

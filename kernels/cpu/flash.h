@@ -217,8 +217,8 @@ struct flash {
      * probability is P = exp2(z - row_base) row_inverse. row_base is INFINITY where every P of the row is 0, and NaN
      * where `strange` holds the row's lse. */
     float *row_base, *row_inverse, *row_most, *row_entropy;
-    /* observe_chunks: number of items (units of parallel work) of FLASH_KEYS that compute a chunk of keys; the other
-     * items compute the output map. shown_keys: number of keys in a row of the output key_mass. */
+    /* observe_chunks: number of items (units of parallel work) of FLASH_KEYS that compute a chunk of keys; all other
+     * items of this phase compute the output `map`. shown_keys: number of keys in a row of the output key_mass. */
     int64_t observe_chunks, shown_keys;
 
     /* The members below belong to a backward; their arrays have an entry for each chunk of keys. */
@@ -231,8 +231,8 @@ struct flash {
     int64_t dbias_classes;
     /* number of row tiles, of packed key tiles and of chunks of keys, in all sequences together */
     int64_t tiles_all, packs_all, chunks_all;
-    /* dbias_slices: number of runs of rows of dbias that are set to zero, each by one item (unit of parallel work) of
-     * FLASH_ROWS; dbias_blocks: number of these runs in each [Sq, Sk] matrix of dbias */
+    /* dbias is set to zero in slices (runs of rows), each by one item (unit of parallel work) of FLASH_ROWS.
+     * dbias_slices: number of slices in all; dbias_blocks: number of slices in each [Sq, Sk] matrix of dbias */
     int64_t dbias_slices, dbias_blocks;
 
     /* for each phase of the computation: `items` is the number of items (units of parallel work) of this problem, and
@@ -328,8 +328,8 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *kept, int64_t ld);
 
-/* Writes 1 for each pair that dropout keeps and 0 for each that it drops, for query i of head h and n keys from key j
- * on, n <= FLASH_MASK_BLOCK. (flash_drop() does so for a block of rows.) */
+/* Writes 1 for each (query, key) pair that dropout keeps and 0 for each that it drops. The pairs are query i of head h
+ * with keys j to j + n - 1, n <= FLASH_MASK_BLOCK. flash_drop() does the same for a block of rows. */
 void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int64_t j, int n, float *kept);
 
 /* Returns a tile's rows of a tensor with axes like q's, as one matrix. If the tile has one head, the function returns
@@ -417,8 +417,8 @@ int64_t flash_backward_scratch(const struct flash *f);
 void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
 
 /* Returns whether the numbers of row r of a tile exceed the range of float32, so that the row must be computed in
- * double. m is the row's largest score in base 2, l its sum of exponentials. Products q . k that overflowed do not
- * count, because flash_scores() has computed their scores again in double. */
+ * double. m is the row's largest score in base 2, and l the row's sum of exponentials. Products q . k that overflowed
+ * do not matter, because flash_scores() has computed the scores of these pairs again in double. */
 static inline bool flash_is_strange(const struct flash *f, const struct flash_tile *t, int r, float m, float l)
 {
     /* a row that sees a key has m = -inf only after an overflow, because score() makes every visible score larger than
@@ -486,8 +486,8 @@ static inline void flash_top_add(struct flash_top *top, double z, int32_t key)
 void flash_exact_sums(const struct flash *f, int64_t b, int64_t h, int64_t i, double *m, double *l, double *e,
                       struct flash_top *top);
 
-/* If a bias makes all keys that the row sees have one score, writes this score and the row's lse to *found, and returns
- * the number of these keys. Returns 0 if the row sees no key, or if its scores may differ. */
+/* Tests whether a bias gives all keys that the row sees the same score. If so, writes this score and the row's lse to
+ * *found, and returns the number of these keys. Returns 0 if the row sees no key, or if its scores may differ. */
 int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i, struct flash_strange *found);
 
 /* Returns whether row r of a tile sees exactly one key. */
@@ -509,8 +509,8 @@ static inline void flash_keep_lse(const struct flash *f, int64_t row, struct fla
 void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                         struct flash_lse lse, double c, float *S, float *cap);
 
-/* Finds scores that are NaN after score(), and computes them again in double, because their products q . k may have
- * overflowed. Also computes softcap's factor for the gradients of these scores. */
+/* Finds scores that are NaN after score(), and computes these scores again in double, because q . k may have overflowed
+ * in float32. Also computes softcap's factor for the gradients of these scores. */
 void flash_exact_mend_scores(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, float *S,
                              int64_t lds, float *cap);
 

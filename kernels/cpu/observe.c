@@ -338,8 +338,9 @@ static void store_weights(const struct flash *f, const struct flash_tile *t, int
     }
 }
 
-/* Returns whether the outputs `weights` and `map` have probabilities of sequence b. In a packed problem they have those
- * of a single sequence, number observe.sequence; otherwise those of all sequences. */
+/* Returns whether the outputs `weights` and `map` have probabilities of sequence b. In a packed problem they have the
+ * probabilities of one sequence only, whose number is observe.sequence. Otherwise they have the probabilities of all
+ * sequences. */
 static bool in_region(const struct flash *f, int64_t b)
 {
     return !f->g.dims.packed || b == f->g.observe.sequence;

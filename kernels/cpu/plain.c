@@ -1,4 +1,4 @@
-/* plain.c: two devices without state, for the two computations whose code is written to be read.
+/* plain.c: two simple devices. Each runs a computation whose code is written to be read, not to be fast.
  *
  *     device       computes by    why
  *     reference    reference.c    every option, one row at a time: it defines what is correct
@@ -28,8 +28,8 @@ static attn_status run_reference(const attn_problem *p, const int *cancel, attn_
     return reference_run(p, NULL, cancel, err);
 }
 
-/* Features of the problems that paper.c computes: each query head has a key/value head of its own, all rows of the
- * batch have one length, and masks are causal or a window. */
+/* The features that paper.c supports. Each query head has a key/value head of its own, all rows of the batch have the
+ * same length, and only causal masks and windows are allowed. */
 #define PAPER_FEATURES                                                                                            \
     (ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | \
      ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |                    \

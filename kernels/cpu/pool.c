@@ -123,8 +123,8 @@ static bool take_item(struct parallel_for *loop, int worker)
 }
 
 /* Takes and computes items (turns) of a loop, on a worker thread. The worker leaves the loop when another loop has been
- * posted. It also leaves when more threads compute than the pool has: a thread with a loop of its own has then begun to
- * compute. */
+ * posted. It also leaves when more threads compute than the pool has, because a thread with a loop of its own has begun
+ * to compute. */
 static void help(struct pool *pool, struct parallel_for *loop, int worker, unsigned seen)
 {
     while (take_item(loop, worker) && atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads &&
@@ -199,7 +199,7 @@ static bool is_over_share(struct pool *pool, const struct pool_part *part, int o
 }
 
 /* Pauses the calling thread between two items of its loop, while its owner (a client of the pool) has more threads than
- * an equal share and other owners lack threads. */
+ * an equal share while other owners have fewer. */
 static void pause_for_others(struct pool *pool, struct pool_part *part)
 {
     if (part == NULL || atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads) return;

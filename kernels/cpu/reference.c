@@ -112,8 +112,8 @@ static bool sees(const struct reference *r, attn_range keys, int64_t i, int64_t 
     return true;
 }
 
-/* Returns ALiBi's distance |i + Sk - Sq - j|, which is 0 for the last query and the last key, also if causal masks are
- * aligned top left. */
+/* Returns ALiBi's distance |i + Sk - Sq - j|, which is 0 for the last query and the last key. This holds whether causal
+ * masks are aligned top left or bottom right. */
 static double distance(const struct reference *r, int64_t i, int64_t j)
 {
     return fabs((double)(i + r->s.Sk - r->s.Sq - j));
@@ -179,8 +179,8 @@ static struct lse lse_of_row(const struct reference *r)
 }
 
 /* Returns the lse that a backward was given. An lse of ATTN_LSE_MOST or more in size is too coarse (its last bit is
- * worth 2), so lse is then computed again from the scores. If the row sees one key and the given lse equals the key's
- * score up to rounding, the function returns the score in its place, so that P is exactly 1. */
+ * worth 2), so lse is then computed again from the scores. If the row sees only one key and the given lse equals that
+ * key's score up to rounding, the function returns the score itself, so that P is exactly 1. */
 static struct lse given_lse_of_row(const struct reference *r, int64_t row)
 {
     const double lse = load(r, ATTN_T_lse, r->h, row, 0);
@@ -221,7 +221,7 @@ static void forward_row(struct reference *r, int64_t i)
     store(r, ATTN_T_lse, r->h, r->s.q_start + i, 0, lse.top + lse.rest);
 }
 
-/* Adds to every gradient what comes from row i:
+/* Adds the contribution of row i to every gradient:
  *     delta = dout . out - dlse        dP_j = M_j (dout . v_j)        dZ_j = P_j (dP_j - delta)
  *     dS_j = dZ_j derivative_j
  *     The sums of dS_j k_j and of dS_j q give dq and dk, the sum of P_j M_j dout gives dv, sums of dZ_j give dbias and

@@ -1,6 +1,6 @@
-/* row_end.c: computes the results of a tile of query rows when the last key of its rows is done. From the sums O, m and
- * l of the online softmax it makes out and lse, or a partial result if the tile's keys are split. forward.c and
- * decode.c call these functions. */
+/* row_end.c: computes the results of a tile of query rows after the tile's last key. From the sums O, m and l of the
+ * online softmax it makes out and lse, or a partial result if the tile's keys are split. forward.c and decode.c call
+ * these functions. */
 #include <math.h>
 #include <string.h>
 

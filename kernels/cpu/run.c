@@ -106,8 +106,8 @@ static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 
 static int64_t chunks_of(const struct flash *f, const struct flash_sequence *q)
 {
-    /* If K is not a packed tensor, a backward has chunks for all Sk rows of K, because the chunks also write the zero
-     * gradients of keys past seqlens_k. */
+    /* If K is not a packed tensor, a backward has chunks of keys for all Sk rows of K, because a chunk also writes the
+     * gradients of keys past seqlens_k, which are 0. */
     return attn_tiles(f->g.dims.packed ? q->s.Sk : f->g.dims.Sk, f->Bk);
 }
 

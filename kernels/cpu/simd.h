@@ -288,8 +288,8 @@ struct simd {
     /* Computes sums[j] = S[0][j] + S[1][j] + ... in the order of the rows. */
     void (*add_rows)(int rows, int cols, const float *S, int64_t lds, float *sums);
 
-    /* Gives the tile registers of AMX back to the operating system. A thread may call it before it stops computing for
-     * a while; the next gemm() takes the registers again. */
+    /* Gives the tile registers of AMX back to the operating system. A thread may call leave() when it will not compute
+     * for a while. The next gemm() takes the registers again. */
     void (*leave)(void);
 };
 

@@ -132,8 +132,8 @@ static inline __attribute__((always_inline)) void gemm_block(const bool two, con
 
 /* Computes the product of matrices whose numbers have 1, 2 or 3 bf16 parts. A panel (32 columns) of B and 32 rows of A,
  * with all their parts, should fit into the 48 KiB of L1. With several parts k is therefore processed in pieces of
- * K_BLOCK. Speeds measured with m x n x k = 128 x 128 x 256: with two parts, 450 GFLOP/s without pieces of k and 580
- * with them; with one part, 1900 without pieces and 1400 with them. */
+ * K_BLOCK. Measured for m x n x k = 128 x 128 x 256: with two parts, 450 GFLOP/s for the whole of k at once and 580
+ * GFLOP/s in pieces; with one part, 1900 GFLOP/s at once and 1400 in pieces. */
 static inline __attribute__((always_inline)) void gemm(const int parts, int m, int n, int k, const void *A_form,
                                                        int64_t lda, const void *B_form, int64_t ldb, float *C,
                                                        int64_t ldc, bool add, const float *rescale)

@@ -47,8 +47,8 @@ VEC void gemm_block(const int rows, const bool both, int steps, const GEMM_ELEME
 #pragma GCC unroll 5
         for (int i = 0; i < GEMM_POINTERS; i++) {
             row[i] += 2 * GEMM_PER_LANE;
-            /* This statement keeps the compiler from computing the addresses of all fourteen rows of A before the loop,
-             * because there are too few registers for them. */
+            /* This statement keeps the compiler from computing the addresses of all fourteen rows of A before the loop.
+             * There are too few registers for fourteen addresses. */
             __asm__("" : "+r"(row[i]));
         }
     }

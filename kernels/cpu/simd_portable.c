@@ -2,7 +2,7 @@
  * it, and tests compare all other tables with it.
  *
  * The code is simple enough to be checked by reading: one element at a time, libm for exp2 and tanh. gemm() keeps the
- * sums of a row of 32 columns in an array, so that every compiler vectorises it. */
+ * sums of a row of 32 columns in an array, so that every compiler vectorises the loop. */
 #include "kernels/cpu/simd_scalar.h"
 #include "kernels/cpu/simd_variants.h"
 

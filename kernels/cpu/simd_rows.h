@@ -244,7 +244,8 @@ static void hide(int rows, int cols, float *S, int64_t lds, const int *lo, const
 
 /* Computes the dot products of nq <= V_DOT_QUERIES queries with four keys at a time. Registers hold the sums, of which
  * there are up to sixteen, and each key is converted once. The lanes and the order of a sum depend on d alone. Where
- * fewer than four keys are left, the last key takes the places of the missing ones, and its extra sums are dropped. */
+ * fewer than four keys are left, the last key is used again in place of the missing keys, and these extra sums are
+ * dropped. */
 VEC void dots_as(attn_dtype dtype, int nq, int n, int d, const float *q, int64_t ldq, const void *K, int64_t stride,
                  float *S, int64_t lds)
 {

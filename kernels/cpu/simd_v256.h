@@ -165,8 +165,8 @@ VEC __m128i v_to_bf16(vf x)
     return _mm_packus_epi32(_mm256_castsi256_si128(z), _mm256_extracti128_si256(z, 1));
 }
 
-/* Load elements of a row: v_get() loads V_LANES from c on, v_get_n() the first n <= 8 of them, with 0 in the other
- * lanes. v_put() and v_put_n() store them. */
+/* v_get() loads the V_LANES elements of a row from element c on. v_get_n() loads only n <= 8 of these, and sets the
+ * remaining lanes to 0. v_put() and v_put_n() store elements in the same way. */
 VEC vf v_get(const void *row, attn_dtype dtype, int64_t c)
 {
     switch (dtype) {

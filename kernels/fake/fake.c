@@ -143,7 +143,7 @@ struct lent {
 
 struct fake_device {
     attn_device base;
-    attn_device *cpu;         /* device of the backend "cpu", whose kernels compute the results */
+    attn_device *cpu; /* device of the backend "cpu", whose kernels compute the results */
     /* a pointer to this struct itself; attn_capabilities.facts is the address of this pointer */
     struct fake_device *self;
     int rule_count;
@@ -159,8 +159,8 @@ struct fake_device {
      * inaccessible */
     int working;
     int64_t events[EVENT_COUNT];
-    /* for the fault walk.err, which makes calls number 1, 3, 6, 10, ... fail: walk_next is the number of the next call
-     * that fails, and walk_step its distance from the previous call that failed */
+    /* The fault walk.err makes calls number 1, 3, 6, 10, ... fail. walk_next is the number of the next call that fails.
+     * walk_step is the distance between that call and the previous one that failed. */
     int64_t walk_step, walk_next;
     int lost; /* code of the error after which every call fails (sticky error); 0: the device works */
 };
@@ -217,8 +217,8 @@ struct fake_stream {
     int64_t until_ns;
     const char *hold;
     int64_t marks_ns[ATTN_MARKS];
-    /* every_row: the run that is being queued leaves out no rows (ATTN_EVERY_ROW); left_rows: some run on the stream
-     * has left out rows since the last call of left_rows() */
+    /* every_row: the run that is being queued must compute all rows (ATTN_EVERY_ROW); left_rows: since the last call of
+     * left_rows(), a run on the stream has left out rows */
     bool every_row, left_rows;
 };
 

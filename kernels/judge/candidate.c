@@ -15,16 +15,16 @@ enum { LSE = 1 }; /* index of lse in frame_tensors[] */
 /* The results that have numbers for each query, as bits of attn_tensor_id. */
 #define ROW_RESULTS (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dq))
 
-/* A mistake of precision is an explanation if the caller's mean error against the mistake's results is less than
- * JUDGE_PATTERN times its mean error against the truth (float64 results). */
+/* A mistake of precision is an explanation if the caller's results are, on average, nearer to the mistake's results
+ * than to the truth (float64 results): the mean error must be less than JUDGE_PATTERN times as large. */
 #define JUDGE_PATTERN 0.5
 /* A mistake counts as one of several causes of an error under two conditions. With the mistake assumed, at most
  * JUDGE_PART of the error of some wrong tensor remains. And the error of no wrong tensor becomes more than
  * JUDGE_NOT_WORSE times as large. */
 #define JUDGE_PART      0.2
 #define JUDGE_NOT_WORSE 1.05
-/* A pair of mistakes is an explanation only if its score (the sum of logarithms that the top of this file defines) is
- * at least this much lower than the score of each of the two mistakes alone. */
+/* A pair of mistakes is an explanation only if its score (a sum of logarithms, lower is better: see the top of this
+ * file) is lower than the score of each mistake alone by at least this number. */
 #define JUDGE_PAIR_GAIN 1.1
 /* These limits apply where mistakes are tested only on some units (tiles of queries or of keys). A mistake that changes
  * out or lse needs the forward of a head to be computed again for each tile of keys. It is tested on such tiles only if
@@ -227,8 +227,8 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
 static bool explains_by_size(const struct judge *j, const struct candidate *c)
 {
     bool any = false;
-    /* A mistake that makes random errors is not reported if lse is wrong too, because another mistake is then likelier.
-     * In a float32 forward the caller must also have sent lse. */
+    /* A mistake that makes random errors is not reported if lse is wrong too, because other mistakes are then likelier.
+     * In a float32 forward it is reported only if the caller has sent lse. */
     if (j->wrong >> LSE & 1) return false;
     if (j->p.q.dtype == ATTN_F32 && j->p.op == ATTN_OP_FORWARD && !state_is_given(j, ATTN_T_lse)) return false;
     for (int which = 0; which < FRAME_TENSORS; which++) {

@@ -58,8 +58,8 @@ static int64_t lay_out(struct compute *c, char *memory)
     return used;
 }
 
-/* Returns the largest number of keys that a row can see, also with those mistakes (variation.h) that let it see more
- * keys. */
+/* Returns the largest number of keys that a row can see. Some mistakes (variation.h) let a row see more keys than it
+ * should; these keys count too. */
 static int64_t keys_of_problem(const attn_problem *p, const attn_dims *d)
 {
     const attn_geometry g = attn_geometry_of(p);

@@ -83,8 +83,9 @@ void compute_keys(struct compute *c, const variation *v, int64_t b, int64_t hk);
 void compute_rows(struct compute *c, const variation *v, const struct compute_rows *rows);
 /* The gradients that compute_gradients() computes. */
 enum compute_wanted { COMPUTE_DQ = 1, COMPUTE_DK_DV = 2, COMPUTE_ALL = 3 };
-/* Computes dq of a tile, and adds the tile's part to dK, dV and sums. Call it after compute_rows() of the same tile,
- * because it reads the tile's scores, out, top and rest. dq is correct only if scores of all keys were computed. */
+/* Computes dq of a tile, and adds the tile's contributions to dK, dV and `sums`. Call it after compute_rows() of the
+ * same tile, because it reads the tile's scores, out, top and rest. dq is correct only if scores of all keys were
+ * computed. */
 void compute_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                        const struct compute_sums *sums, enum compute_wanted wanted);
 /* Computes the scores z of a tile's rows with the keys `lo` to `hi` - 1, and the factors M by which dropout multiplies

@@ -65,8 +65,8 @@ void emulate_keys(const struct compute *c, float *scratch)
     narrow(c->VT, c->Dv * c->keys, at.VT);
 }
 
-/* Rounds a number of P or dS to q's dtype, as kernels do before they multiply it. If q is float8, kernels multiply P by
- * 256 before they round it, because small numbers would become 0. */
+/* Rounds a number of P or dS to q's dtype, as kernels do before a matrix product. If q is float8, kernels multiply P by
+ * 256 before they round it, because small numbers would otherwise become 0. */
 static float as_operand(const struct compute *c, double x)
 {
     const attn_dtype dtype = c->p->q.dtype;
@@ -128,7 +128,7 @@ static void add_tile(const struct compute *c, const struct places *at, int64_t c
                     at->acc[r * c->Dv + e] += at->P[r * c->keys + j] * at->V[j * c->Dv + e];
 }
 
-/* Computes out as those kernels do that divide P by the row's sum before they round P. */
+/* Computes out in the way of kernels that divide P by the row's sum before they round P. */
 static void normalize_first(struct compute *c, const struct places *at, int64_t count, const float *sum)
 {
     for (int64_t r = 0; r < count; r++)

@@ -27,8 +27,8 @@ int64_t frame_tile_rows(const attn_problem *p)
     return attn_clamp64(TILE_PAIRS / keys, 1, TILE_ROWS);
 }
 
-/* Returns the largest number of keys of a tile of keys, chosen so that a tile of keys is about as much work as a tile
- * of queries. The result is a multiple of PRODUCTS_WIDTH. */
+/* Returns the largest number of keys in a tile of keys. It is chosen so that a tile of keys takes about as much work as
+ * a tile of queries. The result is a multiple of PRODUCTS_WIDTH. */
 static int64_t key_tile_keys(const attn_geometry *g)
 {
     int64_t rows = 1;
@@ -69,8 +69,8 @@ int64_t frame_elements(const attn_problem *p, attn_tensor_id id)
     const attn_dtype dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
     attn_problem of = *p;
     if (attn_tensors[id].role == ATTN_ROLE_OUT)
-        /* `out` and `lse` are outputs of a forward and inputs of a backward, but the judge of a backward compares them
-         * too, so their shapes are computed as for a forward */
+        /* in a backward `out` and `lse` are inputs, but a judge compares them there too, so their shapes are computed
+         * as for a forward */
         of.op = ATTN_OP_FORWARD;
     if (attn_output(&of, id, dtype, &t, &ignored) != ATTN_OK || !attn_shape_elements(t.rank, t.shape, &elements))
         return 0;

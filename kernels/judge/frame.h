@@ -38,8 +38,8 @@ struct frame {
     attn_problem p;
     attn_geometry g;
     struct tile *tiles;
-    /* [key_count] tiles of keys. Only the first read_count of these are read by tiles of queries; they have the order
-     * of `tiles`, head by head. The others belong to sequences without queries. */
+    /* array of key_count tiles of keys. Tiles of queries read only the first read_count entries, which are in the order
+     * of `tiles`, head by head. The remaining entries belong to sequences without queries. */
     struct key_tile *key_tiles;
     int64_t key_count, read_count;
     /* count: number of tiles of queries; rows, lines: number of query rows and of keys, of all heads, in the arrays of

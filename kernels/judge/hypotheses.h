@@ -37,12 +37,12 @@ struct hypothesis {
     bool of_backward; /* a kernel with this mistake computes out and lse correctly; only its gradients are wrong */
     /* the mistake makes small errors; it is tested even where all results are within their limits */
     bool of_pattern;
-    /* the mistake makes random errors, such as by another order of sums; only the size of its errors is compared with
-     * the caller's, not each number */
+    /* the mistake makes random errors, for example by adding numbers in a different order. Such errors are compared
+     * with the caller's by size only, not number by number. */
     bool of_size;
     /* The tensors (bits of attn_tensor_id) that the mistake reads at wrong addresses. Two mistakes that change the
-     * addresses of one tensor are never tested together, because the second would apply to strides that the first has
-     * changed, and could read past the end of the tensor. */
+     * addresses of one tensor are never tested together, because the second mistake would change strides that the first
+     * has already changed, and reads could then pass the end of the tensor. */
     uint64_t misread;
     int variants;
     /* Changes *v as variant n of the mistake says. Returns false if the variant does not apply, or changes nothing. The

@@ -73,8 +73,8 @@ static bool is_worth_trying(const struct judge *j, const struct hypothesis *h)
     return j->verdict == JUDGE_MISMATCH || h->of_pattern;
 }
 
-/* Begins the test of the next single mistake: the next variant of the hypothesis that is being tested, or else the
- * first variant of a later hypothesis that is worth trying. Returns false if none is left. */
+/* Begins the test of the next single mistake. This is the next variant of the present hypothesis, or, after its last
+ * variant, the first variant of the next hypothesis that is worth trying. Returns false if no mistake is left. */
 bool search_next_single(struct judge *j)
 {
     struct mistake *const m = &j->trying;

@@ -29,9 +29,9 @@ enum {
 };
 
 /* A unit is the smallest part of a problem that a pass can compute separately: a tile of queries, or in a backward also
- * a tile of keys. A tile of queries gives out, lse and dq of its rows. A tile of keys gives its dk and dv, which are
- * sums over all tiles of queries of the group of heads. The number of a unit is the index of the tile of queries in
- * frame.tiles, or frame.count plus the index of the tile of keys in frame.key_tiles. */
+ * a tile of keys. A tile of queries gives out, lse and dq of its rows. A tile of keys gives dk and dv of its keys,
+ * which are sums over all tiles of queries of all heads in the group. The number of a unit is the index of the tile of
+ * queries in frame.tiles, or frame.count plus the index of the tile of keys in frame.key_tiles. */
 
 /* The phases of the judge's work on a caller's results, in order. judge.c explains each of them. */
 enum phase {
@@ -87,13 +87,14 @@ struct pass {
     struct frame *frame;
     /* indices of the tiles of the pass, or numbers of its units; NULL: the pass goes over all tiles */
     const int64_t *list;
-    /* true: `list` has numbers of units. false: the pass goes over tiles of queries. In a backward, `list` then has all
-     * tiles of a key/value head or none, because dk and dv of a head are compared after the head's last tile. A pass
-     * without a list also goes over the tiles of keys that no query reads. */
+    /* true: `list` has numbers of units. false: the pass goes over tiles of queries. In the second case, the `list` of
+     * a backward has all tiles of a key/value head or none, because dk and dv are compared after a head's last tile. A
+     * pass without a list also goes over the tiles of keys that no query reads. */
     bool by_units;
-    int64_t count, at; /* count: number of tiles (or units) that the pass goes over; at: how many of them are done */
-    int64_t inner;     /* if the present unit is a tile of keys: how many tiles of queries are done for it */
-    int64_t hk, b;     /* the key/value head hk and the sequence b whose keys are loaded; -1: none */
+    /* count: number of tiles (or units) that the pass goes over; at: number of tiles (or units) done so far */
+    int64_t count, at;
+    int64_t inner; /* if the present unit is a tile of keys: how many tiles of queries are done for it */
+    int64_t hk, b; /* the key/value head hk and the sequence b whose keys are loaded; -1: none */
     /* true: the pass makes its mistake in numbers of the stored truth (float64 results) and does not compute attention
      * again */
     bool converts;
@@ -181,8 +182,9 @@ static inline bool state_is_given(const struct judge *j, attn_tensor_id id)
 }
 
 /* pass_begin() begins a pass over the tiles list[0] to list[count - 1], or over all tiles if `list` is NULL. If
- * units_are_sampled() is true, `list` has numbers of units (see above) instead. `v` is the variation (a mistake, or
- * none) that the pass computes. pass_step() does the work of the next tile, and returns true when the pass has no
+ * units_are_sampled() is true, `list` has numbers of units (tiles of queries or of keys) instead. `v` is the variation
+ * (a mistake, or none) that the pass computes. pass_step() does the work of the next tile, and returns true when the
+ * pass has no
  * more tiles. */
 void pass_begin(struct judge *j, struct frame *frame, const variation *v, const int64_t *list, int64_t count);
 bool pass_step(struct judge *j);

@@ -16,8 +16,8 @@
  * is smaller for a backward, which has units of both kinds and takes longer for each. */
 enum { LEAST_UNITS = 8, LEAST_UNITS_BACKWARD = 6 };
 
-/* A judge emulates correct kernels in as many units of a kind (tiles of queries, or of keys) as fit in this number of
- * multiply-adds (counted for one emulation), but at least LEAST_UNITS. */
+/* A judge emulates correct kernels in as many units of each kind (tiles of queries, tiles of keys) as take this number
+ * of multiply-adds per emulation, but in at least LEAST_UNITS units. */
 #define EMULATED_MULTIPLY_ADDS ((double)(INT64_C(1) << 31))
 
 /* Inserts a unit (a tile) with its error into a list of the units with the largest errors. If the unit is in the list

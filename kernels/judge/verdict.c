@@ -31,7 +31,7 @@ static double scatter(int64_t count)
     return count == 0 || count >= 64 ? 1 : 1 + 2 * (1 / sqrt((double)count) - 1 / sqrt(64));
 }
 
-/* Returns the factor by which the measured errors of correct kernels are multiplied to get a limit, if they were
+/* Returns the factor by which the measured errors of correct kernels are multiplied to get a limit. The errors were
  * measured in only `emulated` of the `compared` rows. The largest of n independent errors grows with n like
  * sqrt(log(n)), if their distribution is normal. Errors within a row are not independent, so the factor also has a
  * margin for large errors that the measured rows may miss. */
