@@ -216,15 +216,15 @@ typedef struct attn_axes {
  * side by side: cu_seqlens_k = [0, Sk, 2 Sk, ...]. attn_check() reads the values of index and mask tensors, bias,
  * sinks, alibi_slopes and the scales, which must be in host memory when it is called.
  *
- * k and v have q's dtype, or, in a forward, both float8_e4m3fn: a cache of keys and values in eight bits. A scale
+ * k and v have q's dtype. In a forward both may instead be float8_e4m3fn (a key/value cache in eight bits). A scale
  * belongs to a tensor of float8_e4m3fn.
  *
  * With page_table (forward, layout bshd) k and v are pools of pages, [pages, page_size, Hk, D or Dv]: key j of row b
  * lies in page page_table[b][j / page_size], slot j % page_size. The strides of k and v are free: the stride of the
- * page axis may be smaller than a page, so pages may overlap. seqlens_k is required, and cu_seqlens_k is not given
- * beside cu_seqlens_q. Sk of the problem is t * page_size, where t is the number of entries of page_table for a row; Sk
- * of row b is seqlens_k[b]. Entries past the pages that hold keys of the row are not read, nor are slots past its
- * length. Rows may share pages. */
+ * page axis may be smaller than a page, so pages may overlap. seqlens_k is required. cu_seqlens_q may be given, but not
+ * cu_seqlens_k. Sk of the problem is t * page_size, where t is the number of entries of page_table for a row; Sk of row
+ * b is seqlens_k[b]. Entries past the pages that hold keys of the row are not read, nor are slots past its length. Rows
+ * may share pages. */
 #define ATTN_TENSOR_MAP(X)                                                                                            \
     X(q, IN, INPUT, ATTN_AXES("bqhd", "qhd", LAYOUT), "queries")                                                      \
     X(k, IN, KEY, ATTN_AXES_OR_PAGED("bkgd", "kgd", "psgd", LAYOUT),                                                  \
@@ -504,8 +504,8 @@ typedef struct attn_geometry {
 attn_status attn_check(const attn_problem *p, attn_error *err);
 
 /* In a checked observe (statistics of probabilities), replaces ends of -1 in `rows` and `keys` by the number of queries
- * or keys. It reads cu_seqlens and seqlens of the sequence, which must be in host memory. Call it before attn_output()
- * and the run of a problem whose weights or map are wanted. */
+ * or keys. It reads cu_seqlens and seqlens, which must be in host memory. Call it before attn_output() and the run of a
+ * problem whose weights or map are wanted. */
 void attn_observe_region(attn_problem *p);
 
 /* Fills *tensor with the shape and dtype of an output (attn_writes()) of a checked problem. The tensor becomes
@@ -519,11 +519,11 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
 /* ---- Features: the tensors and options that a problem uses -------------------------------------------------------
  *
  * Features are the things that a kernel must support to compute a problem: one bit for every tensor that is given or
- * wanted, and for every option in use. A kernel's row names the bits that it supports, and the kernel gets no problem
- * with another bit. A tensor or option that is added to the tables is therefore refused by all kernels whose row does
- * not name it. Kernels with ATTN_ALL_SCORES are the exception: they call the functions of score.h for each score, so
- * they support every option that score.h defines. How keys are stored (pages, float8) is not part of ATTN_ALL_SCORES;
- * every kernel names those bits itself. */
+ * wanted, and for every option in use. The row of a kernel (attn_kernel) names the bits that the kernel supports, and
+ * the kernel gets no problem with other bits. A tensor or option that is added to the tables is therefore refused by
+ * all kernels whose row does not name it. Kernels with ATTN_ALL_SCORES are the exception: they call the functions of
+ * score.h for each score, so they support every option that score.h defines. How keys are stored (pages, float8) is not
+ * part of ATTN_ALL_SCORES; every kernel names those bits itself. */
 
 /* One row per option: id, name of the option in requests, condition under which a problem has the option's feature bit.
  * The options in ATTN_SCORE_OPTION_MAP are not in this table. */
@@ -626,7 +626,7 @@ typedef struct attn_counter attn_counter;
  *
  * attn_counter_step() counts for up to about a millisecond, and returns whether it was the last step. attn_count_work()
  * returns how many keys, tiles or elements of masks the counting visits; each takes about a nanosecond.
- * attn_counter_open() refuses more than 2^32 of them: TOO_LARGE. */
+ * attn_counter_open() returns TOO_LARGE if there are more than 2^32 of these. */
 attn_status attn_counter_open(const attn_problem *p, const int64_t tile[2], attn_counter **counter, attn_error *err);
 bool attn_counter_step(attn_counter *counter);
 attn_counts attn_counter_close(attn_counter *counter);
@@ -961,7 +961,7 @@ attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem
 
 /* Queues on the stream, behind the copies of q and k, sums of the rows that attn_lse_choose() picked. The tensors of
  * the problem are in device memory. `found` is device memory with the size of look->found, which the caller copies to
- * look->found afterwards. UNSUPPORTED on a unified device. */
+ * look->found afterwards. Returns UNSUPPORTED on a unified device. */
 attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
                            attn_error *err);
 

@@ -128,9 +128,9 @@ attn_status attn_plan_for(const attn_capabilities *can, const attn_problem *prob
  * call this function. */
 bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype);
 
-/* Fills results that kernels do not write, on the host. In padding rows (behind seqlens_q, or between packed sequences)
- * lse becomes -inf, and all other results become 0. All outputs of an observe (statistics of probabilities) are filled
- * completely, top_keys with -1. See padding.c. */
+/* Fills, on the host, the parts of results that kernels do not write. In padding rows (behind seqlens_q, or between
+ * packed sequences) lse becomes -inf, and all other results become 0. All outputs of an observe (statistics of
+ * probabilities) are filled completely, top_keys with -1. See padding.c. */
 void attn_fill_padding(const attn_problem *p);
 
 /* Computes what attn_sum_parts() promises, on the host in the calling thread. See sum.c. */

@@ -9,7 +9,7 @@
  *   1. q, k and v: whether they are given, their ranks, dtypes and sizes, and whether these agree. Later steps may call
  *      attn_dims_of().
  *   2. which tensors may be given together (packed or not, fp8 scales only with fp8, gradients only of given tensors)
- *   3. every other tensor: the rank, dtype and shape that its row of ATTN_TENSOR_MAP says
+ *   3. every other tensor: the rank, dtype and shape that its row of ATTN_TENSOR_MAP demands
  *   4. memory: strides, alignment, and that no offset overflows
  *   5. options: scale, those of ATTN_SCORE_OPTION_MAP, window, dropout
  *   6. values of tensors that control which memory a kernel reads, or which numbers it computes: cu_seqlens, seqlens,
@@ -638,7 +638,7 @@ static int64_t first_descent(const int32_t *values, int64_t n)
 enum { SUGGESTION_BYTES = 128, SUMS_SHOWN = 3 };
 /* Writes a hint for wrong cu_seqlens, which must be the starts of the sequences and the end of the last one. Values
  * whose sum is the number of rows are probably lengths. Ascending values whose last is the number of rows are probably
- * ends. Otherwise the hint is empty. */
+ * the ends of sequences. In all other cases the hint is empty. */
 static void lengths_suggestion(char text[SUGGESTION_BYTES], const int32_t *values, int64_t last, int64_t total)
 {
     int64_t sum = 0;

@@ -531,11 +531,11 @@ attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, 
 /* ---- The expected time of a merge -------------------------------------------------------------------------------- */
 
 /* Rates of a merge (joining results over parts of the keys), in nanoseconds of one unit (a thread of a CPU, a
- * multiprocessor of a GPU), for each number of the parts' out. `sum` adds the number to the merged out, `back` computes
- * the gradient of the number, and `sink` computes dsinks, on at most one unit per head. The CPU's rates were measured
- * with one thread, in processor time, for 2 to 32 parts of 64 and 128 columns, on 2026-11-27: sum 0.9 to 2.5 ns, back
- * 1.1 to 3.1 ns, sink 0.8 to 2.0 ns. A merge was not measured on a GPU: its rates are those of a decode, which also
- * reads each number once. */
+ * multiprocessor of a GPU), for each number in the outs of the parts. `sum` adds the number to the merged out, `back`
+ * computes the gradient of the number, and `sink` computes dsinks, on at most one unit per head. The CPU's rates were
+ * measured with one thread, in processor time, for 2 to 32 parts of 64 and 128 columns, on 2026-11-27: sum 0.9 to 2.5
+ * ns, back 1.1 to 3.1 ns, sink 0.8 to 2.0 ns. A merge was not measured on a GPU: its rates are those of a decode, which
+ * also reads each number once. */
 static const struct merge_rate {
     double sum, back, sink;
 } merge_cpu = { 1.6, 2.5, 1.3 }, merge_gpu = { .05, .1, .05 };

@@ -7,7 +7,8 @@
  *                             is as many rows as a tile has.)
  *   FlashMask                 A step takes blocks of keys. Up to three intervals of rows see a key. The bands that lie
  *                             wholly in an interval are counted in an array of differences. The rows of the two bands
- *                             at its ends are counted separately. The work grows with keys and tiles, not with pairs.
+ *                             at the ends of an interval are counted separately. The work grows with keys and tiles,
+ *                             not with pairs.
  *   keep_mask, bias           Every element is read, row by row.
  *
  * A step (one call of attn_counter_step()) takes at most STEP_WORK keys, bands or elements, plus one row or one block

@@ -1,10 +1,10 @@
 /* dtype.h: conversions of one number between the stored dtypes and float or double, on host and device.
  *
- * Narrowing rounds to nearest, ties to even, once: a double goes to float16 directly, never through float (two
- * roundings can differ from one). float8_e4m3fn has no infinity: a number that is too large, or infinite, becomes 448,
- * its largest number, with its sign; NaN stays NaN. The other types overflow to infinity as IEEE 754 says. Subnormals
- * are exact. The vector code of the backends must agree with these functions on every input; a unit test tries all
- * 65536 patterns of 16 bits. */
+ * Conversions to narrower types round once, to nearest, ties to even. A double is converted to float16 directly, never
+ * through float, because two roundings may give another result than one. float8_e4m3fn has no infinity: a number that
+ * is too large, or infinite, becomes 448, its largest number, with its sign; NaN stays NaN. The other types overflow to
+ * infinity as IEEE 754 says. Subnormals are exact. The vector code of the backends must agree with these functions on
+ * every input; a unit test tries all 65536 patterns of 16 bits. */
 #ifndef ATTN_DTYPE_H
 #define ATTN_DTYPE_H
 

@@ -5,7 +5,7 @@
  * wider by `first` lets it see the same keys (alignment: top left). All kernels compute such windows.
  *
  * If one kernel computes the part and the whole problem, and `first` is a multiple of ATTN_QUERY_UNIT, the part's
- * out, lse and dq have the bits of the whole problem. A deterministic backward is needed for equal bits of dq.
+ * out, lse and dq have the bits of the whole problem. For dq this holds only if the backward is deterministic.
  * Gradients that are sums over the queries are sums over the part alone (attn_is_sum_of_queries()). */
 #ifndef ATTN_QUERIES_H
 #define ATTN_QUERIES_H

@@ -11,7 +11,7 @@
 
 enum {
     /* largest number of rows that are sampled to estimate how many rows are slow to compute. If 1 row in 64 is slow, a
-     * sample of 64 rows may contain no slow row; the problem then takes up to three times as long as estimated */
+     * sample of 64 rows may miss it, and the problem then takes up to three times as long as estimated. */
     MOST_ROWS = 64,
     LEAST_ROWS = 8,
     /* reading a key takes as long as reading its elements and KEY_NUMBERS more elements (some 16 ns) */
@@ -269,8 +269,8 @@ static bool reaches_bound(const struct look *look, const struct row *row, attn_r
     return !((double)q_most * k_most * (double)D * scale_of(look, row) < look->bound_from);
 }
 
-/* Returns whether dq of a row of huge scores exceeds the range of float32, or nearly does. All of the row's weight
- * is on the keys whose score is `largest`. The limit is halved, because neighbouring rows may differ by a factor of
+/* Returns whether dq of a row of huge scores exceeds the range of float32, or nearly does. In such a row, all weight is
+ * on the keys whose score is `largest`. The limit is halved, because dq of neighbouring rows may differ by a factor of
  * two. */
 static bool gradient_leaves(const struct look *look, const struct row *row, attn_range keys, const float *q,
                             double largest)

@@ -17,8 +17,8 @@ typedef struct attn_strange {
 
 /* Limits that decide whether a row is strange (its numbers exceed the range of float32). A row is not strange if the
  * size of its largest score is below `from`; in a backward with a given lse, if the size of its lse is below `from`.
- * From `cheap_from` on a row is cheap (nearly as fast as an ordinary row). Two things make a row costly (slow),
- * whatever the size of its scores:
+ * If the size is `cheap_from` or more, the row is cheap (computed nearly as fast as an ordinary row). Each of two
+ * things makes a row costly (slow), whatever the size of its scores:
  *
  *   bound_from  float32 only: the product of D, the scale, the largest number of q near the row and the largest of the
  *               row's keys reaches this bound; 0: no bound

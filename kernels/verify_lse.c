@@ -335,7 +335,7 @@ static bool is_too_much(const attn_problem *p, const lse_variants *all, const at
 enum says { NOTHING, YES, NO };
 
 /* Returns whether the row's lse fits variant v of the scores (way to compute them), where v == ATTN_LSE_VARIANTS
- * stands for base 2; It returns NOTHING if this row cannot decide. *apart becomes the difference between the lse by
+ * stands for base 2. It returns NOTHING if this row cannot decide. *apart becomes the difference between the lse by
  * variant v and the lse by the options as given. */
 static enum says says(const attn_problem *p, const lse_variants *all, const attn_lse_row *row, const double *found,
                       int v, double *apart)

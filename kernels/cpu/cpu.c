@@ -9,7 +9,8 @@
  *
  * Invariants
  *
- * 1. Memory is 64-byte aligned. The 64 bytes before it hold its size, which freeing subtracts from the count.
+ * 1. Memory is 64-byte aligned. The 64 bytes before a block hold its size, which is subtracted from the memory in use
+ * when the block is freed.
  * 2. One run at a time uses a workspace. Each stream brings its own workspace, or run() allocates one for the call. */
 #include <assert.h>
 #include <limits.h>

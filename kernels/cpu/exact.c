@@ -5,22 +5,22 @@
  * divide the sum O = P V by l only at the end, so a sum of a few values of 1e38 becomes infinite before the division.
  * Rows with such numbers are rare, so the loops do not test for them. flash_row_end() (row_end.c) and load_statistics()
  * (backward.c) recognise such a row by its maximum, sum, lse or O. The code below then computes the row again from the
- * tensors, by the definition (kernels/README.md): scores in double, KEYS of them at a time.
+ * tensors, by the definition (kernels/README.md): scores in double, for KEYS keys at a time.
  *
- * Rows of equal scores. A mask may have the most negative number in place of -inf. A row in which every key has that
- * bias has one score for all keys, because adding q . k is lost in rounding, even in double. Each P is 1 / n, where n
- * is the number of keys. The loops in float32 computed the same P, so O is correct and only lse is wrong.
+ * Rows of equal scores. A mask may have the most negative number in place of -inf. If every key of a row has that bias,
+ * all scores of the row are equal, because q . k is lost when it is added to such a number, even in double. Each P is 1
+ * / n, where n is the number of keys. The loops in float32 computed the same P, so O is correct and only lse is wrong.
  * flash_exact_alike() recognises the row by its bias alone.
  *
  * Products that overflow. A product q . k may exceed the range of float32 while scale q . k is within it. Packing
  * tests, at no cost, whether all numbers of q and k are below SIMD_TAME; products of such numbers do not overflow. If a
  * number is larger, a partial sum beyond float32 is infinite or NaN and remains so. flash_scores() tests for products
  * that are not finite, and flash_exact_mend_scores() computes their scores again. Multiplying q by the scale before the
- * product would not help: scale * q may underflow where scale q . k does not, and all scores would have other bits.
+ * product would not help: scale * q may underflow where scale q . k does not, and the bits of all scores would change.
  *
- * lse is stored in two parts, the largest score and the rest. One double cannot hold both where the score is 1e38, and
- * P = exp(z - lse) would be 1 for each key. A backward stores both parts by row (flash.strange), and marks such a row
- * with NaN in lse2. */
+ * lse is stored in two parts, the largest score and the rest. If the score is 1e38, one double cannot hold both: the
+ * rest would be rounded away, and P = exp(z - lse) would be 1 for each key. A backward stores both parts by row
+ * (flash.strange), and marks such a row with NaN in lse2. */
 #include <float.h>
 #include <math.h>
 #include <stdatomic.h>

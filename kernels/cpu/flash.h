@@ -350,10 +350,10 @@ static inline void *flash_key_at(const struct flash *f, const attn_view *view, i
     return (char *)view->data + attn_key_at(&f->g, view, b, hk, line) * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* Rows of k or v from `line` (k_start + j) on, as a matrix of at most `most` rows. If the page ends earlier, the matrix
- * ends in the page, after a multiple of `unit` rows. If the page has fewer than `unit` rows left, up to `unit` rows are
- * gathered in `scratch` (unit * cols elements) from several pages. Work on units of rows thus does not depend on where
- * pages end. */
+/* Rows of k or v as a matrix of at most `most` rows, whose first row is `line` (k_start + j). If the page that holds
+ * the first row ends earlier, the matrix has fewer rows: as many as the page still has, rounded down to a multiple of
+ * `unit`. If that would be 0, up to `unit` rows are gathered from several pages in `scratch` (unit * cols elements).
+ * Code that works on `unit` rows at a time thus does not depend on where pages end. */
 struct flash_keys {
     const void *rows;
     int64_t stride;
@@ -411,9 +411,9 @@ int64_t flash_forward_scratch(const struct flash *f);
 int64_t flash_decode_scratch(const struct flash *f);
 int64_t flash_backward_scratch(const struct flash *f);
 
-/* The function in decode.c that computes one item (unit of parallel work) of FLASH_FORWARD for a sequence on the path
- * FLASH_DOTS: one bundle (key/value heads computed together) over one span of keys. `rest` is the number of the item in
- * its sequence. */
+/* Computes one item (unit of parallel work) of FLASH_FORWARD for a sequence on the path FLASH_DOTS. The item is one
+ * bundle (key/value heads computed together) over one span of keys. Defined in decode.c. `rest` is the number of the
+ * item in its sequence. */
 void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
 
 /* Returns whether the numbers of row r of a tile exceed the range of float32, so that the row must be computed in
@@ -445,7 +445,7 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
  * number `split` of the keys begins. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split);
 
-/* Computes delta = rowsum(dO O), without dlse, of n rows of O: the rows of head h from row `first` of the tensor on. dO
+/* Computes delta = rowsum(dO O), without dlse, for n rows of O, beginning with row `first` of head h in the tensor. dO
  * is rounded as for the products, so that sum_j P (dP - delta) is 0. If it were not 0, its product with a large element
  * of K would make dQ wrong. */
 void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, int n, const void *O, attn_dtype dtype,

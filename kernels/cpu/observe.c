@@ -3,7 +3,8 @@
  * A probability P = exp(z - lse) needs its row's lse, so there are three phases:
  *
  *   FLASH_FORWARD   An item goes over all keys for one row tile. It computes m, l, e and the largest scores of the
- *                   rows, writes row_max, lse, entropy and top_keys, and stores what turns a score into a probability.
+ *                   rows, writes row_max, lse, entropy and top_keys, and stores the numbers that turn a score into a
+ *                   probability.
  *   FLASH_KEYS      An item goes over all row tiles for a chunk of keys, and computes key_mass and weights of these
  *                   keys. Other items go over all row tiles for a few columns of the output map.
  *   FLASH_FINISH    An item computes max_logit and mean_entropy of a head.

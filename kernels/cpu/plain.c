@@ -2,7 +2,7 @@
  *
  *     device       computes by    why
  *     reference    reference.c    every option, one row at a time: it defines what is correct
- *     paper        paper.c        FlashAttention-2 as in its paper; readers of the kernels begin there
+ *     paper        paper.c        FlashAttention-2 as in its paper; the best place to begin reading the kernels
  *
  * Memory comes from malloc(). One thread computes, and a call returns when its work is done. */
 #include <stdlib.h>

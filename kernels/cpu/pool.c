@@ -1,23 +1,26 @@
 /* pool.c: threads that sleep until a caller has a loop to run.
  *
- * The problem: attention consists of loops with a few to a few thousand items, microseconds to milliseconds each. Often
- * two or three loops follow each other at once (pack, compute, merge). Waking a sleeping thread costs 5 to 50 us. A
- * thread without work therefore polls for POOL_SPIN_US before it sleeps, and usually finds the next loop of the same
- * run.
+ * The problem: attention consists of loops with a few to a few thousand items, and an item takes microseconds to
+ * milliseconds. Often two or three loops (pack, compute, merge) follow each other without a pause. Waking a sleeping
+ * thread costs 5 to 50 us. A thread without work therefore polls for POOL_SPIN_US before it sleeps, and usually finds
+ * the next loop of the same run.
  *
  * The idea: a loop is a struct on its caller's stack, linked into the pool while it has items left. Caller and workers
- * take items from its atomic counter. When another loop is linked, workers leave their loop after the current item.
- * They go to the owner (see pool.h) with the fewest threads, and among its loops to the one with the fewest.
+ * take items from the loop's atomic counter. When another loop is linked, workers leave their loop after the current
+ * item. They go to the owner (client of the pool, see pool.h) with the fewest threads, and there to the loop with the
+ * fewest threads.
+ *
  * Invariants, all under `lock`:
- *   1. A worker touches a loop only after it has counted itself in loop.inside, and before it subtracts itself again.
- *   2. The caller unlinks the loop before it waits for inside == 0, so no thread enters a loop whose memory ends.
+ *   1. A worker adds 1 to loop.inside before it uses a loop, and subtracts 1 when it no longer uses it.
+ *   2. The caller unlinks the loop before it waits for inside == 0, so no thread enters a loop whose memory is about to
+ *      be reused.
  *   3. `posted` counts the loops that were ever linked; a polling worker reads it without the lock.
- *   4. `computing` counts threads between pool_begin() and pool_end() that do not pause, and workers inside a loop.
- *      A worker enters a loop only while `computing` is below `threads`, and a thread that lowers `computing` wakes
- *      a worker if there is work.
- *   5. A pool_part is one caller's work from pool_begin() to pool_end(). Its `computing` counts the threads of
- *      invariant 4 that compute for it. A thread pauses only while the parts of its owner together have more than
- *      max(1, threads / owners) threads, so every owner that has begun keeps a thread. */
+ *   4. `computing` is the number of threads that are between pool_begin() and pool_end() and do not pause, plus the
+ *      number of workers inside a loop. A worker enters a loop only while `computing` is below `threads`. A thread that
+ *      lowers `computing` wakes a worker if there is work.
+ *   5. A pool_part is one caller's work from pool_begin() to pool_end(). Its own member `computing` counts those
+ *      threads of invariant 4 that compute for this pool_part. A thread pauses only while the pool_parts of its owner
+ *      together have more than max(1, threads / owners) threads, so every owner that has begun keeps a thread. */
 #include "kernels/cpu/pool.h"
 
 #include <assert.h>

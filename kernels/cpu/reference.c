@@ -12,15 +12,15 @@
  *     dk, dv of the head
  *
  * Invariants:
- *   1. No computation uses a pair (i, j) that a mask hides: sees() is called before K or V are used, so NaN behind a
- *      mask has no effect. A bias of -inf is a mask. A visible pair is used even where its P is 0: NaN there makes
- *      the row NaN.
+ *   1. No computation uses a pair (i, j) that a mask hides: sees() is called before K or V are used, so a NaN that a
+ *      mask hides has no effect. A bias of -inf is a mask. A visible pair is used even where its P is 0: NaN there
+ *      makes the row NaN.
  *   2. A row that sees nothing has out = 0 and lse = -inf, or, with a sink, out = 0 and lse = sink; its gradients are
  *      0.
  *   3. Each result is rounded once, when it is stored.
  *   4. All sums run in one fixed order, so the result depends on the problem alone.
- *   5. lse is held in two parts, the row's maximum and the logarithm of the rest: beside a score of 1e38 a double
- *      cannot hold the logarithm of a sum as well, and P would be 1 for each key. */
+ *   5. lse is held in two parts, the row's maximum and the logarithm of the rest: in one double, the logarithm would be
+ *   lost beside a score of 1e38, and P would be 1 for each key. */
 #include <float.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -153,8 +153,8 @@ static void score_row(struct reference *r, int64_t i)
     }
 }
 
-/* lse = top + rest. top is the maximum of the row's scores and the sink, rest is ln(sum_j exp(z_j - top) + exp(sink -
- * top)). NaN anywhere in the row makes lse NaN. Without a sink, a row that sees no key has -inf. */
+/* lse = top + rest. top is the maximum of the row's scores and the sink, and rest is ln(sum_j exp(z_j - top) + exp(sink
+ * - top)). NaN anywhere in the row makes lse NaN. Without a sink, a row that sees no key has an lse of -inf. */
 struct lse {
     double top, rest;
 };

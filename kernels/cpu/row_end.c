@@ -41,8 +41,8 @@ static bool is_strange(const struct flash *f, const struct flash_tile *t, int r,
     return !finite;
 }
 
-/* Ends a row whose scores are all equal, so that O is the sum of the row's values and l the number of these values.
- * Writes the row's out to `row`. Returns false, and writes nothing, if the scores are not all equal. */
+/* Ends a row whose scores are all equal. O is then the sum of the values that the row sees, and l the number of these
+ * values. Writes the row's out to `row`. Returns false, and writes nothing, if the scores are not all equal. */
 static bool finish_alike(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O,
                          struct flash_strange *found, double *row)
 {

@@ -124,8 +124,8 @@ static void add_sequence(const struct flash *f, const struct flash_sequence *q, 
     if (chunks > to->longest_chunks) to->longest_chunks = chunks;
 }
 
-/* Returns upper bounds on the members of struct sums that hold for all lengths of sequences. They are exact for a
- * problem that is not packed and has no seqlens.
+/* Returns upper bounds on the members of struct sums. The bounds hold for all lengths of sequences. They are exact for
+ * a problem that is not packed and has no seqlens.
  *
  * Let G be the number of query heads per key/value head, and BM the number of rows of a tile. A key/value head of a
  * sequence has at most 1 + 2 G Sq / BM row tiles. Rounding adds at most FLASH_UNIT - 1 rows to a tile. Keys are split

@@ -59,9 +59,9 @@ static int best(void)
     return 4;
 }
 
-/* Returns the index of the fastest table up to `level`. A processor with AMX computes VDPBF16PS slowly: 106 GFLOP/s a
- * core on Sapphire Rapids, where f32 products reach 175. If the operating system refuses AMX tiles to this process,
- * such a processor is therefore faster with f32. */
+/* Returns the index of the fastest table up to `level`. A processor with AMX executes VDPBF16PS (bf16 products without
+ * AMX) slowly: a core of Sapphire Rapids reaches 106 GFLOP/s with it, and 175 GFLOP/s with f32 products. If the
+ * operating system refuses AMX tiles to this process, such a processor is therefore faster with f32. */
 static int preferred(int level)
 {
     uint32_t a, b, c, d;

@@ -165,10 +165,10 @@ struct simd_type {
      * gemm() needs whole tiles */
     int strip;
 
-    /* Make operands from X, which is [rows][cols] of any floating dtype with rows `stride` elements apart. Numbers are
-     * rounded to nearest even. Each function returns true if every element is below SIMD_TAME in size. If the result is
-     * false, the caller must handle larger numbers, whose sums may overflow. The caller must also handle NaN and
-     * infinity, because their products with the zeros of hidden keys would be NaN. */
+    /* The pack functions make operands from X, which is [rows][cols] of any floating dtype with rows `stride` elements
+     * apart. Numbers are rounded to nearest even. Each function returns true if every element is below SIMD_TAME in
+     * size. If the result is false, the caller must handle larger numbers, whose sums may overflow. The caller must
+     * also handle NaN and infinity, because NaN or infinity times the P = 0 of a hidden key would be NaN. */
     bool (*pack_a)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_at)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_b)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb);
@@ -346,7 +346,7 @@ static inline int64_t simd_ldb(const struct simd_type *t, int64_t k)
 }
 
 /* In a product A B, simd_a_bytes() returns the bytes of A with m rows, and simd_b_bytes() the bytes of B with n
- * columns, whose panels are ldb apart. The sizes are those of tiles or of one head, so they are far from overflow. */
+ * columns, whose panels are ldb apart. The operands are tiles or one head, so the sizes cannot overflow. */
 static inline int64_t simd_a_bytes(const struct simd_type *t, int64_t m, int64_t lda)
 {
     return simd_round_up(m, SIMD_A_ROWS) * lda * simd_element_bytes(t);

@@ -1,7 +1,8 @@
 /* simd_amx.c: the product of bf16 operands on AMX tiles (TDPBF16PS), which adds 16 x 32 numbers of A times 32 x 16 of B
  * to 16 x 16 sums.
  *
- * All eight tile registers have the full shape, 16 rows of 64 bytes, so that one configuration serves every product:
+ * All eight tile registers have the full shape, 16 rows of 64 bytes, so that one tile configuration serves every
+ * product:
  *
  *     0 1    C, rows 0-15     4  A, rows 0-15      6 7  B, columns 0-15 and 16-31, half a panel each
  *     2 3    C, rows 16-31    5  A, rows 16-31
@@ -10,9 +11,9 @@
  * whatever memory lies behind, and those results are dropped: such a block of C goes through a buffer. A sum runs along
  * k in order, starting from C.
  *
- * The operating system gives tile registers only to a process that has requested them (simd_amx_permit). The
- * configuration belongs to the thread. A thread loads it at its first product and keeps it, because loading takes 50
- * ns. leave() gives it back, so that the system need not save 8 KiB of tiles of a sleeping thread. */
+ * The operating system gives tile registers only to a process that has requested them (simd_amx_permit). Each thread
+ * loads the tile configuration at its first product and keeps it, because loading takes 50 ns. leave() releases the
+ * tiles, so that the system need not save the 8 KiB of tiles of a sleeping thread. */
 #include "kernels/cpu/simd_variants.h"
 
 /* clang 14 calls this macro __AMXBF16__, newer compilers __AMX_BF16__ */

@@ -11,8 +11,8 @@
  *   vh_flags, vh_flag(x, most, flags)     marks the elements whose bits without the sign are above `most`
  *   vh_flagged(flags)
  *
- * Numbers are stored in pairs along k (the axis over which a product sums), because one instruction adds two products
- * along k, or four, to a lane. The operands:
+ * Numbers are stored in pairs along k (the axis over which a product sums), because one instruction adds two (or four)
+ * products along k to a lane. The operands:
  *
  *   A    has rows along k, so that the two numbers of a pair are neighbours in memory
  *   B    has the two numbers of a pair in one 32-bit lane, and 32 lanes (columns) in a line of the panel:

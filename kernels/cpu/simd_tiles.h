@@ -3,7 +3,7 @@
  * first defines how an operand is written:
  *
  *   STEP                    number of vectors that one store to an operand A takes: 1 for f32, 2 for bf16
- *   put_row(A, lda, x, n)   writes the first n elements of x[STEP] to a row of A; bf16 also writes the rest, zeros
+ *   put_row(A, lda, x, n)   writes the first n elements of x[STEP] to a row of A; with bf16, zeros follow
  *   struct pair             the elements of V_LANES columns in two neighbouring rows, in the operand's type
  *   make_pair(x0, x1)       makes a pair from a vector of each row
  *   put_pair_a(), put_pair_b()   write the first `rows` rows of a pair to an operand A or B

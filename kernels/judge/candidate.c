@@ -1,10 +1,10 @@
 /* candidate.c: tests one mistake, or two at once, and decides which errors they explain. See state.h.
  *
- * A mistake explains a wrong tensor if the caller's tensor agrees with the tensor of a kernel with this mistake: their
- * largest and mean difference are at most a tenth of the differences between the caller's tensor and the truth (float64
- * results), or their largest difference is within the limit. Tensors that are correct must stay within their limits.
- * Explanations are ordered by score, the sum over the wrong tensors of log(error against the mistake's results / error
- * against the truth). An error is a root mean square plus the rounding of a correct kernel. */
+ * A mistake explains a wrong tensor if the caller's tensor agrees with the tensor of a kernel with this mistake: the
+ * largest and mean differences between these two tensors are at most a tenth of those between the caller's tensor and
+ * the truth (float64 results), or the largest difference is within the limit. Tensors that are correct must stay within
+ * their limits. Explanations are ordered by score, the sum over the wrong tensors of log(error against the mistake's
+ * results / error against the truth). An error is a root mean square plus the rounding of a correct kernel. */
 #include "kernels/judge/state.h"
 
 #include <math.h>

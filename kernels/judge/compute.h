@@ -94,10 +94,10 @@ void compute_tile_scores(struct compute *c, const variation *v, const struct com
 /* Returns whether causal and window let some row of the tile see some of the keys `lo` to `hi` - 1. */
 bool compute_sees(const struct compute *c, const variation *v, const struct compute_rows *rows);
 
-/* Steps of compute_rows() and compute_gradients() that emulate.c calls too. compute_scores() turns row `r` of the array
- * z from products q.k into the scores of query i of head h; hidden scores become -inf. compute_dropout() sets the array
- * M to the factors of dropout for a row; without dropout they are 1. compute_row_gradients() turns the weights P of a
- * row into the weights after dropout, and dP into dS. */
+/* These functions are steps of compute_rows() and compute_gradients(), and emulate.c calls them too. compute_scores()
+ * turns row `r` of the array z from products q.k into the scores of query i of head h; hidden scores become -inf.
+ * compute_dropout() sets the array M to the factors of dropout for a row; without dropout they are 1.
+ * compute_row_gradients() turns the weights P of a row into the weights after dropout, and dP into dS. */
 void compute_load_queries(struct compute *c, const variation *v, const struct compute_rows *rows);
 void compute_scores(struct compute *c, const variation *v, int64_t b, int64_t h, int64_t i, int64_t r);
 void compute_dropout(const struct compute *c, const variation *v, int64_t b, int64_t h, int64_t i, double *M);

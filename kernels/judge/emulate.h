@@ -1,8 +1,8 @@
 /* emulate.h: what a correct kernel computes, with its roundings.
  *
  * A kernel multiplies numbers of q's dtype, rounds P and dS to that dtype and sums in float32, tile by tile. These
- * roundings make its results differ from the exact ones. An emulation makes the same roundings on the problem that is
- * judged, so its difference from the exact results is the error that a correct kernel may have. */
+ * roundings make its results differ from the exact ones. An emulation computes the judged problem with the same
+ * roundings, so its differences from the exact results are errors that a correct kernel may have. */
 #ifndef JUDGE_EMULATE_H
 #define JUDGE_EMULATE_H
 

@@ -62,8 +62,8 @@ typedef struct judge_place {
 } judge_place;
 
 /* A mistake that explains the errors. `now` and `if_so` are about the tensor that the mistake explains best: `now` is
- * its largest difference from the truth (float64 results), `if_so` its largest difference from the results of a kernel
- * with the mistake. */
+ * the tensor's largest difference from the truth (float64 results). `if_so` is its largest difference from the results
+ * of a kernel with the mistake. */
 typedef struct judge_explanation {
     /* true: the mistake removes most of the error, but not all of it, so the kernel must have other mistakes too */
     bool partly;
@@ -114,14 +114,14 @@ int64_t judge_elements(const attn_problem *problem, attn_tensor_id id);
 int64_t judge_bytes(const attn_problem *problem, bool has_truth, double seconds);
 
 /* Opens a judge. `problem` has passed attn_check() without its results; its op says whether gradients are computed.
- * results[id] are the caller's tensors, C-contiguous, of rank 0 where not given; at least one must be given. A
- * result may have the shape of another layout, because only its number of elements is checked. `truth` has the
- * float64 results of all rows that judge_wants() names, in host memory; the judge borrows them until judge_close().
+ * results[id] are the caller's tensors. They are C-contiguous; a tensor that is not given has rank 0. At least one must
+ * be given. A result may have the shape of another layout, because only its number of elements is checked. `truth` has
+ * the float64 results of all rows that judge_wants() names, in host memory; the judge borrows them until judge_close().
  * If `truth` is NULL, the judge computes them. `seconds` is the time that the judge should take in all. Without
  * `truth`, the judge chooses as many rows as it can compute and emulate in a third of that time. With `truth` it
- * compares all rows, and emulates correct kernels in as many rows as it can in a third of that time. Errors: INVALID
- * (a result's size; the member is named), TOO_LARGE (JUDGE_BYTES of memory do not suffice for any part of the
- * problem), NO_MEMORY. */
+ * compares all rows, and emulates correct kernels in as many rows as it can in a third of that time. Errors: INVALID (a
+ * result's size; the member is named), TOO_LARGE (JUDGE_BYTES of memory do not suffice for any part of the problem),
+ * NO_MEMORY. */
 attn_status judge_open(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT],
                        const attn_truth *truth, double seconds, judge **opened, attn_error *err);
 bool judge_step(judge *j);

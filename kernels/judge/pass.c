@@ -67,9 +67,10 @@ static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_
         }
 }
 
-/* Call this function when all tiles of queries of a key/value head have been computed, for the head's keys from `first`
- * to first + count - 1. `kept` is the index of key `first` in struct truth (float64 results). PHASE_TRUTH stores dk and
- * dv of these keys as the truth (float64 results). Other phases compare them with the caller's or with the truth. */
+/* Call this function when all tiles of queries of a key/value head have been computed. It handles the head's keys
+ * `first` to first + count - 1. `kept` is the index of key `first` in struct truth (float64 results). PHASE_TRUTH
+ * stores dk and dv of these keys as the truth (float64 results). Other phases compare them with the caller's or with
+ * the truth. */
 void pass_settle_keys(struct judge *j, int64_t b, int64_t hk, int64_t first, int64_t count, int64_t kept)
 {
     struct pass *const pass = &j->pass;
@@ -190,9 +191,9 @@ static double converted(const struct judge *j, attn_tensor_id id, double value, 
     }
 }
 
-/* In PHASE_COMPARE: updates three figures of result `which` by one of its numbers. `got` is the caller's number, and
- * `value` the truth (float64 result). The figures are the largest truth, the largest error of rounding a truth to the
- * result's dtype, and the number of NaN that should not be NaN. */
+/* Updates three figures of result `which` in PHASE_COMPARE, for one number of the result. `got` is the caller's number,
+ * and `value` is the truth (float64 result). The figures are the largest truth, the largest error of rounding a truth
+ * to the result's dtype, and the number of NaN that should not be NaN. */
 static void measure(struct judge *j, int which, double got, double value)
 {
     if (isfinite(value)) {

@@ -184,8 +184,7 @@ static inline bool state_is_given(const struct judge *j, attn_tensor_id id)
 /* pass_begin() begins a pass over the tiles list[0] to list[count - 1], or over all tiles if `list` is NULL. If
  * units_are_sampled() is true, `list` has numbers of units (tiles of queries or of keys) instead. `v` is the variation
  * (a mistake, or none) that the pass computes. pass_step() does the work of the next tile, and returns true when the
- * pass has no
- * more tiles. */
+ * pass has no tile left. */
 void pass_begin(struct judge *j, struct frame *frame, const variation *v, const int64_t *list, int64_t count);
 bool pass_step(struct judge *j);
 
@@ -233,11 +232,11 @@ unsigned candidate_part(const struct judge *j, const struct candidate *c);
 
 /* Functions of units.c, for units (tiles of queries or of keys). units_choose_emulated() fills the list `emulated`, by
  * the errors that PHASE_COMPARE found. If there is no memory for the list, all tiles are emulated. units_add() adds a
- * unit to a list that does not have it yet, and returns the list's new length. units_spread() adds `wanted` units of
- * one kind, evenly spread; of the tiles of keys, it takes only those that queries read. units_are_given() returns
- * whether the caller sent a result that units of this kind give. units_room() returns the largest length of a list of
- * units of a frame. units_sort() sorts a list, so that tiles of queries come before tiles of keys, and the tiles of a
- * head follow each other. */
+ * unit to a list that does not have it yet, and returns the list's new length. units_spread() adds `wanted` evenly
+ * spread units of one kind, but no tiles of keys that no query reads. units_are_given() returns whether the caller sent
+ * a result that units of this kind give. units_room() returns the largest length of a list of units of a frame.
+ * units_sort() sorts a list, so that tiles of queries come before tiles of keys, and the tiles of a head follow each
+ * other. */
 enum unit_kind { UNIT_QUERIES, UNIT_KEYS, UNIT_KINDS };
 void units_choose_emulated(struct judge *j);
 void units_note(struct worst_units *worst, int64_t unit, double error);

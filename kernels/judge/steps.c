@@ -9,8 +9,8 @@
  * of all heads of the group.
  *
  * The emulated kernel's lse lacks the errors of its float32 scores. In a kernel, most of the error of a query's largest
- * score cancels, because lse has nearly the same error. Here it does not cancel, so an emulation of float32 may have up
- * to some three times larger errors in dv than the emulation of a whole head. */
+ * score cancels, because lse has nearly the same error. Here it does not cancel, so in a float32 problem the emulated
+ * dv may have errors up to about three times those of an emulation of the whole head. */
 #include <string.h>
 
 #include "kernels/judge/emulate.h"
