@@ -676,12 +676,12 @@ typedef struct attn_device_info {
     char name[64];         /* "cuda:0", "cpu" */
     char description[128]; /* text for people: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
     double fastest_flops;  /* no kernel of this device computes more operations (attn_flops) per second than this */
-    /* upper bound, over all kernels, on (query, key, head) triples per second; a problem takes at least the time that
-     * this bound and fastest_flops give */
+    /* no kernel of this device computes more (query, key, head) triples per second than this. A problem takes at least
+     * the time that follows from this rate and from fastest_flops. */
     double fastest_scores;
     double peak_flops; /* peak rate of the hardware in 16-bit floating point operations per second; 0: not known */
     double peak_bytes; /* peak rate of the device's memory in bytes per second; 0: not known */
-    /* text for people: the figures from which peak_flops and peak_bytes were computed; "" if nothing is known */
+    /* a text that shows from which figures peak_flops and peak_bytes were computed; "" if nothing is known */
     char peak_from[128];
     /* number of units that compute side by side: threads of a CPU, multiprocessors of a GPU; the rates in cost.c hold
      * for one unit */
@@ -699,8 +699,7 @@ typedef struct attn_device_info {
 /* Returns the names of the backends in this build, the preferred one first, with NULL at the end. Devices of
  * "reference" and "paper" are used only if an option names them. */
 const char *const *attn_backends(void);
-/* returns whether the devices of this backend are something other than the host's processor; false for an unknown
- * name */
+/* returns whether the devices of this backend are not the host's processor; false for an unknown backend */
 bool attn_is_gpu(const char *backend);
 /* returns the number of the backend's devices; 0 if the build lacks the backend, or the machine lacks a driver or a
  * device */
@@ -779,8 +778,8 @@ typedef struct attn_plan {
                                    * chosen; the device owns this memory */
     const attn_kernel *kernel;
     uint64_t features; /* features of the problem, as attn_features() returns them */
-    /* bytes of attn_workspace() that this problem needs; 0 where the backend computes one workspace size for all
-     * problems of one attn_run() */
+    /* bytes of workspace (attn_workspace()) that this problem needs; 0 if the backend computes one workspace size for
+     * all problems of an attn_run() */
     size_t workspace_bytes;
     const void *variant; /* variant of the kernel that computes the problem; the kernel defines what this points to */
     /* the tensors (bits of attn_tensor_id) whose addresses were not multiples of 16 bytes when the plan was made; they
@@ -940,8 +939,8 @@ typedef struct attn_merge_problem {
     attn_result whole;        /* written */
     /* inputs: gradients with respect to whole.out and whole.lse; a dlse that is not given counts as 0 */
     attn_tensor dout, dlse;
-    /* output, an array of `count`: gradients with respect to out and lse of each part. Requires dout. NULL: not
-     * wanted */
+    /* output, an array of `count` results: the gradients with respect to out and lse of each part. Requires dout. NULL:
+     * not wanted */
     attn_result *gradients;
     attn_tensor dsinks; /* output [H]: gradient with respect to sinks. Requires dout and sinks */
 } attn_merge_problem;
@@ -997,8 +996,8 @@ void attn_stream_serve(attn_stream *stream, const void *owner);
 int64_t attn_stream_spent_ns(const attn_stream *stream);
 void attn_cancel(int *cancel);
 
-/* Three functions that plan and run one problem, whatever its member op is: as a forward, as a backward, and as an
- * observe (attn_look()). */
+/* Three functions that plan and run one problem: as a forward, as a backward, and as an observe (attn_look()). The
+ * problem's own `op` does not matter. */
 attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_look(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err); /* observe */

@@ -103,7 +103,7 @@ struct attn_backend {
      * everything before it returns, so the backend has no work to queue. */
     attn_status (*run_some)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
                             attn_error *err);
-    /* returns whether run_some() left out rows that are slow to compute; NULL: run_some() never leaves out rows */
+    /* returns whether run_some() has left out rows that are slow to compute; NULL: run_some() computes all rows */
     bool (*left_rows)(attn_stream *stream);
     /* The functions that compute attn_truth (float64 results). All are NULL if the backend computes no truth. truth()
      * always gets a workspace, and is never called on a cancelled stream. */

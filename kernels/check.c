@@ -619,15 +619,14 @@ static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test
             return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: %s is %s, must be %s",
                              attn_tensors[id].name, index_text(at, t->rank, index), is, rule);
         }
-        /* moves `index` to the next row as an odometer does: the last axis but one counts fastest */
+        /* moves `index` to the next row, like an odometer whose fastest digit is the last axis but one */
         int a = last - 1;
         while (a >= 0 && ++index[a] == t->shape[a]) index[a--] = 0;
         if (a < 0) return ATTN_OK;
     }
 }
 
-/* Returns the index of the first value, from 1 to n, that is smaller than the value before it; n + 1 where there is
- * none. */
+/* Returns the smallest index i from 1 to n for which values[i] is less than values[i - 1]; n + 1 if there is none. */
 static int64_t first_descent(const int32_t *values, int64_t n)
 {
     int64_t i = 1;
@@ -831,8 +830,8 @@ static void suspect_layout(const attn_problem *p, attn_error *err)
     attn_problem other = *p;
     if (err == NULL || err->status != ATTN_INVALID || strstr(err->member, "/shape/") == NULL) return;
     if (strncmp(err->member, "/alibi_slopes/", strlen("/alibi_slopes/")) == 0) return;
-    /* no hint if axis 1 or 2 of q or k has size 0: in the other layout (bshd or bhsd) the tensor would have 0 heads,
-     * and would be valid by chance */
+    /* no hint if axis 1 or 2 of q or k has size 0: such a tensor would have 0 heads in one of the layouts (bshd, bhsd),
+     * and would be valid there by chance */
     for (int a = 1; a <= 2; a++)
         if (p->q.shape[a] == 0 || p->k.shape[a] == 0) return;
     const bool as_bhsd = p->layout == ATTN_BSHD;

@@ -66,8 +66,8 @@ struct rate {
     /* time of each (query, key, head) triple in a cheap row: a row whose scores exceed the range of float32, but which
      * kernels compute nearly as fast as other rows (strange.h) */
     double cheap;
-    /* A row whose largest score is at most this number is computed only once; other rows are computed again. (A
-     * backward with a given lse compares lse instead of the score.) */
+    /* A row whose largest score is at most this number is computed only once; a row with a larger score is computed a
+     * second time. (A backward with a given lse compares lse instead of the score.) */
     double most;
 };
 
@@ -222,7 +222,8 @@ static const struct extra {
 };
 /* clang-format on */
 
-/* Seconds that a call takes in addition to its computing. On a GPU this is the time to launch a few kernels. */
+/* Seconds that a call takes before and after the computation itself. On a GPU this is the time to launch a few
+ * kernels. */
 #define CALL_S         5e-6
 #define GPU_FORWARD_S  10e-6
 #define GPU_BACKWARD_S 20e-6
@@ -274,7 +275,7 @@ enum {
     /* number of rows (in a backward: of keys) that a block of Hopper and generic kernels computes */
     BLOCK = 128,
     OPTIONS_BLOCK = 64, /* number of rows that a block of the generic forward with options computes */
-    /* number of query rows that a multiprocessor computes at a time in kernels with one warp per row */
+    /* in kernels with one warp per query row: number of rows that a multiprocessor computes at a time */
     WARPS = 32,
     COLUMNS = 64, /* a tile's width is a multiple of this number of columns */
     /* largest head size for which one block of the generic 16-bit kernels computes all columns. For larger heads, a
@@ -286,15 +287,16 @@ enum {
 
 /* How much work of each kind a problem is. The rates are multiplied by these numbers. */
 struct work {
-    /* heads: the number of heads (in all sequences) or of blocks, by which rate.head is multiplied */
+    /* heads: rate.head is multiplied by this number of heads (in all sequences) or blocks */
     double heads, columns, numbers, triples;
     /* tiled: number of (query, key, head) triples in whole tiles of the problem, padding included; tile_columns: number
      * of columns that blocks multiply for each triple */
     double tiled, tile_columns;
-    /* where D or Dv is not a multiple of 8 (ODD_FORWARD): number of keys that blocks copy, summed over all blocks;
+    /* if D or Dv is not a multiple of 8 (ODD_FORWARD): number of keys that a block copies, summed over all blocks;
      * otherwise 0 */
     double key_blocks;
-    /* how many of the device's units (threads or multiprocessors) take part in each kind of extra work (enum by) */
+    /* for each kind of extra work (enum by): how many of the device's units (threads or multiprocessors) take part in
+     * it */
     double by[ROWS + 1];
 };
 
@@ -552,7 +554,7 @@ attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem
     double ns = all * (r.sum + (m->gradients ? r.back : 0)) / units;
     if (m->dsinks.rank) ns += all * r.sink / at_most((double)m->dsinks.shape[0], info->units);
     const double seconds = (attn_is_gpu(info->backend) ? GPU_FORWARD_S : CALL_S) + ns / 1e9;
-    /* bytes of out and lse of one part; `out` and `lse` of the merged result take as many bytes */
+    /* bytes of out and lse of one part; `out` and `lse` of the merged result have the same size */
     const double one = (double)numbers * (double)attn_dtype_bytes(out->dtype) + 4 * (double)rows;
     return (attn_cost){ .flops = 2 * all * (m->gradients ? 3 : 1),
                         .bytes = one * (m->count + 1) * (m->gradients ? 2 : 1),

@@ -31,7 +31,8 @@ struct attn_counter {
     attn_geometry g;
     enum way way;
     bool tiled;
-    int64_t tile[2]; /* rows and keys of a tile; where tiles are not wanted, a tile is a whole sequence */
+    /* numbers of rows and keys of a tile; if the caller wants no tile counts, a tile is a whole sequence */
+    int64_t tile[2];
     /* planes_b: number of planes along the batch; heads: number of planes along the heads. (A plane is one batch row
      * and head, which stands for all batch rows and heads with equal masks.) */
     int64_t planes_b, heads;

@@ -55,8 +55,8 @@ ATTN_HD float attn_widen(uint32_t magnitude, int mantissa, int bias)
 ATTN_HD float attn_f16_to_f32(uint16_t bits)
 {
     const uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, magnitude = bits & 0x7fffu;
-    /* infinities and NaN: the exponent becomes that of float, and the fraction bits stay, because they distinguish the
-     * two */
+    /* infinity and NaN get the exponent that marks them in float; the fraction bits stay, because they distinguish
+     * infinity from NaN */
     if (magnitude >= 0x7c00u) return attn_f32_from_bits(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
     return attn_f32_from_bits(sign | attn_f32_bits(attn_widen(magnitude, 10, 15)));
 }

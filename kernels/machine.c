@@ -32,8 +32,8 @@ static const char *read_line(const char *directory, const char *name, char line[
     return line;
 }
 
-/* Reads the number in a file. Returns `fallback` if there is no file, or if the file has no positive number (but "max",
- * for example). */
+/* Reads the number in a file. Returns `fallback` if there is no file, or if the file has something other than a
+ * positive number, such as "max". */
 static int64_t read_number(const char *directory, const char *name, int64_t fallback)
 {
     char line[128];

@@ -14,7 +14,7 @@ struct attn_machine {
     /* clock of the first core in Hz: the highest, or the present one if the system does not report the highest; 0: the
      * system reports neither */
     double hertz;
-    /* smallest limit on threads (pids) of the process's cgroups, which all processes in a cgroup share; INT64_MAX: no
+    /* the smallest limit on threads (pids) that a cgroup of the process sets for all processes in it; INT64_MAX: no
      * limit */
     int64_t threads;
 };

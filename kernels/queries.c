@@ -29,7 +29,8 @@ bool attn_queries_divide(const attn_problem *p)
     return reach_of(p, &d) >= 0 && reach_of(p, &d) + d.Sq <= d.Sk;
 }
 
-/* Returns the axis of queries of a tensor; -1 if the tensor has no such axis, or if it has size 1 for all queries. */
+/* Returns the index of a tensor's axis of queries; -1 if the tensor has no such axis, or if all queries share one entry
+ * (size 1). */
 static int query_axis(const attn_problem *p, attn_tensor_id id)
 {
     char letters[ATTN_MAX_RANK + 1];

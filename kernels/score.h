@@ -69,7 +69,7 @@ ATTN_HD attn_score_options attn_score_options_of(const attn_geometry *g)
 ATTN_OF_REALS ATTN_HD attn_real attn_score_of(const attn_any_options *o, const attn_sequence *q, int64_t i, int64_t j,
                                               attn_real s, attn_real *derivative)
 {
-    /* softcap does not use these arguments; an option that depends on the pair's position would */
+    /* softcap does not use these arguments; a future option that depends on the positions of query and key would */
     (void)q, (void)i, (void)j;
     *derivative = 1;
     if (o->softcap > 0) {

@@ -14,18 +14,18 @@ enum {
      * sample of 64 rows may miss it, and the problem then takes up to three times as long as estimated. */
     MOST_ROWS = 64,
     LEAST_ROWS = 8,
-    /* reading a key takes as long as reading its elements and KEY_NUMBERS more elements (some 16 ns) */
+    /* finding a key in memory takes as long as reading KEY_NUMBERS elements (some 16 ns) */
     KEY_NUMBERS = 16,
     /* how many elements of k may be read for all sampled rows together, in about a millisecond. The first LEAST_ROWS
      * rows are read even beyond this limit */
     NUMBERS = 1 << 19,
-    /* how many elements of k may be read for one row. If the row has more, evenly spaced keys are read, beginning with
-     * a random one */
+    /* how many elements of k may be read for one row. If the row's keys have more, evenly spaced keys are read,
+     * beginning with a random key. */
     ROW_NUMBERS = 1 << 19,
     ROW_KEYS = 1 << 16, /* how many keys may be read for one row, if only their bias and slopes are read and not their
                          * elements */
     /* smallest number of queries in a tile of any kernel. A kernel decides by the largest number of q in a row's tile
-     * whether the row may have huge scores. The estimate therefore looks at TILE queries too */
+     * whether the row may have huge scores. The estimate therefore looks at TILE queries for each row. */
     TILE = 64,
 };
 
@@ -40,7 +40,7 @@ struct look {
     double bound_from;
     bool gradients;
     double bound; /* upper bound on |scale q . k|, after softcap */
-    /* true: `bound` is so small that bias and slopes alone decide whether a row's scores exceed the range of float32 */
+    /* true: `bound` is so small that only bias and slopes can make a row's scores exceed the range of float32 */
     bool bounded;
 };
 
@@ -210,8 +210,8 @@ static double product(const struct look *look, const struct row *row, const floa
     return attn_score_of(&look->options, &row->s, row->i, j, sum * scale, &derivative);
 }
 
-/* Returns the row's score of key j, which the row sees; NaN if product() returns NaN. If look->bounded is true, the
- * result is made of bias and slopes only. */
+/* Returns the row's score of key j, which the row sees; NaN if product() returns NaN. If look->bounded is true, q . k
+ * is left out: the result is the sum of bias and slopes only. */
 static double score(const struct look *look, const struct row *row, const float *q, int64_t j)
 {
     const attn_view *bias = &look->g.view[ATTN_T_bias], *slopes = &look->g.view[ATTN_T_alibi_slopes];
@@ -223,8 +223,8 @@ static double score(const struct look *look, const struct row *row, const float 
     return isnan(z) ? z : fmax(-FLT_MAX, fmin(FLT_MAX, z));
 }
 
-/* Returns the size of the factor by which q . k is multiplied: |scale| times the float8 scales of the row's key/value
- * head. */
+/* Returns the absolute value of the factor by which q . k is multiplied: |scale| times the float8 scales of the row's
+ * key/value head. */
 static double scale_of(const struct look *look, const struct row *row)
 {
     const attn_geometry *g = &look->g;
@@ -404,7 +404,7 @@ attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *l
     bound_products(&look, limits, given_lse);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse) numbers = most_of(&p->v);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse)
-        /* the sums of P V may be infinite in float32, so every row counts as costly (slow to compute) */
+        /* sums of P V may be infinite in float32, so the estimate counts every row as costly (slow to compute) */
         return (attn_strange){ 0, 1 };
     const double slopes = most_of_floats(&p->alibi_slopes, 0) * (double)(d->Sq + d->Sk);
     const bool ordinary = look.bounded && p->bias.rank == 0 && look.bound + slopes < most;

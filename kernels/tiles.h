@@ -81,8 +81,8 @@ ATTN_HD int64_t attn_key_at(const attn_geometry *g, const attn_view *view, int64
     return attn_at(view, g->page_table[b * g->page_table_row + page], h, (uint32_t)line - page * size);
 }
 
-/* Returns how many rows of k and v, from `line` (k_start + j) on, follow each other at the row stride. If keys are in
- * pages, these are the rows up to the end of the page. */
+/* Returns how many rows of k and v, from `line` (k_start + j) on, lie at equal distances (the row stride) in memory. If
+ * keys are in pages, these are the rows up to the end of the page. */
 ATTN_HD int64_t attn_keys_in_a_row(const attn_geometry *g, int64_t line)
 {
     return g->page_table ? g->dims.page_size - line % g->dims.page_size : INT64_MAX;
@@ -214,8 +214,8 @@ ATTN_HD int64_t attn_pairs_of(const attn_geometry *g, const attn_sequence *s)
 
 /* ---- Which pairs count: keep_mask -------------------------------------------------------------------------------- */
 
-/* Returns the key that column 0 of keep_mask belongs to; all keys before it are visible. The result is negative if
- * keep_mask has more columns than the sequence has keys; columns without a key are not read. */
+/* Returns the index of the key to which column 0 of keep_mask belongs. keep_mask hides no earlier key. The index is
+ * negative if keep_mask has more columns than the sequence has keys; columns without a key are not read. */
 ATTN_HD int64_t attn_keep_from(const attn_geometry *g, const attn_sequence *s)
 {
     return g->keep_tail < 0 ? 0 : s->Sk - g->keep_tail;

@@ -36,7 +36,7 @@
 enum {
     /* number of rows that are checked first; if the lse of all these rows is correct, no other row is read */
     FIRST_ROWS = 4,
-    /* in a large problem one row of every ROWS_SHARE rows is checked first, but at most ATTN_LSE_ROWS rows */
+    /* in a large problem one row of every ROWS_SHARE rows is checked, but at most ATTN_LSE_ROWS rows in all */
     ROWS_SHARE = 128,
     /* a conversion (such as base 2) counts as found if the lse of at least this many rows fit it */
     ENOUGH_ROWS = 4,
@@ -176,8 +176,8 @@ void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look
         look->row[look->count++].lse = attn_load(ATTN_F32, p->lse.data,
                                                  attn_at(&g.view[ATTN_T_lse], row.b, row.h, s.q_start + row.i));
     }
-    /* Shuffles the list of rows, because the rows at its beginning are checked first and must come from all parts of
-     * the problem. */
+    /* Shuffles the list of rows. The rows at the beginning of the list are checked first, and must come from all parts
+     * of the problem. */
     for (int n = 0; n < look->count; n++) {
         const int other = n + (int)((state = hash(state)) % (uint64_t)(look->count - n));
         const attn_lse_row row = look->row[n];
@@ -354,7 +354,7 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
     return fits || fabs(row->lse - found[0]) <= given.loose ? NOTHING : NO;
 }
 
-/* Returns the variant of the scores (way to compute them) that explains the lse of all rows; 0 if no variant does. *at
+/* Returns the variant of the scores (way to compute them) that explains the lse of all rows; 0 if there is none. *at
  * becomes the index of a row that fits this variant. */
 static int explanation(const attn_problem *p, const lse_variants *all, const attn_lse_look *look, bool refused, int *at)
 {

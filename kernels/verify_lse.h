@@ -15,7 +15,8 @@
 
 /* Options that a client may have left out when it computed lse, one bit each. */
 enum lse_part {
-    LSE_PLACES = 1, /* LSE_PLACES stands for causal and window, which hide keys by the positions of query and key */
+    /* LSE_PLACES stands for causal and window, the masks that depend on the positions of query and key */
+    LSE_PLACES = 1,
     LSE_KEEP = 2,
     LSE_ROWS = 4,
     LSE_BIAS = 8,
@@ -48,8 +49,8 @@ ATTN_HD lse_sum lse_sum_init(void)
     return none;
 }
 
-/* Adds `other`, the sum over some keys of a row, to *s, the sum over other keys of the row. Infinite numbers and NaN
- * make the whole sum NaN; an empty sum adds nothing. */
+/* Adds `other` to *s. Both are sums over keys of the same row, but over different keys. Infinite numbers and NaN make
+ * the whole sum NaN; an empty sum adds nothing. */
 ATTN_HD void lse_sum_join(lse_sum *s, lse_sum other)
 {
     if (other.sum == 0) return;

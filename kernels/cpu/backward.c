@@ -42,16 +42,16 @@ struct scratch {
     char *P_b, *dS_a, *dS_b;
     char *Kt, *Kb, *Vt;
     float *dKt, *dVt;
-    float *lse2; /* lse of each row of the tile, multiplied by log2(e) (base 2) */
-    /* queries in f32, [FLASH_DOT_ROWS][few_ld], of a sequence with few query rows (FLASH_DOTS), whose scores dots()
-     * computes */
+    float *lse2; /* lse of each row of the tile in base 2 (multiplied by log2(e)) */
+    /* queries in f32, [FLASH_DOT_ROWS][few_ld]. They are used for sequences with few query rows (FLASH_DOTS), whose
+     * scores dots() computes. */
     float *few;
     int64_t few_ld;
     struct flash_limits limits;
     float *clean;   /* memory in which packing replaces NaN and infinity by 0, for FLASH_UNIT rows of f32 */
     char *gathered; /* memory to which the rows of a tile of q or dout are copied if they belong to several heads */
-    /* [Dv][keys]: for each key, the sums of the NaN and infinite elements of dO in the rows that see the key; packing
-     * replaced these elements by 0 */
+    /* array [Dv][keys]. For each key it has the sums of those NaN and infinite elements of dO that packing replaced by
+     * 0, over the rows that see the key. */
     float *nonfinite_sums;
 };
 
@@ -110,8 +110,8 @@ static void zero_dbias_slice(const struct flash *f, int64_t slice)
         memset(flash_at(&f->g.view[ATTN_T_dbias], b, h, i), 0, (size_t)dbias->shape[3] * sizeof(float));
 }
 
-/* Stores the lse of row r if the given lse is NaN, or so large (ATTN_LSE_MOST) that it does not determine the row's
- * sum. A large lse is computed again from the scores; a NaN stays NaN. */
+/* Stores the lse of row r in two cases. If the given lse is NaN, it stores NaN. If the given lse is so large
+ * (ATTN_LSE_MOST) that it does not determine the row's sum, it computes lse from the scores. */
 static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int r, float given)
 {
     const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n;
@@ -205,8 +205,9 @@ void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- Phase FLASH_KEYS: the gradients, chunk of keys by chunk of keys --------------------------------------------- */
 
-/* Waits until every chunk of keys before `chunk` has added its part of dQ to row tile (tile of query rows) `index`. The
- * function need not look at chunks below *below, because they have finished all row tiles; it raises *below. */
+/* Waits until every chunk of keys before `chunk` has added its part of dQ to row tile (tile of query rows) `index`.
+ * Chunks below *below have finished all row tiles, so the function does not look at them. It raises *below if further
+ * chunks have finished. */
 static void wait_for_turn(const struct flash *f, struct flash_progress *head, int64_t chunk, int64_t index,
                           int64_t *below)
 {
@@ -223,8 +224,8 @@ static void wait_for_turn(const struct flash *f, struct flash_progress *head, in
     }
 }
 
-/* Adds to `nonfinite_sums` the elements of dO that are NaN or infinite, which packing replaced by 0. An element is
- * added for each key that its row sees. */
+/* Packing replaces elements of dO that are NaN or infinite by 0. This function adds these elements to `nonfinite_sums`,
+ * for each key that the element's row sees. */
 static void add_nonfinite(const struct flash *f, const struct flash_tile *t, const struct visible_block *block,
                           const struct scratch *scratch)
 {
@@ -506,7 +507,7 @@ void flash_backward_keys_item(const struct flash *f, char *memory, int64_t item)
 {
     if (f->dbias_classes == 0) {
         /* Items (units of parallel work) are ordered by chunk of keys, and within a chunk by head. Threads then mostly
-         * compute different heads at the same time, which need not wait for each other. */
+         * compute different heads at the same time, and need not wait for each other. */
         const int64_t b = FLASH_FIND(f, chunks0, item), rest = item - f->seq[b].chunks0;
         compute_chunk(f, b, rest % f->g.dims.Hk, rest / f->g.dims.Hk, memory);
         return;

@@ -215,8 +215,8 @@ static int flash_stretch(const attn_plan *plans, int count, int first)
     return n;
 }
 
-/* Computes the bytes of workspace. They are the bytes that the largest run needs, because the runs use one workspace,
- * one after the other. The kernel "double" needs no workspace. */
+/* Computes the bytes of workspace. The result is what the largest run needs, because the runs use one workspace, one
+ * run after the other. The kernel "double" needs no workspace. */
 static attn_status workspace_bytes(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                                    attn_error *err)
 {
@@ -253,7 +253,7 @@ static attn_status copy(attn_stream *stream, void *to, const void *from, size_t 
                         attn_error *err)
 {
     (void)stream, (void)direction, (void)err;
-    /* memmove() and not memcpy(), because `to` may be `from`: a unified device needs no copies */
+    /* memmove() and not memcpy(), because `to` and `from` may be the same memory on a unified device */
     memmove(to, from, bytes);
     return ATTN_OK;
 }
@@ -308,7 +308,7 @@ static attn_status sum(attn_stream *stream, const attn_sum *parts, attn_error *e
 
 enum { MERGED_ROWS = 64 }; /* number of rows of a merge that one item (unit of parallel work) computes */
 
-/* What the threads of a merge share: the plan of the merge, and the flag by which its caller cancels it. */
+/* What the threads of a merge share: the plan of the merge, and the caller's cancel flag. */
 struct merging {
     const attn_merge_plan *plan;
     const int *cancel;

@@ -52,7 +52,7 @@ struct row {
 /* Up to KEYS keys of a row, j to j + n - 1, with their masks, bias and scores. */
 struct keys {
     int64_t j;
-    int n, seen;        /* n: number of keys; seen: how many of them the row sees */
+    int n, seen;        /* n: number of keys; seen: number of keys that the row sees */
     uint8_t sees[KEYS]; /* for each key: 1 if the row sees the key, otherwise 0 */
     float bias[KEYS];   /* the bias of each key, if the problem has a bias */
     /* score of each visible key, and the derivative of the score with respect to scale q . k (score.h) */

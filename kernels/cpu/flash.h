@@ -78,7 +78,7 @@ enum {
     FLASH_BUNDLE_ROWS = 32,
 };
 
-/* The code that computes the forward of a sequence: one of two paths. */
+/* The two paths (implementations) that can compute the forward of a sequence. */
 enum flash_path {
     FLASH_DOTS, /* decode.c: few query rows; K and V are read as they lie in memory */
     FLASH_TILES /* forward.c: matrix products on tiles of packed queries and keys */
@@ -95,7 +95,7 @@ enum flash_values {
     FLASH_TAME = 0,
     FLASH_LARGE = 1,  /* some values are so large (SIMD_TAME or more) that a sum of them may be infinite */
     FLASH_UNREAL = 2, /* some values are NaN or infinite; packing has replaced them by zeros */
-    /* some queries or keys are infinite, NaN or so large (SIMD_TAME or more) that their products may overflow */
+    /* some queries or keys are infinite, NaN or so large (SIMD_TAME or more) that dot products may overflow */
     FLASH_WILD = 4,
 };
 
@@ -129,8 +129,7 @@ struct flash_sequence {
     /* `splits`: number of spans into which the keys of a row tile are split (1: not split); `span`: number of keys in a
      * span */
     int64_t splits, span;
-    /* number of rows that a key/value head has in the arrays of partial results, for each span of keys; 0: keys are not
-     * split */
+    /* number of rows per key/value head and span of keys in the arrays of partial results; 0: keys are not split */
     int64_t part_rows;
     int64_t tiles0, rows0, items0, packs0, keys0, parts0, chunks0;
 };
@@ -140,7 +139,7 @@ struct flash_tile {
     const struct flash_sequence *seq;
     int64_t b, hk; /* the tile's sequence b and key/value head hk */
     int64_t index; /* index of the tile among the row tiles of its key/value head */
-    int64_t h, i0; /* h: first query head of the tile; i0: index in its sequence of the tile's first query */
+    int64_t h, i0; /* h: first query head of the tile; i0: index of the tile's first query in its sequence */
     int heads, n;  /* heads: number of heads in the tile; n: number of queries of each head */
     int rows;      /* number of rows in the tile: heads * n */
     /* index of the tile's first row in the arrays with an entry for each row (run.c); a multiple of FLASH_UNIT */
@@ -188,16 +187,16 @@ struct flash {
     /* packed K and V, as operands B of matrix products (simd.h): for each key tile K^T, then V */
     char *kv;
     uint8_t *kv_values;   /* for each key tile, what packing found in its numbers: bits of enum flash_values */
-    int64_t kv_key_bytes; /* bytes per key that `kv` has for packed K and V */
-    /* [B][mask heads][mask_blocks]: smallest and largest of FlashMask's bounds in each block of FLASH_MASK_BLOCK
-     * keys */
+    int64_t kv_key_bytes; /* bytes per key in `kv`, for packed K and V together */
+    /* array [B][mask heads][mask_blocks] with the smallest and largest FlashMask bounds of each block of
+     * FLASH_MASK_BLOCK keys */
     attn_mask_extremes *extremes;
     int64_t mask_heads, mask_blocks;
     /* shape [B][Hk][2]: the largest |k| and the largest |v| of each head (exact.c); negative: not computed yet */
     _Atomic float *most;
 
-    /* Partial results of sequences whose keys are split into spans. O is [rows][Dv], m and l are [rows], where `rows`
-     * is the sum of part_rows over all spans and key/value heads. */
+    /* Partial results of sequences whose keys are split into spans. part_O is [rows][Dv]; part_m and part_l are [rows].
+     * Here `rows` is the sum of part_rows over all spans and key/value heads. */
     float *part_O, *part_m, *part_l;
 
     /* The arrays below belong to a backward and have an entry for each row. */
@@ -207,8 +206,8 @@ struct flash {
     /* for each row whose P cannot be computed as exp2(score - lse2) in float32: its lse (exact.c); the entries of other
      * rows are undefined */
     struct flash_strange *strange;
-    /* what packing found in each row tile (bits of enum flash_values), at index row0 / FLASH_UNIT; the bit FLASH_WILD
-     * is about Q, and FLASH_UNREAL about dO */
+    /* what packing found in each row tile (bits of enum flash_values), at index row0 / FLASH_UNIT. The bit FLASH_WILD
+     * refers to Q, and FLASH_UNREAL to dO. */
     uint8_t *row_values;
     /* q_unit_bytes and do_unit_bytes: number of bytes that FLASH_UNIT rows of Qat and dOat take */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
@@ -229,7 +228,7 @@ struct flash {
     /* number of classes (sets of heads and batch rows that share one matrix of dbias: backward.c); 0: dbias is not
      * shared */
     int64_t dbias_classes;
-    /* number of row tiles, of packed key tiles and of chunks of keys, in all sequences together */
+    /* numbers of row tiles, packed key tiles and chunks of keys, in all sequences together */
     int64_t tiles_all, packs_all, chunks_all;
     /* dbias is set to zero in slices (runs of rows), each by one item (unit of parallel work) of FLASH_ROWS.
      * dbias_slices: number of slices in all; dbias_blocks: number of slices in each [Sq, Sk] matrix of dbias */
@@ -240,8 +239,8 @@ struct flash {
     int64_t items[FLASH_PHASES], first[FLASH_PHASES];
 };
 
-/* How far a chunk of keys is in a backward: it has finished all row tiles before `tile`. The struct fills a cache line,
- * so that threads that poll one chunk do not slow down the threads of other chunks. */
+/* The progress of a chunk of keys in a backward: the chunk has finished all row tiles before `tile`. The struct fills a
+ * cache line, so that threads that poll one chunk do not slow down the threads of other chunks. */
 struct flash_progress {
     _Alignas(64) _Atomic int64_t tile;
 };
@@ -302,8 +301,8 @@ struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, in
 int64_t flash_find(const struct flash *f, size_t field, int64_t item);
 #define FLASH_FIND(f, prefix, item) flash_find(f, offsetof(struct flash_sequence, prefix), item)
 
-/* Finds which of the keys j0 to j1 - 1 a row tile sees, as columns of *block; j0 is a multiple of FLASH_UNIT. Returns
- * false if the tile sees none of these keys. */
+/* Writes to *block which of the keys j0 to j1 - 1 a row tile sees. j0 is a multiple of FLASH_UNIT. Returns false if the
+ * tile sees none of these keys. */
 bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1,
                          struct visible_block *block);
 
@@ -441,8 +440,8 @@ void flash_row_end_part(const struct flash *f, const struct flash_tile *t, int64
  * parameters. */
 void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
                    const float *l, float *inverse, bool large);
-/* Returns the row of part_O, part_m and part_l at which the partial result of a row tile (tile of query rows) for span
- * number `split` of the keys begins. */
+/* Returns the index in part_O, part_m and part_l at which a partial result begins: the result of a row tile (tile of
+ * query rows) for span number `split` of the keys. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split);
 
 /* Computes delta = rowsum(dO O), without dlse, for n rows of O, beginning with row `first` of head h in the tensor. dO
@@ -493,8 +492,8 @@ int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i
 /* Returns whether row r of a tile sees exactly one key. */
 bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t, int r);
 
-/* Stores a row's lse where gradient() finds it: in f->lse2 (float32, base 2), or in f->strange if float32 does not
- * suffice; f->lse2 then becomes NaN. */
+/* Stores a row's lse where gradient() finds it: in f->lse2 (float32, base 2). If float32 does not suffice, f->lse2
+ * becomes NaN, and the lse is stored in f->strange. */
 static inline void flash_keep_lse(const struct flash *f, int64_t row, struct flash_strange lse)
 {
     const double whole = lse.lse.top + lse.lse.rest;

@@ -36,7 +36,7 @@ struct scratch {
     int64_t q_lda, lds;
     char *Qa, *kv, *keys, *gathered;
     float *S, *m, *l, *e, *inverse, *sums;
-    double *mass;  /* sums for the output key_mass of one head: one sum for each key of the present chunk of keys */
+    double *mass;  /* sums for the output `key_mass` of one head, one for each key of the present chunk of keys */
     double *cells; /* cells of the output map: MAP_COLUMNS for each group of rows of a tile (struct group) */
     struct group *groups;
     struct flash_top *top; /* [rows] */
@@ -169,8 +169,7 @@ struct row_sums {
     double m, l, e;
 };
 
-/* Returns the lse of a row, which includes the row's sink: the caller's lse, or one that is computed from the row's
- * sums. */
+/* Returns the lse of a row, sink included: the caller's lse if given, or else the lse computed from the row's sums. */
 static struct flash_lse lse_of(const struct flash *f, double sink, double given, const struct row_sums *row)
 {
     const bool says_nothing = fabs(given) >= ATTN_LSE_MOST && given != -INFINITY;
@@ -217,7 +216,7 @@ static void store_top(const struct flash *f, const struct flash_tile *t, int64_t
 static void end_row(const struct flash *f, const struct flash_tile *t, int r, float base, const struct row_sums *row,
                     const struct flash_top *top)
 {
-    enum { FAR = 64 }; /* exp(FAR), and its product with a probability, are within the range of float32 */
+    enum { FAR = 64 }; /* exp(FAR) is within the range of float32, and so is its product with a probability */
     const attn_view *given = &f->g.view[ATTN_T_lse];
     const int64_t h = t->h + r / t->n, line = t->seq->s.q_start + t->i0 + r % t->n, at = t->row0 + r;
     const double sink = f->p->sinks.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) : -INFINITY;
@@ -305,7 +304,7 @@ void flash_observe_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- Phase FLASH_KEYS: the outputs key_mass and weights ---------------------------------------------------------- */
 
-/* Returns which rows of a tile belong to the tile's head number `head` and to queries first to end - 1. */
+/* Returns which rows of a tile belong both to the tile's head number `head` and to the queries `first` to `end` - 1. */
 static attn_range rows_among(const struct flash_tile *t, int head, int64_t first, int64_t end)
 {
     attn_range rows;
@@ -384,7 +383,8 @@ static void chunk_item(const struct flash *f, char *memory, int64_t item)
 /* ---- Phase FLASH_KEYS: the output map ---------------------------------------------------------------------------- */
 
 /* Divides `size` rows (or keys) evenly into the `cells` rows (or columns) of the output map. Returns the first row (or
- * key) in cell number `cell`; if that cell is empty, in the next cell that is not. */
+ * key) in cell number `cell`. If that cell is empty, returns the first row (or key) of the next cell that is not
+ * empty. */
 static int64_t first_of_cell(int64_t cell, int64_t cells, int64_t size)
 {
     return attn_tiles(cell * size, cells);

@@ -33,7 +33,7 @@ struct head {
     attn_sequence s;
     int64_t b, h;
     const int *cancel;
-    /* N: number of queries; M: number of keys; d: numbers in a row of Q and K; dv: numbers in a row of V and O */
+    /* N: number of queries; M: number of keys; d: columns of Q and K; dv: columns of V and O */
     int64_t N, M, d, dv;
     double *Q, *K, *V, *O, *L;     /* shapes: Q [N, d], K [M, d], V [M, dv], O [N, dv], L [N] */
     double *dO, *D, *dQ, *dK, *dV; /* shapes: dO [N, dv], D [N], dQ [N, d], dK [M, d], dV [M, dv] */

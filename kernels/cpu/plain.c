@@ -103,8 +103,8 @@ static void describe(const attn_device *device, attn_device_info *info)
     info->backend = device->backend->name;
     strcpy(info->name, device->backend->name);
     strcpy(info->description, plain_of(device)->description);
-    info->fastest_flops = 1e10; /* more than these devices reach, because they compute one double at a time on one
-                                 * thread */
+    /* the devices of this file stay below this rate, because they compute one double at a time on one thread */
+    info->fastest_flops = 1e10;
     info->fastest_scores = 1e9;
     info->units = 1;
     info->unified = true;

@@ -38,12 +38,13 @@
 
 enum {
     POOL_MAX_THREADS = 1024, /* the largest number of threads that a pool may have */
-    /* microseconds for which a thread polls: longer than the gap between two loops of one attn_run(), but too short to
-     * cost much */
+    /* microseconds for which a thread without work polls: longer than the gap between two loops of one attn_run(), but
+     * short enough to cost little */
     POOL_SPIN_US = 20,
-    /* number of pause instructions between two reads of the clock, or between two yields of the processor */
+    /* while a thread polls: number of pause instructions between two reads of the clock, or between two yields of the
+     * processor */
     POOL_YIELD_EVERY = 64,
-    /* nanoseconds after which a paused thread checks again whether its own work is cancelled */
+    /* nanoseconds between two checks of a paused thread whether its own work is cancelled */
     POOL_PAUSE_NS = 10000000,
 };
 
@@ -80,8 +81,9 @@ struct pool {
     bool closing;
     int sleeping; /* number of workers that sleep until posted_cond is signalled */
     int paused;   /* number of threads that pause until turn_cond is signalled */
-    int threads;  /* number of threads that should compute at a time: those that pool_open() started, and one that calls
-                   * pool_run() */
+    /* number of threads that should compute at a time: the threads that pool_open() started, and one caller of
+     * pool_run() */
+    int threads;
     void (*idle)(void);
     struct worker *workers;
 };
@@ -151,7 +153,7 @@ static int owners(const struct pool *pool)
     for (const struct pool_part *p = pool->parts; p; p = p->next) {
         const struct pool_part *other = pool->parts;
         while (other->owner != p->owner) other = other->next;
-        /* true only at the owner's first pool_part in the list, so an owner with several pool_parts is counted once */
+        /* counts only the owner's first pool_part in the list, so an owner with several pool_parts is counted once */
         count += other == p;
     }
     return count;
@@ -330,7 +332,7 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
     struct parallel_for **link = &pool->loops;
     while (*link != &loop) link = &(*link)->next_loop;
     *link = loop.next_loop;
-    /* this thread found no item left, so threads have taken all items of the loop */
+    /* this thread found no item left, so all items of the loop have been taken */
     assert(atomic_load_explicit(&loop.next, memory_order_relaxed) >= items);
     pthread_mutex_unlock(&pool->lock);
     /* Other threads may still compute their last items of this loop. This thread polls before it sleeps, because it
@@ -385,7 +387,7 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
         }
         /* the lock is needed because threads that were started before may already read pool->threads */
         pthread_mutex_lock(&pool->lock);
-        /* set even if a later thread cannot be started, because pool_close() joins this number of threads */
+        /* updated after each start: if a later thread cannot be started, pool_close() joins this number of threads */
         pool->threads = n + 1;
         pthread_mutex_unlock(&pool->lock);
     }

@@ -57,8 +57,8 @@ struct reference {
     /* for an observe (statistics of probabilities): the outputs key_mass and map of head h */
     double *mass, *map;
     struct seen {
-        /* for an observe (statistics of probabilities): the largest row_max, and the sum of the entropies, over the
-         * rows of head h */
+        /* for an observe (statistics of probabilities), over the rows of head h: the largest row_max, and the sum of
+         * the entropies */
         double most, entropy;
         int64_t rows; /* number of rows of head h that see at least one key */
     } seen;
@@ -387,8 +387,8 @@ static void store_head_gradients(struct reference *r)
     }
 }
 
-/* Stores a gradient that is a sum over batch rows, after all batch rows have been added. `from` has the sums in double;
- * the sum of each element has the offset that the element has in the tensor. */
+/* Stores a gradient that is a sum over batch rows, after all batch rows have been added. `from` has the sums in double,
+ * at the same offsets as the elements of the tensor. */
 static void store_sums(const attn_problem *p, attn_tensor_id id, const double *from)
 {
     const attn_tensor *t = &p->tensor[id];

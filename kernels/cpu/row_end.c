@@ -128,8 +128,8 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
     }
 }
 
-/* Returns the row of part_O, part_m and part_l at which the partial result of a row tile (tile of query rows) for span
- * number `split` of the keys begins. */
+/* Returns the index in part_O, part_m and part_l at which a partial result begins: the result of a row tile (tile of
+ * query rows) for span number `split` of the keys. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split)
 {
     const struct flash_sequence *seq = t->seq;

@@ -48,20 +48,19 @@ static const struct tile_sizes {
 };
 
 enum {
-    /* number of keys of a span. The keys of a row tile are split into spans, which threads compute side by side; a
-     * multiple of every BN (keys of a tile) */
+    /* number of keys in a span; a multiple of every BN (keys of a tile). The keys of a row tile are split into spans,
+     * which threads compute side by side. */
     SPLIT_KEYS = 2048,
-    /* number of keys of a span if there are few query rows (the path FLASH_DOTS), because a thread then does less work
-     * per key */
+    /* number of keys in a span if there are few query rows (the path FLASH_DOTS). It is smaller than SPLIT_KEYS. */
     SPLIT_DOT_KEYS = 512,
-    /* largest number of row tiles per head of a sequence whose keys are split; a sequence with more tiles has work for
-     * many threads without a split */
+    /* keys are split only in sequences with at most this many row tiles per head; a sequence with more tiles has work
+     * for many threads anyway */
     SPLIT_TILES = 8,
     DBIAS_ROWS = 64, /* number of rows of dbias (gradient of bias) that one item (unit of work) sets to zero */
 };
 
-/* A run with fewer floating point operations than this takes 10 to 50 us. The calling thread computes it alone, because
- * waking another thread takes as long. */
+/* A run with fewer floating point operations than this takes at most 10 to 50 us. The calling thread computes it alone,
+ * because waking another thread would take just as long. */
 static const double small_flops = 6e6;
 
 /* Sums over the sequences of a problem: numbers of tiles, rows and so on. They are exact if the lengths of the
@@ -70,7 +69,7 @@ struct sums {
     int64_t tiles, rows, items, packs, keys, parts, chunks, longest_chunks;
 };
 
-/* Returns a + b * c. If the result overflows, it is INT64_MAX, and flash_take() fails. */
+/* Returns a + b * c, or INT64_MAX if that overflows, for which flash_take() fails. */
 static int64_t add_product(int64_t a, int64_t b, int64_t c)
 {
     int64_t x;
@@ -292,7 +291,8 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
     if (f->backward) {
         f->q_lda = simd_lda(t, d->D);
         f->do_lda = simd_lda(t, d->Dv);
-        /* a row of Qat or dOat takes at most 64 bytes more than its numbers, because simd_ld() adds at most 64 bytes */
+        /* a row of Qat or dOat takes at most 64 bytes more than the numbers in it, because simd_ld() adds at most 64
+         * bytes */
         f->q_unit_bytes = simd_round_up(d->D, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->do_unit_bytes = simd_round_up(d->Dv, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->dq_ld = simd_round_up(d->D, 16);
@@ -404,10 +404,10 @@ static void walk_item(void *context, int worker, int64_t item)
 {
     const struct walk *walk = context;
     const struct flash_run *run = walk->run;
-    /* after a cancel, the remaining items (units of parallel work) end here at once */
+    /* after the run is cancelled, the remaining items (units of parallel work) return here at once */
     if (attn_is_cancelled(run->cancel)) return;
-    /* A binary search finds the problem to which item number `item` belongs: the last problem whose first item has no
-     * larger number. */
+    /* A binary search finds the problem to which item number `item` belongs: the last problem whose first item is
+     * number `item` or lower. */
     int low = 0, high = run->count;
     while (high - low > 1) {
         const int middle = (low + high) / 2;

@@ -112,8 +112,8 @@ static int preferred(int level)
     return level;
 }
 
-static struct simd with_bf16; /* the table neon_bf16: the table neon, and in addition the compute type bf16 for operands
-                               * of matrix products */
+/* the table neon_bf16: a copy of the table neon, with the compute type bf16 (for operands of matrix products) added */
+static struct simd with_bf16;
 
 static void assemble(void)
 {

@@ -100,14 +100,15 @@ struct simd_score {
                     * product q . k */
     float softcap; /* if above 0, scores become softcap * tanh(s / softcap), where s is scale * S; 0: no softcap */
 
-    /* NULL, or the address of the bias of element (0, 0); row r of the bias starts at r * bias_stride (0: one row for
-     * all) */
+    /* NULL, or the address of the bias of element (0, 0). Row r of the bias starts at r * bias_stride; a bias_stride of
+     * 0 means one bias row for all rows. */
     const void *bias;
     attn_dtype bias_dtype;
     int64_t bias_stride;
 
     float slope; /* slope of ALiBi, which adds -slope * |distance + r - c| to row r, column c; 0: no ALiBi */
-    /* ALiBi's distance i + Sk - Sq - j of element (0, 0) of the tile; distances beyond 2^24 are rounded to float */
+    /* ALiBi's distance i + Sk - Sq - j for element (0, 0) of the tile; distances above 2^24 are rounded to the nearest
+     * float */
     int64_t distance;
 
     /* address of element (0, 0) of keep_mask, where 0 hides a key; NULL: no mask. Row r starts at r * keep_stride */
@@ -127,8 +128,8 @@ struct simd_score {
     float *cap;
 };
 
-/* How to compute the gradient of the scores of one tile. S, dP, cap, drop and dZ are [rows][ld]. P_b, dS_a and dS_b are
- * operands of matrix products, each with its own distance between rows. */
+/* Arguments and results of gradient(), which computes the gradient of the scores of one tile. S, dP, cap, drop and dZ
+ * are [rows][ld]. P_b, dS_a and dS_b are operands of matrix products, each with its own distance between rows. */
 struct simd_gradient {
     int rows, cols;
     int64_t ld;         /* distance between rows, in elements, of S, dP, cap, drop and dZ */
@@ -325,8 +326,8 @@ static inline int64_t simd_element_bytes(const struct simd_type *t)
     return t->dtype == ATTN_F32 ? 4 : 2;
 }
 
-/* Returns a good distance between rows of n elements, in elements: an odd multiple of 64 bytes, which spreads rows over
- * all cache sets. */
+/* Returns a suitable distance between rows of n elements, counted in elements: an odd multiple of 64 bytes, so that
+ * rows are spread over all cache sets. */
 static inline int64_t simd_ld(int64_t n, int64_t element_bytes)
 {
     int64_t lines = (simd_round_up(n, 32) * element_bytes + 63) / 64;

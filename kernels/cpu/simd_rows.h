@@ -38,7 +38,7 @@ VEC int min_int(int a, int b)
  * NaN, or SIMD_TAME or more in size. Thousands of smaller numbers close to SIMD_TAME may have the same effect. */
 VEC vf v_tame(vf sum, vf x)
 {
-    /* adds 2^70 x, which is infinite if x is SIMD_TAME or more, and which then makes the sum infinite or NaN */
+    /* adds 2^70 x: if x is SIMD_TAME or more, 2^70 x is infinite, and the sum becomes infinite or NaN */
     return v_fma(x, v_set(0x1p70f), sum);
 }
 
@@ -206,7 +206,7 @@ VEC void score_as(attn_dtype dtype, int rows, int cols, float *S, int64_t lds, c
                 const vf distance = v_abs(v_sub(v_set((float)(how->distance + r - j)), v_iota()));
                 t = v_fnma(v_set(how->slope), distance, t);
             }
-            /* max() makes a visible score at least -FLT_MAX, and keeps NaN; hidden scores become -inf below */
+            /* max() raises scores to at least -FLT_MAX, and keeps NaN; hidden scores become -inf further below */
             t = v_max(v_set(-FLT_MAX), v_mul(t, v_set(LOG2E)));
             if (keep) hidden = v_or(hidden, v_zero_bytes_n(keep + j, n));
             if (how->lo) {
@@ -507,8 +507,8 @@ VEC vf close_some(const float *m, const float *l, float *inverse, float *lse, in
     const vf ends = v_fma(max, v_set(0x1.62e43p-1f), small);
     v_store_n(inverse, v_select(none, v_zero(), v_div(v_set(1.0f), sum)), n);
     v_store_n(lse, v_select(none, v_set(-INFINITY), ends), n);
-    /* NaN where a maximum or sum is too large: 4 times a maximum of SIMD_SCORE_MOST or more is infinite, and 0 times
-     * infinity is NaN */
+    /* makes lanes NaN in which the maximum or the sum is too large: 4 times a maximum of SIMD_SCORE_MOST or more is
+     * infinite, and 0 times infinity is NaN */
     return v_mul(v_fma(max, v_set(4), sum), v_zero());
 }
 

@@ -11,8 +11,8 @@
  * Gradients are computed for pairs of rows, because in a bf16 operand B, rows 2 i and 2 i + 1 of a column are
  * neighbours in memory. */
 
-/* softmax() first finds the maxima of this many rows, then computes their exponentials. 16 rows of 256 columns stay in
- * the L1 cache in between */
+/* softmax() finds the maxima of BLOCK rows, then computes the exponentials of the same rows. 16 rows of 256 columns
+ * stay in the L1 cache meanwhile. */
 enum { BLOCK = 16 };
 
 VEC vf load_or(const float *p, int n, vf otherwise)
@@ -20,8 +20,8 @@ VEC vf load_or(const float *p, int n, vf otherwise)
     return n >= V_LANES ? v_load(p) : n > 0 ? v_select(v_first(n), v_load_n(p, n), otherwise) : otherwise;
 }
 
-/* Finds the largest s of a row (if `flip` is true, the largest -s). Lane n of the result is the largest of columns n, n
- * + V_LANES, n + 2 V_LANES, ... */
+/* Finds the largest element s of a row (or the largest -s, if `flip` is true). Lane n of the result is the maximum of
+ * columns n, n + V_LANES, n + 2 V_LANES, ... */
 VEC vf row_max(const float *s, int cols, bool flip)
 {
     const vf none = v_set(-INFINITY), sign = v_set(flip ? -1.0f : 1.0f);

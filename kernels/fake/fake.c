@@ -151,11 +151,11 @@ struct fake_device {
     int64_t memory_limit;
     bool reads_staging;
 
-    pthread_mutex_t lock; /* protects the members of this struct from memory_used to lost */
+    pthread_mutex_t lock; /* protects the members `memory_used` to `lost` of this struct */
     int64_t memory_used;
     struct block *blocks;
     struct lent *lent;
-    /* number of streams that are executing commands; while no stream is, memory that the test has lent to the device is
+    /* number of streams that are executing commands; while it is 0, memory that the test has lent to the device is
      * inaccessible */
     int working;
     int64_t events[EVENT_COUNT];
@@ -191,7 +191,7 @@ struct command {
     attn_problem *problems;
     attn_plan *plans;
     attn_truth truth;       /* for TRUTH and COMPARE: the float64 results; a comparison writes its distances to `to` */
-    int64_t head;           /* for TRUTH, whose steps compute one head each: index of the next head, b * H + h */
+    int64_t head;           /* for TRUTH, which computes one head per step: index of the next head, b * H + h */
     attn_lse_look *look;    /* for LSE: a copy of the caller's struct, which the command owns; the sums are written to
                              * `to` */
     attn_merge_plan *merge; /* for MERGE: a copy of the merge, which the command owns */
@@ -1143,8 +1143,8 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
 static int carry_out(struct fake_stream *stream, attn_error *err)
 {
     struct fake_device *device = device_of(stream->base.device);
-    /* the time at which the device would reach command i if it started each command as soon as the command was queued
-     * and the previous one was done; a mark stores this time */
+    /* the time at which a real device would reach command i: such a device starts each command as soon as the command
+     * is queued and the previous one is done. A mark stores this time. */
     int64_t at_ns = 0;
     for (int i = 0; i < stream->count; i++) {
         struct command *c = &stream->commands[i];
@@ -1185,7 +1185,7 @@ static bool is_held_up(const struct fake_stream *stream)
     return stream->never || (stream->hold && access(stream->hold, F_OK) == 0) || now_ns() < stream->until_ns;
 }
 
-/* Checks whether the stream is done. A call during which the script delays the stream is not counted as an event,
+/* Checks whether the stream is done. A call is not counted as an event while the script (of faults) delays the stream,
  * because the number of such calls depends on time. */
 static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 {

@@ -195,7 +195,7 @@ bool candidate_removes_some(const struct judge *j, const struct candidate *c)
     return false;
 }
 
-/* Returns the score of the better mistake of a pair, when each is tested alone (a lower score is better). */
+/* Returns the better (lower) of the two scores that the mistakes of a pair have when each is tested alone. */
 static double better_single(const struct judge *j, const struct candidate *pair)
 {
     double best = 0;
@@ -241,8 +241,8 @@ static bool explains_by_size(const struct judge *j, const struct candidate *c)
     return any;
 }
 
-/* Returns whether the candidate's mistake explains most of the mean error of a tensor other than lse. The tensor may be
- * within its limit. */
+/* Returns whether the candidate's mistake explains most of the mean error of some tensor other than lse, even a tensor
+ * that is within its limit. */
 static bool explains_by_pattern(const struct judge *j, const struct candidate *c)
 {
     if (c->breaks) return false;
@@ -279,9 +279,8 @@ bool candidate_is_explanation(const struct judge *j, const struct candidate *c)
     return c->second.row < 0 || (explains_all(j, c) && c->score < better_single(j, c) - JUDGE_PAIR_GAIN);
 }
 
-/* Returns, as bits, the wrong tensors (lse is left out) whose error is for the most part explained by the single
- * mistake. Returns 0 if the mistake makes the error of any wrong tensor larger. The caller's kernel may have further
- * mistakes. */
+/* Returns, as bits, the wrong tensors (except lse) most of whose error the single mistake explains. Returns 0 if the
+ * mistake makes the error of any wrong tensor larger. The caller's kernel may have further mistakes. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c)
 {
     const struct hypothesis *const h = &hypotheses[c->first.row];

@@ -32,7 +32,7 @@ void emulate_gradients(struct compute *c, const variation *v, const struct compu
  * emulate_rows(). */
 void emulate_round_rows(struct compute *c, int64_t count);
 /* Rounds `count` numbers of x to the dtype. Call this function for dK and dV after the last tile of a head, with the
- * dtype in which the caller stored dk and dv. */
+ * dtype of the caller's dk and dv. */
 void emulate_round(attn_dtype dtype, double *x, int64_t count);
 
 #endif

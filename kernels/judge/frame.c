@@ -116,8 +116,7 @@ static bool is_chosen(const attn_problem *p, const attn_dims *d, double share, c
     if (backward) return group == 0 || chance(d, group) < share;
     const int64_t tiles = attn_tiles(room, size), n = t->first / size;
     const bool edge = n == 0 || n == tiles - 1;
-    /* number of first and last tiles (2) divided by the number of all tiles of a head; 1 if the head has no other
-     * tiles */
+    /* share of the first and the last tile among all tiles of a head; 1 if the head has no other tiles */
     const double edges = tiles > 2 ? 2.0 / (double)tiles : 1;
     const double own = share <= edges ? (edge ? share / edges : 0) : edge ? 1 : (share - edges) / (1 - edges);
     const int64_t head = t->b * d->H + t->hk * (d->H / d->Hk) + t->n;
@@ -279,7 +278,7 @@ bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *resul
     for (int64_t n = 0; n < f->g.dims.B * f->g.dims.H; n++) f->row_of_head[n] = -1;
     cut(f, p, share);
     find_readings(f, results);
-    f->p.out = results[ATTN_T_out]; /* only the dtype of the caller's out is needed here: nothing is written to p.out */
+    f->p.out = results[ATTN_T_out]; /* p.out only gives the dtype of the caller's out: nothing is written to it */
     if (!compute_open(&f->c, &f->p, frame_tile_rows(p))) return false;
     const size_t bytes = (size_t)emulate_floats(&f->c) * sizeof *f->scratch;
     f->scratch = aligned_alloc(PRODUCTS_ALIGNMENT,

@@ -100,7 +100,7 @@ double frame_multiply_adds(const attn_problem *p);
 double frame_forward_multiply_adds(const struct frame *f, const struct key_tile *keys);
 
 /* Returns an element of the caller's result `id`; *at becomes the element's index in the tensor. `row` counts from the
- * start of the tensor. `swapped`: the tensor is read in the other layout (heads and rows exchanged). */
+ * start of the tensor. `swapped`: true if the tensor is read with heads and rows exchanged. */
 double frame_got(const struct frame *f, attn_tensor_id id, bool swapped, int64_t b, int64_t h, int64_t row,
                  int64_t column, int64_t *at);
 /* Three functions about sequence b. frame_first_row() returns the index of the sequence's first row in packed tensors

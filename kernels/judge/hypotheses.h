@@ -35,7 +35,7 @@ struct hypothesis {
      * gradients alone, with correct out and lse */
     bool of_scores;
     bool of_backward; /* a kernel with this mistake computes out and lse correctly; only its gradients are wrong */
-    /* the mistake makes small errors; it is tested even where all results are within their limits */
+    /* the mistake makes small errors, so it is tested even if all results are within their limits */
     bool of_pattern;
     /* the mistake makes random errors, for example by adding numbers in a different order. Such errors are compared
      * with the caller's by size only, not number by number. */

@@ -182,7 +182,7 @@ void judge_hurry(judge *j)
     while (f->p.op == ATTN_OP_BACKWARD && count > 0 && f->tiles[count].hk == f->tiles[count - 1].hk &&
            f->tiles[count].b == f->tiles[count - 1].b)
         count--;
-    if (count == 0) return; /* no key/value head is complete yet, so the pass must go on */
+    if (count == 0) return; /* no key/value head is complete yet, so nothing can be left out */
     leave_out_keys(f, count);
     f->count = j->pass.count = j->pass.at = count;
     f->whole = j->pass.sums = false;

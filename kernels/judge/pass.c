@@ -38,7 +38,7 @@ int64_t pass_kept_row(const struct frame *f, const struct tile *t, int64_t h)
 }
 
 /* Handles `count` computed rows of a tensor, whose beginnings are `ld` numbers apart in memory. PHASE_TRUTH stores the
- * rows as the truth (float64 results). Other phases add up how far the rows differ from the caller's, or from the
+ * rows as the truth (float64 results). Other phases add up how far the rows differ from the caller's rows, or from the
  * truth. */
 static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_t first, int64_t count, int64_t kept,
                         const double *values, int64_t ld)
@@ -255,8 +255,8 @@ void pass_convert_keys(struct judge *j, int64_t key_tile)
     convert_rows(j, unit, 4, t->b, t->hk, first, t->count, t->line, 0);
 }
 
-/* Compares dbias, dsinks and dslopes with the caller's (or with the truth) at the end of a pass over all tiles. Before
- * the last tile these sums over rows are not complete. */
+/* Compares dbias, dsinks and dslopes with the caller's results (or with the truth) at the end of a pass over all tiles.
+ * Before the last tile these sums over rows are not complete. */
 void pass_settle_sums(struct judge *j)
 {
     struct pass *const pass = &j->pass;

@@ -115,8 +115,8 @@ static void insert(const struct judge *j, int *list, int *count, int most, int c
     list[at] = candidate;
 }
 
-/* Chooses the mistakes that pairs consist of. The first mistake of a pair must explain a part of the error by itself.
- * The second may be any mistake, because the error of the first may hide its effect. */
+/* Chooses the mistakes from which pairs are made. The first mistake of a pair must explain a part of the error by
+ * itself. The second may be any mistake, because the error of the first mistake may hide the effect of the second. */
 void search_choose_pairs(struct judge *j)
 {
     int best[HYPOTHESES_MOST];

@@ -93,7 +93,7 @@ struct pass {
     bool by_units;
     /* count: number of tiles (or units) that the pass goes over; at: number of tiles (or units) done so far */
     int64_t count, at;
-    int64_t inner; /* if the present unit is a tile of keys: how many tiles of queries are done for it */
+    int64_t inner; /* number of tiles of queries that are done for the present unit, if that unit is a tile of keys */
     int64_t hk, b; /* the key/value head hk and the sequence b whose keys are loaded; -1: none */
     /* true: the pass makes its mistake in numbers of the stored truth (float64 results) and does not compute attention
      * again */

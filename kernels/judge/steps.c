@@ -92,8 +92,8 @@ static void step_unread(struct judge *j, int64_t key_tile)
 {
     struct pass *const pass = &j->pass;
     if (pass->converts) pass_convert_keys(j, key_tile);
-    /* if the mistake mixes sequences, queries read the keys of all sequences, so pass_settle_head() has handled this
-     * tile */
+    /* unless the mistake mixes sequences: then queries read the keys of all sequences, and pass_settle_head() has
+     * handled this tile already */
     else if (!pass->v.one_sequence) pass_settle_unread(j, &pass->frame->key_tiles[key_tile]);
 }
 
@@ -118,8 +118,8 @@ static void step_tile(struct judge *j, int64_t n)
         pass_convert_keys(j, k);
 }
 
-/* Computes the pass's next tile, or, if the pass goes over units, a part of its next unit. Returns true when the pass
- * has no more tiles. */
+/* Computes the pass's next tile. If the pass goes over units, it computes a part of the next unit. Returns true when
+ * nothing is left to compute. */
 bool pass_step(struct judge *j)
 {
     struct pass *const pass = &j->pass;

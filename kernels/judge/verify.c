@@ -45,8 +45,8 @@ attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifie
     return ATTN_OK;
 }
 
-/* Sets b, h and first to the head of row `next`, and returns the sequence of batch row b. A loop over all heads is fast
- * enough, because B * H is bounded. */
+/* Sets the members b, h and first to the head that contains row `next`, and returns the sequence of batch row b. A loop
+ * over all heads is fast enough, because B * H has an upper bound. */
 static attn_sequence go_to_head(attn_verifier *v)
 {
     const attn_geometry *const g = &v->v.g;
