@@ -158,7 +158,7 @@ static const char *axis_text(char letter, bool packed)
 char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind kind)
 {
     const int rank = (int)strlen(letters);
-    /* true: q is packed, but k is [B, Sk, Hk, D]: row b of k holds the keys of sequence b */
+    /* true: q is packed, but k is [B, Sk, Hk, D], where row b of k holds the keys of sequence b */
     const bool side_by_side = packed && letters[0] == 'b' && letters[1] == 'k';
     *at++ = '[';
     for (int a = 0; a < rank; a++) {

@@ -339,8 +339,8 @@ enum { ATTN_MAX_TOP = 64, ATTN_MAX_MAP = 1024, ATTN_MAX_WEIGHTS = 1 << 24 };
  *   sequence       packed: index of the sequence whose region weights and map show; -1: none
  *   shown_keys     with page_table: number of keys per row in key_mass and in the default region; 0: as many as the
  *                  row's pages can hold
- *   given_lse      the problem's lse is an input: P_ij = exp(z_ij - lse_i) for every output. An lse of 2^24 or more in
- *                  size is too coarse for that, and is computed here instead. */
+ *   given_lse      the problem's lse is an input: P_ij = exp(z_ij - lse_i) for every output. An lse whose absolute
+ *                  value is 2^24 or more is too coarse for that; lse is then computed from the scores instead. */
 typedef struct attn_observe {
     int64_t rows[2], keys[2];
     int64_t map[2], top, key_mass_rows, sequence, shown_keys;
@@ -350,14 +350,14 @@ typedef struct attn_observe {
 /* One attention problem. Zero-initialise it with ATTN_PROBLEM_INIT, then fill in what is given.
  *
  *   s_ij = scale * q_i . k_j          t_ij = softcap > 0 ? softcap * tanh(s_ij / softcap) : s_ij
- *   z_ij = t_ij + bias_ij - slope_h * |i + Sk - Sq - j|,  at most FLT_MAX in size, -inf where a mask hides (i, j)
+ *   z_ij = t_ij + bias_ij - slope_h * |i + Sk - Sq - j|,  |z_ij| <= FLT_MAX, -inf where a mask hides (i, j)
  *   lse_i = ln(sum_j exp z_ij + exp sink_h)     out_i = sum_j exp(z_ij - lse_i) M_ij v_j     M: dropout, 1 without
  *
  * An output tensor whose rank is 0 is not computed (out and lse of a forward, each gradient of a backward).
  * A backward gets both out and lse, or neither; in the second case it computes them first.
  *
  * An observe reads q, k and all tensors and options that change scores; it has no v, and ignores dropout. P_ij =
- * exp(z_ij - lse_i); where z_ij is NaN, all numbers of query i are NaN, and its top_keys -1. */
+ * exp(z_ij - lse_i); if a z_ij is NaN, all outputs of query i are NaN, and its top_keys are -1. */
 typedef struct attn_problem {
     attn_op op;
     union {
@@ -770,7 +770,7 @@ const attn_capabilities *attn_device_capabilities(const attn_device *device);
 
 /* How a device computes one problem: attn_plan_make() chooses the kernel once, and attn_workspace() and attn_run() use
  * the plan. A plan is plain data of about 1.4 KB, and need not be freed. A plan borrows its problem: while the plan is
- * used, the problem and the addresses of its tensors must not change, but the numbers in the tensors may.
+ * used, the problem and the addresses of its tensors must not change, but the elements of the tensors may.
  * attn_plan_move() adapts a plan to other addresses. */
 typedef struct attn_plan {
     const attn_problem *problem;

@@ -172,7 +172,8 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
     for (int a = 0; a < rank; a++) {
         const int64_t is = t->shape[a], must = attn_size_of(p, d, letters[a]);
         const bool may_be_one = attn_axis_may_be_one(kind, a, rank);
-        /* this tensor is a gradient of `owner`, which has been checked before, so it must have the shape of `owner` */
+        /* this tensor is the gradient of `owner`, so it must have the shape of `owner`, which has been checked
+         * before */
         if (kind == ATTN_AXES_BROADCAST && owner != id) {
             const int64_t as = p->tensor[owner].shape[a];
             if (is != as)
@@ -597,7 +598,7 @@ static int64_t first_out_of_range(const void *row, int64_t count, int64_t limit)
 }
 
 /* Calls `test` for every row of a tensor (the elements along its last axis). If a row fails, the error message says
- * which value is wrong, and then what it must be, which is the text `rule`. */
+ * which value is wrong, and then what it must be (the text `rule`). */
 static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test test, int64_t limit, const char *rule,
                               attn_error *err)
 {

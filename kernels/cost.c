@@ -32,7 +32,7 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 /* the largest score that CPU kernels compute in float32: SIMD_SCORE_MOST of cpu/simd.h, converted from base 2 to base
  * e */
 #define CPU_MOST 5.8e37
-/* the largest score that CUDA kernels compute in float32: kernels/README.md, "The CUDA backend" */
+/* the largest score that CUDA kernels compute in float32 (see kernels/README.md, "The CUDA backend") */
 #define CUDA_MOST 0x1p27
 #define LSE_MOST  ((double)ATTN_LSE_MOST)
 

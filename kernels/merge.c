@@ -1,4 +1,4 @@
-/* merge.c: attn_merge(): its checks, and its loops on the host.
+/* merge.c: the checks of attn_merge(), and its loops on the host.
  *
  * The gradients of a part p need the number dout . (out_p - out), where out is the sum over parts q of w_q out_q. The
  * number is computed as dout . out_p - sum_q w_q (dout . out_q), with each dot product computed once. The stored out is

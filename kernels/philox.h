@@ -6,7 +6,7 @@
  *
  *   key      the 64-bit seed, low word first
  *   counter  (j div 8, i, b * H + h, 0)          packed: i and j inside their sequence, b the sequence's index;
- *                                                a part of a problem has the numbers of the whole: attn_dropout_head()
+ *                                                a part of a problem uses the indices of the whole: attn_dropout_head()
  *   halves   the four result words have eight halves of 16 bits, the low one of word 0 first; element j has half
  *            j mod 8
  *   keep     element j is kept if its half >= round(dropout_p * 65536), so dropout_p counts in steps of 2^-16; kept

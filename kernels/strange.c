@@ -29,14 +29,14 @@ enum {
     TILE = 64,
 };
 
-/* The problem that is sampled, and bounds on the size of the numbers in its tensors. */
+/* The problem that is sampled, and bounds on the absolute values of the elements of its tensors. */
 struct look {
     const attn_problem *p;
     attn_geometry g;
     attn_score_options options;
     double most, cheap_from;
-    /* A row is slow to compute if the product of D, the scale and the largest numbers of q and k reaches this number
-     * (attn_strange_limits.bound_from); infinite where no row can reach it. */
+    /* A row is slow to compute if the product of D, the scale, the largest |q| and the largest |k| reaches this number
+     * (attn_strange_limits.bound_from); infinite if no row can reach it. */
     double bound_from;
     bool gradients;
     double bound; /* upper bound on |scale q . k|, after softcap */
@@ -61,9 +61,9 @@ static double most_of_dtype(attn_dtype dtype)
     return dtype == ATTN_F16 ? 65504 : dtype == ATTN_F8E4M3 ? 448 : FLT_MAX;
 }
 
-/* Defines a function that finds the largest of n numbers, compared by size without sign. The macro is used for numbers
- * of one, two and four bytes. The functions compare bit patterns in vectors of 16 bytes. Without the sign bit, bit
- * patterns have the same order as absolute values, and the patterns of NaN are above all others. */
+/* Defines a function that finds the largest absolute value of n numbers. The macro is used for numbers of one, two and
+ * four bytes. The functions compare bit patterns in vectors of 16 bytes. Without the sign bit, bit patterns have the
+ * same order as absolute values, and the patterns of NaN are above all others. */
 #define MOST_BITS(name, type, mask)                                                              \
     static uint32_t name(const char *from, int64_t n)                                            \
     {                                                                                            \
@@ -135,7 +135,8 @@ static double most_of_floats(const attn_tensor *t, double otherwise)
     return most;
 }
 
-/* Returns the bound on |scale q . k|, before softcap, for numbers of q and k that are at most `q` and `k` in size. */
+/* Returns the bound on |scale q . k|, before softcap, if all elements of q and k have absolute values of at most `q`
+ * and `k`. */
 static double product_most(const struct look *look, double q, double k)
 {
     const double dot = q * k * (double)look->g.dims.D;
@@ -151,8 +152,9 @@ static double capped(const struct look *look, double product)
     return look->g.softcap > 0 && product < INFINITY ? fmin(product, look->g.softcap) : product;
 }
 
-/* Computes bounds on the products of q and k: first from the largest numbers of their dtypes, then, if these bounds are
- * too large, from the largest elements of q and k. Sets the members of *look that depend on the bounds. */
+/* Computes bounds on the products of q and k, first from the largest number that each dtype has. If these bounds are
+ * too large, the function uses the largest elements of q and k instead. Sets the members of *look that depend on the
+ * bounds. */
 static void bound_products(struct look *look, const attn_strange_limits *limits, bool given_lse)
 {
     const attn_problem *p = look->p;

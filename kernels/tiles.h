@@ -27,7 +27,7 @@
 #define ATTN_LSE_MOST 16777216.0f
 
 /* If a row sees only one key, its lse must be the key's score. The two numbers count as equal if they differ by at most
- * this share of lse. Rounding in float32 may make them differ: by up to 3e-7 of their size in the forward, by half a
+ * this share of lse. Rounding in float32 may make them differ: by up to 3e-7 of their value in the forward, by half a
  * unit in the last place when lse is stored, and by as much again when the backward computes the score. */
 #define ATTN_LSE_SLACK 0x1p-20f
 

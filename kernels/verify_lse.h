@@ -30,7 +30,7 @@ enum lse_part {
 typedef struct lse_variant {
     double scale;
     unsigned without; /* the options that this variant leaves out: bits of enum lse_part */
-    bool applies;     /* true: this variant is used: it is list[0], or its scores differ from the scores of list[0] */
+    bool applies;     /* true: this variant is used, because it is list[0] or its scores differ from those of list[0] */
 } lse_variant;
 
 typedef struct lse_variants {

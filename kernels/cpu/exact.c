@@ -13,10 +13,11 @@
  * flash_exact_alike() recognises the row by its bias alone.
  *
  * Products that overflow. A product q . k may exceed the range of float32 while scale q . k is within it. Packing
- * tests, at no cost, whether all numbers of q and k are below SIMD_TAME; products of such numbers do not overflow. If a
- * number is larger, a partial sum beyond float32 is infinite or NaN and remains so. flash_scores() tests for products
- * that are not finite, and flash_exact_mend_scores() computes their scores again. Multiplying q by the scale before the
- * product would not help: scale * q may underflow where scale q . k does not, and the bits of all scores would change.
+ * tests, at no cost, whether all elements of q and k are below SIMD_TAME; products of such elements do not overflow. If
+ * an element is larger, a partial sum beyond float32 is infinite or NaN and remains so. flash_scores() tests for
+ * products that are not finite, and flash_exact_mend_scores() computes their scores again. Multiplying q by the scale
+ * before the product would not help: scale * q may underflow where scale q . k does not, and the bits of all scores
+ * would change.
  *
  * lse is stored in two parts, the largest score and the rest. If the score is 1e38, one double cannot hold both: the
  * rest would be rounded away, and P = exp(z - lse) would be 1 for each key. A backward stores both parts by row

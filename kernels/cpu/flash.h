@@ -62,8 +62,8 @@
 enum flash_phase { FLASH_PREPARE, FLASH_FORWARD, FLASH_MERGE, FLASH_ROWS, FLASH_KEYS, FLASH_FINISH, FLASH_PHASES };
 
 enum {
-    /* rows and keys are padded to multiples of FLASH_UNIT, so that they fill whole panels (SIMD_PANEL columns) and
-     * every k_multiple of simd.h */
+    /* rows and keys are padded to multiples of FLASH_UNIT, so that they fill whole panels (SIMD_PANEL columns) and are
+     * multiples of every simd_type.k_multiple (simd.h) */
     FLASH_UNIT = 32,
     /* number of keys for which only the smallest and the largest FlashMask bound are stored, in one entry of
      * `extremes` */
@@ -90,7 +90,7 @@ struct flash_lse {
     double top, rest;
 };
 
-/* What packing found in the numbers of a tile, as a set of bits. */
+/* What packing found in the elements of a tile, as a set of bits. */
 enum flash_values {
     FLASH_TAME = 0,
     FLASH_LARGE = 1,  /* some values are so large (SIMD_TAME or more) that a sum of them may be infinite */
@@ -186,7 +186,7 @@ struct flash {
 
     /* packed K and V, as operands B of matrix products (simd.h): for each key tile K^T, then V */
     char *kv;
-    uint8_t *kv_values;   /* for each key tile, what packing found in its numbers: bits of enum flash_values */
+    uint8_t *kv_values;   /* for each key tile, what packing found in its elements: bits of enum flash_values */
     int64_t kv_key_bytes; /* bytes per key in `kv`, for packed K and V together */
     /* array [B][mask heads][mask_blocks] with the smallest and largest FlashMask bounds of each block of
      * FLASH_MASK_BLOCK keys */
@@ -383,7 +383,7 @@ int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);
 double flash_scale(const struct flash *f, int64_t b, int64_t hk);
 
 /* flash_pack_clean_b() and flash_pack_clean_at() do what pack_b() and pack_at() of simd.h do, with 0 in place of NaN
- * and infinity. Both return what they found in the numbers, as bits of enum flash_values. `scratch` has FLASH_UNIT *
+ * and infinity. Both return what they found in the elements, as bits of enum flash_values. `scratch` has FLASH_UNIT *
  * cols floats. */
 typedef bool (*flash_pack)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *operand,
                            int64_t ld);
@@ -415,7 +415,7 @@ int64_t flash_backward_scratch(const struct flash *f);
  * item in its sequence. */
 void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
 
-/* Returns whether the numbers of row r of a tile exceed the range of float32, so that the row must be computed in
+/* Returns whether scores or sums of row r of a tile exceed the range of float32, so that the row must be computed in
  * double. m is the row's largest score in base 2, and l the row's sum of exponentials. Products q . k that overflowed
  * do not matter, because flash_scores() has computed the scores of these pairs again in double. */
 static inline bool flash_is_strange(const struct flash *f, const struct flash_tile *t, int r, float m, float l)

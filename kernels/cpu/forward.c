@@ -289,8 +289,8 @@ void flash_forward_merge_item(const struct flash *f, char *memory, int64_t item)
         memset(O, 0, (size_t)Dv * sizeof *O);
         for (int64_t split = 0; split < seq->splits; split++) {
             const int64_t row = flash_row_end_part_row(&t, split) + r;
-            /* A row that sees no key of this span of keys has a partial result with m = -inf and l = 0, which is
-             * skipped. A NaN in any partial result makes the row NaN. */
+            /* If a row sees no key of this span of keys, its partial result has m = -inf and l = 0, and is skipped. A
+             * NaN in any partial result makes the row NaN. */
             if (f->part_m[row] == -INFINITY && f->part_l[row] == 0) continue;
             const float weight = exp2f(f->part_m[row] - m);
             l += weight * f->part_l[row];

@@ -173,8 +173,8 @@ static void free_all(struct head *a)
     free(a->dO), free(a->D), free(a->dQ), free(a->dK), free(a->dV);
 }
 
-/* Runs Algorithm 1 to compute lse (L) anew where the given lse is ATTN_LSE_MOST or more in size. The last bit of such
- * an lse is worth 2, so it is too coarse to contain the logarithm of the sum. */
+/* Runs Algorithm 1 to compute lse (L) anew where the absolute value of the given lse is ATTN_LSE_MOST or more. The last
+ * bit of such an lse is worth 2, so it is too coarse to contain the logarithm of the sum. */
 static bool renew_lost_lse(struct head *a)
 {
     struct head own = *a;

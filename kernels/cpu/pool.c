@@ -203,8 +203,8 @@ static bool is_over_share(struct pool *pool, const struct pool_part *part, int o
     return threads_of_owner(pool, part) + own > (share > 1 ? share : 1);
 }
 
-/* Pauses the calling thread between two items of its loop, while its owner (a client of the pool) has more threads than
- * an equal share while other owners have fewer. */
+/* Called between two items of a loop. Pauses the calling thread as long as its owner (a client of the pool) has more
+ * threads than an equal share and other owners have fewer. */
 static void pause_for_others(struct pool *pool, struct pool_part *part)
 {
     if (part == NULL || atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads) return;

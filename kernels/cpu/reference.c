@@ -178,9 +178,9 @@ static struct lse lse_of_row(const struct reference *r)
     return (struct lse){ m, log(sum) };
 }
 
-/* Returns the lse that a backward was given. An lse of ATTN_LSE_MOST or more in size is too coarse (its last bit is
- * worth 2), so lse is then computed again from the scores. If the row sees only one key and the given lse equals that
- * key's score up to rounding, the function returns the score itself, so that P is exactly 1. */
+/* Returns the lse that a backward was given. An lse whose absolute value is ATTN_LSE_MOST or more is too coarse (its
+ * last bit is worth 2), so lse is then computed again from the scores. If the row sees only one key and the given lse
+ * equals that key's score up to rounding, the function returns the score itself, so that P is exactly 1. */
 static struct lse given_lse_of_row(const struct reference *r, int64_t row)
 {
     const double lse = load(r, ATTN_T_lse, r->h, row, 0);
@@ -490,7 +490,7 @@ static attn_status run_head(struct reference *r, int64_t b, int64_t hk, const in
 struct stretches {
     const attn_problem *p;
     const int *cancel;
-    /* numbers of key/value heads: Hk in one sequence, `heads` in all sequences, `each` in one stretch */
+    /* Hk: number of key/value heads in one sequence; heads: number in all sequences; each: number in one stretch */
     int64_t Hk, heads, each;
     _Atomic int status; /* ATTN_OK, or the error that occurred in a stretch */
 };

@@ -199,7 +199,7 @@ static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype
     return slower > (t->parts == 3 ? 1.2 : t->parts == 2 ? 1.9 : INFINITY) ? &simd->f32 : t;
 }
 
-/* Returns whether all numbers of the dtype are so small that every dot product of two rows is finite. */
+/* Returns whether the largest number of the dtype is so small that every dot product of two rows is finite. */
 static bool fits_products(attn_dtype dtype)
 {
     return dtype == ATTN_F16 || dtype == ATTN_F8E4M3;

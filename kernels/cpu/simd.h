@@ -88,8 +88,9 @@ enum {
     SIMD_A_ROWS = 16,
 };
 
-/* A number below SIMD_TAME in size cannot cause an overflow: sums of 2^63 such numbers are finite. Partial sums of a
- * dot product of up to ATTN_MAX_HEAD_DIM pairs of such numbers are finite too: 2^58 * 2^58 * 2^10 = 2^126. */
+/* A number whose absolute value is below SIMD_TAME cannot cause an overflow: sums of 2^63 such numbers are finite.
+ * Partial sums of a dot product of up to ATTN_MAX_HEAD_DIM pairs of such numbers are finite too: 2^58 * 2^58 * 2^10 =
+ * 2^126. */
 #define SIMD_TAME 0x1p58f
 /* If the largest score of a row (in base 2) is below this number, no score of the row has overflowed. */
 #define SIMD_SCORE_MOST 0x1p126f
@@ -132,12 +133,12 @@ struct simd_score {
  * are [rows][ld]. P_b, dS_a and dS_b are operands of matrix products, each with its own distance between rows. */
 struct simd_gradient {
     int rows, cols;
-    int64_t ld;         /* distance between rows, in elements, of S, dP, cap, drop and dZ */
-    const float *S;     /* products q . k, or the scores that score() has made from them */
-    const float *dP;    /* the product dO V^T, not yet multiplied by dropout's factors */
-    float c;            /* P = exp2(c * S - lse2): c is scale * log2(e) if S are products q . k, and 1 after score() */
-    const float *lse2;  /* lse * log2(e) of each of the `rows` rows; +INFINITY for a row that sees no key, which makes
-                         * its P 0 */
+    int64_t ld;      /* distance between rows, in elements, of S, dP, cap, drop and dZ */
+    const float *S;  /* products q . k, or the scores that score() has made from them */
+    const float *dP; /* the product dO V^T, not yet multiplied by dropout's factors */
+    float c;         /* P = exp2(c * S - lse2): c is scale * log2(e) if S are products q . k, and 1 after score() */
+    /* lse * log2(e) of each of the `rows` rows; +INFINITY for a row that sees no key, so that P is 0 */
+    const float *lse2;
     const float *delta; /* delta of each of the `rows` rows: rowsum(dO * O) - dlse */
     const float *cap;   /* NULL, or the derivatives of softcap that score() wrote to its `cap` */
     const float *drop;  /* NULL, or for each (query, key) pair 1 if dropout keeps it and 0 if dropout drops it */
@@ -167,9 +168,10 @@ struct simd_type {
     int strip;
 
     /* The pack functions make operands from X, which is [rows][cols] of any floating dtype with rows `stride` elements
-     * apart. Numbers are rounded to nearest even. Each function returns true if every element is below SIMD_TAME in
-     * size. If the result is false, the caller must handle larger numbers, whose sums may overflow. The caller must
-     * also handle NaN and infinity, because NaN or infinity times the P = 0 of a hidden key would be NaN. */
+     * apart. Numbers are rounded to nearest even. Each function returns true if the absolute value of every element is
+     * below SIMD_TAME. If the result is false, the caller must handle larger numbers, whose sums may overflow. The
+     * caller must also handle NaN and infinity, because NaN or infinity times the P = 0 of a hidden key would be
+     * NaN. */
     bool (*pack_a)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_at)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_b)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb);

@@ -69,7 +69,7 @@ VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
 /* ---- Packing rows of tensors as operands ------------------------------------------------------------------------- */
 
 /* Loads elements c to c + W - 1 of a row as bf16. Elements from `cols` on, and rows that do not exist, are 0. *bad
- * marks infinities, NaN and elements of SIMD_TAME or more in size. */
+ * marks infinities, NaN and elements whose absolute value is SIMD_TAME or more. */
 VEC vh get_bf16(const void *X, attn_dtype dtype, int64_t stride, int rows, int cols, int r, int c, vh_flags *bad)
 {
     const int n = cols - c < W ? cols - c : W;

@@ -1,6 +1,6 @@
-/* simd_rows.h: functions on rows of f32 numbers, written with the vector functions of a simd_v*.h: scores, decode,
- * conversions, f32 operands. simd_avx2.c, simd_avx512.c and simd_neon.c each include it once and put the
- * functions into their tables.
+/* simd_rows.h: functions on rows of f32 numbers (scores, decode, conversions, f32 operands), written with the vector
+ * functions of a simd_v*.h. simd_avx2.c, simd_avx512.c and simd_neon.c each include it once and put the functions into
+ * their tables.
  *
  * A function over elements of any dtype is written once, as an inline function with the dtype as a constant. FOR_DTYPE
  * makes one copy for each dtype, so the loops have no branch on the dtype. */
@@ -34,8 +34,8 @@ VEC int min_int(int a, int b)
 
 /* ---- Packing rows of tensors as f32 operands --------------------------------------------------------------------- */
 
-/* Adds the vector x to a sum. A lane of the sum becomes infinite or NaN if the number of x in that lane is infinite,
- * NaN, or SIMD_TAME or more in size. Thousands of smaller numbers close to SIMD_TAME may have the same effect. */
+/* Adds the vector x to a sum. A lane of the sum becomes infinite or NaN if x has infinity, NaN or an absolute value of
+ * SIMD_TAME or more in that lane. Thousands of smaller numbers close to SIMD_TAME may have the same effect. */
 VEC vf v_tame(vf sum, vf x)
 {
     /* adds 2^70 x: if x is SIMD_TAME or more, 2^70 x is infinite, and the sum becomes infinite or NaN */
@@ -242,10 +242,9 @@ static void hide(int rows, int cols, float *S, int64_t lds, const int *lo, const
 
 /* ---- Functions for decoding (few queries) ------------------------------------------------------------------------ */
 
-/* Computes the dot products of nq <= V_DOT_QUERIES queries with four keys at a time. Registers hold the sums, of which
- * there are up to sixteen, and each key is converted once. The lanes and the order of a sum depend on d alone. Where
- * fewer than four keys are left, the last key is used again in place of the missing keys, and these extra sums are
- * dropped. */
+/* Computes the dot products of nq <= V_DOT_QUERIES queries with four keys at a time. Registers hold the sums (up to
+ * sixteen), and each key is converted once. The lanes and the order of a sum depend on d alone. Where fewer than four
+ * keys are left, the last key is used again in place of the missing keys, and these extra sums are dropped. */
 VEC void dots_as(attn_dtype dtype, int nq, int n, int d, const float *q, int64_t ldq, const void *K, int64_t stride,
                  float *S, int64_t lds)
 {

@@ -157,9 +157,9 @@ VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, 
     *dS = dZ;
 }
 
-/* Computes gradients of scores for the 32 columns of one panel, in pairs of rows from top to bottom, which is the order
- * of the operands in memory. `whole`: all columns exist and every operand is wanted, as in most tiles of large
- * problems. */
+/* Computes gradients of scores for the 32 columns of one panel. It goes over pairs of rows from top to bottom, because
+ * the operands have this order in memory. `whole` is true if all columns exist and every operand is wanted, as in most
+ * tiles of large problems. */
 VEC void gradient_panel(bool plain, bool whole, const struct simd_gradient *g, int j0)
 {
     const int64_t panel = j0 / SIMD_PANEL;

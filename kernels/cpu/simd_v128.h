@@ -1,5 +1,5 @@
-/* simd_v128.h: vector functions for NEON, which every arm64 processor has: 4 floats at a time. The functions have the
- * same names as those of simd_v512.h, and exp2() is computed as in simd_v256.h.
+/* simd_v128.h: vector functions for NEON, which every arm64 processor has. A vector has 4 floats. The functions have
+ * the same names as those of simd_v512.h, and exp2() is computed as in simd_v256.h.
  *
  * v_max() and v_min() compare and choose, because NEON's own instructions give NaN where either number is NaN. NEON has
  * no masked loads: the first n elements are loaded one by one. */

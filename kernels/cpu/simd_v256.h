@@ -1,7 +1,9 @@
-/* simd_v256.h: vector functions for AVX2: 8 floats at a time. They have the same names as in simd_v512.h.
+/* simd_v256.h: vector functions for AVX2. A vector has 8 floats. The functions have the same names as those of
+ * simd_v512.h.
  *
- * exp2(x): x = i + r, |r| <= 1/2. 2^r is 1 + r q(r) with q of degree 4, whose error is 9.2e-8 at most. The exponent
- * bits of a float make 2^i. A table lookup in registers would be slower with AVX2. */
+ * exp2(x) is computed as 2^i 2^r, where x = i + r and |r| <= 1/2. 2^r is 1 + r q(r) with a polynomial q of degree 4;
+ * the error is 9.2e-8 at most. The exponent bits of a float make 2^i. A table lookup in registers would be slower with
+ * AVX2. */
 #ifndef ATTN_CPU_SIMD_V256_H
 #define ATTN_CPU_SIMD_V256_H
 

@@ -1,5 +1,5 @@
-/* simd_v512.h: vector functions for AVX-512: 16 floats at a time. simd_v256.h has functions of the same names for AVX2.
- * simd_rows.h and simd_tiles.h call these functions.
+/* simd_v512.h: vector functions for AVX-512. A vector has 16 floats. simd_v256.h has functions of the same names for
+ * AVX2. simd_rows.h and simd_tiles.h call these functions.
  *
  *   vf is 16 floats, vi is 16 int32, vm is a set of lanes. Functions whose names end in _n access only the first n
  *   lanes of memory (n is 0 to 16) and read the others as zero.

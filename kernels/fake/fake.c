@@ -121,7 +121,7 @@ struct rule {
     enum fault_id fault;
     int64_t number; /* value of the fault in the script: an error code, or milliseconds */
     char path[PATH_BYTES];
-    int64_t first, last; /* numbers of the first and the last event to which the rule applies */
+    int64_t first, last; /* the rule applies to events number `first` to `last` */
 };
 
 /* ---- Devices and streams ----------------------------------------------------------------------------------------- */

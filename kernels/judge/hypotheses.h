@@ -17,7 +17,7 @@ struct hypothesis_facts {
     /* `backward`: gradients are computed. `mixes`: a row of scores has room for the keys of all packed sequences, so
      * that variations may mix the sequences */
     bool backward, mixes;
-    int64_t most_q, most_k; /* largest numbers of queries and of keys of a sequence */
+    int64_t most_q, most_k; /* the largest number of queries, and of keys, in a sequence */
     bool has_gaps;          /* true: some sequence has fewer keys than rows of k and v, so padding keys follow its
                              * keys */
     bool uneven;            /* true: some sequence has different numbers of queries and keys */

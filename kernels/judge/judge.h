@@ -87,8 +87,8 @@ typedef struct judge_result {
     /* rows_checked: number of query rows, of all heads together, that were checked; rows_of: number of all query
      * rows */
     int64_t rows_checked, rows_of;
-    /* number of query rows in which the roundings of correct kernels were imitated, which gives judge_tensor.explained
-     * of out, lse and dq */
+    /* number of query rows in which the roundings of correct kernels were imitated; judge_tensor.explained of out, lse
+     * and dq comes from these rows */
     int64_t rows_emulated;
 } judge_result;
 

@@ -174,8 +174,8 @@ void pass_compute_tile(struct judge *j, const struct tile *t, enum compute_wante
     settle_rows(j, 2, t->b, h, first, t->count, kept, c->dq, c->D);
 }
 
-/* Returns the number that a kernel with the pass's mistake would write in place of `value`, a number of the truth
- * (float64 results). */
+/* Returns what a kernel with the pass's mistake would write in place of `value`, an element of the truth (float64
+ * results). */
 static double converted(const struct judge *j, attn_tensor_id id, double value, double lse, bool exists)
 {
     const variation *const v = &j->pass.v;

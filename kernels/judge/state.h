@@ -85,22 +85,21 @@ struct worst_units {
 struct pass {
     variation v;
     struct frame *frame;
-    /* indices of the tiles of the pass, or numbers of its units; NULL: the pass goes over all tiles */
+    /* indices of the tiles of the pass, or unit numbers; NULL: the pass goes over all tiles */
     const int64_t *list;
-    /* true: `list` has numbers of units. false: the pass goes over tiles of queries. In the second case, the `list` of
-     * a backward has all tiles of a key/value head or none, because dk and dv are compared after a head's last tile. A
+    /* true: `list` has unit numbers. false: the pass goes over tiles of queries. In the second case, the `list` of a
+     * backward has all tiles of a key/value head or none, because dk and dv are compared after a head's last tile. A
      * pass without a list also goes over the tiles of keys that no query reads. */
     bool by_units;
     /* count: number of tiles (or units) that the pass goes over; at: number of tiles (or units) done so far */
     int64_t count, at;
     int64_t inner; /* number of tiles of queries that are done for the present unit, if that unit is a tile of keys */
     int64_t hk, b; /* the key/value head hk and the sequence b whose keys are loaded; -1: none */
-    /* true: the pass makes its mistake in numbers of the stored truth (float64 results) and does not compute attention
-     * again */
+    /* true: the pass applies its mistake to the stored truth (float64 results) and does not compute attention again */
     bool converts;
     bool alone; /* true: only the backward has the mistake; out and lse are those of the truth (float64 results) */
-    /* true: out and lse stay as they are in the truth (float64 results) in spite of the mistake, which makes a tile of
-     * keys little work. Emulations of tiles of keys always take out and lse from the truth. */
+    /* true: the mistake does not change out and lse, so both are taken from the truth (float64 results), and a tile of
+     * keys is little work. Emulations of tiles of keys always take out and lse from the truth. */
     bool right_forward;
     /* index in emulations[] of the correct kernel whose roundings the pass imitates; -1: the pass computes without
      * roundings */
@@ -140,8 +139,9 @@ struct judge {
 
     struct worst_units worst[FRAME_TENSORS]; /* for each of the caller's results: the units (tiles) with the largest
                                               * errors */
-    /* numbers of the units (tiles) in which the roundings of correct kernels are imitated; NULL: all tiles. The list
-     * exists only if a device has computed the truth (float64 results) and emulating all tiles would take too long. */
+    /* unit numbers of the units (tiles) in which the roundings of correct kernels are imitated; NULL: all tiles. The
+     * list exists only if a device has computed the truth (float64 results) and emulating all tiles would take too
+     * long. */
     int64_t *emulated;
     int64_t emulated_count;
     /* differences between the truth (float64 results) and results with the roundings of correct kernels. Of several
@@ -182,7 +182,7 @@ static inline bool state_is_given(const struct judge *j, attn_tensor_id id)
 }
 
 /* pass_begin() begins a pass over the tiles list[0] to list[count - 1], or over all tiles if `list` is NULL. If
- * units_are_sampled() is true, `list` has numbers of units (tiles of queries or of keys) instead. `v` is the variation
+ * units_are_sampled() is true, `list` has unit numbers (of tiles of queries or of keys) instead. `v` is the variation
  * (a mistake, or none) that the pass computes. pass_step() does the work of the next tile, and returns true when the
  * pass has no tile left. */
 void pass_begin(struct judge *j, struct frame *frame, const variation *v, const int64_t *list, int64_t count);
