@@ -1,6 +1,6 @@
 /* attention.c: makes the tables that attention.h declares, and has the functions of problems that need no device.
  *
- *   tables      of dtypes, statuses and tensors, made from the maps (X macros) of attention.h
+ *   tables      the tables of dtypes, statuses and tensors, made from the maps (X macros) of attention.h
  *   shapes      functions that say which size each axis of a tensor has, by the rows of ATTN_TENSOR_MAP. All code that
  *               needs a shape (attn_dims_of, attn_output, attn_geometry_of, and attn_check in check.c) uses them.
  *   work        attn_flops() and attn_scores(), which count a problem's operations and scores

@@ -490,7 +490,8 @@ typedef struct attn_geometry {
     /* data of the tensors cu_seqlens_q, cu_seqlens_k, seqlens_q and seqlens_k; NULL where a tensor is not given */
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
     const int32_t *page_table; /* the tensor page_table, whose row b starts at index b * page_table_row */
-    /* a copy of the pointer attn_problem.prefix_keys (keys whose pages the row before shares); NULL where not given */
+    /* a copy of the pointer attn_problem.prefix_keys (how many keys each row shares with the row before); NULL if not
+     * given */
     const int32_t *prefix_keys;
     int64_t page_table_row;
     attn_observe observe;

@@ -133,8 +133,8 @@ bool judge_has_verdict(const judge *j);
 void judge_report(judge *j, judge_result *result);
 void judge_close(judge *j); /* closes a judge; does nothing if `j` is NULL */
 
-/* The seconds that a judge is expected to take: `truth` for the float64 results of all rows and for imitating the
- * roundings of correct kernels, `all` for the tests of all mistakes. */
+/* The seconds that a judge is expected to take. `truth` is for the float64 results of all rows and for imitating the
+ * roundings of correct kernels. `all` is for the tests of all mistakes. */
 typedef struct judge_cost {
     double truth, all;
 } judge_cost;
