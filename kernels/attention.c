@@ -1,6 +1,6 @@
 /* attention.c: makes the tables that attention.h declares, and has the functions of problems that need no device.
  *
- *   tables      of dtypes, statuses and tensors, made from the maps (X macros) of attention.h
+ *   tables      the tables of dtypes, statuses and tensors, made from the maps (X macros) of attention.h
  *   shapes      functions that say which size each axis of a tensor has, by the rows of ATTN_TENSOR_MAP. All code that
  *               needs a shape (attn_dims_of, attn_output, attn_geometry_of, and attn_check in check.c) uses them.
  *   work        attn_flops() and attn_scores(), which count a problem's operations and scores
@@ -158,7 +158,7 @@ static const char *axis_text(char letter, bool packed)
 char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind kind)
 {
     const int rank = (int)strlen(letters);
-    /* true: q is packed, but k is [B, Sk, Hk, D]: row b of k holds the keys of sequence b */
+    /* true: q is packed, but k is [B, Sk, Hk, D], where row b of k holds the keys of sequence b */
     const bool side_by_side = packed && letters[0] == 'b' && letters[1] == 'k';
     *at++ = '[';
     for (int a = 0; a < rank; a++) {
@@ -249,7 +249,7 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
     for (; axes[rank]; rank++) letters[rank] = axes[rank];
     letters[rank] = '\0';
     if (info->kind == ATTN_AXES_LAYOUT && p->layout == ATTN_BHSD &&
-        !packed) { /* bhsd swaps two axes, except in packed problems, which are never bhsd */
+        !packed) { /* layout bhsd swaps two axes; a packed problem never has this layout */
         const char sequence = letters[1];
         letters[1] = letters[2];
         letters[2] = sequence;
@@ -564,8 +564,8 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             t->shape[axis] = count;
         }
     }
-    /* A part with fewer batch rows than its problem gets no prefix_keys. prefix_keys say which keys row b shares with
-     * row b - 1, but row b - 1 may lie outside the part. */
+    /* A part with fewer batch rows than the whole problem gets no prefix_keys: they say which keys row b shares with
+     * row b - 1, and row b - 1 may lie outside the part. */
     if (d.B != part->batches) some.prefix_keys = NULL;
     some.dropout_heads = p->dropout_heads ? p->dropout_heads : d.H;
     some.dropout_first = p->dropout_first + part->first_batch * some.dropout_heads + part->first_head * group;

@@ -114,8 +114,8 @@ const char *attn_dtype_list(unsigned dtypes, char text[ATTN_DTYPE_LIST_BYTES]);
 enum { ATTN_MAX_RANK = 4 };
 
 /* The largest D and Dv of every operation. It is large enough for multi-head latent attention with D = 576 and Dv =
- * 512, where v is the first 512 columns of k, in the same memory with k's strides. If the kernels of a device support
- * only smaller heads, attn_plan_make() returns UNSUPPORTED. */
+ * 512. (There v is the first 512 columns of k, in the same memory and with the same strides.) If the kernels of a
+ * device support only smaller heads, attn_plan_make() returns UNSUPPORTED. */
 enum { ATTN_MAX_HEAD_DIM = 1024 };
 
 /* Upper bound on B * H of one problem. Each sequence and each head costs time and workspace even where it is empty. The
@@ -216,15 +216,15 @@ typedef struct attn_axes {
  * side by side: cu_seqlens_k = [0, Sk, 2 Sk, ...]. attn_check() reads the values of index and mask tensors, bias,
  * sinks, alibi_slopes and the scales, which must be in host memory when it is called.
  *
- * k and v have q's dtype, or, in a forward, both float8_e4m3fn: a cache of keys and values in eight bits. A scale
+ * k and v have q's dtype. In a forward both may instead be float8_e4m3fn (a key/value cache in eight bits). A scale
  * belongs to a tensor of float8_e4m3fn.
  *
  * With page_table (forward, layout bshd) k and v are pools of pages, [pages, page_size, Hk, D or Dv]: key j of row b
  * lies in page page_table[b][j / page_size], slot j % page_size. The strides of k and v are free: the stride of the
- * page axis may be smaller than a page, so pages may overlap. seqlens_k is required, and cu_seqlens_k is not given
- * beside cu_seqlens_q. Sk of the problem is t * page_size, where t is the number of entries of page_table for a row; Sk
- * of row b is seqlens_k[b]. Entries past the pages that hold keys of the row are not read, nor are slots past its
- * length. Rows may share pages. */
+ * page axis may be smaller than a page, so pages may overlap. seqlens_k is required. cu_seqlens_q may be given, but not
+ * cu_seqlens_k. Sk of the problem is t * page_size, where t is the number of entries of page_table for a row; Sk of row
+ * b is seqlens_k[b]. Entries past the pages that hold keys of the row are not read, nor are slots past its length. Rows
+ * may share pages. */
 #define ATTN_TENSOR_MAP(X)                                                                                            \
     X(q, IN, INPUT, ATTN_AXES("bqhd", "qhd", LAYOUT), "queries")                                                      \
     X(k, IN, KEY, ATTN_AXES_OR_PAGED("bkgd", "kgd", "psgd", LAYOUT),                                                  \
@@ -302,17 +302,18 @@ typedef struct attn_tensor_info {
 extern const attn_tensor_info attn_tensors[ATTN_TENSOR_COUNT];
 
 enum { ATTN_SHAPE_BYTES = 96 };
-/* Return what a tensor may have in some problem: its dtypes (bits of attn_dtype), its ranks (bit r: r axes), and both
- * as text: "float32 [H] or [B, H]", "float32, lse's shape". A function with a parameter `text` writes to `text` and
- * returns it. */
+/* These functions return which dtypes a tensor may have (bits of attn_dtype), which ranks it may have (bit r: r axes),
+ * and both as text, such as "float32 [H] or [B, H]". A function with a parameter `text` writes to `text` and returns
+ * it. */
 unsigned attn_tensor_dtypes(attn_tensor_id id);
 unsigned attn_tensor_ranks(attn_tensor_id id);
 const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
 
-/* The options that are one number and change every score. Columns: member (of attn_problem, of attn_geometry and in
- * requests), id of its feature, least and largest value besides 0 (0: the option is off), words for these limits in
- * messages, meaning. score.h defines how an option changes a score. Each row creates the option's member in
- * attn_problem and attn_geometry, its feature, its rule in attn_check() and its entry in the decoder of requests. */
+/* The options that are one number and change every score. The columns are: name of the member (in attn_problem, in
+ * attn_geometry and in requests), id of the option's feature, smallest and largest value besides 0 (which means off),
+ * words for these limits in messages, meaning. score.h defines how an option changes a score. Each row creates the
+ * option's member in attn_problem and attn_geometry, its feature, its rule in attn_check() and its entry in the decoder
+ * of requests. */
 #define ATTN_SCORE_OPTION_MAP(X)                                                          \
     X(softcap, SOFTCAP, FLT_MIN, FLT_MAX, "0 or between 1.18e-38 and 3.4e38 (a float32)", \
       "where positive, s = softcap * tanh(s / softcap) after scale")
@@ -338,8 +339,8 @@ enum { ATTN_MAX_TOP = 64, ATTN_MAX_MAP = 1024, ATTN_MAX_WEIGHTS = 1 << 24 };
  *   sequence       packed: index of the sequence whose region weights and map show; -1: none
  *   shown_keys     with page_table: number of keys per row in key_mass and in the default region; 0: as many as the
  *                  row's pages can hold
- *   given_lse      the problem's lse is an input: P_ij = exp(z_ij - lse_i) for every output. An lse of 2^24 or more in
- *                  size is too coarse for that, and is computed here instead. */
+ *   given_lse      the problem's lse is an input: P_ij = exp(z_ij - lse_i) for every output. An lse whose absolute
+ *                  value is 2^24 or more is too coarse for that; lse is then computed from the scores instead. */
 typedef struct attn_observe {
     int64_t rows[2], keys[2];
     int64_t map[2], top, key_mass_rows, sequence, shown_keys;
@@ -349,14 +350,14 @@ typedef struct attn_observe {
 /* One attention problem. Zero-initialise it with ATTN_PROBLEM_INIT, then fill in what is given.
  *
  *   s_ij = scale * q_i . k_j          t_ij = softcap > 0 ? softcap * tanh(s_ij / softcap) : s_ij
- *   z_ij = t_ij + bias_ij - slope_h * |i + Sk - Sq - j|,  at most FLT_MAX in size, -inf where a mask hides (i, j)
+ *   z_ij = t_ij + bias_ij - slope_h * |i + Sk - Sq - j|,  |z_ij| <= FLT_MAX, -inf where a mask hides (i, j)
  *   lse_i = ln(sum_j exp z_ij + exp sink_h)     out_i = sum_j exp(z_ij - lse_i) M_ij v_j     M: dropout, 1 without
  *
  * An output tensor whose rank is 0 is not computed (out and lse of a forward, each gradient of a backward).
- * Backward recomputes out and lse where they are not given (both or neither).
+ * A backward gets both out and lse, or neither; in the second case it computes them first.
  *
  * An observe reads q, k and all tensors and options that change scores; it has no v, and ignores dropout. P_ij =
- * exp(z_ij - lse_i); where z_ij is NaN, all numbers of query i are NaN, and its top_keys -1. */
+ * exp(z_ij - lse_i); if a z_ij is NaN, all outputs of query i are NaN, and its top_keys are -1. */
 typedef struct attn_problem {
     attn_op op;
     union {
@@ -376,8 +377,8 @@ typedef struct attn_problem {
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
-    /* false: keep_mask covers all keys. true: its last axis has n <= Sk columns for the last n keys of a row; all keys
-     * before them are kept */
+    /* false: keep_mask covers all keys. true: the last axis of keep_mask has n <= Sk columns, which stand for the last
+     * n keys of a row; all earlier keys are kept. */
     bool keep_mask_at_end;
     bool causal; /* query i sees keys j <= i' only (`alignment` says what i' is) */
     /* query i sees only keys i' - left <= j <= i' + right (`alignment` says what i' is); -1: no limit on this side */
@@ -396,15 +397,15 @@ typedef struct attn_problem {
     bool deterministic;
     attn_observe observe;
 
-    /* Only with page_table; may be NULL. An array int32 [B], in host or device memory as seqlens_k is. The first
-     * prefix_keys[b] keys of batch row b lie in the same pages as those of row b - 1, as in forks of one cache;
-     * prefix_keys[0] is 0. A kernel may use prefix_keys to read only once the keys that several rows share. prefix_keys
-     * change no bit of the results, and have no bit in attn_features(). */
+    /* Only with page_table; may be NULL. An array int32 [B], in the same kind of memory (host or device) as seqlens_k.
+     * The first prefix_keys[b] keys of batch row b lie in the same pages as the first keys of row b - 1, as in forks of
+     * one cache. prefix_keys[0] is 0. With prefix_keys a kernel may read keys that several rows share only once.
+     * prefix_keys change no bit of the results, and have no bit in attn_features(). */
     const int32_t *prefix_keys;
 
-    /* Set by attn_queries_of(): the number of queries of the whole problem, if this problem is a part of another. A
-     * kernel that splits keys by the number of queries then splits a part's keys as it splits those of the whole
-     * problem, so that the bits are equal. 0: the problem is not a part. */
+    /* Set by attn_queries_of(), if this problem is a part of a larger one: the number of queries of the whole problem.
+     * A kernel that splits keys by the number of queries then splits them in the part as in the whole problem, so that
+     * the results have equal bits. 0: the problem is not a part. */
     int64_t whole_queries;
 } attn_problem;
 
@@ -414,37 +415,37 @@ typedef struct attn_problem {
     }
 
 /* A part of a problem: some rows of the batch, and some key/value heads with their query heads. attn_part_of() makes
- * the part's problem, whose tensors are views of the same memory. If one kernel and variant computes the part and the
- * whole problem, their results are equal to the bit. Gradients that are sums over batch or heads (dsinks, gradients of
- * broadcast tensors) are the exception: they are sums over the part alone. */
+ * the part's problem, whose tensors are views of the same memory. If the same kernel and variant computes the part and
+ * the whole problem, the results are equal to the bit. Gradients that are sums over batch or heads (dsinks, gradients
+ * of broadcast tensors) are the exception: they are sums over the part alone. */
 typedef struct attn_part {
     int64_t first_batch, batches, first_head, heads; /* first_head and heads count key/value heads, and not query
                                                       * heads */
 } attn_part;
 attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
-/* attn_reads() returns whether a computation of this problem reads the tensor, and attn_writes() whether it writes the
- * tensor, where the tensor is given. lse is an output of a forward, and of an observe without given_lse. */
+/* attn_reads() returns whether computing this problem reads the tensor. attn_writes() returns whether computing it
+ * writes the tensor, if the tensor is given. lse is an output of a forward, and of an observe without given_lse. */
 bool attn_reads(const attn_problem *p, attn_tensor_id id);
 bool attn_writes(const attn_problem *p, attn_tensor_id id);
 
-/* Sizes of a checked problem in any layout. Packed: B is the number of sequences, Sq and Sk are total_q and total_k (no
- * sequence is longer). With page_table: Sk is the number of keys that the pages of a row can hold. The struct has no
- * lengths of sequences, because lengths are values of tensors, which may be in device memory: see attn_sequence_of() in
- * kernels/tiles.h. */
+/* Sizes of a checked problem in any layout. In a packed problem B is the number of sequences. Sq is total_q and Sk
+ * is total_k, because no sequence is longer. With page_table Sk is the number of keys that the pages of a row can
+ * hold. The struct has no lengths of sequences, because lengths are values of tensors, which may be in device
+ * memory: see attn_sequence_of() in kernels/tiles.h. */
 typedef struct attn_dims {
     int64_t B, H, Hk, Sq, Sk, D, Dv;
     bool packed;
     int64_t total_q,
-        /* packed: numbers of rows of q and of k; with page_table, total_k is an upper bound on the number of keys of
-         * all sequences */
+        /* In a packed problem, total_q is the number of rows of q and total_k that of k. With page_table, total_k is an
+         * upper bound on the number of keys of all sequences. */
         total_k;
     int64_t pages, page_size; /* with page_table: number of pages, and slots in a page; without: 0 */
     int64_t row_k;            /* Sk of a packed problem whose k is [B, Sk, Hk, D]; otherwise 0 */
 } attn_dims;
 
-/* Returns the sizes of a problem, from its shapes alone. The ranks of the tensors must be right. The function does not
- * check that the shapes agree, because attn_check() itself uses it. */
+/* Returns the sizes of a problem, from its shapes alone. The ranks of the tensors must be correct. The function does
+ * not check that the shapes agree, because attn_check() itself uses it. */
 attn_dims attn_dims_of(const attn_problem *p);
 
 /* A tensor with one stride for each of its axes. In a view v, element (b, h, row, column) has the index
@@ -489,7 +490,8 @@ typedef struct attn_geometry {
     /* data of the tensors cu_seqlens_q, cu_seqlens_k, seqlens_q and seqlens_k; NULL where a tensor is not given */
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
     const int32_t *page_table; /* the tensor page_table, whose row b starts at index b * page_table_row */
-    /* a copy of the pointer attn_problem.prefix_keys (keys whose pages the row before shares); NULL where not given */
+    /* a copy of the pointer attn_problem.prefix_keys (how many keys each row shares with the row before); NULL if not
+     * given */
     const int32_t *prefix_keys;
     int64_t page_table_row;
     attn_observe observe;
@@ -498,31 +500,31 @@ typedef struct attn_geometry {
 
 /* Checks the shapes, dtypes, ranks, options, and the values of index tensors and masks, which it reads in host memory.
  * No other function validates problems, and kernels run only problems that attn_check() accepted. Outputs need not be
- * given; a given one must have the right shape. Errors: INVALID, TOO_LARGE (sizes overflow), UNSUPPORTED (D or Dv above
- * ATTN_MAX_HEAD_DIM). */
+ * given; a given output must have the correct shape. Errors: INVALID, TOO_LARGE (sizes overflow), UNSUPPORTED (D or Dv
+ * above ATTN_MAX_HEAD_DIM). */
 attn_status attn_check(const attn_problem *p, attn_error *err);
 
 /* In a checked observe (statistics of probabilities), replaces ends of -1 in `rows` and `keys` by the number of queries
- * or keys. It reads cu_seqlens and seqlens of the sequence, which must be in host memory. Call it before attn_output()
- * and the run of a problem whose weights or map are wanted. */
+ * or keys. It reads cu_seqlens and seqlens, which must be in host memory. Call it before attn_output() and the run of a
+ * problem whose weights or map are wanted. */
 void attn_observe_region(attn_problem *p);
 
-/* Fills *tensor with the shape and dtype of an output of a checked problem (attn_writes()): contiguous, data NULL.
- * result_dtype is the dtype of out in a forward, and of dq, dk and dv in a backward (q's dtype, or float32). top_keys
- * is int32, other outputs are float32. Returns INVALID if an observe lacks an option that the output needs, TOO_LARGE
- * if its `weights` has too many elements, and NOT_FOUND if this problem does not have the output (dsinks without
- * sinks). */
+/* Fills *tensor with the shape and dtype of an output (attn_writes()) of a checked problem. The tensor becomes
+ * contiguous, and its `data` NULL. result_dtype is the dtype of out in a forward, and of dq, dk and dv in a backward
+ * (q's dtype, or float32). top_keys is int32, other outputs are float32. Returns INVALID if an observe lacks an option
+ * that the output needs, TOO_LARGE if its `weights` has too many elements, and NOT_FOUND if this problem does not have
+ * the output (dsinks without sinks). */
 attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype result_dtype, attn_tensor *tensor,
                         attn_error *err);
 
 /* ---- Features: the tensors and options that a problem uses -------------------------------------------------------
  *
  * Features are the things that a kernel must support to compute a problem: one bit for every tensor that is given or
- * wanted, and for every option in use. A kernel's row names the bits that it supports, and the kernel gets no problem
- * with another bit. A tensor or option that is added to the tables is therefore refused by all kernels whose row does
- * not name it. Kernels with ATTN_ALL_SCORES are the exception: they call the functions of score.h for each score, so
- * they support every option that score.h defines. How keys are stored (pages, float8) is not part of ATTN_ALL_SCORES;
- * every kernel names those bits itself. */
+ * wanted, and for every option in use. The row of a kernel (attn_kernel) names the bits that the kernel supports, and
+ * the kernel gets no problem with other bits. A tensor or option that is added to the tables is therefore refused by
+ * all kernels whose row does not name it. Kernels with ATTN_ALL_SCORES are the exception: they call the functions of
+ * score.h for each score, so they support every option that score.h defines. How keys are stored (pages, float8) is not
+ * part of ATTN_ALL_SCORES; every kernel names those bits itself. */
 
 /* One row per option: id, name of the option in requests, condition under which a problem has the option's feature bit.
  * The options in ATTN_SCORE_OPTION_MAP are not in this table. */
@@ -572,10 +574,10 @@ extern const attn_option_info attn_options[ATTN_OPTION_END - ATTN_OPTION_FIRST -
  * shapes, dtypes and options, but no memory of tensors. */
 uint64_t attn_features(const attn_problem *p);
 
-/* Returns the floating point operations of a problem by the convention of the field: a forward has 2 * (D + Dv) for
- * each permitted (query, key, head) triple, and a backward 2.5 times as many. Causal, window and lengths are counted
- * exactly; other masks count as if they hid nothing. The function uses a closed form, so it reads only cu_seqlens and
- * seqlens. */
+/* Returns the floating point operations of a problem by the convention of the field: a forward has 2 * (D + Dv)
+ * operations for each permitted (query, key, head) triple, and a backward has 2.5 times as many. Causal, window and
+ * lengths are counted exactly; other masks count as if they hid nothing. The function uses a closed form, so it reads
+ * only cu_seqlens and seqlens. */
 double attn_flops(const attn_problem *p);
 
 /* Returns the number of (query, key, head) triples that causal, window, lengths and FlashMask permit. Other masks count
@@ -585,8 +587,8 @@ double attn_scores(const attn_problem *p);
 /* Returns the number of query rows of all heads together, without padding and gaps. It reads cu_seqlens and seqlens. */
 int64_t attn_rows_that_exist(const attn_problem *p);
 
-/* Returns whether a checked problem is empty: all outputs that it requests have 0 elements. attn_run() skips such a
- * problem, so the problem needs no workspace, however large its other sizes are. */
+/* Returns whether a checked problem is empty, which means that all requested outputs have 0 elements. attn_run() skips
+ * an empty problem, so it needs no workspace, however large its other sizes are. */
 bool attn_is_empty(const attn_problem *p);
 
 typedef struct attn_verification {
@@ -603,8 +605,8 @@ typedef struct attn_verification {
  * For 1 x 1024 x 8 x 64 (B x Sq x H x Dv) all rows take some 0.2 s. */
 attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err);
 
-/* attn_verify() in steps, for a caller that may stop in between. attn_verifier_step() compares one row (at most 64
- * where all rows are compared), or prepares K and V of the next head; it returns whether there is no further step.
+/* attn_verify() in steps, for a caller that may stop between two steps. attn_verifier_step() compares one row (up to 64
+ * rows if all rows are compared), or prepares K and V of the next head. It returns true after the last step.
  * attn_verifier_close() may be called after any step, and then reports on the rows compared so far. The verifier
  * borrows `p` until attn_verifier_close(). */
 typedef struct attn_verifier attn_verifier;
@@ -625,7 +627,7 @@ typedef struct attn_counter attn_counter;
  *
  * attn_counter_step() counts for up to about a millisecond, and returns whether it was the last step. attn_count_work()
  * returns how many keys, tiles or elements of masks the counting visits; each takes about a nanosecond.
- * attn_counter_open() refuses more than 2^32 of them: TOO_LARGE. */
+ * attn_counter_open() returns TOO_LARGE if there are more than 2^32 of these. */
 attn_status attn_counter_open(const attn_problem *p, const int64_t tile[2], attn_counter **counter, attn_error *err);
 bool attn_counter_step(attn_counter *counter);
 attn_counts attn_counter_close(attn_counter *counter);
@@ -675,12 +677,12 @@ typedef struct attn_device_info {
     char name[64];         /* "cuda:0", "cpu" */
     char description[128]; /* text for people: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
     double fastest_flops;  /* no kernel of this device computes more operations (attn_flops) per second than this */
-    /* upper bound, over all kernels, on (query, key, head) triples per second; a problem takes at least the time that
-     * this bound and fastest_flops give */
+    /* no kernel of this device computes more (query, key, head) triples per second than this. A problem takes at least
+     * the time that follows from this rate and from fastest_flops. */
     double fastest_scores;
     double peak_flops; /* peak rate of the hardware in 16-bit floating point operations per second; 0: not known */
     double peak_bytes; /* peak rate of the device's memory in bytes per second; 0: not known */
-    /* text for people: the figures from which peak_flops and peak_bytes were computed; "" if nothing is known */
+    /* a text that shows from which figures peak_flops and peak_bytes were computed; "" if nothing is known */
     char peak_from[128];
     /* number of units that compute side by side: threads of a CPU, multiprocessors of a GPU; the rates in cost.c hold
      * for one unit */
@@ -698,10 +700,10 @@ typedef struct attn_device_info {
 /* Returns the names of the backends in this build, the preferred one first, with NULL at the end. Devices of
  * "reference" and "paper" are used only if an option names them. */
 const char *const *attn_backends(void);
-/* returns whether the devices of this backend are something other than the host's processor; false for an unknown
- * name */
+/* returns whether the devices of this backend are not the host's processor; false for an unknown backend */
 bool attn_is_gpu(const char *backend);
-/* returns the number of devices; 0 where there is no driver, no such device or no such backend */
+/* returns the number of the backend's devices; 0 if the build lacks the backend, or the machine lacks a driver or a
+ * device */
 int attn_device_count(const char *backend);
 
 /* opens a device, which the caller owns until attn_device_close(); `options` may be NULL */
@@ -731,7 +733,7 @@ attn_status attn_device_import(attn_device *device, const uint8_t handle[ATTN_HA
 void attn_device_release_import(attn_device *device, void *memory);
 
 /* Pins memory of this process (CUDA: cudaHostRegister), so that copies between it and any device are as fast as from
- * staging memory. Pinned pages stay in memory. If they belong to a file that is truncated while it is pinned, a copy
+ * staging memory. Pinned pages stay in memory, even if they belong to a file that is truncated meanwhile: a copy then
  * has the old contents. `memory` and `bytes` are multiples of a page. Errors: UNSUPPORTED (the backend cannot pin
  * memory, or the driver refuses), DEVICE_LOST. Thread-safe; the driver takes some 0.1 ms per MiB. Unpin the memory
  * once, before you unmap it and before attn_device_close(). */
@@ -768,21 +770,21 @@ typedef struct attn_capabilities {
 const attn_capabilities *attn_device_capabilities(const attn_device *device);
 
 /* How a device computes one problem: attn_plan_make() chooses the kernel once, and attn_workspace() and attn_run() use
- * the plan. A plan is plain data of about 1.4 KB that needs no freeing. A plan borrows its problem: while the plan is
- * used, the problem and its addresses must not change, but the numbers in its tensors may. attn_plan_move() adapts a
- * plan to other addresses. */
+ * the plan. A plan is plain data of about 1.4 KB, and need not be freed. A plan borrows its problem: while the plan is
+ * used, the problem and the addresses of its tensors must not change, but the elements of the tensors may.
+ * attn_plan_move() adapts a plan to other addresses. */
 typedef struct attn_plan {
     const attn_problem *problem;
     const attn_capabilities *can; /* the capabilities of the device: its kernels, from which the plan's kernel was
                                    * chosen; the device owns this memory */
     const attn_kernel *kernel;
     uint64_t features; /* features of the problem, as attn_features() returns them */
-    /* bytes of attn_workspace() that this problem needs; 0 where the backend computes one workspace size for all
-     * problems of one attn_run() */
+    /* bytes of workspace (attn_workspace()) that this problem needs; 0 if the backend computes one workspace size for
+     * all problems of an attn_run() */
     size_t workspace_bytes;
     const void *variant; /* variant of the kernel that computes the problem; the kernel defines what this points to */
-    /* tensors (bits of attn_tensor_id) whose address was not a multiple of 16 bytes when the plan was made; such a
-     * tensor may need another kernel */
+    /* the tensors (bits of attn_tensor_id) whose addresses were not multiples of 16 bytes when the plan was made; they
+     * may need another kernel */
     uint64_t unaligned;
     /* sizes, addresses and strides of the problem; filled in only for backends that need them */
     attn_geometry geometry;
@@ -791,9 +793,9 @@ typedef struct attn_plan {
 /* Plans a checked problem. Returns UNSUPPORTED where no kernel computes it. */
 attn_status attn_plan_make(const attn_capabilities *can, const attn_problem *problem, attn_plan *plan, attn_error *err);
 
-/* Plans `problem`, which is the problem of the plan `made` with its tensors at other addresses. The function keeps the
- * kernel of `made`, except in two cases, where it chooses a kernel again: the capabilities differ from those of `made`,
- * or other tensors are unaligned. */
+/* Makes a plan for `problem`, which must be the problem of the plan `made` with tensors at other addresses. The
+ * function keeps the kernel of `made` if the capabilities and the set of unaligned tensors are the same. Otherwise it
+ * chooses a kernel anew. */
 attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, const attn_problem *problem,
                            attn_plan *plan, attn_error *err);
 
@@ -850,7 +852,7 @@ typedef struct attn_rows {
     size_t count;
 } attn_rows;
 
-/* Queues a copy of rows. All that attn_copy() requires holds here too. */
+/* Queues a copy of rows. All requirements of attn_copy() apply. */
 attn_status attn_copy_rows(attn_stream *stream, const attn_rows *rows, attn_direction direction, attn_error *err);
 
 /* A piece of device memory to copy within the device, or to clear. Where the device reads staging memory
@@ -874,8 +876,8 @@ attn_status attn_copy_peer(attn_stream *stream, void *to, const attn_device *sou
                            attn_error *err);
 
 /* Computes `count` planned problems side by side. Pointers in the problems are device memory (index tensors too). The
- * plans must be made for the stream's device; the call borrows them. Each result depends on its own problem alone, to
- * the bit, and not on the other problems, their order, the threads or the load. `workspace` may be NULL; the call then
+ * plans must be made for the stream's device; the call borrows them. To the bit, each result depends on its own problem
+ * alone, not on the other problems, their order, the threads or the load. `workspace` may be NULL; the call then
  * allocates one. After an error none of the outputs may be used. */
 attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
 
@@ -906,8 +908,8 @@ attn_status attn_sum_parts(attn_stream *stream, const attn_sum *sum, attn_error 
  *
  *     dout_p = w_p dout                   dlse_p = w_p (dlse + dout . (out_p - out))
  *
- * A backward of each part that is given its dout_p and dlse_p then yields the gradients of the whole. All is computed
- * in float32, part after part in the order given, and each result is rounded once to its dtype.
+ * If the backward of each part is given dout_p and dlse_p, these backwards together yield the gradients of the whole.
+ * Everything is computed in float32, part after part in the order given, and each result is rounded once to its dtype.
  *
  *   A part whose lse is -inf is empty: it adds nothing, its out is not read, and its gradients are 0.
  *   Where all parts are empty, out is 0 and lse is -inf.
@@ -938,8 +940,8 @@ typedef struct attn_merge_problem {
     attn_result whole;        /* written */
     /* inputs: gradients with respect to whole.out and whole.lse; a dlse that is not given counts as 0 */
     attn_tensor dout, dlse;
-    /* output, an array of `count`: gradients with respect to out and lse of each part. Requires dout. NULL: not
-     * wanted */
+    /* output, an array of `count` results: the gradients with respect to out and lse of each part. Requires dout. NULL:
+     * not wanted */
     attn_result *gradients;
     attn_tensor dsinks; /* output [H]: gradient with respect to sinks. Requires dout and sinks */
 } attn_merge_problem;
@@ -959,7 +961,7 @@ attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem
 
 /* Queues on the stream, behind the copies of q and k, sums of the rows that attn_lse_choose() picked. The tensors of
  * the problem are in device memory. `found` is device memory with the size of look->found, which the caller copies to
- * look->found afterwards. UNSUPPORTED on a unified device. */
+ * look->found afterwards. Returns UNSUPPORTED on a unified device. */
 attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
                            attn_error *err);
 
@@ -995,8 +997,8 @@ void attn_stream_serve(attn_stream *stream, const void *owner);
 int64_t attn_stream_spent_ns(const attn_stream *stream);
 void attn_cancel(int *cancel);
 
-/* Three functions that plan and run one problem, whatever its member op is: as a forward, as a backward, and as an
- * observe (attn_look()). */
+/* Three functions that plan and run one problem: as a forward, as a backward, and as an observe (attn_look()). The
+ * problem's own `op` does not matter. */
 attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_look(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err); /* observe */
@@ -1008,8 +1010,8 @@ attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err);
 /* returns the microseconds between two marks (attn_stream_mark()) of this stream; the stream's work must be done */
 double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot);
 
-/* Returns the microseconds from a mark of one stream to a mark of another stream of the same device; NaN if the backend
- * cannot measure this time. */
+/* Returns the microseconds from a mark (attn_stream_mark()) of one stream to a mark of another stream of the same
+ * device; NaN if the backend cannot measure this time. */
 double attn_streams_between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
 
 /* does not wait; *done becomes false while the stream still has work, and true when it has none */
@@ -1017,16 +1019,16 @@ attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err);
 attn_status attn_stream_wait(attn_stream *stream, attn_error *err);
 
 /* Detects the end of the work on a stream without a call of the driver, whose lock would block other threads.
- * attn_stream_note() queues a note behind all work; attn_stream_noted() says whether the device has reached it. After
- * an error the device may never reach the note, so a caller that has polled long enough should call attn_stream_done().
- * Returns UNSUPPORTED if the backend has no notes. */
+ * attn_stream_note() queues a note (a write to host memory) behind all work; attn_stream_noted() says whether the
+ * device has reached it. After an error the device may never reach the note, so a caller that has polled long enough
+ * should call attn_stream_done(). Returns UNSUPPORTED if the backend has no notes. */
 attn_status attn_stream_note(attn_stream *stream, attn_error *err);
 bool attn_stream_noted(const attn_stream *stream);
 
 /* ---- The truth: a device computes results in float64 --------------------------------------------------------------
  *
- * A problem's results as the definitions above give them, with every mask and option. All is computed in float64, and
- * nothing is rounded to a dtype afterwards: other results can be compared with these.
+ * The truth is a problem's results as the definitions above give them, with every mask and option. Everything is
+ * computed in float64, and nothing is rounded to a dtype afterwards: other results can be compared with these.
  *
  *   out  [rows, Dv]        lse  [rows]             attention itself, also where a backward has out and lse
  *   dq   [rows, D]         dk   [key rows, D]      dv  [key rows, Dv]      of a backward

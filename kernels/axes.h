@@ -40,7 +40,7 @@ static inline bool attn_axis_may_be_one(attn_axes_kind kind, int axis, int rank)
 /* Writes axes as text at `at`: "[1 or B, 1 or H, 1 or Sq, Sk]", "[total_q, H, D]". Returns the end of the text. */
 char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind kind);
 
-/* Returns the size for which an axis letter stands in this problem: Sq for 'q'. */
+/* Returns the size that an axis letter stands for in this problem, such as Sq for 'q'. */
 int64_t attn_axis_size(const attn_dims *d, char letter);
 
 /* Returns the size that an axis letter stands for. In contrast to attn_axis_size(), the function also knows the axes of

@@ -44,8 +44,7 @@ static inline attn_status attn_given_up(attn_error *err)
     return attn_fail(err, ATTN_CANCELLED, "", "given up: nobody waits for it any more");
 }
 
-/* The functions of a backend. For each of them, attention.h says what it must do, at the function attn_... of the same
- * name. */
+/* The functions of a backend. attention.h says what each must do: see the function with the same name after attn_. */
 struct attn_backend {
     const char *name;
     bool is_gpu; /* true: the backend's devices are not the host's processor, and the server's option --devices numbers
@@ -84,7 +83,8 @@ struct attn_backend {
     double (*elapsed_us)(attn_stream *stream, int from_slot, int to_slot);
     attn_status (*done)(attn_stream *stream, bool *done, attn_error *err);
     attn_status (*wait)(attn_stream *stream, attn_error *err);
-    /* Returns the microseconds between marks of two streams. NULL: the backend cannot measure this time */
+    /* Returns the microseconds from a mark (recorded time) of one stream to a mark of another. NULL: the backend cannot
+     * measure this time. */
     double (*between_us)(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
     /* Queues a note (attn_stream_note()). NULL: the backend has no notes, and attn_stream_note() returns UNSUPPORTED */
     attn_status (*note)(attn_stream *stream, attn_error *err);
@@ -92,10 +92,10 @@ struct attn_backend {
     /* import and release_import are NULL where processes cannot share memory of the backend's devices */
     attn_status (*import)(attn_device *device, const uint8_t *handle, size_t bytes, void **memory, attn_error *err);
     void (*release_import)(attn_device *device, void *memory);
-    /* pin and unpin are NULL where memory cannot be pinned */
+    /* `pin` and `unpin` are NULL if the backend cannot pin host memory */
     attn_status (*pin)(attn_device *device, void *memory, size_t bytes, attn_error *err);
     void (*unpin)(attn_device *device, void *memory);
-    /* Computes on the device what attn_lse_judge() needs to decide whether the lse that a client sent is right: for
+    /* Computes on the device what attn_lse_judge() needs to decide whether the lse that a client sent is correct: for
      * each row in `look`, the sum of exp(score) over the row's keys. NULL: the host computes these sums instead. */
     attn_status (*sum_lse)(attn_stream *stream, const attn_problem *problem, const attn_lse_look *look, double *found,
                            attn_error *err);
@@ -103,7 +103,7 @@ struct attn_backend {
      * everything before it returns, so the backend has no work to queue. */
     attn_status (*run_some)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
                             attn_error *err);
-    /* returns whether run_some() left out rows that are slow to compute; NULL: run_some() never leaves out rows */
+    /* returns whether run_some() has left out rows that are slow to compute; NULL: run_some() computes all rows */
     bool (*left_rows)(attn_stream *stream);
     /* The functions that compute attn_truth (float64 results). All are NULL if the backend computes no truth. truth()
      * always gets a workspace, and is never called on a cancelled stream. */
@@ -128,9 +128,9 @@ attn_status attn_plan_for(const attn_capabilities *can, const attn_problem *prob
  * call this function. */
 bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype);
 
-/* Fills results that kernels do not write, on the host. In padding rows (behind seqlens_q, or between packed sequences)
- * lse becomes -inf, and all other results become 0. All outputs of an observe (statistics of probabilities) are filled
- * completely, top_keys with -1. See padding.c. */
+/* Fills, on the host, the parts of results that kernels do not write. In padding rows (behind seqlens_q, or between
+ * packed sequences) lse becomes -inf, and all other results become 0. All outputs of an observe (statistics of
+ * probabilities) are filled completely, top_keys with -1. See padding.c. */
 void attn_fill_padding(const attn_problem *p);
 
 /* Computes what attn_sum_parts() promises, on the host in the calling thread. See sum.c. */

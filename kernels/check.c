@@ -9,7 +9,7 @@
  *   1. q, k and v: whether they are given, their ranks, dtypes and sizes, and whether these agree. Later steps may call
  *      attn_dims_of().
  *   2. which tensors may be given together (packed or not, fp8 scales only with fp8, gradients only of given tensors)
- *   3. every other tensor: the rank, dtype and shape that its row of ATTN_TENSOR_MAP says
+ *   3. every other tensor: the rank, dtype and shape that its row of ATTN_TENSOR_MAP demands
  *   4. memory: strides, alignment, and that no offset overflows
  *   5. options: scale, those of ATTN_SCORE_OPTION_MAP, window, dropout
  *   6. values of tensors that control which memory a kernel reads, or which numbers it computes: cu_seqlens, seqlens,
@@ -139,8 +139,8 @@ static attn_status check_dtype(const attn_problem *p, attn_tensor_id id, attn_er
                      as_q && others ? ", or " : "", attn_dtype_list(others, list));
 }
 
-/* Checks that no axis is negative or too large, and that the tensor's bytes fit in int64_t. Bytes are counted as for
- * float32, because results may be wider than their inputs. */
+/* Checks that no axis is negative or too large, and that the tensor's bytes fit in int64_t. An element counts as 4
+ * bytes (float32), because results may have a wider dtype than their inputs. */
 static attn_status check_sizes(const attn_problem *p, attn_tensor_id id, attn_error *err)
 {
     const attn_tensor *t = &p->tensor[id];
@@ -172,7 +172,8 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
     for (int a = 0; a < rank; a++) {
         const int64_t is = t->shape[a], must = attn_size_of(p, d, letters[a]);
         const bool may_be_one = attn_axis_may_be_one(kind, a, rank);
-        /* this tensor is a gradient of `owner`, which has been checked before, so it must have the shape of `owner` */
+        /* this tensor is the gradient of `owner`, so it must have the shape of `owner`, which has been checked
+         * before */
         if (kind == ATTN_AXES_BROADCAST && owner != id) {
             const int64_t as = p->tensor[owner].shape[a];
             if (is != as)
@@ -469,8 +470,8 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks a range of queries (or keys) of an observe (statistics of probabilities), given as [first, end): it must lie
- * within the `size` queries (or keys) that exist. An end of -1 stands for `size`. */
+/* Checks a range of queries (or keys) of an observe (statistics of probabilities), given as [first, end). The range
+ * must lie within the `size` queries (or keys) that exist; an end of -1 stands for `size`. */
 static attn_status check_side(const char *name, const int64_t side[2], int64_t size, const char *of, attn_error *err)
 {
     char member[MEMBER_BYTES];
@@ -597,7 +598,7 @@ static int64_t first_out_of_range(const void *row, int64_t count, int64_t limit)
 }
 
 /* Calls `test` for every row of a tensor (the elements along its last axis). If a row fails, the error message says
- * which value is wrong, and then what it must be, which is the text `rule`. */
+ * which value is wrong, and then what it must be (the text `rule`). */
 static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test test, int64_t limit, const char *rule,
                               attn_error *err)
 {
@@ -619,15 +620,14 @@ static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test
             return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: %s is %s, must be %s",
                              attn_tensors[id].name, index_text(at, t->rank, index), is, rule);
         }
-        /* moves `index` to the next row as an odometer does: the last axis but one counts fastest */
+        /* moves `index` to the next row, like an odometer whose fastest digit is the last axis but one */
         int a = last - 1;
         while (a >= 0 && ++index[a] == t->shape[a]) index[a--] = 0;
         if (a < 0) return ATTN_OK;
     }
 }
 
-/* Returns the index of the first value, from 1 to n, that is smaller than the value before it; n + 1 where there is
- * none. */
+/* Returns the smallest index i from 1 to n for which values[i] is less than values[i - 1]; n + 1 if there is none. */
 static int64_t first_descent(const int32_t *values, int64_t n)
 {
     int64_t i = 1;
@@ -638,7 +638,7 @@ static int64_t first_descent(const int32_t *values, int64_t n)
 enum { SUGGESTION_BYTES = 128, SUMS_SHOWN = 3 };
 /* Writes a hint for wrong cu_seqlens, which must be the starts of the sequences and the end of the last one. Values
  * whose sum is the number of rows are probably lengths. Ascending values whose last is the number of rows are probably
- * ends. Otherwise the hint is empty. */
+ * the ends of sequences. In all other cases the hint is empty. */
 static void lengths_suggestion(char text[SUGGESTION_BYTES], const int32_t *values, int64_t last, int64_t total)
 {
     int64_t sum = 0;
@@ -701,8 +701,8 @@ static attn_status check_seqlens(const attn_problem *p, attn_tensor_id id, attn_
     return ATTN_OK;
 }
 
-/* Checks cu_seqlens_k of packed queries with k of [B, Sk, Hk, D]: where given, it must say where each row of k
- * starts. */
+/* Checks cu_seqlens_k of a problem with packed queries whose k is [B, Sk, Hk, D]. If given, cu_seqlens_k must say where
+ * each row of k starts. */
 static attn_status check_starts(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const int32_t *const cu = p->cu_seqlens_k.data;
@@ -723,8 +723,8 @@ static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_e
     if (p->page_table.rank == 0) return ATTN_OK;
     for (int64_t b = 0; b < d->B; b++) {
         const int64_t length = lengths[b * p->seqlens_k.stride[0]], pages = attn_tiles(length, d->page_size);
-        /* with stride 0 all rows of page_table are one row in memory: a row is skipped if it needs no more entries than
-         * the `seen` entries that are checked already */
+        /* with stride 0 all rows of page_table are the same row in memory, of which `seen` entries are checked already;
+         * a batch row that needs no more entries is skipped */
         if (p->page_table.stride[0] == 0 && pages <= seen) continue;
         const int64_t fault = first_out_of_range(table + b * p->page_table.stride[0], pages, d->pages - 1);
         if (fault >= 0)
@@ -796,8 +796,8 @@ static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_
 
 /* ---- All checks of a problem, in order --------------------------------------------------------------------------- */
 
-/* Does steps 1 to 3 of the list at the beginning of this file: checks q, k and v, which tensors are given together, and
- * the other tensors. */
+/* Does steps 1 to 3 of the list at the beginning of this file: checks q, k and v, then which tensors are given
+ * together, then the ranks, dtypes and shapes of the other tensors. */
 static attn_status check_shapes(const attn_problem *p, attn_error *err)
 {
     attn_status status;
@@ -814,7 +814,7 @@ static attn_status check_shapes(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* Returns whether the tensor, read in layout `layout`, has fewer heads than rows. This is a sign of the right layout,
+/* Returns whether the tensor, read in layout `layout`, has fewer heads than rows. This is a sign of the correct layout,
  * because real problems nearly always have fewer heads than rows. Axis 1 holds the heads in bhsd, axis 2 in bshd. With
  * a single query the shape says nothing about the layout. */
 static bool heads_are_fewer(const attn_tensor *t, attn_layout layout)
@@ -824,15 +824,15 @@ static bool heads_are_fewer(const attn_tensor *t, attn_layout layout)
 }
 
 /* Adds a hint to the message about a refused shape, if all shapes would be valid in the other layout (bshd or bhsd) and
- * the other layout is likelier. A request in bhsd gets no hint: its client has chosen bhsd, because bshd is the
- * default. Nor does a refused alibi_slopes: its shape does not depend on the layout. */
+ * that layout is likelier. A request in bhsd gets no hint: its client has chosen bhsd, because bshd is the default. Nor
+ * does a refused alibi_slopes: its shape does not depend on the layout. */
 static void suspect_layout(const attn_problem *p, attn_error *err)
 {
     attn_problem other = *p;
     if (err == NULL || err->status != ATTN_INVALID || strstr(err->member, "/shape/") == NULL) return;
     if (strncmp(err->member, "/alibi_slopes/", strlen("/alibi_slopes/")) == 0) return;
-    /* no hint if axis 1 or 2 of q or k has size 0: in the other layout (bshd or bhsd) the tensor would have 0 heads,
-     * and would be valid by chance */
+    /* no hint if axis 1 or 2 of q or k has size 0: such a tensor would have 0 heads in one of the layouts (bshd, bhsd),
+     * and would be valid there by chance */
     for (int a = 1; a <= 2; a++)
         if (p->q.shape[a] == 0 || p->k.shape[a] == 0) return;
     const bool as_bhsd = p->layout == ATTN_BSHD;

@@ -32,14 +32,14 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 /* the largest score that CPU kernels compute in float32: SIMD_SCORE_MOST of cpu/simd.h, converted from base 2 to base
  * e */
 #define CPU_MOST 5.8e37
-/* the largest score that CUDA kernels compute in float32: kernels/README.md, "The CUDA backend" */
+/* the largest score that CUDA kernels compute in float32 (see kernels/README.md, "The CUDA backend") */
 #define CUDA_MOST 0x1p27
 #define LSE_MOST  ((double)ATTN_LSE_MOST)
 
 /* Kernels compute a row again (repair it) if its scores exceed the range of float32. There are two exceptions. The
- * generic kernel for options does not repair rows with scores of GENERIC_CHEAP or more (HUGE_SCORE of
- * cuda/common/args.cuh), unless dq of a backward exceeds the range of float32. The float32 kernels repair every row of
- * a tile whose q and k are so large that scores of SINGLE_BOUND are possible (cuda/sm80/f32_forward.cu). */
+ * generic kernel for options leaves rows with scores of GENERIC_CHEAP or more (HUGE_SCORE of cuda/common/args.cuh) as
+ * they are, unless dq of a backward exceeds the range of float32. The float32 kernels repair every row of a tile whose
+ * q and k are so large that scores of SINGLE_BOUND are possible (cuda/sm80/f32_forward.cu). */
 #define GENERIC_CHEAP 0x1p33
 #define SINGLE_BOUND  0x1p22
 
@@ -56,7 +56,7 @@ struct rate {
     attn_op op;
     unsigned dtypes; /* dtypes that q may have: bits of ATTN_DTYPE_BIT() */
     enum family family;
-    /* nanoseconds that each head of each sequence takes, whatever its size; for GPU kernels that work in blocks:
+    /* nanoseconds that each head of each sequence takes, whatever the sizes are; for GPU kernels that work in blocks,
      * nanoseconds that each block takes */
     double head;
     /* nanoseconds to read or pack one number of K or V; each number is read once for the query heads that share it */
@@ -66,8 +66,8 @@ struct rate {
     /* time of each (query, key, head) triple in a cheap row: a row whose scores exceed the range of float32, but which
      * kernels compute nearly as fast as other rows (strange.h) */
     double cheap;
-    /* A row whose largest score is at most this number is computed only once; other rows are computed again. (A
-     * backward with a given lse compares lse instead of the score.) */
+    /* A row whose largest score is at most this number is computed only once; a row with a larger score is computed a
+     * second time. (A backward with a given lse compares lse instead of the score.) */
     double most;
 };
 
@@ -77,9 +77,10 @@ enum { FEW_ROWS = 8 };
 /* The measured rates of all kernels. The columns are the members of struct rate: kernel, operation, dtypes, family;
  * head, number, pair, product; strange, strange_product, cheap, most.
  *
- * Two rates need a remark. The generic backward was measured on rows whose scores exceed the range of float32: 400 ns
- * per (query, key, head) triple where each block runs alone, 1450 ns on a full device (both with 64 columns). Its rate
- * lies between the two. The sm90 forward computes a tile twice if its sums of values overflow. */
+ * Two rates need a remark. The first is the generic backward, which was measured on rows whose scores exceed the
+ * range of float32: 400 ns per (query, key, head) triple where each block runs alone, 1450 ns on a full device (both
+ * with 64 columns). Its rate lies between the two. The second is the rate of the sm90 forward, which computes a tile
+ * twice if its sums of values overflow. */
 /* clang-format off */
 static const struct rate rates[] = {
     { "amx",            ATTN_OP_FORWARD,  BFLOAT,          CPU,      250,  .08, .12, .0017,  8,   .13,  .8, CPU_MOST },
@@ -221,15 +222,16 @@ static const struct extra {
 };
 /* clang-format on */
 
-/* Seconds that a call takes in addition to its computing. On a GPU this is the time to launch a few kernels. */
+/* Seconds that a call takes before and after the computation itself. On a GPU this is the time to launch a few
+ * kernels. */
 #define CALL_S         5e-6
 #define GPU_FORWARD_S  10e-6
 #define GPU_BACKWARD_S 20e-6
 
-/* Where head sizes are not multiples of eight, a GPU cannot copy pieces of 16 bytes. These are the nanoseconds that a
- * block needs in addition for a key and its value, per 64 columns. The forward's number is smaller than the backward's,
- * because in a forward another block computes while one block waits for its copies. Kernels of float32 and kernels of
- * the family SIMPLE do not copy such pieces. */
+/* Where head sizes are not multiples of eight, a GPU cannot copy pieces of 16 bytes. ODD_FORWARD and ODD_BACKWARD are
+ * the nanoseconds that a block therefore needs in addition for each key and its value, per 64 columns. The forward's
+ * number is smaller than the backward's, because in a forward another block computes while one block waits for its
+ * copies. Kernels of float32 and kernels of the family SIMPLE do not copy such pieces. */
 #define ODD_FORWARD  50
 #define ODD_BACKWARD 115
 
@@ -273,11 +275,11 @@ enum {
     /* number of rows (in a backward: of keys) that a block of Hopper and generic kernels computes */
     BLOCK = 128,
     OPTIONS_BLOCK = 64, /* number of rows that a block of the generic forward with options computes */
-    /* number of query rows that a multiprocessor computes at a time in kernels with one warp per row */
+    /* in kernels with one warp per query row: number of rows that a multiprocessor computes at a time */
     WARPS = 32,
     COLUMNS = 64, /* a tile's width is a multiple of this number of columns */
-    /* largest head size of the generic 16-bit kernels that have all columns in one block. For larger heads, a block
-     * computes this many columns of a result, and scores from all columns of q and k */
+    /* largest head size for which one block of the generic 16-bit kernels computes all columns. For larger heads, a
+     * block computes this many columns of a result, with scores from all columns of q and k. */
     WIDE_COLUMNS = 256,
     WIDE_ROWS = 64,            /* number of rows that a block of sm90_wide computes */
     HOPPER_WIDE_COLUMNS = 512, /* number of columns of a result that a block of sm90_wide computes */
@@ -285,15 +287,16 @@ enum {
 
 /* How much work of each kind a problem is. The rates are multiplied by these numbers. */
 struct work {
-    /* heads: the number of heads (in all sequences) or of blocks, by which rate.head is multiplied */
+    /* heads: rate.head is multiplied by this number of heads (in all sequences) or blocks */
     double heads, columns, numbers, triples;
     /* tiled: number of (query, key, head) triples in whole tiles of the problem, padding included; tile_columns: number
      * of columns that blocks multiply for each triple */
     double tiled, tile_columns;
-    /* where D or Dv is not a multiple of 8 (ODD_FORWARD): number of keys that blocks copy, summed over all blocks;
+    /* if D or Dv is not a multiple of 8 (ODD_FORWARD): number of keys that a block copies, summed over all blocks;
      * otherwise 0 */
     double key_blocks;
-    /* how many of the device's units (threads or multiprocessors) take part in each kind of extra work (enum by) */
+    /* for each kind of extra work (enum by): how many of the device's units (threads or multiprocessors) take part in
+     * it */
     double by[ROWS + 1];
 };
 
@@ -530,11 +533,11 @@ attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, 
 /* ---- The expected time of a merge -------------------------------------------------------------------------------- */
 
 /* Rates of a merge (joining results over parts of the keys), in nanoseconds of one unit (a thread of a CPU, a
- * multiprocessor of a GPU), for each number of the parts' out. `sum` adds the number to the merged out, `back` computes
- * the gradient of the number, and `sink` computes dsinks, on at most one unit per head. The CPU's rates were measured
- * with one thread, in processor time, for 2 to 32 parts of 64 and 128 columns, on 2026-11-27: sum 0.9 to 2.5 ns, back
- * 1.1 to 3.1 ns, sink 0.8 to 2.0 ns. A merge was not measured on a GPU: its rates are those of a decode, which also
- * reads each number once. */
+ * multiprocessor of a GPU), for each number in the outs of the parts. `sum` adds the number to the merged out, `back`
+ * computes the gradient of the number, and `sink` computes dsinks, on at most one unit per head. The CPU's rates were
+ * measured with one thread, in processor time, for 2 to 32 parts of 64 and 128 columns, on 2026-11-27: sum 0.9 to 2.5
+ * ns, back 1.1 to 3.1 ns, sink 0.8 to 2.0 ns. A merge was not measured on a GPU: its rates are those of a decode, which
+ * also reads each number once. */
 static const struct merge_rate {
     double sum, back, sink;
 } merge_cpu = { 1.6, 2.5, 1.3 }, merge_gpu = { .05, .1, .05 };
@@ -551,7 +554,7 @@ attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem
     double ns = all * (r.sum + (m->gradients ? r.back : 0)) / units;
     if (m->dsinks.rank) ns += all * r.sink / at_most((double)m->dsinks.shape[0], info->units);
     const double seconds = (attn_is_gpu(info->backend) ? GPU_FORWARD_S : CALL_S) + ns / 1e9;
-    /* bytes of out and lse of one part; `out` and `lse` of the merged result take as many bytes */
+    /* bytes of out and lse of one part; `out` and `lse` of the merged result have the same size */
     const double one = (double)numbers * (double)attn_dtype_bytes(out->dtype) + 4 * (double)rows;
     return (attn_cost){ .flops = 2 * all * (m->gradients ? 3 : 1),
                         .bytes = one * (m->count + 1) * (m->gradients ? 2 : 1),

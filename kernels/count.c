@@ -7,7 +7,8 @@
  *                             is as many rows as a tile has.)
  *   FlashMask                 A step takes blocks of keys. Up to three intervals of rows see a key. The bands that lie
  *                             wholly in an interval are counted in an array of differences. The rows of the two bands
- *                             at its ends are counted separately. The work grows with keys and tiles, not with pairs.
+ *                             at the ends of an interval are counted separately. The work grows with keys and tiles,
+ *                             not with pairs.
  *   keep_mask, bias           Every element is read, row by row.
  *
  * A step (one call of attn_counter_step()) takes at most STEP_WORK keys, bands or elements, plus one row or one block
@@ -30,14 +31,17 @@ struct attn_counter {
     attn_geometry g;
     enum way way;
     bool tiled;
-    int64_t tile[2]; /* rows and keys of a tile; where tiles are not wanted, a tile is a whole sequence */
-    /* planes_b: number of planes along the batch; heads: number of planes along the heads (a plane: one batch row and
-     * head that stands for all batch rows and heads with equal masks) */
+    /* numbers of rows and keys of a tile; if the caller wants no tile counts, a tile is a whole sequence */
+    int64_t tile[2];
+    /* planes_b: number of planes along the batch; heads: number of planes along the heads. (A plane is one batch row
+     * and head, which stands for all batch rows and heads with equal masks.) */
     int64_t planes_b, heads;
-    double each; /* number of (batch row, head) pairs that have equal masks; only one of them (a plane) is counted */
+    /* number of (batch row, head) pairs with equal masks; tiles are counted for one pair (a plane) and multiplied by
+     * `each` */
+    double each;
 
-    /* The plane (batch row and head) that is being counted, and where in it the next step goes on: an index of a band
-     * of rows, of a block of keys, or of a row. */
+    /* `plane`: the plane (batch row and head) that is being counted. `next`: where the next step goes on in this plane,
+     * as an index of a band (group of rows), of a block of keys, or of a row. */
     int64_t plane, next;
     attn_sequence s; /* the sequence of the plane (batch row and head) that is being counted */
     /* For FlashMask (BY_KEYS): how many more elements each band of rows (as many rows as a tile has) sees than the band
@@ -154,9 +158,9 @@ static bool step_by_formula(struct attn_counter *c)
 
 /* ---- Counting pairs key by key: FlashMask ------------------------------------------------------------------------ */
 
-/* Counts a key that rows [lo, hi) see. Bands (tile[0] rows each) that the interval covers wholly are added to the array
- * of differences `counts`; for the bands at the two ends of the interval, the number of rows that see the key is added
- * to `parts`. */
+/* Counts a key that rows [lo, hi) see. A band is a group of tile[0] rows. Bands that lie wholly inside the interval are
+ * added to the array of differences `counts`. For the two bands at the ends of the interval, the function adds the
+ * number of rows that see the key to `parts`. */
 static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *parts)
 {
     const int64_t b = c->tile[0];

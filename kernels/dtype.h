@@ -1,10 +1,10 @@
 /* dtype.h: conversions of one number between the stored dtypes and float or double, on host and device.
  *
- * Narrowing rounds to nearest, ties to even, once: a double goes to float16 directly, never through float (two
- * roundings can differ from one). float8_e4m3fn has no infinity: a number that is too large, or infinite, becomes 448,
- * its largest number, with its sign; NaN stays NaN. The other types overflow to infinity as IEEE 754 says. Subnormals
- * are exact. The vector code of the backends must agree with these functions on every input; a unit test tries all
- * 65536 patterns of 16 bits. */
+ * Conversions to narrower types round once, to nearest, ties to even. A double is converted to float16 directly, never
+ * through float, because two roundings may give another result than one. float8_e4m3fn has no infinity: a number that
+ * is too large, or infinite, becomes 448, its largest number, with its sign; NaN stays NaN. The other types overflow to
+ * infinity as IEEE 754 says. Subnormals are exact. The vector code of the backends must agree with these functions on
+ * every input; a unit test tries all 65536 patterns of 16 bits. */
 #ifndef ATTN_DTYPE_H
 #define ATTN_DTYPE_H
 
@@ -55,8 +55,8 @@ ATTN_HD float attn_widen(uint32_t magnitude, int mantissa, int bias)
 ATTN_HD float attn_f16_to_f32(uint16_t bits)
 {
     const uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, magnitude = bits & 0x7fffu;
-    /* infinities and NaN: the exponent becomes that of float, and the fraction bits stay, because they distinguish the
-     * two */
+    /* infinity and NaN get the exponent that marks them in float; the fraction bits stay, because they distinguish
+     * infinity from NaN */
     if (magnitude >= 0x7c00u) return attn_f32_from_bits(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
     return attn_f32_from_bits(sign | attn_f32_bits(attn_widen(magnitude, 10, 15)));
 }
@@ -92,8 +92,8 @@ ATTN_HD uint64_t attn_narrow(double x, int mantissa, int bias)
     rest = significand & ((UINT64_C(1) << shift) - 1);
     half = UINT64_C(1) << (shift - 1);
     if (rest > half || (rest == half && (kept & 1))) kept++;
-    /* Where rounding carries out of the fraction bits, the carry adds one to the exponent. The result is right: it is
-     * the next power of two. */
+    /* If rounding carries out of the fraction bits, the carry adds one to the exponent. The result is then the next
+     * power of two, as it should be. */
     if (exponent < 1 - bias) return kept;
     return ((uint64_t)(exponent + bias - 1) << mantissa) + kept;
 }

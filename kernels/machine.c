@@ -32,8 +32,8 @@ static const char *read_line(const char *directory, const char *name, char line[
     return line;
 }
 
-/* Reads the number in a file. Returns `fallback` if there is no file, or if the file has no positive number (but "max",
- * for example). */
+/* Reads the number in a file. Returns `fallback` if there is no file, or if the file has something other than a
+ * positive number, such as "max". */
 static int64_t read_number(const char *directory, const char *name, int64_t fallback)
 {
     char line[128];
@@ -111,8 +111,8 @@ static void walk_up(const char *base, const char *path, void (*read)(const char 
 {
     char directory[PATH_MAX];
     const size_t root = strlen(base);
-    /* the process's cgroup lies outside its cgroup namespace, so only the namespace's root is readable: the walk starts
-     * there */
+    /* the process's cgroup lies outside its cgroup namespace, so only the namespace's root is readable, and reading
+     * starts there */
     if (strstr(path, "/..") != NULL) path = "";
     if (snprintf(directory, sizeof directory, "%s%s", base, path) >= (int)sizeof directory) return;
     for (;;) {

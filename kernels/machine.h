@@ -5,16 +5,16 @@
 
 #include <stdint.h>
 
-/* `cores`: number of cores that the affinity mask and the cgroup quota (rounded up) allow. `memory_bytes`: the smaller
- * of physical memory and the least memory limit of the process's cgroups up to the root (version 2 or 1); 4 GiB if the
- * system reports neither. */
+/* `cores`: number of cores that the affinity mask and the cgroup quota (rounded up) allow. `memory_bytes`: the physical
+ * memory, or the smallest memory limit of the process's cgroups up to the root (version 2 or 1) if that is less; 4 GiB
+ * if the system reports neither. */
 struct attn_machine {
     int cores;
     int64_t memory_bytes;
     /* clock of the first core in Hz: the highest, or the present one if the system does not report the highest; 0: the
      * system reports neither */
     double hertz;
-    /* smallest limit on threads (pids) of the process's cgroups, which all processes in a cgroup share; INT64_MAX: no
+    /* the smallest limit on threads (pids) that a cgroup of the process sets for all processes in it; INT64_MAX: no
      * limit */
     int64_t threads;
 };

@@ -1,4 +1,4 @@
-/* merge.c: attn_merge(): its checks, and its loops on the host.
+/* merge.c: the checks of attn_merge(), and its loops on the host.
  *
  * The gradients of a part p need the number dout . (out_p - out), where out is the sum over parts q of w_q out_q. The
  * number is computed as dout . out_p - sum_q w_q (dout . out_q), with each dot product computed once. The stored out is
@@ -13,12 +13,12 @@
 
 /* ---- Merging rows ------------------------------------------------------------------------------------------------ */
 
-/* The loops process COLUMNS numbers of a row at a time, and a dot product has LANES sums side by side. These constant
- * lengths let the compiler vectorise the loops; columns that do not exist are zeros. */
+/* The loops process COLUMNS numbers of a row at a time, and a dot product is computed as LANES partial sums. These
+ * constant lengths let the compiler vectorise the loops; columns that do not exist are zeros. */
 enum { COLUMNS = 64, LANES = 8 };
 
-/* For one row of a merge: each part's share of the row, and its dot product dout . out; `mean` is the mean of the
- * products, weighted by the shares. */
+/* Values for one row of a merge: the share of each part in the row, and each part's dot product dout . out. `mean` is
+ * the mean of these products, weighted by the shares. */
 struct weights {
     float share[ATTN_MERGE_PARTS], dot[ATTN_MERGE_PARTS], mean;
 };
@@ -58,7 +58,7 @@ static void find_shares(const attn_merge_plan *m, const attn_merge_row *row, str
     for (int p = 0; p < m->count; p++) w->share[p] = attn_merge_share(row, m->part_lse[p][row->lse_at]);
 }
 
-/* Merges columns [first, first + columns) of a row: adds up the parts' out by their weights. */
+/* Merges columns [first, first + columns) of a row: adds up the outs of the parts, multiplied by their weights. */
 static void merge_columns(const attn_merge_plan *m, const attn_merge_row *row, const struct weights *w, int64_t first,
                           int64_t columns)
 {
@@ -93,8 +93,8 @@ static void back_columns(const attn_merge_plan *m, const attn_merge_row *row, st
     }
 }
 
-/* Computes dout . out of each part for one row, and the mean of these products weighted by each part's share of the row
- * (attn_merge_share()). */
+/* For one row, computes dout . out of each part, and the mean of these products. The mean is weighted by each part's
+ * share of the row (attn_merge_share()). */
 static void find_dots(const attn_merge_plan *m, const attn_merge_row *row, struct weights *w)
 {
     for (int p = 0; p < m->count; p++) w->dot[p] = 0;
@@ -151,9 +151,9 @@ void attn_merge_all(const attn_merge_plan *m)
 /* A tensor of a merge, and the properties that the checks require of it. */
 struct expected {
     const attn_tensor *tensor;
-    int part;         /* index of the part that has the tensor; -1: the tensor does not belong to a part */
-    const char *of;   /* the list in the request to which the part belongs: "parts", or "gradients" for the parts'
-                       * gradients */
+    int part; /* index of the part that has the tensor; -1: the tensor does not belong to a part */
+    /* the list of the request that has the part: "parts", or "gradients" for the gradients of the parts */
+    const char *of;
     const char *name; /* "lse" */
     unsigned dtypes;  /* attn_dtype bits */
     int rank;         /* number of axes of the tensor; the next member has their sizes */
@@ -233,7 +233,7 @@ struct shape {
     int rank; /* of out */
     int64_t out[ATTN_MAX_RANK], lse[ATTN_MAX_RANK];
     const char *out_axes[ATTN_MAX_RANK], *lse_axes[ATTN_MAX_RANK];
-    bool has_memory; /* true: each tensor of the merge must have memory, because the merge is about to run */
+    bool has_memory; /* true: the merge is about to run, so each of its tensors must have memory */
 };
 
 static attn_status shape_of(const attn_merge_problem *m, struct shape *s, attn_error *err)

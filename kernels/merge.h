@@ -1,9 +1,10 @@
 /* merge.h: the arithmetic that merges partial results of one row, in C and in CUDA, and the checked merge that
  * backends receive. attn_merge() uses both. The CPU uses the arithmetic where it splits the keys of a few queries.
  *
- * The decode kernels of CUDA merge their splits by `fold` (cuda/sm80/decode_places.cuh) instead. There a part is not a
- * pair (out, lse), but a maximum in base 2, a sum and an undivided out. Converting such a part to (out, lse) would cost
- * a division and a logarithm per row and split, and one more rounding of each number. */
+ * The decode kernels of CUDA merge their splits by `fold` (cuda/sm80/decode_places.cuh) instead. In those kernels a
+ * part is not a pair (out, lse), but a maximum in base 2, a sum, and out before the division by the sum. Converting
+ * such a part to (out, lse) would cost a division and a logarithm per row and split, and one more rounding of each
+ * number. */
 #ifndef ATTN_MERGE_H
 #define ATTN_MERGE_H
 
@@ -64,8 +65,9 @@ ATTN_HD int64_t attn_merge_count(const attn_merge_plan *m)
 
 /* One row of a merge. Row number n is query n / H of head n % H. */
 typedef struct attn_merge_row {
-    int64_t b, h, i, lse_at; /* batch row, head and query; lse_at: index of the row in the array lse of each part */
-    float sink;              /* the sink of the row's head; a merge treats it like the lse of one more part */
+    /* index of the batch row, head and query; lse_at: index of the row in the array lse of each part */
+    int64_t b, h, i, lse_at;
+    float sink; /* the sink of the row's head; a merge treats it like the lse of one more part */
     /* the largest lse of the parts and the sink, and the sum of the weights exp(lse - top) (0 where all parts are
      * empty) */
     float top, sum;
@@ -87,8 +89,8 @@ ATTN_HD attn_merge_row attn_merge_row_of(const attn_merge_plan *m, int64_t n)
     return row;
 }
 
-/* Returns exp(lse - whole lse): the share of a row that belongs to a part, or to the sink, with this lse. All shares of
- * a row add up to 1, so sums weighted by them do not overflow. */
+/* Returns the share of a part (or of the sink) in a row: exp(lse - lse of the whole row), where `lse` belongs to the
+ * part or sink. All shares of a row add up to 1, so sums weighted by the shares do not overflow. */
 ATTN_HD float attn_merge_share(const attn_merge_row *row, float lse)
 {
     return lse == -INFINITY ? 0 : attn_merge_weight(lse, row->top) / row->sum;

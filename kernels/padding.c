@@ -24,8 +24,8 @@ static void fill_lse(const attn_view *view, int64_t heads, int64_t b, int64_t fi
         for (int64_t row = first; row < end; row++) ((float *)view->data)[attn_at(view, b, h, row)] = -INFINITY;
 }
 
-/* Fills an output of an observe (statistics of probabilities) with the value that it has for queries that see no key,
- * or for keys that no query sees. */
+/* Fills an output of an observe (statistics of probabilities) with the value for queries that see no key and for keys
+ * that no query sees. */
 static void fill_observed(const attn_tensor *t, attn_tensor_id id)
 {
     const int32_t no_key = -1;

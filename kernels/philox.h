@@ -6,7 +6,7 @@
  *
  *   key      the 64-bit seed, low word first
  *   counter  (j div 8, i, b * H + h, 0)          packed: i and j inside their sequence, b the sequence's index;
- *                                                a part of a problem has the numbers of the whole: attn_dropout_head()
+ *                                                a part of a problem uses the indices of the whole: attn_dropout_head()
  *   halves   the four result words have eight halves of 16 bits, the low one of word 0 first; element j has half
  *            j mod 8
  *   keep     element j is kept if its half >= round(dropout_p * 65536), so dropout_p counts in steps of 2^-16; kept
@@ -60,8 +60,8 @@ ATTN_HD uint32_t attn_dropout_threshold(double dropout_p)
     return (uint32_t)(dropout_p * 65536.0 + 0.5);
 }
 
-/* Returns whether dropout keeps element (i, j) of a head. Scalar code uses this function; vector code computes eight
- * elements at a time. */
+/* Returns whether dropout keeps element (i, j) of a head. Only scalar code uses this function, because vector code
+ * decides for eight elements at a time. */
 ATTN_HD bool attn_dropout_keep(uint64_t seed, int64_t head_index, int64_t i, int64_t j, uint32_t threshold)
 {
     return attn_dropout_half(attn_dropout_words(seed, head_index, i, j >> 3), (int)(j & 7)) >= threshold;

@@ -4,7 +4,7 @@
 #include "kernels/axes.h"
 #include "kernels/tiles.h"
 
-/* For a problem whose window is bounded on the right: returns the r for which query i sees keys up to i + r. */
+/* Returns the r for which each query i sees keys up to i + r. The problem's window must be bounded on the right. */
 static int64_t reach_of(const attn_problem *p, const attn_dims *d)
 {
     return (p->causal ? 0 : p->window_right) + (p->alignment == ATTN_TOP_LEFT ? 0 : d->Sk - d->Sq);
@@ -23,13 +23,14 @@ bool attn_queries_divide(const attn_problem *p)
     if (p->window_left >= 0) return false;
     if (!is_bounded(p)) return true;
     if (p->seqlens_k.rank && p->alignment != ATTN_TOP_LEFT) return false;
-    /* Kernels compute a window that is narrower than all keys together in another way than a wider window. The problem
+    /* Kernels use different code for a window that is narrower than all keys together and for a wider one. The problem
      * is divided only if the window of every part is narrower than the keys. The parts then have the same bits as the
      * whole problem. */
     return reach_of(p, &d) >= 0 && reach_of(p, &d) + d.Sq <= d.Sk;
 }
 
-/* Returns the axis of queries of a tensor; -1 if the tensor has no such axis, or if it has size 1 for all queries. */
+/* Returns the index of a tensor's axis of queries; -1 if the tensor has no such axis, or if all queries share one entry
+ * (size 1). */
 static int query_axis(const attn_problem *p, attn_tensor_id id)
 {
     char letters[ATTN_MAX_RANK + 1];
@@ -79,8 +80,7 @@ bool attn_queries_share(const attn_problem *p, int count, int64_t *ends, double 
     if (units < count || all <= 0) return false;
     for (int n = 0; n < count; n++) {
         const double want = all * (n + 1) / count;
-        /* the largest number of units (of ATTN_QUERY_UNIT queries) before the end of range n: each later range needs at
-         * least one unit */
+        /* the largest end of range n, in units of ATTN_QUERY_UNIT queries, that leaves one unit for each later range */
         const int64_t last = units - (count - 1 - n);
         for (unit++; unit < last; unit++) {
             const int64_t here = unit * ATTN_QUERY_UNIT, next = here + ATTN_QUERY_UNIT;

@@ -5,7 +5,7 @@
  * wider by `first` lets it see the same keys (alignment: top left). All kernels compute such windows.
  *
  * If one kernel computes the part and the whole problem, and `first` is a multiple of ATTN_QUERY_UNIT, the part's
- * out, lse and dq have the bits of the whole problem. A deterministic backward is needed for equal bits of dq.
+ * out, lse and dq have the bits of the whole problem. For dq this holds only if the backward is deterministic.
  * Gradients that are sums over the queries are sums over the part alone (attn_is_sum_of_queries()). */
 #ifndef ATTN_QUERIES_H
 #define ATTN_QUERIES_H
@@ -30,14 +30,14 @@ bool attn_queries_divide(const attn_problem *p);
 /* Makes the problem of queries `first` to `end` - 1 of a problem for which attn_queries_divide() is true. */
 attn_problem attn_queries_of(const attn_problem *p, int64_t first, int64_t end);
 
-/* Returns whether the problem has this tensor as an output and each of its numbers is a sum over all queries: dk, dv,
- * dsinks, and the gradient of a bias that all queries share. */
+/* Returns whether this tensor is an output of the problem whose numbers are sums over all queries. Such outputs are dk,
+ * dv, dsinks, and the gradient of a bias that all queries share. */
 bool attn_is_sum_of_queries(const attn_problem *p, attn_tensor_id id);
 
-/* Divides the queries into `count` ranges with about equally many pairs of a query and a key that it sees. Range n is
- * ends[n - 1] to ends[n] - 1, and the first begins at 0; shares[n] is its share of all pairs. Every range but the last
- * ends at a multiple of ATTN_QUERY_UNIT. Returns false if there are fewer than `count` units of ATTN_QUERY_UNIT
- * queries. */
+/* Divides the queries into `count` ranges with about equally many visible (query, key) pairs. Range 0 begins at query
+ * 0, and range n has the queries ends[n - 1] to ends[n] - 1. shares[n] is the share of all pairs in range n. Every
+ * range but the last ends at a multiple of ATTN_QUERY_UNIT. Returns false if there are fewer than `count` units of
+ * ATTN_QUERY_UNIT queries. */
 bool attn_queries_share(const attn_problem *p, int count, int64_t *ends, double *shares);
 
 #ifdef __cplusplus

@@ -63,13 +63,13 @@ ATTN_HD attn_score_options attn_score_options_of(const attn_geometry *g)
     return o;
 }
 
-/* Applies the options in *o, such as softcap, to s = scale * (dot product of query i and key j), where query and key
- * belong to sequence `q`. Returns the result, which is the score. *derivative becomes the derivative of the score with
- * respect to s; a backward multiplies by it. */
+/* Applies the options in *o, such as softcap, to s, which is scale times the dot product of query i and key j of
+ * sequence `q`. Returns the resulting score. *derivative becomes the derivative of the score with respect to s; a
+ * backward multiplies by it. */
 ATTN_OF_REALS ATTN_HD attn_real attn_score_of(const attn_any_options *o, const attn_sequence *q, int64_t i, int64_t j,
                                               attn_real s, attn_real *derivative)
 {
-    /* softcap does not use these arguments; an option that depends on the pair's position would */
+    /* softcap does not use these arguments; a future option that depends on the positions of query and key would */
     (void)q, (void)i, (void)j;
     *derivative = 1;
     if (o->softcap > 0) {

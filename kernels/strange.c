@@ -11,36 +11,36 @@
 
 enum {
     /* largest number of rows that are sampled to estimate how many rows are slow to compute. If 1 row in 64 is slow, a
-     * sample of 64 rows may contain no slow row; the problem then takes up to three times as long as estimated */
+     * sample of 64 rows may miss it, and the problem then takes up to three times as long as estimated. */
     MOST_ROWS = 64,
     LEAST_ROWS = 8,
-    /* reading a key takes as long as reading its elements and KEY_NUMBERS more elements (some 16 ns) */
+    /* finding a key in memory takes as long as reading KEY_NUMBERS elements (some 16 ns) */
     KEY_NUMBERS = 16,
     /* how many elements of k may be read for all sampled rows together, in about a millisecond. The first LEAST_ROWS
      * rows are read even beyond this limit */
     NUMBERS = 1 << 19,
-    /* how many elements of k may be read for one row. If the row has more, evenly spaced keys are read, beginning with
-     * a random one */
+    /* how many elements of k may be read for one row. If the row's keys have more, evenly spaced keys are read,
+     * beginning with a random key. */
     ROW_NUMBERS = 1 << 19,
     ROW_KEYS = 1 << 16, /* how many keys may be read for one row, if only their bias and slopes are read and not their
                          * elements */
     /* smallest number of queries in a tile of any kernel. A kernel decides by the largest number of q in a row's tile
-     * whether the row may have huge scores. The estimate therefore looks at TILE queries too */
+     * whether the row may have huge scores. The estimate therefore looks at TILE queries for each row. */
     TILE = 64,
 };
 
-/* The problem that is sampled, and bounds on the size of the numbers in its tensors. */
+/* The problem that is sampled, and bounds on the absolute values of the elements of its tensors. */
 struct look {
     const attn_problem *p;
     attn_geometry g;
     attn_score_options options;
     double most, cheap_from;
-    /* A row is slow to compute if the product of D, the scale and the largest numbers of q and k reaches this number
-     * (attn_strange_limits.bound_from); infinite where no row can reach it. */
+    /* A row is slow to compute if the product of D, the scale, the largest |q| and the largest |k| reaches this number
+     * (attn_strange_limits.bound_from); infinite if no row can reach it. */
     double bound_from;
     bool gradients;
     double bound; /* upper bound on |scale q . k|, after softcap */
-    /* true: `bound` is so small that bias and slopes alone decide whether a row's scores exceed the range of float32 */
+    /* true: `bound` is so small that only bias and slopes can make a row's scores exceed the range of float32 */
     bool bounded;
 };
 
@@ -61,9 +61,9 @@ static double most_of_dtype(attn_dtype dtype)
     return dtype == ATTN_F16 ? 65504 : dtype == ATTN_F8E4M3 ? 448 : FLT_MAX;
 }
 
-/* Defines a function that finds the largest of n numbers, compared by size without sign. There is one function each for
- * numbers of one, two and four bytes. The functions compare bits in vectors of 16 bytes. Without the sign bit, bits
- * have the same order as sizes, and the bits of NaN are above all others. */
+/* Defines a function that finds the largest absolute value of n numbers. The macro is used for numbers of one, two and
+ * four bytes. The functions compare bit patterns in vectors of 16 bytes. Without the sign bit, bit patterns have the
+ * same order as absolute values, and the patterns of NaN are above all others. */
 #define MOST_BITS(name, type, mask)                                                              \
     static uint32_t name(const char *from, int64_t n)                                            \
     {                                                                                            \
@@ -135,7 +135,8 @@ static double most_of_floats(const attn_tensor *t, double otherwise)
     return most;
 }
 
-/* Returns the bound on |scale q . k|, before softcap, for numbers of q and k that are at most `q` and `k` in size. */
+/* Returns the bound on |scale q . k|, before softcap, if all elements of q and k have absolute values of at most `q`
+ * and `k`. */
 static double product_most(const struct look *look, double q, double k)
 {
     const double dot = q * k * (double)look->g.dims.D;
@@ -151,8 +152,9 @@ static double capped(const struct look *look, double product)
     return look->g.softcap > 0 && product < INFINITY ? fmin(product, look->g.softcap) : product;
 }
 
-/* Computes bounds on the products of q and k: first from the largest numbers of their dtypes, then, if these bounds are
- * too large, from their largest elements. Sets the members of *look that depend on the bounds. */
+/* Computes bounds on the products of q and k, first from the largest number that each dtype has. If these bounds are
+ * too large, the function uses the largest elements of q and k instead. Sets the members of *look that depend on the
+ * bounds. */
 static void bound_products(struct look *look, const attn_strange_limits *limits, bool given_lse)
 {
     const attn_problem *p = look->p;
@@ -210,8 +212,8 @@ static double product(const struct look *look, const struct row *row, const floa
     return attn_score_of(&look->options, &row->s, row->i, j, sum * scale, &derivative);
 }
 
-/* Returns the row's score of key j, which the row sees; NaN if product() returns NaN. If look->bounded is true, the
- * result is made of bias and slopes only. */
+/* Returns the row's score of key j, which the row sees; NaN if product() returns NaN. If look->bounded is true, q . k
+ * is left out: the result is the sum of bias and slopes only. */
 static double score(const struct look *look, const struct row *row, const float *q, int64_t j)
 {
     const attn_view *bias = &look->g.view[ATTN_T_bias], *slopes = &look->g.view[ATTN_T_alibi_slopes];
@@ -223,8 +225,8 @@ static double score(const struct look *look, const struct row *row, const float 
     return isnan(z) ? z : fmax(-FLT_MAX, fmin(FLT_MAX, z));
 }
 
-/* Returns the size of the factor by which q . k is multiplied: |scale| times the float8 scales of the row's key/value
- * head. */
+/* Returns the absolute value of the factor by which q . k is multiplied: |scale| times the float8 scales of the row's
+ * key/value head. */
 static double scale_of(const struct look *look, const struct row *row)
 {
     const attn_geometry *g = &look->g;
@@ -249,7 +251,7 @@ static const char *key_line(const struct look *look, const struct row *row, cons
 }
 
 /* For float32 problems: returns whether the row may have scores of look->bound_from or more, judged by the largest
- * numbers of q near the row and of the keys that the row sees. */
+ * number of q near the row and the largest number of the keys that the row sees. */
 static bool reaches_bound(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *q = &look->g.view[ATTN_T_q], *k = &look->g.view[ATTN_T_k];
@@ -269,8 +271,8 @@ static bool reaches_bound(const struct look *look, const struct row *row, attn_r
     return !((double)q_most * k_most * (double)D * scale_of(look, row) < look->bound_from);
 }
 
-/* Returns whether dq of a row of huge scores exceeds the range of float32, or nearly does. All of the row's weight
- * is on the keys whose score is `largest`. The limit is halved, because neighbouring rows may differ by a factor of
+/* Returns whether dq of a row of huge scores exceeds the range of float32, or nearly does. In such a row, all weight is
+ * on the keys whose score is `largest`. The limit is halved, because dq of neighbouring rows may differ by a factor of
  * two. */
 static bool gradient_leaves(const struct look *look, const struct row *row, attn_range keys, const float *q,
                             double largest)
@@ -404,7 +406,7 @@ attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *l
     bound_products(&look, limits, given_lse);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse) numbers = most_of(&p->v);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse)
-        /* the sums of P V may be infinite in float32, so every row counts as costly (slow to compute) */
+        /* sums of P V may be infinite in float32, so the estimate counts every row as costly (slow to compute) */
         return (attn_strange){ 0, 1 };
     const double slopes = most_of_floats(&p->alibi_slopes, 0) * (double)(d->Sq + d->Sk);
     const bool ordinary = look.bounded && p->bias.rank == 0 && look.bound + slopes < most;

@@ -1,5 +1,5 @@
 /* strange.h: estimates which share of a problem lies in strange rows: rows whose numbers exceed the range of float32.
- * Kernels compute such rows one by one, which may cost a hundred times as much as other rows (cost.c). */
+ * Kernels compute such rows one by one. A strange row may take a hundred times as long as another row (cost.c). */
 #ifndef ATTN_STRANGE_H
 #define ATTN_STRANGE_H
 
@@ -7,29 +7,29 @@
 
 /* Shares of a problem's (query, key, head) triples that lie in strange rows (rows whose numbers exceed the range of
  * float32).
- *   cheap    rows that kernels compute nearly as fast as rows within range: all scores of the row are the same bias (a
- *            mask that has the most negative number in place of -inf), or the scores are so large that kernels do not
- *            compute the row again
+ *   cheap    rows that kernels compute nearly as fast as rows within range. Either all scores of the row equal one bias
+ *            (from a mask that has the most negative number in place of -inf), or the scores are so large that kernels
+ *            do not compute the row a second time
  *   costly   all other strange rows */
 typedef struct attn_strange {
     double cheap, costly;
 } attn_strange;
 
 /* Limits that decide whether a row is strange (its numbers exceed the range of float32). A row is not strange if the
- * size of its largest score is below `from`; in a backward with a given lse, if the size of its lse is below `from`.
- * From `cheap_from` on a row is cheap (nearly as fast as an ordinary row). Two things make a row costly (slow),
- * whatever the size of its scores:
+ * absolute value of its largest score (in a backward with a given lse: of its lse) is below `from`. If that value is
+ * `cheap_from` or more, the row is cheap (computed nearly as fast as an ordinary row). Each of two things makes a row
+ * costly (slow), however large its scores are:
  *
- *   bound_from  float32 only: the product of D, the scale, the largest number of q near the row and the largest of the
+ *   bound_from  float32 only: the product of D, the scale, the largest |q| near the row and the largest |k| of the
  *               row's keys reaches this bound; 0: no bound
- *   gradients   the row's scores are cheap, but dq of the backward exceeds the range of float32, because dq is a
- *               multiple of the scale */
+ *   gradients   the row's scores are cheap, but dq of the backward exceeds the range of float32, because it grows with
+ *               the scale */
 typedef struct attn_strange_limits {
     double from, cheap_from, bound_from;
     bool gradients;
 } attn_strange_limits;
 
-/* Estimates the shares of strange rows in a checked problem. For nearly all problems the largest numbers of q, k and v
+/* Estimates the shares of strange rows in a checked problem. For nearly all problems the largest elements of q, k and v
  * show that no row is strange. For other problems the shares are estimated from the scores of a few rows, which the
  * random number `draw` picks. A client that does not know `draw` cannot write a problem whose costly rows are never
  * picked.

@@ -1,4 +1,5 @@
-/* sum.c: attn_sum_parts() on the host: adds up float32 numbers of several parts in the order of the parts. */
+/* sum.c: computes attn_sum_parts() on the host. It adds up float32 numbers of several parts in the order of the
+ * parts. */
 #include "attention.h"
 #include "backend.h"
 #include "dtype.h"

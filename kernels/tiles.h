@@ -23,12 +23,12 @@
 #include "dtype.h"
 
 /* An lse of this size or more is too coarse: its last bit in float32 is worth 2, so exp(z - lse) may be wrong by a
- * factor of e. A backward that gets such an lse computes it again from the scores. */
+ * factor of e. A backward that gets such a large lse computes lse from the scores instead. */
 #define ATTN_LSE_MOST 16777216.0f
 
 /* If a row sees only one key, its lse must be the key's score. The two numbers count as equal if they differ by at most
- * this share of lse. Rounding in float32 may make them differ: by up to 3e-7 of their size in the forward, by half a
- * unit in the last place where lse is stored, and by as much where the backward computes the score. */
+ * this share of lse. Rounding in float32 may make them differ: by up to 3e-7 of their value in the forward, by half a
+ * unit in the last place when lse is stored, and by as much again when the backward computes the score. */
 #define ATTN_LSE_SLACK 0x1p-20f
 
 ATTN_HD int64_t attn_min64(int64_t a, int64_t b)
@@ -81,8 +81,8 @@ ATTN_HD int64_t attn_key_at(const attn_geometry *g, const attn_view *view, int64
     return attn_at(view, g->page_table[b * g->page_table_row + page], h, (uint32_t)line - page * size);
 }
 
-/* Returns how many rows of k and v, from `line` (k_start + j) on, follow each other at the row stride. If keys are in
- * pages, these are the rows up to the end of the page. */
+/* Returns how many rows of k and v, from `line` (k_start + j) on, lie at equal distances (the row stride) in memory. If
+ * keys are in pages, these are the rows up to the end of the page. */
 ATTN_HD int64_t attn_keys_in_a_row(const attn_geometry *g, int64_t line)
 {
     return g->page_table ? g->dims.page_size - line % g->dims.page_size : INT64_MAX;
@@ -214,8 +214,8 @@ ATTN_HD int64_t attn_pairs_of(const attn_geometry *g, const attn_sequence *s)
 
 /* ---- Which pairs count: keep_mask -------------------------------------------------------------------------------- */
 
-/* Returns the key that column 0 of keep_mask belongs to; all keys before it are visible. The result is negative if
- * keep_mask has more columns than the sequence has keys; columns without a key are not read. */
+/* Returns the index of the key to which column 0 of keep_mask belongs. keep_mask hides no earlier key. The index is
+ * negative if keep_mask has more columns than the sequence has keys; columns without a key are not read. */
 ATTN_HD int64_t attn_keep_from(const attn_geometry *g, const attn_sequence *s)
 {
     return g->keep_tail < 0 ? 0 : s->Sk - g->keep_tail;
@@ -275,9 +275,9 @@ typedef enum attn_tile_kind {
     ATTN_TILE_HIDDEN   /* FlashMask hides the whole tile, so it can be skipped */
 } attn_tile_kind;
 
-/* Classifies the tile of queries [r0, r1) and the keys whose extreme bounds are `e`. FREE and HIDDEN are certain.
- * PARTIAL is not certain: if only both intervals of the keys together hide the whole tile, the result is PARTIAL too.
- * Such a tile is computed correctly, but more slowly than if it were skipped. */
+/* Classifies the tile of queries [r0, r1) and the keys whose smallest and largest bounds are in `e`. FREE and HIDDEN
+ * are certain. PARTIAL is not certain: it is also returned if neither interval of the keys hides the whole tile, but
+ * both together do. Such a tile is computed correctly, but more slowly than if it were skipped. */
 ATTN_HD attn_tile_kind attn_mask_classify(const attn_mask_extremes *e, int64_t r0, int64_t r1)
 {
     if ((r0 >= e->max.lts && r1 <= e->min.lte) || (r0 >= e->max.uts && r1 <= e->min.ute)) return ATTN_TILE_HIDDEN;

@@ -6,7 +6,7 @@
  * refused in two cases:
  *
  *   1. the P of a row, with the P of the sink, sum to more than 1;
- *   2. one conversion makes the lse of every row right: lse was computed in base 2, with another scale, or without a
+ *   2. one conversion makes the lse of every row correct: lse was computed in base 2, with another scale, or without a
  *      mask. The message names the conversion.
  *
  * The correct lse of a part of the keys might look like case 2 by chance. Case 2 therefore has two conditions:
@@ -34,9 +34,9 @@
 #include "backend.h"
 
 enum {
-    /* number of rows that are checked first; if the lse of all of them are right, no other row is read */
+    /* number of rows that are checked first; if the lse of all these rows is correct, no other row is read */
     FIRST_ROWS = 4,
-    /* in a large problem one row of every ROWS_SHARE rows is checked first, but at most ATTN_LSE_ROWS rows */
+    /* in a large problem one row of every ROWS_SHARE rows is checked, but at most ATTN_LSE_ROWS rows in all */
     ROWS_SHARE = 128,
     /* a conversion (such as base 2) counts as found if the lse of at least this many rows fit it */
     ENOUGH_ROWS = 4,
@@ -45,14 +45,14 @@ enum {
 
 #define LOOSE 0x1p-9
 #define TIGHT 0x1p-10
-/* Two lse of one row count as different if they are more than APART tolerances apart. A conversion of lse (such as to
- * base 2) adds a number to the lse of each row. The numbers that it adds to two rows count as different if they are
- * more than 2 APART tolerances apart. */
+/* Two values of lse for one row count as different if they differ by more than APART times the row's tolerance. A
+ * conversion of lse (such as to base 2) adds a number to the lse of each row. The numbers that a conversion adds to two
+ * rows count as different if they differ by more than 2 APART times the tolerance. */
 #define APART 4
 
 /* ---- The variants: options that a client may have left out ------------------------------------------------------- */
 
-/* The variants of the scores, one per row of the table: words for the way in which the client may have computed lse,
+/* The variants of the scores. Each row of the table has words for one way in which the client may have computed lse,
  * and the options that the client may have left out. Whether lse is in base 2 is judged by the scores of the table's
  * first row. */
 static const struct {
@@ -176,8 +176,8 @@ void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look
         look->row[look->count++].lse = attn_load(ATTN_F32, p->lse.data,
                                                  attn_at(&g.view[ATTN_T_lse], row.b, row.h, s.q_start + row.i));
     }
-    /* Shuffles the list of rows, because the rows at its beginning are checked first and must come from all parts of
-     * the problem. */
+    /* Shuffles the list of rows. The rows at the beginning of the list are checked first, and must come from all parts
+     * of the problem. */
     for (int n = 0; n < look->count; n++) {
         const int other = n + (int)((state = hash(state)) % (uint64_t)(look->count - n));
         const attn_lse_row row = look->row[n];
@@ -258,8 +258,8 @@ static double dot_of(const struct reader *r, double *size)
     return dot[0];
 }
 
-/* Sums one row by those variants of the scores (ways to compute them) whose bits are set in `which`, and writes the lse
- * by each variant to found[]; NaN for the other variants. */
+/* Sums one row by each variant of the scores (way to compute them) whose bit is set in `which`, and writes the
+ * resulting lse to found[]. The entries of all other variants become NaN. */
 static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, double found[ATTN_LSE_NUMBERS])
 {
     const attn_sequence s = attn_sequence_of(&r->g, row->b);
@@ -299,14 +299,14 @@ struct tolerances {
     double loose, tight;
 };
 
-/* Returns whether it can be decided if the lse of this row is right. It cannot if the row has NaN, or if its lse is so
- * large that it does not determine the row's sum. */
+/* Returns whether this row can show if its lse is correct. It cannot if the row has NaN, or if its lse is so large that
+ * it does not determine the row's sum. */
 static bool is_told(const attn_lse_row *row, const double *found)
 {
     return fabs(row->lse) < ATTN_LSE_MOST && !isnan(found[0]);
 }
 
-/* Returns the relative error of a product of two numbers of q and k that were rounded. The client may have rounded q
+/* Returns the relative rounding error of a product of a number of q and a number of k. The client may have rounded q
  * and k after it computed lse. */
 static double unit_of(const attn_problem *p)
 {
@@ -334,9 +334,9 @@ static bool is_too_much(const attn_problem *p, const lse_variants *all, const at
 
 enum says { NOTHING, YES, NO };
 
-/* Returns whether the row's lse fits variant v of the scores (way to compute them), where v == ATTN_LSE_VARIANTS stands
- * for base 2; NOTHING: the row does not tell. *apart becomes the difference between the lse by variant v and the lse by
- * the options as given. */
+/* Returns whether the row's lse fits variant v of the scores (way to compute them), where v == ATTN_LSE_VARIANTS
+ * stands for base 2. It returns NOTHING if this row cannot decide. *apart becomes the difference between the lse by
+ * variant v and the lse by the options as given. */
 static enum says says(const attn_problem *p, const lse_variants *all, const attn_lse_row *row, const double *found,
                       int v, double *apart)
 {
@@ -347,20 +347,20 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
     const struct tolerances given = tolerances_of(p, row, all->list[0].scale, found[ATTN_LSE_VARIANTS]);
     const double tight = fmax(of_v.tight, given.tight);
     const bool fits = fabs(row->lse - wanted) <= of_v.tight;
-    /* the difference of the two lse is infinite if the row sees no key by the options as given, so it is limited to
-     * 1000 in size */
+    /* the difference of the two lse is infinite if the row sees no key by the options as given, so it is limited to the
+     * range -1000 to 1000 */
     *apart = fmin(fmax(wanted - found[0], -1e3), 1e3);
     if (fabs(*apart) > APART * tight) return fits ? YES : NO;
     return fits || fabs(row->lse - found[0]) <= given.loose ? NOTHING : NO;
 }
 
-/* Returns the variant of the scores (way to compute them) that explains the lse of all rows; 0 if no variant does. *at
+/* Returns the variant of the scores (way to compute them) that explains the lse of all rows; 0 if there is none. *at
  * becomes the index of a row that fits this variant. */
 static int explanation(const attn_problem *p, const lse_variants *all, const attn_lse_look *look, bool refused, int *at)
 {
     for (int n = 0; n < ATTN_LSE_VARIANTS; n++) {
-        /* the first iteration tries base 2 in place of variant 0 (the options as given), which cannot explain a wrong
-         * lse */
+        /* variant 0 (the options as given) cannot explain a wrong lse, so the first iteration tries base 2 in its
+         * place */
         const int v = n == 0 ? ATTN_LSE_VARIANTS : n;
         double least = INFINITY, most = -INFINITY, tolerance = 0;
         int yes = 0;
@@ -418,7 +418,8 @@ attn_status attn_lse_judge(const attn_problem *p, const attn_lse_look *look, att
                      exp(fmin(look->found[at][0] - look->row[at].lse, 700)), refused ? "at most 1" : "1", how);
 }
 
-/* Sums the first `first` rows by the options as given. Returns whether the lse of each of them is right. */
+/* Sums rows 0 to `first` - 1 of the list by the options as given. Returns whether the lse of every one of these rows is
+ * correct. */
 static bool first_are_right(struct reader *r, attn_lse_look *look, int first)
 {
     int right = 0;

@@ -15,7 +15,8 @@
 
 /* Options that a client may have left out when it computed lse, one bit each. */
 enum lse_part {
-    LSE_PLACES = 1, /* LSE_PLACES stands for causal and window, which hide keys by the positions of query and key */
+    /* LSE_PLACES stands for causal and window, the masks that depend on the positions of query and key */
+    LSE_PLACES = 1,
     LSE_KEEP = 2,
     LSE_ROWS = 4,
     LSE_BIAS = 8,
@@ -29,16 +30,15 @@ enum lse_part {
 typedef struct lse_variant {
     double scale;
     unsigned without; /* the options that this variant leaves out: bits of enum lse_part */
-    bool applies;     /* true: the rows are summed by this variant, because it is list[0] or its scores differ from
-                       * those of list[0] */
+    bool applies;     /* true: this variant is used, because it is list[0] or its scores differ from those of list[0] */
 } lse_variant;
 
 typedef struct lse_variants {
     lse_variant list[ATTN_LSE_VARIANTS]; /* the variants; list[0] has the options as the client gave them */
 } lse_variants;
 
-/* Two sums over the keys of a row, relative to the row's largest score `top`. `sum` is the sum of exp(z - top). For
- * `size`, each of these exponentials is multiplied by the key's sqrt(sum_d (q_d k_d)^2). */
+/* Two sums over the keys of a row, relative to the row's largest score `top`. `sum` is the sum of exp(z - top).
+ * `size` is the same sum, with each term multiplied by the key's sqrt(sum_d (q_d k_d)^2). */
 typedef struct lse_sum {
     double top, sum, size;
 } lse_sum;
@@ -49,8 +49,8 @@ ATTN_HD lse_sum lse_sum_init(void)
     return none;
 }
 
-/* Adds `other`, the sum over some keys of a row, to *s, the sum over other keys of the row. Infinite numbers and NaN
- * make the whole sum NaN; an empty sum adds nothing. */
+/* Adds `other` to *s. Both are sums over keys of the same row, but over different keys. Infinite numbers and NaN make
+ * the whole sum NaN; an empty sum adds nothing. */
 ATTN_HD void lse_sum_join(lse_sum *s, lse_sum other)
 {
     if (other.sum == 0) return;

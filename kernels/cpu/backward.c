@@ -24,8 +24,8 @@
  *
  * NaN and infinity are treated as in forward.c. K (for dQ), Q (for dK) and dO (for dV) are packed with 0 in place of
  * NaN and infinity, so that a hidden pair still adds 0. A visible K or Q with NaN makes its scores NaN, and these make
- * the right gradients NaN. The values of dO that packing left out are added to dV through `nonfinite_sums`. A row whose
- * lse is NaN must make only the pairs that it sees NaN: see finite_lse(). */
+ * the affected gradients NaN. The values of dO that packing left out are added to dV through `nonfinite_sums`. A row
+ * whose lse is NaN must make only the pairs that it sees NaN: see finite_lse(). */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -42,16 +42,16 @@ struct scratch {
     char *P_b, *dS_a, *dS_b;
     char *Kt, *Kb, *Vt;
     float *dKt, *dVt;
-    float *lse2; /* lse of each row of the tile, multiplied by log2(e) (base 2) */
-    /* queries in f32, [FLASH_DOT_ROWS][few_ld], of a sequence with few query rows (FLASH_DOTS), whose scores dots()
-     * computes */
+    float *lse2; /* lse of each row of the tile in base 2 (multiplied by log2(e)) */
+    /* queries in f32, [FLASH_DOT_ROWS][few_ld]. They are used for sequences with few query rows (FLASH_DOTS), whose
+     * scores dots() computes. */
     float *few;
     int64_t few_ld;
     struct flash_limits limits;
     float *clean;   /* memory in which packing replaces NaN and infinity by 0, for FLASH_UNIT rows of f32 */
     char *gathered; /* memory to which the rows of a tile of q or dout are copied if they belong to several heads */
-    /* [Dv][keys]: for each key, the sums of the NaN and infinite elements of dO in the rows that see the key; packing
-     * replaced these elements by 0 */
+    /* array [Dv][keys]. For each key it has the sums of those NaN and infinite elements of dO that packing replaced by
+     * 0, over the rows that see the key. */
     float *nonfinite_sums;
 };
 
@@ -99,7 +99,7 @@ static bool wants_dS(const struct flash *f)
     return f->p->dq.rank || f->p->dk.rank || f->p->dbias.rank || f->p->dalibi_slopes.rank;
 }
 
-/* ---- Phase FLASH_ROWS: the numbers of rows that the backward needs ----------------------------------------------- */
+/* ---- Phase FLASH_ROWS: values of each row that the backward needs ------------------------------------------------ */
 
 static void zero_dbias_slice(const struct flash *f, int64_t slice)
 {
@@ -110,8 +110,8 @@ static void zero_dbias_slice(const struct flash *f, int64_t slice)
         memset(flash_at(&f->g.view[ATTN_T_dbias], b, h, i), 0, (size_t)dbias->shape[3] * sizeof(float));
 }
 
-/* Stores the lse of row r if the given lse is NaN, or so large (ATTN_LSE_MOST) that it does not determine the row's
- * sum. A large lse is computed again from the scores; a NaN stays NaN. */
+/* Stores the lse of row r in two cases. If the given lse is NaN, it stores NaN. If the given lse is so large
+ * (ATTN_LSE_MOST) that it does not determine the row's sum, it computes lse from the scores. */
 static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int r, float given)
 {
     const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n;
@@ -135,8 +135,8 @@ static bool sees_several_keys(const struct flash *f, const struct flash_tile *t)
     return j1 - attn_max64(j0, t->all.lo) > 1 && flash_visible_block(f, t, j0, j1, &block) && !block.masked;
 }
 
-/* Marks the rows of a tile that see exactly one key, because P of such a row must be 1, but the computed exp2(score -
- * lse) differs from 1 by the rounding of lse. */
+/* Marks the rows of a tile that see exactly one key. P of such a row must be 1, but the rounding of lse makes
+ * exp2(score - lse) differ from 1. */
 static void mark_single_rows(const struct flash *f, const struct flash_tile *t)
 {
     if (sees_several_keys(f, t)) return;
@@ -205,8 +205,9 @@ void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- Phase FLASH_KEYS: the gradients, chunk of keys by chunk of keys --------------------------------------------- */
 
-/* Waits until every chunk of keys before `chunk` has added its part of dQ to row tile (tile of query rows) `index`. The
- * function need not look at chunks below *below, because they have finished all row tiles; it raises *below. */
+/* Waits until every chunk of keys before `chunk` has added its part of dQ to row tile (tile of query rows) `index`.
+ * Chunks below *below have finished all row tiles, so the function does not look at them. It raises *below if further
+ * chunks have finished. */
 static void wait_for_turn(const struct flash *f, struct flash_progress *head, int64_t chunk, int64_t index,
                           int64_t *below)
 {
@@ -223,8 +224,8 @@ static void wait_for_turn(const struct flash *f, struct flash_progress *head, in
     }
 }
 
-/* Adds to `nonfinite_sums` the elements of dO that are NaN or infinite, which packing replaced by 0. An element is
- * added for each key that its row sees. */
+/* Packing replaces elements of dO that are NaN or infinite by 0. This function adds these elements to `nonfinite_sums`,
+ * for each key that the element's row sees. */
 static void add_nonfinite(const struct flash *f, const struct flash_tile *t, const struct visible_block *block,
                           const struct scratch *scratch)
 {
@@ -252,8 +253,8 @@ static void add_dbias(const struct flash *f, const struct flash_tile *t, int64_t
     }
 }
 
-/* Computes the part of dalibi_slopes that comes from a block of queries and keys, -sum dZ |i + Sk - Sq - j|, for each
- * query head of the tile, and adds it to the head's sum in `sums`. */
+/* For each query head of the tile, computes what a block of queries and keys adds to dalibi_slopes, -sum dZ |i + Sk -
+ * Sq - j|, and adds it to the head's sum in `sums`. */
 static void add_dslopes(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *dZ,
                         int64_t ld, double *sums)
 {
@@ -316,9 +317,9 @@ static float strange_scores(const struct flash *f, const struct flash_tile *t, i
 }
 
 /* Returns the lse2 (lse in base 2) of a tile's rows for gradient(). If no row has NaN in f->lse2, the result is f->lse2
- * itself. Otherwise the result is a copy in `scratch`: rows with NaN get an lse2 that the function computes from
- * f->strange, and it also replaces the scores S of these rows. j is the block's first key; c is the factor that
- * flash_scores() returned for the block. */
+ * itself. Otherwise the result is a copy in `scratch`. For each row with NaN, the function computes lse2 from
+ * f->strange, and replaces the row's scores in S. j is the block's first key; c is the factor that flash_scores()
+ * returned for the block. */
 static const float *finite_lse(const struct flash *f, const struct flash_tile *t, int64_t j,
                                const struct visible_block *block, float c, const struct scratch *scratch)
 {
@@ -339,7 +340,7 @@ static const float *finite_lse(const struct flash *f, const struct flash_tile *t
 struct chunk {
     int64_t b, hk, index, j0;
     int64_t first; /* index of the chunk's first key along the axis of keys of k and v */
-    int n;         /* number of the chunk's keys that exist (before seqlens_k) */
+    int n;         /* number of the chunk's keys that exist; keys past seqlens_k do not */
     /* true: some query sees keys of the chunk, so the chunk's keys are packed, and sums for dk and dv have begun */
     bool packed;
     bool wild; /* true: some keys of the chunk are infinite, NaN or so large that products with them may overflow */
@@ -437,11 +438,11 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         const struct flash_tile t = flash_tile_of(f, b, hk, index);
         struct visible_block block;
         if (!flash_visible_block(f, &t, j0, j0 + n, &block)) continue;
-        /* the chunk's keys are packed only when a row tile sees one of them, because chunks that no query sees need no
-         * packing */
+        /* packs the chunk's keys when the first row tile sees one of them, so a chunk that no query sees is never
+         * packed */
         if (!at.packed) pack_chunk(f, &at, &scratch);
-        /* publishes that this chunk of keys adds nothing to dQ of the row tiles before `index`, so that later chunks do
-         * not wait for it there */
+        /* tells the threads of later chunks that this chunk of keys adds nothing to dQ of the row tiles before `index`,
+         * so that they do not wait for it */
         if (f->dQ && index > published) {
             atomic_store_explicit(&head[chunk].tile, index, memory_order_release);
             published = index;
@@ -506,7 +507,7 @@ void flash_backward_keys_item(const struct flash *f, char *memory, int64_t item)
 {
     if (f->dbias_classes == 0) {
         /* Items (units of parallel work) are ordered by chunk of keys, and within a chunk by head. Threads then mostly
-         * compute different heads at the same time, which need not wait for each other. */
+         * compute different heads at the same time, and need not wait for each other. */
         const int64_t b = FLASH_FIND(f, chunks0, item), rest = item - f->seq[b].chunks0;
         compute_chunk(f, b, rest % f->g.dims.Hk, rest / f->g.dims.Hk, memory);
         return;

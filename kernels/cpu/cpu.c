@@ -9,7 +9,8 @@
  *
  * Invariants
  *
- * 1. Memory is 64-byte aligned. The 64 bytes before it hold its size, which freeing subtracts from the count.
+ * 1. Memory is 64-byte aligned. The 64 bytes before a block hold its size, which is subtracted from the memory in use
+ * when the block is freed.
  * 2. One run at a time uses a workspace. Each stream brings its own workspace, or run() allocates one for the call. */
 #include <assert.h>
 #include <limits.h>
@@ -30,8 +31,8 @@ enum {
     HEADER_BYTES = 64,
     /* size of a huge page; blocks of at least two huge pages use them, which saves page faults and TLB misses */
     HUGE_PAGE_BYTES = 2 << 20,
-    /* number of batches of problems that should run on the device at a time, each on a thread of its own; a core that
-     * finds no work in one batch works on the other */
+    /* number of batches of problems that should run on the device at a time, each on a thread of its own. With two
+     * batches, a core that finds no work in one helps with the other. */
     STREAMS = 2,
 };
 
@@ -102,7 +103,7 @@ static attn_status device_alloc(attn_device *base, size_t bytes, void **memory, 
                          (long long)(used - (int64_t)total), (long long)device->memory_limit);
     }
 #ifdef MADV_HUGEPAGE
-    /* madvise() may fail without harm: the work is then slower but right */
+    /* madvise() may fail without harm: the work is then slower but correct */
     if (alignment == HUGE_PAGE_BYTES) madvise(block, total, MADV_HUGEPAGE);
 #endif
     memcpy(block, &total, sizeof total);
@@ -214,8 +215,8 @@ static int flash_stretch(const attn_plan *plans, int count, int first)
     return n;
 }
 
-/* Computes the bytes of workspace. They are the bytes that the largest run needs, because the runs use one workspace,
- * one after the other. The kernel "double" needs no workspace. */
+/* Computes the bytes of workspace. The result is what the largest run needs, because the runs use one workspace, one
+ * run after the other. The kernel "double" needs no workspace. */
 static attn_status workspace_bytes(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                                    attn_error *err)
 {
@@ -252,7 +253,7 @@ static attn_status copy(attn_stream *stream, void *to, const void *from, size_t 
                         attn_error *err)
 {
     (void)stream, (void)direction, (void)err;
-    /* memmove() and not memcpy(), because `to` may be `from`: a unified device needs no copies */
+    /* memmove() and not memcpy(), because `to` and `from` may be the same memory on a unified device */
     memmove(to, from, bytes);
     return ATTN_OK;
 }
@@ -307,7 +308,7 @@ static attn_status sum(attn_stream *stream, const attn_sum *parts, attn_error *e
 
 enum { MERGED_ROWS = 64 }; /* number of rows of a merge that one item (unit of parallel work) computes */
 
-/* What the threads of a merge share: the plan of the merge, and the flag by which its caller cancels it. */
+/* What the threads of a merge share: the plan of the merge, and the caller's cancel flag. */
 struct merging {
     const attn_merge_plan *plan;
     const int *cancel;

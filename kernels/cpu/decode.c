@@ -3,7 +3,7 @@
  *
  * A tile of few rows reads each key and value once and computes little with it, so packing K and V would cost more than
  * the products. decode.c reads K and V as they lie in memory, by dots() and axpys() of simd.h, and computes all rows of
- * the tile at each key. Memory bandwidth bounds the speed: (D + Dv) * bytes of an element * keys. Long sequences are
+ * the tile at each key. Memory bandwidth bounds the speed: each head reads (D + Dv) * keys elements. Long sequences are
  * split into spans of keys (struct flash_sequence), so that all cores read; flash_forward_merge_item() merges the
  * spans' results in order.
  *
@@ -23,8 +23,8 @@ enum {
     /* number of keys whose scores are computed together, so that the scores stay in the L1 cache; a multiple of
      * FLASH_UNIT */
     KEYS = 256,
-    /* number of keys of one head that are computed before the code goes on to the next head of the bundle; a multiple
-     * of the number of keys that dots() and axpys() process at a time */
+    /* number of keys that are computed for one head before the code goes on to the next head of the bundle. dots() and
+     * axpys() process keys in groups, and STEP is a multiple of their group size. */
     STEP = 16,
 };
 
@@ -39,8 +39,8 @@ struct head {
 struct scratch {
     int64_t ldq, lds, ldo;
     struct head *heads;
-    /* Arrays of the bundle (heads that are computed together). Q, S, O, m and l have FLASH_BUNDLE_ROWS rows, of which
-     * each head has some. */
+    /* Arrays for the bundle (heads that are computed together). Q, S, O, m and l have FLASH_BUNDLE_ROWS rows, which the
+     * heads share out among themselves. */
     float *Q, *S, *O, *m, *l, *rescale, *inverse, *drop;
     char *keys; /* memory in which STEP rows of k or v are collected if they lie in several pages */
     struct flash_limits limits;
@@ -95,8 +95,8 @@ static void open_head(const struct flash *f, const struct scratch *scratch, stru
     memset(head->O, 0, (size_t)(t->rows * scratch->ldo) * sizeof *head->O);
 }
 
-/* Returns how many of the keys `from` to from + STEP - 1 the head sees. Keys count from the first of the KEYS keys;
- * *first becomes the column of head->block that belongs to the first of the keys seen. */
+/* Returns how many of the keys `from` to from + STEP - 1 the head sees, where key 0 is the first of the KEYS keys of
+ * the item. If it sees any, *first becomes the column of head->block that belongs to the first such key. */
 static int columns(const struct head *head, int from, int *first)
 {
     const int end = (int)attn_min64(from + STEP, head->block.c0 + head->block.cols);

@@ -5,22 +5,23 @@
  * divide the sum O = P V by l only at the end, so a sum of a few values of 1e38 becomes infinite before the division.
  * Rows with such numbers are rare, so the loops do not test for them. flash_row_end() (row_end.c) and load_statistics()
  * (backward.c) recognise such a row by its maximum, sum, lse or O. The code below then computes the row again from the
- * tensors, by the definition (kernels/README.md): scores in double, KEYS of them at a time.
+ * tensors, by the definition (kernels/README.md): scores in double, for KEYS keys at a time.
  *
- * Rows of equal scores. A mask may have the most negative number in place of -inf. A row in which every key has that
- * bias has one score for all keys, because adding q . k is lost in rounding, even in double. Each P is 1 / n, where n
- * is the number of keys. The loops in float32 computed the same P, so O is right and only lse is wrong.
+ * Rows of equal scores. A mask may have the most negative number in place of -inf. If every key of a row has that bias,
+ * all scores of the row are equal, because q . k is lost when it is added to such a number, even in double. Each P is 1
+ * / n, where n is the number of keys. The loops in float32 computed the same P, so O is correct and only lse is wrong.
  * flash_exact_alike() recognises the row by its bias alone.
  *
  * Products that overflow. A product q . k may exceed the range of float32 while scale q . k is within it. Packing
- * tests, at no cost, whether all numbers of q and k are below SIMD_TAME; products of such numbers do not overflow. If a
- * number is larger, a partial sum beyond float32 is infinite or NaN and remains so. flash_scores() tests for products
- * that are not finite, and flash_exact_mend_scores() computes their scores again. Multiplying q by the scale before the
- * product would not help: scale * q may underflow where scale q . k does not, and all scores would have other bits.
+ * tests, at no cost, whether all elements of q and k are below SIMD_TAME; products of such elements do not overflow. If
+ * an element is larger, a partial sum beyond float32 is infinite or NaN and remains so. flash_scores() tests for
+ * products that are not finite, and flash_exact_mend_scores() computes their scores again. Multiplying q by the scale
+ * before the product would not help: scale * q may underflow where scale q . k does not, and the bits of all scores
+ * would change.
  *
- * lse is stored in two parts, the largest score and the rest. One double cannot hold both where the score is 1e38, and
- * P = exp(z - lse) would be 1 for each key. A backward stores both parts by row (flash.strange), and marks such a row
- * with NaN in lse2. */
+ * lse is stored in two parts, the largest score and the rest. If the score is 1e38, one double cannot hold both: the
+ * rest would be rounded away, and P = exp(z - lse) would be 1 for each key. A backward stores both parts by row
+ * (flash.strange), and marks such a row with NaN in lse2. */
 #include <float.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -33,7 +34,7 @@
 enum {
     /* number of keys whose scores are computed together; the first key of each such group is a multiple of KEYS */
     KEYS = FLASH_MASK_BLOCK,
-    /* If a sum of P V over KEYS keys overflows, it is computed again with P divided by 2^SHARE_BITS, so that it stays
+    /* If a sum of P V over KEYS keys overflows, the sum is computed again with P divided by 2^SHARE_BITS, and is then
      * finite. */
     SHARE_BITS = 24,
 };
@@ -52,7 +53,7 @@ struct row {
 /* Up to KEYS keys of a row, j to j + n - 1, with their masks, bias and scores. */
 struct keys {
     int64_t j;
-    int n, seen;        /* n: number of keys; seen: how many of them the row sees */
+    int n, seen;        /* n: number of keys; seen: number of keys that the row sees */
     uint8_t sees[KEYS]; /* for each key: 1 if the row sees the key, otherwise 0 */
     float bias[KEYS];   /* the bias of each key, if the problem has a bias */
     /* score of each visible key, and the derivative of the score with respect to scale q . k (score.h) */
@@ -131,8 +132,9 @@ static void look(const struct row *row, int64_t j, int64_t end, struct keys *at)
             memcpy(kept + before, (const uint8_t *)flash_at(keep, row->b, row->h, row->i) + (j + before - from),
                    (size_t)(at->n - before));
         for (int x = 0; x < KEYS; x++)
-            at->sees[x] &= kept[x] != 0; /* the loop goes over all KEYS entries, also those without a key, so that the
-                                          * compiler vectorises it */
+            /* the loop has the fixed length KEYS, also where there are fewer keys, so that the compiler vectorises
+             * it */
+            at->sees[x] &= kept[x] != 0;
     }
     if (f->p->bias.rank) {
         const char *from = flash_at(bias, row->b, row->h, row->i);

@@ -99,8 +99,8 @@ bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int6
             }
             if (seen && seen_first < 0) seen_first = part;
             if (seen) seen_last = part;
-            /* `masked` (FlashMask must be tested) is set even if all hidden keys come after the last visible one, which
-             * costs time but changes no result */
+            /* `masked` (FlashMask must be tested) is set even if all hidden keys come after the last visible key.
+             * Testing then costs time but changes no result. */
             if (seen_first >= 0 && partial) block->masked = true;
             hidden += !seen;
         }
@@ -132,8 +132,8 @@ double flash_scale(const struct flash *f, int64_t b, int64_t hk)
 
 enum { GROUPS = 16 }; /* number of groups (8 keys each) for which random bits of dropout are drawn together */
 
-/* Draws the random words of dropout for GROUPS consecutive groups of keys. The words are those of attn_dropout_words(),
- * but compilers can vectorise these loops. */
+/* Draws the random words of dropout for GROUPS consecutive groups of keys. The words are the same as those of
+ * attn_dropout_words(), but compilers can vectorise the loops here. */
 static void draw(uint64_t seed, int64_t head_index, int64_t i, int64_t group, uint32_t word[4][GROUPS])
 {
     uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
@@ -158,7 +158,8 @@ static void draw(uint64_t seed, int64_t head_index, int64_t i, int64_t group, ui
 
 enum { HALVES = 8 * GROUPS };
 
-/* Writes 1 for each key that dropout keeps and 0 for each other key, for HALVES keys from key 8 * `group` on. */
+/* Writes HALVES numbers to `kept`, one for each key from key 8 * `group` on: 1 if dropout keeps the key, otherwise
+ * 0. */
 static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t group, float kept[HALVES])
 {
     const uint32_t threshold = f->drop_threshold;
@@ -223,8 +224,8 @@ struct flash_keys flash_keys_of_pages(const struct flash *f, const attn_view *vi
         return (struct flash_keys){ flash_key_at(f, view, b, hk, line), view->row, (int)count };
     }
     const int count = most < unit ? most : unit;
-    /* for an observe (statistics of probabilities), which has no v, cols is 0 and the address of v is NULL, so nothing
-     * is copied */
+    /* an observe (statistics of probabilities) has no v: cols is 0 and the address of v is NULL, so nothing must be
+     * copied */
     for (int r = 0; r < count && cols > 0; r++)
         memcpy((char *)scratch + r * cols * es, flash_key_at(f, view, b, hk, line + r), (size_t)(cols * es));
     return (struct flash_keys){ scratch, cols, count };

@@ -5,14 +5,14 @@
  * the items of all problems together, so many small problems cost no more barriers than one:
  *
  *     phase            an item (unit of work) is           what an item does
- *     FLASH_PREPARE    a key tile; a head's mask rows      packs K and V for products; extremes of the FlashMask bounds
+ *     FLASH_PREPARE    a key tile; a head's mask rows      packs K and V for products; min and max FlashMask bounds
  *     FLASH_FORWARD    a row tile against a span of keys   scores, softmax, O; a result, or a partial result
  *     FLASH_MERGE      a row tile whose keys were split    adds up partial results in order
  *     FLASH_ROWS       a row tile                          packs Q and dO; lse, delta; zeros dQ, dbias (backward)
  *     FLASH_KEYS       a chunk of keys                     dK and dV of the chunk, its share of dQ (backward)
  *     FLASH_FINISH     a row tile; a head                  dQ in its dtype; dsinks, dalibi_slopes (backward)
  *
- * An observe has its own kinds of items in FORWARD, KEYS and FINISH: see observe.c.
+ * An observe (statistics of probabilities) has its own kinds of items in FORWARD, KEYS and FINISH: see observe.c.
  *
  * A phase without items costs nothing. A backward without out and lse runs the forward phases first and stores only lse
  * and delta of their results.
@@ -27,10 +27,10 @@
  * Invariants
  * 1. Tile sizes, paths, splits and the order of all sums depend on one sequence's Sq and Sk, and on the problem's H /
  * Hk, D, Dv, dtype and options. They never depend on B, on other sequences or problems, or on the number of threads.
- * 2. No Sq x Sk matrix exists. Scratch is a few tiles per thread. The size of the workspace is at most a multiple of
+ * 2. No Sq x Sk matrix exists. Scratch is a few tiles per thread. The size of the workspace is at most a constant times
  * the tensors' size.
- * 3. The size of the workspace can be computed without reading cu_seqlens or seqlens: flash_run_bytes() uses bounds on
- * their sums. */
+ * 3. The size of the workspace can be computed without reading cu_seqlens or seqlens: flash_run_bytes() uses upper
+ * bounds on the sums of lengths. */
 #ifndef ATTN_CPU_FLASH_H
 #define ATTN_CPU_FLASH_H
 
@@ -62,8 +62,8 @@
 enum flash_phase { FLASH_PREPARE, FLASH_FORWARD, FLASH_MERGE, FLASH_ROWS, FLASH_KEYS, FLASH_FINISH, FLASH_PHASES };
 
 enum {
-    /* rows and keys are padded to multiples of FLASH_UNIT, so that they fill whole panels (SIMD_PANEL columns) and
-     * every k_multiple of simd.h */
+    /* rows and keys are padded to multiples of FLASH_UNIT, so that they fill whole panels (SIMD_PANEL columns) and are
+     * multiples of every simd_type.k_multiple (simd.h) */
     FLASH_UNIT = 32,
     /* number of keys for which only the smallest and the largest FlashMask bound are stored, in one entry of
      * `extremes` */
@@ -78,7 +78,7 @@ enum {
     FLASH_BUNDLE_ROWS = 32,
 };
 
-/* The code that computes the forward of a sequence: one of two paths. */
+/* The two paths (implementations) that can compute the forward of a sequence. */
 enum flash_path {
     FLASH_DOTS, /* decode.c: few query rows; K and V are read as they lie in memory */
     FLASH_TILES /* forward.c: matrix products on tiles of packed queries and keys */
@@ -90,12 +90,12 @@ struct flash_lse {
     double top, rest;
 };
 
-/* What packing found in the numbers of a tile, as a set of bits. */
+/* What packing found in the elements of a tile, as a set of bits. */
 enum flash_values {
     FLASH_TAME = 0,
     FLASH_LARGE = 1,  /* some values are so large (SIMD_TAME or more) that a sum of them may be infinite */
     FLASH_UNREAL = 2, /* some values are NaN or infinite; packing has replaced them by zeros */
-    /* some queries or keys are infinite, NaN or so large (SIMD_TAME or more) that their products may overflow */
+    /* some queries or keys are infinite, NaN or so large (SIMD_TAME or more) that dot products may overflow */
     FLASH_WILD = 4,
 };
 
@@ -129,8 +129,7 @@ struct flash_sequence {
     /* `splits`: number of spans into which the keys of a row tile are split (1: not split); `span`: number of keys in a
      * span */
     int64_t splits, span;
-    /* number of rows that a key/value head has in the arrays of partial results, for each span of keys; 0: keys are not
-     * split */
+    /* number of rows per key/value head and span of keys in the arrays of partial results; 0: keys are not split */
     int64_t part_rows;
     int64_t tiles0, rows0, items0, packs0, keys0, parts0, chunks0;
 };
@@ -140,7 +139,7 @@ struct flash_tile {
     const struct flash_sequence *seq;
     int64_t b, hk; /* the tile's sequence b and key/value head hk */
     int64_t index; /* index of the tile among the row tiles of its key/value head */
-    int64_t h, i0; /* h: first query head of the tile; i0: index in its sequence of the tile's first query */
+    int64_t h, i0; /* h: first query head of the tile; i0: index of the tile's first query in its sequence */
     int heads, n;  /* heads: number of heads in the tile; n: number of queries of each head */
     int rows;      /* number of rows in the tile: heads * n */
     /* index of the tile's first row in the arrays with an entry for each row (run.c); a multiple of FLASH_UNIT */
@@ -187,17 +186,17 @@ struct flash {
 
     /* packed K and V, as operands B of matrix products (simd.h): for each key tile K^T, then V */
     char *kv;
-    uint8_t *kv_values;   /* for each key tile, what packing found in its numbers: bits of enum flash_values */
-    int64_t kv_key_bytes; /* bytes per key that `kv` has for packed K and V */
-    /* [B][mask heads][mask_blocks]: smallest and largest of FlashMask's bounds in each block of FLASH_MASK_BLOCK
-     * keys */
+    uint8_t *kv_values;   /* for each key tile, what packing found in its elements: bits of enum flash_values */
+    int64_t kv_key_bytes; /* bytes per key in `kv`, for packed K and V together */
+    /* array [B][mask heads][mask_blocks] with the smallest and largest FlashMask bounds of each block of
+     * FLASH_MASK_BLOCK keys */
     attn_mask_extremes *extremes;
     int64_t mask_heads, mask_blocks;
     /* shape [B][Hk][2]: the largest |k| and the largest |v| of each head (exact.c); negative: not computed yet */
     _Atomic float *most;
 
-    /* Partial results of sequences whose keys are split into spans. O is [rows][Dv], m and l are [rows], where `rows`
-     * is the sum of part_rows over all spans and key/value heads. */
+    /* Partial results of sequences whose keys are split into spans. part_O is [rows][Dv]; part_m and part_l are [rows].
+     * Here `rows` is the sum of part_rows over all spans and key/value heads. */
     float *part_O, *part_m, *part_l;
 
     /* The arrays below belong to a backward and have an entry for each row. */
@@ -207,8 +206,8 @@ struct flash {
     /* for each row whose P cannot be computed as exp2(score - lse2) in float32: its lse (exact.c); the entries of other
      * rows are undefined */
     struct flash_strange *strange;
-    /* what packing found in each row tile (bits of enum flash_values), at index row0 / FLASH_UNIT; the bit FLASH_WILD
-     * is about Q, and FLASH_UNREAL about dO */
+    /* what packing found in each row tile (bits of enum flash_values), at index row0 / FLASH_UNIT. The bit FLASH_WILD
+     * refers to Q, and FLASH_UNREAL to dO. */
     uint8_t *row_values;
     /* q_unit_bytes and do_unit_bytes: number of bytes that FLASH_UNIT rows of Qat and dOat take */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
@@ -217,8 +216,8 @@ struct flash {
      * probability is P = exp2(z - row_base) row_inverse. row_base is INFINITY where every P of the row is 0, and NaN
      * where `strange` holds the row's lse. */
     float *row_base, *row_inverse, *row_most, *row_entropy;
-    /* observe_chunks: number of items (units of parallel work) of FLASH_KEYS that compute a chunk of keys; the other
-     * items compute the output map. shown_keys: number of keys in a row of the output key_mass. */
+    /* observe_chunks: number of items (units of parallel work) of FLASH_KEYS that compute a chunk of keys; all other
+     * items of this phase compute the output `map`. shown_keys: number of keys in a row of the output key_mass. */
     int64_t observe_chunks, shown_keys;
 
     /* The members below belong to a backward; their arrays have an entry for each chunk of keys. */
@@ -229,10 +228,10 @@ struct flash {
     /* number of classes (sets of heads and batch rows that share one matrix of dbias: backward.c); 0: dbias is not
      * shared */
     int64_t dbias_classes;
-    /* number of row tiles, of packed key tiles and of chunks of keys, in all sequences together */
+    /* numbers of row tiles, packed key tiles and chunks of keys, in all sequences together */
     int64_t tiles_all, packs_all, chunks_all;
-    /* dbias_slices: number of runs of rows of dbias that are set to zero, each by one item (unit of parallel work) of
-     * FLASH_ROWS; dbias_blocks: number of these runs in each [Sq, Sk] matrix of dbias */
+    /* dbias is set to zero in slices (runs of rows), each by one item (unit of parallel work) of FLASH_ROWS.
+     * dbias_slices: number of slices in all; dbias_blocks: number of slices in each [Sq, Sk] matrix of dbias */
     int64_t dbias_slices, dbias_blocks;
 
     /* for each phase of the computation: `items` is the number of items (units of parallel work) of this problem, and
@@ -240,8 +239,8 @@ struct flash {
     int64_t items[FLASH_PHASES], first[FLASH_PHASES];
 };
 
-/* How far a chunk of keys is in a backward: it has finished all row tiles before `tile`. The struct fills a cache line,
- * so that threads that poll one chunk do not slow down the threads of other chunks. */
+/* The progress of a chunk of keys in a backward: the chunk has finished all row tiles before `tile`. The struct fills a
+ * cache line, so that threads that poll one chunk do not slow down the threads of other chunks. */
 struct flash_progress {
     _Alignas(64) _Atomic int64_t tile;
 };
@@ -302,8 +301,8 @@ struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, in
 int64_t flash_find(const struct flash *f, size_t field, int64_t item);
 #define FLASH_FIND(f, prefix, item) flash_find(f, offsetof(struct flash_sequence, prefix), item)
 
-/* Finds which of the keys j0 to j1 - 1 a row tile sees, as columns of *block; j0 is a multiple of FLASH_UNIT. Returns
- * false if the tile sees none of these keys. */
+/* Writes to *block which of the keys j0 to j1 - 1 a row tile sees. j0 is a multiple of FLASH_UNIT. Returns false if the
+ * tile sees none of these keys. */
 bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1,
                          struct visible_block *block);
 
@@ -328,8 +327,8 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *kept, int64_t ld);
 
-/* Writes 1 for each pair that dropout keeps and 0 for each that it drops, for query i of head h and n keys from key j
- * on, n <= FLASH_MASK_BLOCK. (flash_drop() does so for a block of rows.) */
+/* Writes 1 for each (query, key) pair that dropout keeps and 0 for each that it drops. The pairs are query i of head h
+ * with keys j to j + n - 1, n <= FLASH_MASK_BLOCK. flash_drop() does the same for a block of rows. */
 void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int64_t j, int n, float *kept);
 
 /* Returns a tile's rows of a tensor with axes like q's, as one matrix. If the tile has one head, the function returns
@@ -343,17 +342,17 @@ static inline void *flash_at(const attn_view *view, int64_t b, int64_t h, int64_
     return (char *)view->data + attn_at(view, b, h, row) * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* Returns the address of a row of k or v of key/value head hk, with or without pages. `line`: k_start + j for key j of
- * the sequence. */
+/* Returns the address of a row of k or v of key/value head hk, with or without pages. Key j of the sequence has the
+ * index `line` = k_start + j. */
 static inline void *flash_key_at(const struct flash *f, const attn_view *view, int64_t b, int64_t hk, int64_t line)
 {
     return (char *)view->data + attn_key_at(&f->g, view, b, hk, line) * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* Rows of k or v from `line` (k_start + j) on, as a matrix of at most `most` rows. If the page ends earlier, the matrix
- * ends in the page, after a multiple of `unit` rows. If the page has fewer than `unit` rows left, up to `unit` rows are
- * gathered in `scratch` (unit * cols elements) from several pages. Work on units of rows thus does not depend on where
- * pages end. */
+/* Rows of k or v as a matrix of at most `most` rows, whose first row is `line` (k_start + j). If the page that holds
+ * the first row ends earlier, the matrix has fewer rows: as many as the page still has, rounded down to a multiple of
+ * `unit`. If that would be 0, up to `unit` rows are gathered from several pages in `scratch` (unit * cols elements).
+ * Code that works on `unit` rows at a time thus does not depend on where pages end. */
 struct flash_keys {
     const void *rows;
     int64_t stride;
@@ -376,7 +375,7 @@ static inline void flash_scratch_end(const struct flash *f, const struct flash_a
     (void)f, (void)arena;
 }
 
-/* Returns the index of query i of head h in arrays with an entry for each row, such as lse2 (order: see run.c). */
+/* Returns the index of query i of head h in arrays with one entry per row, such as lse2. (run.c defines the order.) */
 int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);
 
 /* Returns the number by which q . k is multiplied for a key/value head: the problem's scale times the float8 scale
@@ -384,7 +383,7 @@ int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);
 double flash_scale(const struct flash *f, int64_t b, int64_t hk);
 
 /* flash_pack_clean_b() and flash_pack_clean_at() do what pack_b() and pack_at() of simd.h do, with 0 in place of NaN
- * and infinity. Both return what they found in the numbers, as bits of enum flash_values. `scratch` has FLASH_UNIT *
+ * and infinity. Both return what they found in the elements, as bits of enum flash_values. `scratch` has FLASH_UNIT *
  * cols floats. */
 typedef bool (*flash_pack)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *operand,
                            int64_t ld);
@@ -411,14 +410,14 @@ int64_t flash_forward_scratch(const struct flash *f);
 int64_t flash_decode_scratch(const struct flash *f);
 int64_t flash_backward_scratch(const struct flash *f);
 
-/* The function in decode.c that computes one item (unit of parallel work) of FLASH_FORWARD for a sequence on the path
- * FLASH_DOTS: one bundle (key/value heads computed together) over one span of keys. `rest` is the number of the item in
- * its sequence. */
+/* Computes one item (unit of parallel work) of FLASH_FORWARD for a sequence on the path FLASH_DOTS. The item is one
+ * bundle (key/value heads computed together) over one span of keys. Defined in decode.c. `rest` is the number of the
+ * item in its sequence. */
 void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
 
-/* Returns whether the numbers of row r of a tile exceed the range of float32, so that the row must be computed in
- * double. m is the row's largest score in base 2, l its sum of exponentials. Products q . k that overflowed do not
- * count, because flash_scores() has computed their scores again in double. */
+/* Returns whether scores or sums of row r of a tile exceed the range of float32, so that the row must be computed in
+ * double. m is the row's largest score in base 2, and l the row's sum of exponentials. Products q . k that overflowed
+ * do not matter, because flash_scores() has computed the scores of these pairs again in double. */
 static inline bool flash_is_strange(const struct flash *f, const struct flash_tile *t, int r, float m, float l)
 {
     /* a row that sees a key has m = -inf only after an overflow, because score() makes every visible score larger than
@@ -441,13 +440,13 @@ void flash_row_end_part(const struct flash *f, const struct flash_tile *t, int64
  * parameters. */
 void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
                    const float *l, float *inverse, bool large);
-/* Returns the row of part_O, part_m and part_l at which the partial result of a row tile (tile of query rows) for span
- * number `split` of the keys begins. */
+/* Returns the index in part_O, part_m and part_l at which a partial result begins: the result of a row tile (tile of
+ * query rows) for span number `split` of the keys. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split);
 
-/* Computes delta = rowsum(dO O), without dlse, of n rows of O: the rows of head h from row `first` of the tensor on. dO
- * is rounded as for the products, because sum_j P (dP - delta) must be 0: otherwise that sum times a large element of K
- * makes dQ wrong. */
+/* Computes delta = rowsum(dO O), without dlse, for n rows of O, beginning with row `first` of head h in the tensor. dO
+ * is rounded as for the products, so that sum_j P (dP - delta) is 0. If it were not 0, its product with a large element
+ * of K would make dQ wrong. */
 void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, int n, const void *O, attn_dtype dtype,
                   int64_t stride, float *delta);
 
@@ -486,15 +485,15 @@ static inline void flash_top_add(struct flash_top *top, double z, int32_t key)
 void flash_exact_sums(const struct flash *f, int64_t b, int64_t h, int64_t i, double *m, double *l, double *e,
                       struct flash_top *top);
 
-/* If a bias makes all keys that the row sees have one score, writes this score and the row's lse to *found, and returns
- * the number of these keys. Returns 0 if the row sees no key, or if its scores may differ. */
+/* Tests whether a bias gives all keys that the row sees the same score. If so, writes this score and the row's lse to
+ * *found, and returns the number of these keys. Returns 0 if the row sees no key, or if its scores may differ. */
 int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i, struct flash_strange *found);
 
 /* Returns whether row r of a tile sees exactly one key. */
 bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t, int r);
 
-/* Stores a row's lse where gradient() finds it: in f->lse2 (float32, base 2), or in f->strange if float32 does not
- * suffice; f->lse2 then becomes NaN. */
+/* Stores a row's lse where gradient() finds it: in f->lse2 (float32, base 2). If float32 does not suffice, f->lse2
+ * becomes NaN, and the lse is stored in f->strange. */
 static inline void flash_keep_lse(const struct flash *f, int64_t row, struct flash_strange lse)
 {
     const double whole = lse.lse.top + lse.lse.rest;
@@ -509,8 +508,8 @@ static inline void flash_keep_lse(const struct flash *f, int64_t row, struct fla
 void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                         struct flash_lse lse, double c, float *S, float *cap);
 
-/* Finds scores that are NaN after score(), and computes them again in double, because their products q . k may have
- * overflowed. Also computes softcap's factor for the gradients of these scores. */
+/* Finds scores that are NaN after score(), and computes these scores again in double, because q . k may have overflowed
+ * in float32. Also computes softcap's factor for the gradients of these scores. */
 void flash_exact_mend_scores(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, float *S,
                              int64_t lds, float *cap);
 

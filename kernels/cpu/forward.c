@@ -149,7 +149,7 @@ void flash_forward_prepare_item(const struct flash *f, char *memory, int64_t ite
 
 /* ---- Phase FLASH_FORWARD: out and lse of a tile of rows ---------------------------------------------------------- */
 
-/* Returns n rows, from row r0 on, of a row tile with one head, as a tile of their own (a strip). */
+/* Returns a strip: a new tile that consists of rows r0 to r0 + n - 1 of a row tile with one head. */
 static struct flash_tile strip_of(const struct flash *f, const struct flash_tile *t, int r0, int n)
 {
     struct flash_tile strip = *t;
@@ -161,8 +161,8 @@ static struct flash_tile strip_of(const struct flash *f, const struct flash_tile
     return strip;
 }
 
-/* Adds the values of V that packing replaced by 0 (NaN and infinity) to `nonfinite_sums` of each row whose score for
- * the key is not hidden. */
+/* Packing replaces NaN and infinity in V by 0. This function adds the replaced values of each key to `nonfinite_sums`
+ * of the rows whose score for the key is not hidden. */
 static void add_nonfinite(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *S,
                           int64_t lds, float *nonfinite_sums, int64_t ldo, float *line)
 {
@@ -189,7 +189,7 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
         return;
     }
     /* The last queries are computed first, because with a causal mask they see the most keys. If such a long item (unit
-     * of parallel work) started last, all other threads would wait for it. */
+     * of parallel work) started last, all other threads would wait for its end. */
     const int64_t hk = rest / each, index = seq->tiles - 1 - rest % each / seq->splits,
                   split = rest % each % seq->splits;
     const struct flash_tile t = flash_tile_of(f, b, hk, index);
@@ -212,7 +212,7 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
         struct visible_block block;
         if (!flash_visible_block(f, &t, j0, attn_min64(j0 + n, hi), &block)) continue;
 
-        /* where the block's first column begins in the packed K^T, and its first row in the packed V */
+        /* addresses in packed memory where the block begins: its first column of K^T, and its first row of V */
         const char *K, *V;
         int64_t ldv;
         int values;
@@ -247,8 +247,8 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
                     continue;
                 }
             }
-            /* the block's first `skipped` columns (a multiple of FLASH_UNIT) are not computed for this strip, a few
-             * rows of the tile */
+            /* the block's first `skipped` columns (a multiple of FLASH_UNIT) are not computed for this strip (a few
+             * rows of the tile) */
             const int64_t skipped = part.c0 - block.c0;
             score_type->gemm(strip.rows, part.cols, D, scratch.Qa + r0 * scratch.q_lda * score_es, scratch.q_lda,
                              K + skipped / SIMD_PANEL * ldk * score_es, ldk, scratch.S, scratch.lds, false, NULL);
@@ -289,8 +289,8 @@ void flash_forward_merge_item(const struct flash *f, char *memory, int64_t item)
         memset(O, 0, (size_t)Dv * sizeof *O);
         for (int64_t split = 0; split < seq->splits; split++) {
             const int64_t row = flash_row_end_part_row(&t, split) + r;
-            /* A row that sees no key of this span of keys has a partial result with m = -inf and l = 0, which is
-             * skipped. A NaN in any partial result makes the row NaN. */
+            /* If a row sees no key of this span of keys, its partial result has m = -inf and l = 0, and is skipped. A
+             * NaN in any partial result makes the row NaN. */
             if (f->part_m[row] == -INFINITY && f->part_l[row] == 0) continue;
             const float weight = exp2f(f->part_m[row] - m);
             l += weight * f->part_l[row];

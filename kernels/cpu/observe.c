@@ -3,7 +3,8 @@
  * A probability P = exp(z - lse) needs its row's lse, so there are three phases:
  *
  *   FLASH_FORWARD   An item goes over all keys for one row tile. It computes m, l, e and the largest scores of the
- *                   rows, writes row_max, lse, entropy and top_keys, and stores what turns a score into a probability.
+ *                   rows, writes row_max, lse, entropy and top_keys, and stores the numbers that turn a score into a
+ *                   probability.
  *   FLASH_KEYS      An item goes over all row tiles for a chunk of keys, and computes key_mass and weights of these
  *                   keys. Other items go over all row tiles for a few columns of the output map.
  *   FLASH_FINISH    An item computes max_logit and mean_entropy of a head.
@@ -13,7 +14,7 @@
  * double. All sums are in the order of rows and keys. Every number is written by one item (unit of parallel work).
  *
  * The entropy of a row is -sum P ln P. With e = sum exp(z - m) (z - m) it is ln l - e / l. Neither ln l nor -e / l is
- * negative, so no digits cancel, however large the scores are. (In the form lse - sum P z they would.)
+ * negative, so no digits cancel, however large the scores are. (In the form lse - sum P z digits would cancel.)
  *
  * Rows whose numbers exceed the range of float32 are computed in double (exact.c). They are marked by NaN in row_base,
  * and `strange` holds their lse. */
@@ -35,7 +36,7 @@ struct scratch {
     int64_t q_lda, lds;
     char *Qa, *kv, *keys, *gathered;
     float *S, *m, *l, *e, *inverse, *sums;
-    double *mass;  /* sums for the output key_mass of one head: one sum for each key of the present chunk of keys */
+    double *mass;  /* sums for the output `key_mass` of one head, one for each key of the present chunk of keys */
     double *cells; /* cells of the output map: MAP_COLUMNS for each group of rows of a tile (struct group) */
     struct group *groups;
     struct flash_top *top; /* [rows] */
@@ -168,8 +169,7 @@ struct row_sums {
     double m, l, e;
 };
 
-/* Returns the lse of a row, which includes the row's sink: the caller's lse, or one that is computed from the row's
- * sums. */
+/* Returns the lse of a row, sink included: the caller's lse if given, or else the lse computed from the row's sums. */
 static struct flash_lse lse_of(const struct flash *f, double sink, double given, const struct row_sums *row)
 {
     const bool says_nothing = fabs(given) >= ATTN_LSE_MOST && given != -INFINITY;
@@ -216,7 +216,7 @@ static void store_top(const struct flash *f, const struct flash_tile *t, int64_t
 static void end_row(const struct flash *f, const struct flash_tile *t, int r, float base, const struct row_sums *row,
                     const struct flash_top *top)
 {
-    enum { FAR = 64 }; /* exp(FAR), and its product with a probability, are within the range of float32 */
+    enum { FAR = 64 }; /* exp(FAR) is within the range of float32, and so is its product with a probability */
     const attn_view *given = &f->g.view[ATTN_T_lse];
     const int64_t h = t->h + r / t->n, line = t->seq->s.q_start + t->i0 + r % t->n, at = t->row0 + r;
     const double sink = f->p->sinks.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) : -INFINITY;
@@ -304,7 +304,7 @@ void flash_observe_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- Phase FLASH_KEYS: the outputs key_mass and weights ---------------------------------------------------------- */
 
-/* Returns which rows of a tile belong to the tile's head number `head` and to queries first to end - 1. */
+/* Returns which rows of a tile belong both to the tile's head number `head` and to the queries `first` to `end` - 1. */
 static attn_range rows_among(const struct flash_tile *t, int head, int64_t first, int64_t end)
 {
     attn_range rows;
@@ -322,8 +322,8 @@ static void store_mass(const struct flash *f, int64_t b, int64_t h, int64_t line
     }
 }
 
-/* Writes the probabilities of a row tile and keys j to j + cols - 1 to the output weights, for those queries and keys
- * of which the caller wants the probabilities. */
+/* Writes the probabilities of a row tile and keys j to j + cols - 1 to the output weights, but only for the queries and
+ * keys that the caller asked for. */
 static void store_weights(const struct flash *f, const struct flash_tile *t, int64_t j, int cols,
                           const struct scratch *s)
 {
@@ -338,8 +338,9 @@ static void store_weights(const struct flash *f, const struct flash_tile *t, int
     }
 }
 
-/* Returns whether the outputs `weights` and `map` have probabilities of sequence b. In a packed problem they have those
- * of a single sequence, number observe.sequence; otherwise those of all sequences. */
+/* Returns whether the outputs `weights` and `map` have probabilities of sequence b. In a packed problem they have the
+ * probabilities of one sequence only, whose number is observe.sequence. Otherwise they have the probabilities of all
+ * sequences. */
 static bool in_region(const struct flash *f, int64_t b)
 {
     return !f->g.dims.packed || b == f->g.observe.sequence;
@@ -382,14 +383,15 @@ static void chunk_item(const struct flash *f, char *memory, int64_t item)
 /* ---- Phase FLASH_KEYS: the output map ---------------------------------------------------------------------------- */
 
 /* Divides `size` rows (or keys) evenly into the `cells` rows (or columns) of the output map. Returns the first row (or
- * key) in cell number `cell`; if that cell is empty, in the next cell that is not. */
+ * key) in cell number `cell`. If that cell is empty, returns the first row (or key) of the next cell that is not
+ * empty. */
 static int64_t first_of_cell(int64_t cell, int64_t cells, int64_t size)
 {
     return attn_tiles(cell * size, cells);
 }
 
-/* Divides the rows of a tile into groups whose rows have one head and add to one row of the output map. Returns the
- * number of groups. */
+/* Divides the rows of a tile into groups. The rows of a group belong to one head and are added to one row of the output
+ * `map`. Returns the number of groups. */
 static int group_rows(const struct flash *f, const struct flash_tile *t, struct group *groups)
 {
     const attn_observe *const o = &f->g.observe;
@@ -421,7 +423,7 @@ static void add_to_cells(const attn_observe *o, int64_t j, int cols, const float
     }
 }
 
-/* Sums for a part of one row of the output map: the columns that one item (unit of parallel work) computes. Several row
+/* Sums for part of one row of the output map: the columns that one item (unit of parallel work) computes. Several row
  * tiles may add to the same row of the map, so the sums are kept from one row tile to the next. */
 struct carry {
     int64_t h, u;

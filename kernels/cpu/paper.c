@@ -33,7 +33,7 @@ struct head {
     attn_sequence s;
     int64_t b, h;
     const int *cancel;
-    /* N: number of queries; M: number of keys; d: numbers in a row of Q and K; dv: numbers in a row of V and O */
+    /* N: number of queries; M: number of keys; d: columns of Q and K; dv: columns of V and O */
     int64_t N, M, d, dv;
     double *Q, *K, *V, *O, *L;     /* shapes: Q [N, d], K [M, d], V [M, dv], O [N, dv], L [N] */
     double *dO, *D, *dQ, *dK, *dV; /* shapes: dO [N, dv], D [N], dQ [N, d], dK [M, d], dV [M, dv] */
@@ -81,7 +81,7 @@ static void forward(struct head *a)
             scores(a, i, j, rows, columns); /* 8 */
             for (int64_t r = 0; r < rows; r++) {
                 double *O = a->O + (i + r) * a->dv, most = m[r];
-                /* a score that is NaN has to make the row NaN, so fmax(), which ignores NaN, does not do */
+                /* a score that is NaN has to make the row NaN, so fmax() cannot be used: it ignores NaN */
                 for (int64_t c = 0; c < columns; c++)
                     if (a->S[r][c] > most || isnan(a->S[r][c])) most = a->S[r][c]; /* 9 */
                 /* a row that has seen no key yet is skipped, because a maximum of -inf would give NaN */
@@ -173,8 +173,8 @@ static void free_all(struct head *a)
     free(a->dO), free(a->D), free(a->dQ), free(a->dK), free(a->dV);
 }
 
-/* Runs Algorithm 1 to compute lse (L) again where the given lse is ATTN_LSE_MOST or more in size. The last bit of such
- * an lse is worth 2, so it has lost the logarithm of the sum. */
+/* Runs Algorithm 1 to compute lse (L) anew where the absolute value of the given lse is ATTN_LSE_MOST or more. The last
+ * bit of such an lse is worth 2, so it is too coarse to contain the logarithm of the sum. */
 static bool renew_lost_lse(struct head *a)
 {
     struct head own = *a;

@@ -1,8 +1,8 @@
-/* plain.c: two devices without state, for the two computations whose code is written to be read.
+/* plain.c: two simple devices. Each runs a computation whose code is written to be read, not to be fast.
  *
  *     device       computes by    why
  *     reference    reference.c    every option, one row at a time: it defines what is correct
- *     paper        paper.c        FlashAttention-2 as in its paper; readers of the kernels begin there
+ *     paper        paper.c        FlashAttention-2 as in its paper; the best place to begin reading the kernels
  *
  * Memory comes from malloc(). One thread computes, and a call returns when its work is done. */
 #include <stdlib.h>
@@ -28,8 +28,8 @@ static attn_status run_reference(const attn_problem *p, const int *cancel, attn_
     return reference_run(p, NULL, cancel, err);
 }
 
-/* Features of the problems that paper.c computes: each query head has a key/value head of its own, all rows of the
- * batch have one length, and masks are causal or a window. */
+/* The features that paper.c supports. Each query head has a key/value head of its own, all rows of the batch have the
+ * same length, and only causal masks and windows are allowed. */
 #define PAPER_FEATURES                                                                                            \
     (ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | \
      ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |                    \
@@ -103,8 +103,8 @@ static void describe(const attn_device *device, attn_device_info *info)
     info->backend = device->backend->name;
     strcpy(info->name, device->backend->name);
     strcpy(info->description, plain_of(device)->description);
-    info->fastest_flops = 1e10; /* more than these devices reach, because they compute one double at a time on one
-                                 * thread */
+    /* the devices of this file stay below this rate, because they compute one double at a time on one thread */
+    info->fastest_flops = 1e10;
     info->fastest_scores = 1e9;
     info->units = 1;
     info->unified = true;

@@ -1,23 +1,26 @@
 /* pool.c: threads that sleep until a caller has a loop to run.
  *
- * The problem: attention consists of loops with a few to a few thousand items, microseconds to milliseconds each. Often
- * two or three loops follow each other at once (pack, compute, merge). Waking a sleeping thread costs 5 to 50 us. A
- * thread without work therefore polls for POOL_SPIN_US before it sleeps, and usually finds the next loop of the same
- * run.
+ * The problem: attention consists of loops with a few to a few thousand items, and an item takes microseconds to
+ * milliseconds. Often two or three loops (pack, compute, merge) follow each other without a pause. Waking a sleeping
+ * thread costs 5 to 50 us. A thread without work therefore polls for POOL_SPIN_US before it sleeps, and usually finds
+ * the next loop of the same run.
  *
  * The idea: a loop is a struct on its caller's stack, linked into the pool while it has items left. Caller and workers
- * take items from its atomic counter. When another loop is linked, workers leave their loop after the current item.
- * They go to the owner (see pool.h) with the fewest threads, and among its loops to the one with the fewest.
+ * take items from the loop's atomic counter. When another loop is linked, workers leave their loop after the current
+ * item. They go to the owner (client of the pool, see pool.h) with the fewest threads, and there to the loop with the
+ * fewest threads.
+ *
  * Invariants, all under `lock`:
- *   1. A worker touches a loop only after it has counted itself in loop.inside, and before it subtracts itself again.
- *   2. The caller unlinks the loop before it waits for inside == 0, so no thread enters a loop whose memory ends.
+ *   1. A worker adds 1 to loop.inside before it uses a loop, and subtracts 1 when it no longer uses it.
+ *   2. The caller unlinks the loop before it waits for inside == 0, so no thread enters a loop whose memory is about to
+ *      be reused.
  *   3. `posted` counts the loops that were ever linked; a polling worker reads it without the lock.
- *   4. `computing` counts threads between pool_begin() and pool_end() that do not pause, and workers inside a loop.
- *      A worker enters a loop only while `computing` is below `threads`, and a thread that lowers `computing` wakes
- *      a worker if there is work.
- *   5. A pool_part is one caller's work from pool_begin() to pool_end(). Its `computing` counts the threads of
- *      invariant 4 that compute for it. A thread pauses only while the parts of its owner together have more than
- *      max(1, threads / owners) threads, so every owner that has begun keeps a thread. */
+ *   4. `computing` is the number of threads that are between pool_begin() and pool_end() and do not pause, plus the
+ *      number of workers inside a loop. A worker enters a loop only while `computing` is below `threads`. A thread that
+ *      lowers `computing` wakes a worker if there is work.
+ *   5. A pool_part is one caller's work from pool_begin() to pool_end(). Its own member `computing` counts those
+ *      threads of invariant 4 that compute for this pool_part. A thread pauses only while the pool_parts of its owner
+ *      together have more than max(1, threads / owners) threads, so every owner that has begun keeps a thread. */
 #include "kernels/cpu/pool.h"
 
 #include <assert.h>
@@ -35,12 +38,13 @@
 
 enum {
     POOL_MAX_THREADS = 1024, /* the largest number of threads that a pool may have */
-    /* microseconds for which a thread polls: longer than the gap between two loops of one attn_run(), but too short to
-     * cost much */
+    /* microseconds for which a thread without work polls: longer than the gap between two loops of one attn_run(), but
+     * short enough to cost little */
     POOL_SPIN_US = 20,
-    /* number of pause instructions between two reads of the clock, or between two yields of the processor */
+    /* while a thread polls: number of pause instructions between two reads of the clock, or between two yields of the
+     * processor */
     POOL_YIELD_EVERY = 64,
-    /* nanoseconds after which a paused thread checks again whether its own work is cancelled */
+    /* nanoseconds between two checks of a paused thread whether its own work is cancelled */
     POOL_PAUSE_NS = 10000000,
 };
 
@@ -77,8 +81,9 @@ struct pool {
     bool closing;
     int sleeping; /* number of workers that sleep until posted_cond is signalled */
     int paused;   /* number of threads that pause until turn_cond is signalled */
-    int threads;  /* number of threads that should compute at a time: those that pool_open() started, and one that calls
-                   * pool_run() */
+    /* number of threads that should compute at a time: the threads that pool_open() started, and one caller of
+     * pool_run() */
+    int threads;
     void (*idle)(void);
     struct worker *workers;
 };
@@ -123,8 +128,8 @@ static bool take_item(struct parallel_for *loop, int worker)
 }
 
 /* Takes and computes items (turns) of a loop, on a worker thread. The worker leaves the loop when another loop has been
- * posted. It also leaves when more threads compute than the pool has: a thread with a loop of its own has then begun to
- * compute. */
+ * posted. It also leaves when more threads compute than the pool has, because a thread with a loop of its own has begun
+ * to compute. */
 static void help(struct pool *pool, struct parallel_for *loop, int worker, unsigned seen)
 {
     while (take_item(loop, worker) && atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads &&
@@ -148,7 +153,7 @@ static int owners(const struct pool *pool)
     for (const struct pool_part *p = pool->parts; p; p = p->next) {
         const struct pool_part *other = pool->parts;
         while (other->owner != p->owner) other = other->next;
-        /* true only at the owner's first pool_part in the list, so an owner with several pool_parts is counted once */
+        /* counts only the owner's first pool_part in the list, so an owner with several pool_parts is counted once */
         count += other == p;
     }
     return count;
@@ -198,8 +203,8 @@ static bool is_over_share(struct pool *pool, const struct pool_part *part, int o
     return threads_of_owner(pool, part) + own > (share > 1 ? share : 1);
 }
 
-/* Pauses the calling thread between two items of its loop, while its owner (a client of the pool) has more threads than
- * an equal share and other owners lack threads. */
+/* Called between two items of a loop. Pauses the calling thread as long as its owner (a client of the pool) has more
+ * threads than an equal share and other owners have fewer. */
 static void pause_for_others(struct pool *pool, struct pool_part *part)
 {
     if (part == NULL || atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads) return;
@@ -250,7 +255,8 @@ int64_t pool_end(struct pool *pool, struct pool_part *part)
     return now_ns() - part->began_ns - part->paused_ns + part->helped_ns;
 }
 
-/* Polls for a new loop for POOL_SPIN_US. Returns whether one came. The caller must not hold pool->lock. */
+/* Polls for at most POOL_SPIN_US until a new loop appears. Returns whether one did. The caller must not hold
+ * pool->lock. */
 static bool spin_for_loop(struct pool *pool, unsigned seen)
 {
     int64_t until = now_us() + POOL_SPIN_US;
@@ -326,7 +332,7 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
     struct parallel_for **link = &pool->loops;
     while (*link != &loop) link = &(*link)->next_loop;
     *link = loop.next_loop;
-    /* this thread found no item left, so threads have taken all items of the loop */
+    /* this thread found no item left, so all items of the loop have been taken */
     assert(atomic_load_explicit(&loop.next, memory_order_relaxed) >= items);
     pthread_mutex_unlock(&pool->lock);
     /* Other threads may still compute their last items of this loop. This thread polls before it sleeps, because it
@@ -381,7 +387,7 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
         }
         /* the lock is needed because threads that were started before may already read pool->threads */
         pthread_mutex_lock(&pool->lock);
-        /* set even if a later thread cannot be started, because pool_close() joins this number of threads */
+        /* updated after each start: if a later thread cannot be started, pool_close() joins this number of threads */
         pool->threads = n + 1;
         pthread_mutex_unlock(&pool->lock);
     }

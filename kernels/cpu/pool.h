@@ -12,13 +12,13 @@
  * chance, and no result may depend on it; `worker` only selects scratch memory.
  *
  * Several threads may use a pool side by side. Each thread that calls pool_begin() replaces a worker, which leaves
- * after its item. No more threads compute at a time than the pool has, unless more callers than that have begun. Two
- * problems on two cores thus have a core each, and neither waits for the other's last item.
+ * after its item. The number of threads that compute at a time never exceeds the pool's, unless more callers than that
+ * have begun. Two problems on two cores thus have a core each, and neither waits for the other's last item.
  *
  * An owner is a pointer that stands for one client of the pool. Owners share the threads equally. Workers go to the
- * owner with the fewest threads. A calling thread pauses between two items while its owner has more threads than its
- * share and the pool has none to spare. Each owner keeps at least one thread. If there are more owners than threads,
- * the operating system divides the cores. */
+ * owner with the fewest threads. A calling thread pauses between two items while its owner has more threads than an
+ * equal share and the pool has no thread to spare. Each owner keeps at least one thread. If there are more owners than
+ * threads, the operating system divides the cores. */
 #ifndef ATTN_CPU_POOL_H
 #define ATTN_CPU_POOL_H
 
@@ -27,7 +27,7 @@
 struct pool;
 
 /* A function that computes one item (turn) of a parallel loop. `worker` is the number of the thread: 0 for the thread
- * that called pool_run(), and at most pool_threads() - 1. Two threads in one loop never have one number. */
+ * that called pool_run(), and at most pool_threads() - 1. Two threads in one loop never have the same number. */
 typedef void (*pool_task)(void *context, int worker, int64_t item);
 
 /* Opens a pool of `threads` threads. The calling thread is one of them, and threads - 1 are started. 0 means one thread
@@ -51,17 +51,18 @@ struct pool_part {
 };
 
 /* Call pool_begin() before the parallel loops of a problem and pool_end() after them, so that the calling thread counts
- * among the threads that compute. The caller provides the memory of the pool_part. A thread that has begun several
- * pool_parts ends the newest first. pool_end() returns the nanoseconds that all threads together computed for the
- * pool_part. */
+ * among the threads that compute. The caller provides the memory of the pool_part. If a thread has begun several
+ * pool_parts, it must end the newest first. pool_end() returns the nanoseconds that all threads together computed for
+ * the pool_part. */
 void pool_begin(struct pool *pool, struct pool_part *part, const void *owner, const int *cancel);
 int64_t pool_end(struct pool *pool, struct pool_part *part);
 
 /* Runs task(context, worker, i) for every i in [0, items) and returns when all items are done. The calling thread also
  * computes items; if there is only one item, it works alone. Several threads may call the function at the same time;
  * their loops run side by side. A loop belongs to the pool_part that its thread has begun; a loop without a pool_part
- * has no owner. Do not call this function from inside a task. A task may wait for a task of a smaller index in its
- * loop, which a running thread has taken already, but never for a task of a larger index. */
+ * has no owner. Do not call this function from inside a task. A task may wait for a task with a smaller index in the
+ * same loop, because a running thread has already taken that task. It must never wait for a task with a larger
+ * index. */
 void pool_run(struct pool *pool, int64_t items, pool_task task, void *context);
 
 /* Call this function in a loop that waits inside a task: the processor pauses, and after some steps the thread

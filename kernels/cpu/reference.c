@@ -12,15 +12,15 @@
  *     dk, dv of the head
  *
  * Invariants:
- *   1. No computation uses a pair (i, j) that a mask hides: sees() is called before K or V are used, so NaN behind a
- *      mask has no effect. A bias of -inf is a mask. A visible pair is used even where its P is 0: NaN there makes
- *      the row NaN.
+ *   1. No computation uses a pair (i, j) that a mask hides: sees() is called before K or V are used, so a NaN that a
+ *      mask hides has no effect. A bias of -inf is a mask. A visible pair is used even where its P is 0: NaN there
+ *      makes the row NaN.
  *   2. A row that sees nothing has out = 0 and lse = -inf, or, with a sink, out = 0 and lse = sink; its gradients are
  *      0.
  *   3. Each result is rounded once, when it is stored.
  *   4. All sums run in one fixed order, so the result depends on the problem alone.
- *   5. lse is held in two parts, the row's maximum and the logarithm of the rest: beside a score of 1e38 a double
- *      cannot hold the logarithm of a sum as well, and P would be 1 for each key. */
+ *   5. lse is held in two parts, the row's maximum and the logarithm of the rest: in one double, the logarithm would be
+ *   lost beside a score of 1e38, and P would be 1 for each key. */
 #include <float.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -57,8 +57,8 @@ struct reference {
     /* for an observe (statistics of probabilities): the outputs key_mass and map of head h */
     double *mass, *map;
     struct seen {
-        /* for an observe (statistics of probabilities): the largest row_max, and the sum of the entropies, over the
-         * rows of head h */
+        /* for an observe (statistics of probabilities), over the rows of head h: the largest row_max, and the sum of
+         * the entropies */
         double most, entropy;
         int64_t rows; /* number of rows of head h that see at least one key */
     } seen;
@@ -112,8 +112,8 @@ static bool sees(const struct reference *r, attn_range keys, int64_t i, int64_t 
     return true;
 }
 
-/* Returns ALiBi's distance |i + Sk - Sq - j|, which is 0 for the last query and the last key, also if causal masks are
- * aligned top left. */
+/* Returns ALiBi's distance |i + Sk - Sq - j|, which is 0 for the last query and the last key. This holds whether causal
+ * masks are aligned top left or bottom right. */
 static double distance(const struct reference *r, int64_t i, int64_t j)
 {
     return fabs((double)(i + r->s.Sk - r->s.Sq - j));
@@ -153,8 +153,8 @@ static void score_row(struct reference *r, int64_t i)
     }
 }
 
-/* lse = top + rest. top is the maximum of the row's scores and the sink, rest is ln(sum_j exp(z_j - top) + exp(sink -
- * top)). NaN anywhere in the row makes lse NaN. Without a sink, a row that sees no key has -inf. */
+/* lse = top + rest. top is the maximum of the row's scores and the sink, and rest is ln(sum_j exp(z_j - top) + exp(sink
+ * - top)). NaN anywhere in the row makes lse NaN. Without a sink, a row that sees no key has an lse of -inf. */
 struct lse {
     double top, rest;
 };
@@ -178,9 +178,9 @@ static struct lse lse_of_row(const struct reference *r)
     return (struct lse){ m, log(sum) };
 }
 
-/* Returns the lse that a backward was given. An lse of ATTN_LSE_MOST or more in size is too coarse (its last bit is
- * worth 2), so lse is then computed again from the scores. If the row sees one key and the given lse equals the key's
- * score up to rounding, the function returns the score in its place, so that P is exactly 1. */
+/* Returns the lse that a backward was given. An lse whose absolute value is ATTN_LSE_MOST or more is too coarse (its
+ * last bit is worth 2), so lse is then computed again from the scores. If the row sees only one key and the given lse
+ * equals that key's score up to rounding, the function returns the score itself, so that P is exactly 1. */
 static struct lse given_lse_of_row(const struct reference *r, int64_t row)
 {
     const double lse = load(r, ATTN_T_lse, r->h, row, 0);
@@ -221,7 +221,7 @@ static void forward_row(struct reference *r, int64_t i)
     store(r, ATTN_T_lse, r->h, r->s.q_start + i, 0, lse.top + lse.rest);
 }
 
-/* Adds to every gradient what comes from row i:
+/* Adds the contribution of row i to every gradient:
  *     delta = dout . out - dlse        dP_j = M_j (dout . v_j)        dZ_j = P_j (dP_j - delta)
  *     dS_j = dZ_j derivative_j
  *     The sums of dS_j k_j and of dS_j q give dq and dk, the sum of P_j M_j dout gives dv, sums of dZ_j give dbias and
@@ -309,7 +309,7 @@ static struct lse observed_lse_of_row(const struct reference *r, int64_t row)
     return r->g.observe.given_lse && !says_nothing ? (struct lse){ lse, 0 } : lse_of_row(r);
 }
 
-/* Adds the part that comes from row i to every requested output of an observe (statistics of probabilities). */
+/* Adds the contribution of row i to every requested output of an observe (statistics of probabilities). */
 static void observe_row(struct reference *r, int64_t i)
 {
     const int64_t row = r->s.q_start + i, mass_rows = r->g.observe.key_mass_rows;
@@ -387,8 +387,8 @@ static void store_head_gradients(struct reference *r)
     }
 }
 
-/* Stores a gradient that is a sum over batch rows, after all batch rows have been added. `from` has the sums in double;
- * the sum of each element has the offset that the element has in the tensor. */
+/* Stores a gradient that is a sum over batch rows, after all batch rows have been added. `from` has the sums in double,
+ * at the same offsets as the elements of the tensor. */
 static void store_sums(const attn_problem *p, attn_tensor_id id, const double *from)
 {
     const attn_tensor *t = &p->tensor[id];
@@ -490,7 +490,7 @@ static attn_status run_head(struct reference *r, int64_t b, int64_t hk, const in
 struct stretches {
     const attn_problem *p;
     const int *cancel;
-    /* numbers of key/value heads: Hk in one sequence, `heads` in all sequences, `each` in one stretch */
+    /* Hk: number of key/value heads in one sequence; heads: number in all sequences; each: number in one stretch */
     int64_t Hk, heads, each;
     _Atomic int status; /* ATTN_OK, or the error that occurred in a stretch */
 };

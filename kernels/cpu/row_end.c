@@ -1,6 +1,6 @@
-/* row_end.c: computes the results of a tile of query rows when the last key of its rows is done. From the sums O, m and
- * l of the online softmax it makes out and lse, or a partial result if the tile's keys are split. forward.c and
- * decode.c call these functions. */
+/* row_end.c: computes the results of a tile of query rows after the tile's last key. From the sums O, m and l of the
+ * online softmax it makes out and lse, or a partial result if the tile's keys are split. forward.c and decode.c call
+ * these functions. */
 #include <math.h>
 #include <string.h>
 
@@ -10,8 +10,9 @@
 /* number of rows for which one call of close() (simd.h) computes lse and the factor of O */
 enum { CLOSE_ROWS = 64 };
 
-/* Adds the sink to the row's sum l. Computes lse2 (lse in base 2) and `inverse`, the factor by which O is multiplied: 1
- * / l times dropout's factor. A row that sees no key gets inverse 0, and its lse2 is -inf, or the sink in base 2. */
+/* Adds the sink to the row's sum l. Computes lse2 (lse in base 2) and `inverse`, the factor by which O is
+ * multiplied: 1 / l times dropout's factor. A row that sees no key gets inverse 0. Its lse2 is the sink in base 2,
+ * or -inf if there is no sink. */
 static void close_row(const struct flash *f, int64_t h, float m, float l, float *inverse, double *lse2)
 {
     float factor = 1;
@@ -40,8 +41,8 @@ static bool is_strange(const struct flash *f, const struct flash_tile *t, int r,
     return !finite;
 }
 
-/* Ends a row whose scores are all equal, so that O is the sum of the row's values and l the number of these values.
- * Writes the row's out to `row`. Returns false, and writes nothing, if the scores are not all equal. */
+/* Ends a row whose scores are all equal. O is then the sum of the values that the row sees, and l the number of these
+ * values. Writes the row's out to `row`. Returns false, and writes nothing, if the scores are not all equal. */
 static bool finish_alike(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O,
                          struct flash_strange *found, double *row)
 {
@@ -127,8 +128,8 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
     }
 }
 
-/* Returns the row of part_O, part_m and part_l at which the partial result of a row tile (tile of query rows) for span
- * number `split` of the keys begins. */
+/* Returns the index in part_O, part_m and part_l at which a partial result begins: the result of a row tile (tile of
+ * query rows) for span number `split` of the keys. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split)
 {
     const struct flash_sequence *seq = t->seq;

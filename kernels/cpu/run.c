@@ -26,8 +26,8 @@
  * forward tile has BM rows of q and BN keys. A backward has tiles of back_Br rows of q, against chunks of Bk keys. A
  * problem gets the first row of the table that fits its compute type and the larger of D and Dv. */
 static const struct tile_sizes {
-    /* the compute type to which this row of the table applies: `element` is the dtype of stored numbers, and `parts`
-     * says how many of them add up to one number (simd_split.h) */
+    /* the compute type to which this row of the table applies: `element` is the dtype of stored numbers, and `parts` is
+     * the number of stored numbers that add up to one number (simd_split.h) */
     attn_dtype element;
     int parts, max_d;
     int BM, BN, back_Br, Bk;
@@ -48,20 +48,19 @@ static const struct tile_sizes {
 };
 
 enum {
-    /* number of keys of a span. The keys of a row tile are split into spans, which threads compute side by side; a
-     * multiple of every BN (keys of a tile) */
+    /* number of keys in a span; a multiple of every BN (keys of a tile). The keys of a row tile are split into spans,
+     * which threads compute side by side. */
     SPLIT_KEYS = 2048,
-    /* number of keys of a span if there are few query rows (the path FLASH_DOTS), because a thread then does less work
-     * per key */
+    /* number of keys in a span if there are few query rows (the path FLASH_DOTS). It is smaller than SPLIT_KEYS. */
     SPLIT_DOT_KEYS = 512,
-    /* largest number of row tiles per head of a sequence whose keys are split; a sequence with more tiles has work for
-     * many threads without a split */
+    /* keys are split only in sequences with at most this many row tiles per head; a sequence with more tiles has work
+     * for many threads anyway */
     SPLIT_TILES = 8,
     DBIAS_ROWS = 64, /* number of rows of dbias (gradient of bias) that one item (unit of work) sets to zero */
 };
 
-/* A run with fewer floating point operations than this takes 10 to 50 us. The calling thread computes it alone, because
- * waking another thread takes as long. */
+/* A run with fewer floating point operations than this takes at most 10 to 50 us. The calling thread computes it alone,
+ * because waking another thread would take just as long. */
 static const double small_flops = 6e6;
 
 /* Sums over the sequences of a problem: numbers of tiles, rows and so on. They are exact if the lengths of the
@@ -70,7 +69,7 @@ struct sums {
     int64_t tiles, rows, items, packs, keys, parts, chunks, longest_chunks;
 };
 
-/* Returns a + b * c. If the result overflows, it is INT64_MAX, and flash_take() fails. */
+/* Returns a + b * c, or INT64_MAX if that overflows, for which flash_take() fails. */
 static int64_t add_product(int64_t a, int64_t b, int64_t c)
 {
     int64_t x;
@@ -106,8 +105,8 @@ static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 
 static int64_t chunks_of(const struct flash *f, const struct flash_sequence *q)
 {
-    /* If K is not a packed tensor, a backward has chunks for all Sk rows of K, because the chunks also write the zero
-     * gradients of keys past seqlens_k. */
+    /* If K is not a packed tensor, a backward has chunks of keys for all Sk rows of K, because a chunk also writes the
+     * gradients of keys past seqlens_k, which are 0. */
     return attn_tiles(f->g.dims.packed ? q->s.Sk : f->g.dims.Sk, f->Bk);
 }
 
@@ -124,8 +123,8 @@ static void add_sequence(const struct flash *f, const struct flash_sequence *q, 
     if (chunks > to->longest_chunks) to->longest_chunks = chunks;
 }
 
-/* Returns upper bounds on the members of struct sums that hold for all lengths of sequences. They are exact for a
- * problem that is not packed and has no seqlens.
+/* Returns upper bounds on the members of struct sums. The bounds hold for all lengths of sequences. They are exact for
+ * a problem that is not packed and has no seqlens.
  *
  * Let G be the number of query heads per key/value head, and BM the number of rows of a tile. A key/value head of a
  * sequence has at most 1 + 2 G Sq / BM row tiles. Rounding adds at most FLASH_UNIT - 1 rows to a tile. Keys are split
@@ -145,7 +144,7 @@ static struct sums bound_sums(const struct flash *f)
                   total_k = d->packed ? d->total_k : d->B * d->Sk;
     const int64_t tiles = attn_min64(d->B, total_q) + add_product(0, 2 * G, total_q) / f->BM;
     const int64_t rows = add_product(add_product(0, G, total_q), FLASH_UNIT - 1, tiles);
-    /* the number of spans (runs of keys) of all sequences is at most 3/2 total_k / SPLIT_KEYS */
+    /* the spans (runs of keys) of all sequences are at most 3/2 total_k / SPLIT_KEYS; here without the divisor */
     const int64_t spans = total_k + total_k / 2;
     sums.tiles = add_product(0, d->Hk, tiles);
     sums.rows = add_product(0, d->Hk, rows);
@@ -200,7 +199,7 @@ static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype
     return slower > (t->parts == 3 ? 1.2 : t->parts == 2 ? 1.9 : INFINITY) ? &simd->f32 : t;
 }
 
-/* Returns whether all numbers of the dtype are so small that every dot product of two rows is finite. */
+/* Returns whether the largest number of the dtype is so small that every dot product of two rows is finite. */
 static bool fits_products(attn_dtype dtype)
 {
     return dtype == ATTN_F16 || dtype == ATTN_F8E4M3;
@@ -251,7 +250,7 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->mask_blocks = attn_tiles(f->g.dims.Sk, FLASH_MASK_BLOCK);
     }
     /* If several groups of heads, or several batch rows, share one matrix of dbias, one item (unit of work) computes
-     * them one after the other (backward.c). */
+     * all these groups or batch rows one after the other (backward.c). */
     if (f->backward && p->dbias.rank) {
         const bool heads = p->bias.shape[1] != f->g.dims.H, batch = p->bias.shape[0] != f->g.dims.B;
         if ((heads && f->g.dims.Hk > 1) || (batch && f->B > 1))
@@ -292,7 +291,8 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
     if (f->backward) {
         f->q_lda = simd_lda(t, d->D);
         f->do_lda = simd_lda(t, d->Dv);
-        /* a row of Qat or dOat takes at most 64 bytes more than its numbers, because simd_ld() adds at most 64 bytes */
+        /* a row of Qat or dOat takes at most 64 bytes more than the numbers in it, because simd_ld() adds at most 64
+         * bytes */
         f->q_unit_bytes = simd_round_up(d->D, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->do_unit_bytes = simd_round_up(d->Dv, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->dq_ld = simd_round_up(d->D, 16);
@@ -404,10 +404,10 @@ static void walk_item(void *context, int worker, int64_t item)
 {
     const struct walk *walk = context;
     const struct flash_run *run = walk->run;
-    /* after a cancel, the remaining items (units of parallel work) end here at once */
+    /* after the run is cancelled, the remaining items (units of parallel work) return here at once */
     if (attn_is_cancelled(run->cancel)) return;
-    /* A binary search finds the problem to which item number `item` belongs: the last problem whose first item has no
-     * larger number. */
+    /* A binary search finds the problem to which item number `item` belongs: the last problem whose first item is
+     * number `item` or lower. */
     int low = 0, high = run->count;
     while (high - low > 1) {
         const int middle = (low + high) / 2;

@@ -15,8 +15,9 @@
 #if SIMD_X86
 #include <cpuid.h>
 
-/* Bits of the register XCR0. The operating system saves these registers if their bits are set: SSE and AVX registers;
- * opmask and ZMM registers; the tile configuration and tile data of AMX. */
+/* Masks of bits in the register XCR0. A set bit means that the operating system saves certain registers. XCR0_AVX
+ * covers the SSE and AVX registers, XCR0_AVX512 the opmask and ZMM registers, and XCR0_AMX the configuration and data
+ * of AMX tiles. */
 enum { XCR0_AVX = 0x6, XCR0_AVX512 = 0xe0, XCR0_AMX = 0x60000 };
 
 static uint64_t os_state(void)
@@ -26,8 +27,8 @@ static uint64_t os_state(void)
     return (uint64_t)high << 32 | low;
 }
 
-/* Returns whether `reg` has all bits of `mask`. The instruction cpuid returned `reg`; its bits say which instructions
- * exist. */
+/* Returns whether `reg` has all bits of `mask`. `reg` is a result of the instruction cpuid, whose bits say which
+ * instructions exist. */
 static bool has(uint32_t reg, uint32_t mask)
 {
     return (reg & mask) == mask;
@@ -58,9 +59,9 @@ static int best(void)
     return 4;
 }
 
-/* Returns the index of the fastest table up to `level`. A processor with AMX computes VDPBF16PS slowly: 106 GFLOP/s a
- * core on Sapphire Rapids, where f32 products reach 175. If the operating system refuses AMX tiles to this process,
- * such a processor is therefore faster with f32. */
+/* Returns the index of the fastest table up to `level`. A processor with AMX executes VDPBF16PS (bf16 products without
+ * AMX) slowly: a core of Sapphire Rapids reaches 106 GFLOP/s with it, and 175 GFLOP/s with f32 products. If the
+ * operating system refuses AMX tiles to this process, such a processor is therefore faster with f32. */
 static int preferred(int level)
 {
     uint32_t a, b, c, d;
@@ -111,8 +112,8 @@ static int preferred(int level)
     return level;
 }
 
-static struct simd with_bf16; /* the table neon_bf16: the table neon, and in addition the compute type bf16 for operands
-                               * of matrix products */
+/* the table neon_bf16: a copy of the table neon, with the compute type bf16 (for operands of matrix products) added */
+static struct simd with_bf16;
 
 static void assemble(void)
 {

@@ -73,9 +73,9 @@
  * of Q and dO (a, at) belong to the query tile, packs of K (bt, b) and V (bt) to the key tile. f32 products need no
  * packed A where the tensor itself has the A form: float32, dense in its last axis, with 64-byte aligned rows.
  *
- * Tile sizes: every size works; multiples of 32 waste nothing. The panel of B (32 columns, k deep) stays in L1 while
- * it meets all rows, the rest in L2. Choose lda and ldc with simd_ld(): rows at a distance of a power of two would
- * compete for the same cache sets. */
+ * Tile sizes: every size works; multiples of 32 waste nothing. The panel of B (32 columns, k deep) stays in L1 while it
+ * is multiplied with all rows of A; the rest stays in L2. Choose lda and ldc with simd_ld(): rows at a distance of a
+ * power of two would compete for the same cache sets. */
 #ifndef ATTN_CPU_SIMD_H
 #define ATTN_CPU_SIMD_H
 
@@ -88,8 +88,9 @@ enum {
     SIMD_A_ROWS = 16,
 };
 
-/* A number below SIMD_TAME in size cannot cause an overflow: sums of 2^63 such numbers are finite. Partial sums of a
- * dot product of up to ATTN_MAX_HEAD_DIM pairs of such numbers are finite too: 2^58 * 2^58 * 2^10 = 2^126. */
+/* A number whose absolute value is below SIMD_TAME cannot cause an overflow: sums of 2^63 such numbers are finite.
+ * Partial sums of a dot product of up to ATTN_MAX_HEAD_DIM pairs of such numbers are finite too: 2^58 * 2^58 * 2^10 =
+ * 2^126. */
 #define SIMD_TAME 0x1p58f
 /* If the largest score of a row (in base 2) is below this number, no score of the row has overflowed. */
 #define SIMD_SCORE_MOST 0x1p126f
@@ -100,14 +101,15 @@ struct simd_score {
                     * product q . k */
     float softcap; /* if above 0, scores become softcap * tanh(s / softcap), where s is scale * S; 0: no softcap */
 
-    /* NULL, or the address of the bias of element (0, 0); row r of the bias starts at r * bias_stride (0: one row for
-     * all) */
+    /* NULL, or the address of the bias of element (0, 0). Row r of the bias starts at r * bias_stride; a bias_stride of
+     * 0 means one bias row for all rows. */
     const void *bias;
     attn_dtype bias_dtype;
     int64_t bias_stride;
 
     float slope; /* slope of ALiBi, which adds -slope * |distance + r - c| to row r, column c; 0: no ALiBi */
-    /* ALiBi's distance i + Sk - Sq - j of element (0, 0) of the tile; distances beyond 2^24 are rounded to float */
+    /* ALiBi's distance i + Sk - Sq - j for element (0, 0) of the tile; distances above 2^24 are rounded to the nearest
+     * float */
     int64_t distance;
 
     /* address of element (0, 0) of keep_mask, where 0 hides a key; NULL: no mask. Row r starts at r * keep_stride */
@@ -127,16 +129,16 @@ struct simd_score {
     float *cap;
 };
 
-/* How to compute the gradient of the scores of one tile. S, dP, cap, drop and dZ are [rows][ld]. P_b, dS_a and dS_b are
- * operands of matrix products, each with its own distance between rows. */
+/* Arguments and results of gradient(), which computes the gradient of the scores of one tile. S, dP, cap, drop and dZ
+ * are [rows][ld]. P_b, dS_a and dS_b are operands of matrix products, each with its own distance between rows. */
 struct simd_gradient {
     int rows, cols;
-    int64_t ld;         /* distance between rows, in elements, of S, dP, cap, drop and dZ */
-    const float *S;     /* products q . k, or the scores that score() has made from them */
-    const float *dP;    /* the product dO V^T, not yet multiplied by dropout's factors */
-    float c;            /* P = exp2(c * S - lse2): c is scale * log2(e) if S are products q . k, and 1 after score() */
-    const float *lse2;  /* lse * log2(e) of each of the `rows` rows; +INFINITY for a row that sees no key, which makes
-                         * its P 0 */
+    int64_t ld;      /* distance between rows, in elements, of S, dP, cap, drop and dZ */
+    const float *S;  /* products q . k, or the scores that score() has made from them */
+    const float *dP; /* the product dO V^T, not yet multiplied by dropout's factors */
+    float c;         /* P = exp2(c * S - lse2): c is scale * log2(e) if S are products q . k, and 1 after score() */
+    /* lse * log2(e) of each of the `rows` rows; +INFINITY for a row that sees no key, so that P is 0 */
+    const float *lse2;
     const float *delta; /* delta of each of the `rows` rows: rowsum(dO * O) - dlse */
     const float *cap;   /* NULL, or the derivatives of softcap that score() wrote to its `cap` */
     const float *drop;  /* NULL, or for each (query, key) pair 1 if dropout keeps it and 0 if dropout drops it */
@@ -165,10 +167,11 @@ struct simd_type {
      * gemm() needs whole tiles */
     int strip;
 
-    /* Make operands from X, which is [rows][cols] of any floating dtype with rows `stride` elements apart. Numbers are
-     * rounded to nearest even. Each function returns true if every element is below SIMD_TAME in size. If the result is
-     * false, the caller must handle larger numbers, whose sums may overflow. The caller must also handle NaN and
-     * infinity, because their products with the zeros of hidden keys would be NaN. */
+    /* The pack functions make operands from X, which is [rows][cols] of any floating dtype with rows `stride` elements
+     * apart. Numbers are rounded to nearest even. Each function returns true if the absolute value of every element is
+     * below SIMD_TAME. If the result is false, the caller must handle larger numbers, whose sums may overflow. The
+     * caller must also handle NaN and infinity, because NaN or infinity times the P = 0 of a hidden key would be
+     * NaN. */
     bool (*pack_a)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_at)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_b)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb);
@@ -220,10 +223,10 @@ struct simd {
      * -FLT_MAX. Call softmax() and gradient() with c = 1 afterwards. */
     void (*score)(int rows, int cols, float *S, int64_t lds, const struct simd_score *how);
 
-    /* Applies a causal mask or window to a tile of scores without other options (others need score()): row r sees
-     * columns lo[r] to hi[r] - 1, and S becomes -inf in all other columns; 0 <= lo[r] <= hi[r] <= cols. Visible
-     * elements of S stay products q . k. Call softmax() and gradient() afterwards with the factor c = scale * log2(e),
-     * which must be above 0. */
+    /* Applies a causal mask or window to a tile of scores. Tiles with other options need score(). Row r sees columns
+     * lo[r] to hi[r] - 1, and S becomes -inf in all other columns; 0 <= lo[r] <= hi[r] <= cols. Visible elements of
+     * S stay products q . k. Call softmax() and gradient() afterwards with the factor c = scale * log2(e), which
+     * must be above 0. */
     void (*hide)(int rows, int cols, float *S, int64_t lds, const int *lo, const int *hi);
 
     /* Two functions for decode: a few query rows against rows of K and V as they lie in memory. Memory bandwidth bounds
@@ -264,9 +267,9 @@ struct simd {
     void (*store_t)(int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
                     attn_dtype dtype, int64_t stride);
 
-    /* Ends n rows of softmax(): inverse[r] = 1 / l[r], lse[r] = (m[r] + log2 l[r]) ln 2. A row with l[r] = 0 has seen
-     * no key: its inverse becomes 0 and its lse -inf. l is 0, at least 1, infinite or NaN; the error of lse is less
-     * than 3e-7 of |m| + log2 l. Returns whether every |m| is below SIMD_SCORE_MOST and every l finite. */
+    /* Ends n rows of softmax(): inverse[r] = 1 / l[r], lse[r] = (m[r] + log2 l[r]) ln 2. A row with l[r] = 0 has
+     * seen no key: its inverse becomes 0 and its lse -inf. l is 0, at least 1, infinite or NaN; the error of lse is
+     * less than 3e-7 times (|m| + log2 l). Returns whether every |m| is below SIMD_SCORE_MOST and every l finite. */
     bool (*close)(int n, const float *m, const float *l, float *inverse, float *lse);
 
     /* Computes y[i] = exp2(x[i]), the exponential of softmax, with a relative error below 2e-7. exp2(0) is exactly 1.
@@ -288,8 +291,8 @@ struct simd {
     /* Computes sums[j] = S[0][j] + S[1][j] + ... in the order of the rows. */
     void (*add_rows)(int rows, int cols, const float *S, int64_t lds, float *sums);
 
-    /* Gives the tile registers of AMX back to the operating system. A thread may call it before it stops computing for
-     * a while; the next gemm() takes the registers again. */
+    /* Gives the tile registers of AMX back to the operating system. A thread may call leave() when it will not compute
+     * for a while. The next gemm() takes the registers again. */
     void (*leave)(void);
 };
 
@@ -325,8 +328,8 @@ static inline int64_t simd_element_bytes(const struct simd_type *t)
     return t->dtype == ATTN_F32 ? 4 : 2;
 }
 
-/* Returns a good distance between rows of n elements, in elements: an odd multiple of 64 bytes, which spreads rows over
- * all cache sets. */
+/* Returns a suitable distance between rows of n elements, counted in elements: an odd multiple of 64 bytes, so that
+ * rows are spread over all cache sets. */
 static inline int64_t simd_ld(int64_t n, int64_t element_bytes)
 {
     int64_t lines = (simd_round_up(n, 32) * element_bytes + 63) / 64;
@@ -346,7 +349,7 @@ static inline int64_t simd_ldb(const struct simd_type *t, int64_t k)
 }
 
 /* In a product A B, simd_a_bytes() returns the bytes of A with m rows, and simd_b_bytes() the bytes of B with n
- * columns, whose panels are ldb apart. The sizes are those of tiles or of one head, so they are far from overflow. */
+ * columns, whose panels are ldb apart. The operands are tiles or one head, so the sizes cannot overflow. */
 static inline int64_t simd_a_bytes(const struct simd_type *t, int64_t m, int64_t lda)
 {
     return simd_round_up(m, SIMD_A_ROWS) * lda * simd_element_bytes(t);

@@ -1,7 +1,8 @@
 /* simd_amx.c: the product of bf16 operands on AMX tiles (TDPBF16PS), which adds 16 x 32 numbers of A times 32 x 16 of B
  * to 16 x 16 sums.
  *
- * All eight tile registers have the full shape, 16 rows of 64 bytes, so that one configuration serves every product:
+ * All eight tile registers have the full shape, 16 rows of 64 bytes, so that one tile configuration serves every
+ * product:
  *
  *     0 1    C, rows 0-15     4  A, rows 0-15      6 7  B, columns 0-15 and 16-31, half a panel each
  *     2 3    C, rows 16-31    5  A, rows 16-31
@@ -10,9 +11,9 @@
  * whatever memory lies behind, and those results are dropped: such a block of C goes through a buffer. A sum runs along
  * k in order, starting from C.
  *
- * The operating system gives tile registers only to a process that has requested them (simd_amx_permit). The
- * configuration belongs to the thread. A thread loads it at its first product and keeps it, because loading takes 50
- * ns. leave() gives it back, so that the system need not save 8 KiB of tiles of a sleeping thread. */
+ * The operating system gives tile registers only to a process that has requested them (simd_amx_permit). Each thread
+ * loads the tile configuration at its first product and keeps it, because loading takes 50 ns. leave() releases the
+ * tiles, so that the system need not save the 8 KiB of tiles of a sleeping thread. */
 #include "kernels/cpu/simd_variants.h"
 
 /* clang 14 calls this macro __AMXBF16__, newer compilers __AMX_BF16__ */
@@ -59,7 +60,7 @@ void simd_amx_leave(void)
 }
 
 /* Multiplies the rows of C whose factor in `rescale` is not 1, in one panel of columns. The caller does this for all
- * rows before the first product, because an AMX tile load waits if its memory was stored a moment ago. */
+ * rows before the first product, because an AMX tile load stalls if the same memory was stored shortly before. */
 static void rescale_panel(int m, int cols, float *C, int64_t ldc, const float *rescale)
 {
     const __mmask16 m0 = (__mmask16)_bzhi_u32(0xffff, (unsigned)cols);
@@ -132,8 +133,8 @@ static inline __attribute__((always_inline)) void gemm_block(const bool two, con
 
 /* Computes the product of matrices whose numbers have 1, 2 or 3 bf16 parts. A panel (32 columns) of B and 32 rows of A,
  * with all their parts, should fit into the 48 KiB of L1. With several parts k is therefore processed in pieces of
- * K_BLOCK. Speeds measured with m x n x k = 128 x 128 x 256: with two parts, 450 GFLOP/s without pieces of k and 580
- * with them; with one part, 1900 without pieces and 1400 with them. */
+ * K_BLOCK. Measured for m x n x k = 128 x 128 x 256: with two parts, 450 GFLOP/s for the whole of k at once and 580
+ * GFLOP/s in pieces; with one part, 1900 GFLOP/s at once and 1400 in pieces. */
 static inline __attribute__((always_inline)) void gemm(const int parts, int m, int n, int k, const void *A_form,
                                                        int64_t lda, const void *B_form, int64_t ldb, float *C,
                                                        int64_t ldc, bool add, const float *rescale)

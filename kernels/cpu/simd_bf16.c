@@ -1,5 +1,5 @@
-/* simd_bf16.c: the compute type bf16: operands rounded to bf16, sums in f32, for AVX512_BF16 (VDPBF16PS). simd_amx.c
- * replaces the product and uses all other functions of this file.
+/* simd_bf16.c: the compute type bf16 for AVX512_BF16 (VDPBF16PS). Operands are rounded to bf16, and sums are f32.
+ * simd_amx.c replaces the product and uses all other functions of this file.
  *
  * The operands are those of simd_pairs.h with W = 32, because an AMX tile is 32 deep along k. Both VDPBF16PS and AMX
  * flush subnormal bf16 to zero. */

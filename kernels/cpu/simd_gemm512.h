@@ -7,8 +7,8 @@
  *   GEMM_LOAD(b)             16 lanes of a panel of B
  *   GEMM_STEP(sum, a, b)     sum + a * b in every lane
  *
- * A register sums the products of an element of C along the whole of k, in order, and is added to C at the
- * end. */
+ * Each lane of a register sums the products for one element of C over all of k, in order. The sum is added to C at
+ * the end. */
 
 enum { GEMM_ROWS = 14, GEMM_POINTERS = (GEMM_ROWS + 2) / 3 };
 
@@ -29,8 +29,8 @@ VEC void gemm_step(const int rows, const bool both, const GEMM_ELEMENT *const *r
 
 /* Computes `rows` rows of C, in the 32 columns of one panel. `rows` is a constant in every inlined copy of the
  * function, so that the sums stay in registers. One pointer serves three rows (an address may be pointer + lda or
- * pointer + 2 lda), because there are fewer than fourteen general registers for pointers, and every extra instruction
- * may delay a multiply-add. */
+ * pointer + 2 lda), because the processor has too few general registers for fourteen pointers, and every extra
+ * instruction may delay a multiply-add. */
 VEC void gemm_block(const int rows, const bool both, int steps, const GEMM_ELEMENT *A, int64_t lda,
                     const GEMM_ELEMENT *B, float *C, int64_t ldc, int width, bool add, const float *rescale)
 {
@@ -47,8 +47,8 @@ VEC void gemm_block(const int rows, const bool both, int steps, const GEMM_ELEME
 #pragma GCC unroll 5
         for (int i = 0; i < GEMM_POINTERS; i++) {
             row[i] += 2 * GEMM_PER_LANE;
-            /* This statement keeps the compiler from computing the addresses of all fourteen rows of A before the loop,
-             * because there are too few registers for them. */
+            /* This statement keeps the compiler from computing the addresses of all fourteen rows of A before the loop.
+             * There are too few registers for fourteen addresses. */
             __asm__("" : "+r"(row[i]));
         }
     }

@@ -1,4 +1,5 @@
-/* simd_neon_bf16.c: the compute type bf16 for arm64 processors with BFMMLA: operands rounded to bf16, sums in f32.
+/* simd_neon_bf16.c: the compute type bf16 for arm64 processors with BFMMLA. Operands are rounded to bf16, and sums are
+ * f32.
  *
  * BFMMLA multiplies two rows of A by two columns of B, with four numbers along k each, and adds the products to 2 x 2
  * sums. Two neighbouring lines of a panel of B (simd_pairs.h), interleaved in units of 32 bits, give four
@@ -58,8 +59,8 @@ VEC bfloat16x8_t second_fours(vh a, vh b)
     return vreinterpretq_bf16_u64(vzip2q_u64(vreinterpretq_u64_u16(a), vreinterpretq_u64_u16(b)));
 }
 
-/* Loads four numbers along k of each of eight columns of B: two from the line of the panel at B, and two from the next
- * line. */
+/* For each of eight columns of B, loads four numbers along k: two from the line of the panel at B, and two from the
+ * next line. */
 VEC void get_columns(const uint16_t *B, bfloat16x8_t columns[4])
 {
 #pragma GCC unroll 2

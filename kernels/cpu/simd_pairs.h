@@ -11,8 +11,8 @@
  *   vh_flags, vh_flag(x, most, flags)     marks the elements whose bits without the sign are above `most`
  *   vh_flagged(flags)
  *
- * Numbers are stored in pairs along k (the axis over which a product sums), because one instruction adds two products
- * along k, or four, to a lane. The operands:
+ * Numbers are stored in pairs along k (the axis over which a product sums), because one instruction adds two (or four)
+ * products along k to a lane. The operands:
  *
  *   A    has rows along k, so that the two numbers of a pair are neighbours in memory
  *   B    has the two numbers of a pair in one 32-bit lane, and 32 lanes (columns) in a line of the panel:
@@ -69,7 +69,7 @@ VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
 /* ---- Packing rows of tensors as operands ------------------------------------------------------------------------- */
 
 /* Loads elements c to c + W - 1 of a row as bf16. Elements from `cols` on, and rows that do not exist, are 0. *bad
- * marks infinities, NaN and elements of SIMD_TAME or more in size. */
+ * marks infinities, NaN and elements whose absolute value is SIMD_TAME or more. */
 VEC vh get_bf16(const void *X, attn_dtype dtype, int64_t stride, int rows, int cols, int r, int c, vh_flags *bad)
 {
     const int n = cols - c < W ? cols - c : W;

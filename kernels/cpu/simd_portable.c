@@ -2,7 +2,7 @@
  * it, and tests compare all other tables with it.
  *
  * The code is simple enough to be checked by reading: one element at a time, libm for exp2 and tanh. gemm() keeps the
- * sums of a row of 32 columns in an array, so that every compiler vectorises it. */
+ * sums of a row of 32 columns in an array, so that every compiler vectorises the loop. */
 #include "kernels/cpu/simd_scalar.h"
 #include "kernels/cpu/simd_variants.h"
 
@@ -112,8 +112,8 @@ static bool softmax(int rows, int cols, const float *S, int64_t lds, float c, fl
         rescale[r] = m[r] == max ? 1.0f : exp2_one(m[r] - base);
         any |= rescale[r] != 1.0f;
         for (int j = 0; j < cols; j++) {
-            /* s[j] * c - base must not become a fused multiply-add: only without one does the largest score give
-             * exactly 1 */
+            /* s[j] * c - base must not become a fused multiply-add, with which the largest score would not give exactly
+             * 1 */
             const float e = exp2_one(s[j] * c - base);
             sum += e;
             p[j] = drop ? e * drop[r * lds + j] : e;

@@ -1,6 +1,6 @@
-/* simd_rows.h: functions on rows of f32 numbers, written with the vector functions of a simd_v*.h: scores, decode,
- * conversions, f32 operands. simd_avx2.c, simd_avx512.c and simd_neon.c each include it once and put the
- * functions into their tables.
+/* simd_rows.h: functions on rows of f32 numbers (scores, decode, conversions, f32 operands), written with the vector
+ * functions of a simd_v*.h. simd_avx2.c, simd_avx512.c and simd_neon.c each include it once and put the functions into
+ * their tables.
  *
  * A function over elements of any dtype is written once, as an inline function with the dtype as a constant. FOR_DTYPE
  * makes one copy for each dtype, so the loops have no branch on the dtype. */
@@ -34,11 +34,11 @@ VEC int min_int(int a, int b)
 
 /* ---- Packing rows of tensors as f32 operands --------------------------------------------------------------------- */
 
-/* Adds the vector x to a sum. A lane of the sum becomes infinite or NaN if the number of x in that lane is infinite,
- * NaN, or SIMD_TAME or more in size. Thousands of smaller numbers close to SIMD_TAME may have the same effect. */
+/* Adds the vector x to a sum. A lane of the sum becomes infinite or NaN if x has infinity, NaN or an absolute value of
+ * SIMD_TAME or more in that lane. Thousands of smaller numbers close to SIMD_TAME may have the same effect. */
 VEC vf v_tame(vf sum, vf x)
 {
-    /* adds 2^70 x, which is infinite if x is SIMD_TAME or more, and which then makes the sum infinite or NaN */
+    /* adds 2^70 x: if x is SIMD_TAME or more, 2^70 x is infinite, and the sum becomes infinite or NaN */
     return v_fma(x, v_set(0x1p70f), sum);
 }
 
@@ -206,7 +206,7 @@ VEC void score_as(attn_dtype dtype, int rows, int cols, float *S, int64_t lds, c
                 const vf distance = v_abs(v_sub(v_set((float)(how->distance + r - j)), v_iota()));
                 t = v_fnma(v_set(how->slope), distance, t);
             }
-            /* max() makes a visible score at least -FLT_MAX, and keeps NaN; hidden scores become -inf below */
+            /* max() raises scores to at least -FLT_MAX, and keeps NaN; hidden scores become -inf further below */
             t = v_max(v_set(-FLT_MAX), v_mul(t, v_set(LOG2E)));
             if (keep) hidden = v_or(hidden, v_zero_bytes_n(keep + j, n));
             if (how->lo) {
@@ -242,9 +242,9 @@ static void hide(int rows, int cols, float *S, int64_t lds, const int *lo, const
 
 /* ---- Functions for decoding (few queries) ------------------------------------------------------------------------ */
 
-/* Computes the dot products of nq <= V_DOT_QUERIES queries with four keys at a time. Registers hold the sums, of which
- * there are up to sixteen, and each key is converted once. The lanes and the order of a sum depend on d alone. Where
- * fewer than four keys are left, the last key takes the places of the missing ones, and its extra sums are dropped. */
+/* Computes the dot products of nq <= V_DOT_QUERIES queries with four keys at a time. Registers hold the sums (up to
+ * sixteen), and each key is converted once. The lanes and the order of a sum depend on d alone. Where fewer than four
+ * keys are left, the last key is used again in place of the missing keys, and these extra sums are dropped. */
 VEC void dots_as(attn_dtype dtype, int nq, int n, int d, const float *q, int64_t ldq, const void *K, int64_t stride,
                  float *S, int64_t lds)
 {
@@ -479,8 +479,9 @@ static void store_t(int rows, int cols, const float *X, int64_t ldx, float scale
                     attn_dtype dtype,
                     int64_t stride){ FOR_DTYPE(dtype, store_t_as(T, rows, cols, X, ldx, scale, row_scale, Y, stride)) }
 
-/* Returns log2 x for positive normal numbers and infinity; NaN gives NaN. x = 2^e y with y from 1 / sqrt 2 to sqrt 2,
- * and log2 y = 2 / ln 2 (s + s^3 / 3 + s^5 / 5 + ...), s = (y - 1) / (y + 1): up to s^9, for |s| < 0.172. */
+/* Returns log2 x for positive normal numbers and infinity; NaN gives NaN. x = 2^e y with y from 1 / sqrt 2 to sqrt
+ * 2, and log2 y = 2 / ln 2 (s + s^3 / 3 + s^5 / 5 + ...), s = (y - 1) / (y + 1). The code sums up to s^9; |s| is
+ * below 0.172. */
 VEC vf v_log2(vf x)
 {
     const vi half_root = v_bits(v_set(0.70710677f)), e = v_high_bits(v_sub_i(v_bits(x), half_root), 23);
@@ -505,8 +506,8 @@ VEC vf close_some(const float *m, const float *l, float *inverse, float *lse, in
     const vf ends = v_fma(max, v_set(0x1.62e43p-1f), small);
     v_store_n(inverse, v_select(none, v_zero(), v_div(v_set(1.0f), sum)), n);
     v_store_n(lse, v_select(none, v_set(-INFINITY), ends), n);
-    /* NaN where a maximum or sum is too large: 4 times a maximum of SIMD_SCORE_MOST or more is infinite, and 0 times
-     * infinity is NaN */
+    /* makes lanes NaN in which the maximum or the sum is too large: 4 times a maximum of SIMD_SCORE_MOST or more is
+     * infinite, and 0 times infinity is NaN */
     return v_mul(v_fma(max, v_set(4), sum), v_zero());
 }
 
@@ -525,7 +526,7 @@ static void exp2_all(int64_t n, const float *x, float *y)
     if (i < n) v_store_n(y + i, v_exp2(v_load_n(x + i, (int)(n - i))), (int)(n - i));
 }
 
-/* ---- Functions for an observe ------------------------------------------------------------------------------------ */
+/* ---- Functions for an observe (statistics of probabilities) ------------------------------------------------------ */
 
 VEC vf scaled_or_hidden(const float *s, int n, vf c)
 {

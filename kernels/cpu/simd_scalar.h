@@ -1,6 +1,6 @@
 /* simd_scalar.h: conversions of f16, bf16 and e4m3 to f32 and back, one number at a time. simd_portable.c consists of
  * these functions, and the other variants use them for tables and for the last elements of a row. Conversions to f32
- * are exact; those from f32 round to nearest even.
+ * are exact; conversions from f32 round to nearest even.
  *
  *            sign exponent mantissa  bias   largest   subnormals   infinity   NaN
  *     f16       1        5       10    15     65504   yes          yes        yes
@@ -108,7 +108,8 @@ static inline void simd_put_element(void *row, attn_dtype dtype, int64_t c, floa
 }
 
 /* Does the last part of observe() for one row: adds `sum` and `part`, the two sums over this call's columns, to the
- * row's running sum l and entropy sum e. m is the row's maximum without these columns, `most` the maximum with them. */
+ * row's running sum l and entropy sum e. m is the row's maximum before this call, and `most` the maximum that includes
+ * this call's columns. */
 static inline void simd_join_entropy(float most, float sum, float part, float *m, float *l, float *e)
 {
     const float by = *m < most ? *m - most : 0;
@@ -132,10 +133,10 @@ static inline const void *simd_row(const void *X, attn_dtype dtype, int64_t stri
     return (const char *)X + r * stride * simd_dtype_bytes(dtype);
 }
 
-/* Packing reads the rows of one head, and rows of other heads lie between them in memory. Processors do not predict
- * this pattern, so the code would wait for each row that is in no cache. Code that reads SIMD_AHEAD rows therefore
- * prefetches the next SIMD_AHEAD rows. simd_ahead() returns how many rows to prefetch: all, or none if the rows are so
- * close together (SIMD_CLOSE bytes in all) that a cache probably has them. */
+/* Packing reads the rows of one head, and rows of other heads lie between these rows in memory. Processors do not
+ * predict this pattern, so the code would wait for each row that is not in a cache. Code that reads SIMD_AHEAD rows
+ * therefore prefetches the next SIMD_AHEAD rows. simd_ahead() returns how many rows to prefetch: all, or none if the
+ * rows are so close together (SIMD_CLOSE bytes in all) that a cache probably has them. */
 enum { SIMD_AHEAD = 16, SIMD_CLOSE = 48 << 10 };
 static inline int simd_ahead(attn_dtype dtype, int64_t stride, int rows)
 {

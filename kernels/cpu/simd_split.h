@@ -30,9 +30,9 @@ VEC __m512i interleave(__m512i x)
     return _mm512_permutexvar_epi16(order, x);
 }
 
-/* Splits 32 numbers into PARTS bf16 parts each. In each part the numbers of `low` come first, then those of `high`. All
- * parts but the last are rounded by adding half a unit of their last place, which is fast but may turn a NaN into
- * another number. The last part is rounded by an instruction that keeps NaN, and the remainder of NaN is NaN. */
+/* Splits 32 numbers into PARTS bf16 parts each. In each part the numbers of `low` come first, then the numbers of
+ * `high`. Every part but the last is rounded by adding half a unit in its last place. This is fast, but may turn a NaN
+ * into another number. The last part is rounded by an instruction that keeps NaN, and the remainder of NaN is NaN. */
 VEC void split(vf low, vf high, __m512i part[PARTS])
 {
     const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
@@ -103,8 +103,8 @@ VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair pair, int rows)
 
 /* ---- Packing rows of tensors as operands ------------------------------------------------------------------------- */
 
-/* Loads columns c to c + 15 of row r of X; elements that do not exist are 0. *bad marks infinities, NaN and elements of
- * SIMD_TAME or more in size. */
+/* Loads columns c to c + 15 of row r of X; elements that do not exist are 0. *bad marks infinities, NaN and elements
+ * whose absolute value is SIMD_TAME or more. */
 VEC vf get(attn_dtype dtype, const void *X, int64_t stride, int rows, int cols, int r, int c, __mmask16 *bad)
 {
     const int n = cols - c < V_LANES ? cols - c : V_LANES;

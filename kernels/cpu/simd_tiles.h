@@ -3,7 +3,7 @@
  * first defines how an operand is written:
  *
  *   STEP                    number of vectors that one store to an operand A takes: 1 for f32, 2 for bf16
- *   put_row(A, lda, x, n)   writes the first n elements of x[STEP] to a row of A; bf16 also writes the rest, zeros
+ *   put_row(A, lda, x, n)   writes the first n elements of x[STEP] to a row of A; with bf16, zeros follow
  *   struct pair             the elements of V_LANES columns in two neighbouring rows, in the operand's type
  *   make_pair(x0, x1)       makes a pair from a vector of each row
  *   put_pair_a(), put_pair_b()   write the first `rows` rows of a pair to an operand A or B
@@ -11,8 +11,8 @@
  * Gradients are computed for pairs of rows, because in a bf16 operand B, rows 2 i and 2 i + 1 of a column are
  * neighbours in memory. */
 
-/* softmax() first finds the maxima of this many rows, then computes their exponentials. 16 rows of 256 columns stay in
- * the L1 cache in between */
+/* softmax() finds the maxima of BLOCK rows, then computes the exponentials of the same rows. 16 rows of 256 columns
+ * stay in the L1 cache meanwhile. */
 enum { BLOCK = 16 };
 
 VEC vf load_or(const float *p, int n, vf otherwise)
@@ -20,8 +20,8 @@ VEC vf load_or(const float *p, int n, vf otherwise)
     return n >= V_LANES ? v_load(p) : n > 0 ? v_select(v_first(n), v_load_n(p, n), otherwise) : otherwise;
 }
 
-/* Finds the largest s of a row (if `flip` is true, the largest -s). Lane n of the result is the largest of columns n, n
- * + V_LANES, n + 2 V_LANES, ... */
+/* Finds the largest element s of a row (or the largest -s, if `flip` is true). Lane n of the result is the maximum of
+ * columns n, n + V_LANES, n + 2 V_LANES, ... */
 VEC vf row_max(const float *s, int cols, bool flip)
 {
     const vf none = v_set(-INFINITY), sign = v_set(flip ? -1.0f : 1.0f);
@@ -102,8 +102,8 @@ VEC bool softmax_as(bool dropped, int rows, int cols, const float *S, int64_t ld
         for (int r = 0; r < block; r += V_LANES) {
             const int n = block - r < V_LANES ? block - r : V_LANES, at = r0 + r;
             const vf old = v_load_n(m + at, n), none = v_set(-INFINITY);
-            /* The largest score times |c| is the largest of all scores times |c|, because rounding keeps the order of
-             * products. The comparison with the old maximum loses a NaN, but the sum over the row still becomes NaN. */
+            /* The largest score gives the largest product with |c|, because rounding keeps the order of products. The
+             * comparison with the old maximum loses a NaN, but the sum over the row still becomes NaN. */
             const vf now = v_max(v_mul(v_load(base + r), v_set(fabsf(c))), old);
             /* The maximum is -inf while all keys so far are hidden; 0 replaces it, because -inf - -inf would be NaN. */
             const vf from = v_select(v_less(none, now), now, v_zero());
@@ -157,9 +157,9 @@ VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, 
     *dS = dZ;
 }
 
-/* Computes gradients of scores for the 32 columns of one panel, in pairs of rows from top to bottom, which is the order
- * of the operands in memory. `whole`: all columns exist and every operand is wanted, as in most tiles of large
- * problems. */
+/* Computes gradients of scores for the 32 columns of one panel. It goes over pairs of rows from top to bottom, because
+ * the operands have this order in memory. `whole` is true if all columns exist and every operand is wanted, as in most
+ * tiles of large problems. */
 VEC void gradient_panel(bool plain, bool whole, const struct simd_gradient *g, int j0)
 {
     const int64_t panel = j0 / SIMD_PANEL;

@@ -1,5 +1,5 @@
-/* simd_v128.h: vector functions for NEON, which every arm64 processor has: 4 floats at a time. The functions have the
- * same names as in simd_v512.h, and exp2() is computed as in simd_v256.h.
+/* simd_v128.h: vector functions for NEON, which every arm64 processor has. A vector has 4 floats. The functions have
+ * the same names as those of simd_v512.h, and exp2() is computed as in simd_v256.h.
  *
  * v_max() and v_min() compare and choose, because NEON's own instructions give NaN where either number is NaN. NEON has
  * no masked loads: the first n elements are loaded one by one. */
@@ -16,7 +16,7 @@ enum { V_LANES = 4, V_DOT_QUERIES = 4 };
 typedef float32x4_t vf;
 typedef int32x4_t vi;
 typedef float64x2_t vd;
-typedef uint32x4_t vm; /* a set of lanes: all bits of a lane are set, or none */
+typedef uint32x4_t vm; /* a set of lanes: a lane in the set has all bits 1, any other lane all bits 0 */
 typedef float32x4_t v4;
 
 /* Each line until clang-format is switched on again defines one function. */

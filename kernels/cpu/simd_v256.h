@@ -1,7 +1,9 @@
-/* simd_v256.h: vector functions for AVX2: 8 floats at a time. They have the same names as in simd_v512.h.
+/* simd_v256.h: vector functions for AVX2. A vector has 8 floats. The functions have the same names as those of
+ * simd_v512.h.
  *
- * exp2(x): x = i + r, |r| <= 1/2. 2^r is 1 + r q(r) with q of degree 4, whose error is 9.2e-8 at most. The exponent
- * bits of a float make 2^i. A table lookup in registers would be slower with AVX2. */
+ * exp2(x) is computed as 2^i 2^r, where x = i + r and |r| <= 1/2. 2^r is 1 + r q(r) with a polynomial q of degree 4;
+ * the error is 9.2e-8 at most. The exponent bits of a float make 2^i. A table lookup in registers would be slower with
+ * AVX2. */
 #ifndef ATTN_CPU_SIMD_V256_H
 #define ATTN_CPU_SIMD_V256_H
 
@@ -16,7 +18,7 @@ typedef __m256 vf;
 typedef __m256i vi;
 typedef __m256d vd;
 typedef __m128 v4;
-typedef __m256 vm; /* a set of lanes: all bits of a lane are set, or none */
+typedef __m256 vm; /* a set of lanes: a lane in the set has all bits 1, any other lane all bits 0 */
 
 /* Each line until clang-format is switched on again defines one function. */
 /* clang-format off */
@@ -165,8 +167,8 @@ VEC __m128i v_to_bf16(vf x)
     return _mm_packus_epi32(_mm256_castsi256_si128(z), _mm256_extracti128_si256(z, 1));
 }
 
-/* Load elements of a row: v_get() loads V_LANES from c on, v_get_n() the first n <= 8 of them, with 0 in the other
- * lanes. v_put() and v_put_n() store them. */
+/* v_get() loads the V_LANES elements of a row from element c on. v_get_n() loads only n <= 8 of these, and sets the
+ * remaining lanes to 0. v_put() and v_put_n() store elements in the same way. */
 VEC vf v_get(const void *row, attn_dtype dtype, int64_t c)
 {
     switch (dtype) {

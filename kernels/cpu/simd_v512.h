@@ -1,5 +1,5 @@
-/* simd_v512.h: vector functions for AVX-512: 16 floats at a time. simd_v256.h has functions of the same names for AVX2.
- * simd_rows.h and simd_tiles.h call these functions.
+/* simd_v512.h: vector functions for AVX-512. A vector has 16 floats. simd_v256.h has functions of the same names for
+ * AVX2. simd_rows.h and simd_tiles.h call these functions.
  *
  *   vf is 16 floats, vi is 16 int32, vm is a set of lanes. Functions whose names end in _n access only the first n
  *   lanes of memory (n is 0 to 16) and read the others as zero.
@@ -14,7 +14,7 @@
  *   2^i        is the factor by which vscalefps multiplies
  *
  * These are seven instructions. A polynomial for the usual |r| <= 1/2 alone takes nine. Infinities need no extra code:
- * their r is 0, and vscalefps gives the right result. All rounding errors together are at most 1.8e-7. */
+ * their r is 0, and vscalefps gives the correct result. All rounding errors together are at most 1.8e-7. */
 #ifndef ATTN_CPU_SIMD_V512_H
 #define ATTN_CPU_SIMD_V512_H
 
@@ -107,7 +107,7 @@ VEC bool v_any_nan(vf x)
 }
 
 /* Returns the sum of the lanes of each of four vectors, in the order of the arguments. All four sums add their lanes in
- * one order. */
+ * the same order. */
 VEC v4 v_hsum4(vf a, vf b, vf c, vf d)
 {
     const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));

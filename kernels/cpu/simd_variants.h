@@ -1,6 +1,5 @@
-/* simd_variants.h: declares the parts from which simd.c makes its tables. x86-64 and arm64 have tables of their own; in
- * a build for one of them, the files of the other compile to nothing. Any other processor has only the portable
- * table. */
+/* simd_variants.h: declares the functions and tables that simd.c chooses from. x86-64 and arm64 have different tables;
+ * in a build for one, the files for the other compile to nothing. Any other processor has only the portable table. */
 #ifndef ATTN_CPU_SIMD_VARIANTS_H
 #define ATTN_CPU_SIMD_VARIANTS_H
 

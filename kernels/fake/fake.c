@@ -121,7 +121,7 @@ struct rule {
     enum fault_id fault;
     int64_t number; /* value of the fault in the script: an error code, or milliseconds */
     char path[PATH_BYTES];
-    int64_t first, last; /* numbers of the first and the last event to which the rule applies */
+    int64_t first, last; /* the rule applies to events number `first` to `last` */
 };
 
 /* ---- Devices and streams ----------------------------------------------------------------------------------------- */
@@ -143,23 +143,24 @@ struct lent {
 
 struct fake_device {
     attn_device base;
-    attn_device *cpu;         /* device of the backend "cpu", whose kernels compute the results */
-    struct fake_device *self; /* a pointer to this struct itself, to which attn_capabilities.facts points */
+    attn_device *cpu; /* device of the backend "cpu", whose kernels compute the results */
+    /* a pointer to this struct itself; attn_capabilities.facts is the address of this pointer */
+    struct fake_device *self;
     int rule_count;
     struct rule rules[MAX_RULES];
     int64_t memory_limit;
     bool reads_staging;
 
-    pthread_mutex_t lock; /* protects the members of this struct from memory_used to lost */
+    pthread_mutex_t lock; /* protects the members `memory_used` to `lost` of this struct */
     int64_t memory_used;
     struct block *blocks;
     struct lent *lent;
-    /* number of streams that are executing commands; while no stream is, memory that the test has lent to the device is
+    /* number of streams that are executing commands; while it is 0, memory that the test has lent to the device is
      * inaccessible */
     int working;
     int64_t events[EVENT_COUNT];
-    /* for the fault walk.err, which makes calls number 1, 3, 6, 10, ... fail: walk_next is the number of the next call
-     * that fails, and walk_step its distance from the previous call that failed */
+    /* The fault walk.err makes calls number 1, 3, 6, 10, ... fail. walk_next is the number of the next call that fails.
+     * walk_step is the distance between that call and the previous one that failed. */
     int64_t walk_step, walk_next;
     int lost; /* code of the error after which every call fails (sticky error); 0: the device works */
 };
@@ -190,7 +191,7 @@ struct command {
     attn_problem *problems;
     attn_plan *plans;
     attn_truth truth;       /* for TRUTH and COMPARE: the float64 results; a comparison writes its distances to `to` */
-    int64_t head;           /* for TRUTH, whose steps compute one head each: index of the next head, b * H + h */
+    int64_t head;           /* for TRUTH, which computes one head per step: index of the next head, b * H + h */
     attn_lse_look *look;    /* for LSE: a copy of the caller's struct, which the command owns; the sums are written to
                              * `to` */
     attn_merge_plan *merge; /* for MERGE: a copy of the merge, which the command owns */
@@ -216,8 +217,8 @@ struct fake_stream {
     int64_t until_ns;
     const char *hold;
     int64_t marks_ns[ATTN_MARKS];
-    /* every_row: the run that is being queued leaves out no rows (ATTN_EVERY_ROW); left_rows: some run on the stream
-     * has left out rows since the last call of left_rows() */
+    /* every_row: the run that is being queued must compute all rows (ATTN_EVERY_ROW); left_rows: since the last call of
+     * left_rows(), a run on the stream has left out rows */
     bool every_row, left_rows;
 };
 
@@ -1106,8 +1107,8 @@ static bool truth_is_here(const struct fake_device *device, const struct command
 
 static bool command_is_sane(struct fake_device *device, const struct command *c)
 {
-    /* checked before this device's lock is taken, because source_is_there() takes the other device's lock, and no
-     * thread may hold two */
+    /* checked before this device's lock is taken, because source_is_there() takes the lock of the other device, and no
+     * thread may hold both locks */
     bool sane = c->kind != COMMAND_PEER || source_is_there(c);
     pthread_mutex_lock(&device->lock);
     if (c->kind == COMMAND_PEER) sane = sane && owns(device, c->to, c->bytes);
@@ -1142,8 +1143,8 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
 static int carry_out(struct fake_stream *stream, attn_error *err)
 {
     struct fake_device *device = device_of(stream->base.device);
-    /* the time at which the device would reach command i if it started each command as soon as the command was queued
-     * and the previous one was done; a mark stores this time */
+    /* the time at which a real device would reach command i: such a device starts each command as soon as the command
+     * is queued and the previous one is done. A mark stores this time. */
     int64_t at_ns = 0;
     for (int i = 0; i < stream->count; i++) {
         struct command *c = &stream->commands[i];
@@ -1184,7 +1185,7 @@ static bool is_held_up(const struct fake_stream *stream)
     return stream->never || (stream->hold && access(stream->hold, F_OK) == 0) || now_ns() < stream->until_ns;
 }
 
-/* Checks whether the stream is done. A call during which the script delays the stream is not counted as an event,
+/* Checks whether the stream is done. A call is not counted as an event while the script (of faults) delays the stream,
  * because the number of such calls depends on time. */
 static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 {

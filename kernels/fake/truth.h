@@ -5,9 +5,9 @@
 
 #include "kernels/tiles.h"
 
-/* Computes the results of one head of the problem, of which there are B * H, and stores them in the arrays of `to`, in
- * the order of attn_truth (kernels/attention.h). Heads must be computed in order, because the first one clears the
- * results. Pointers are host memory. Returns false if memory runs out. */
+/* Computes the results of one of the problem's B * H heads, and stores them in the arrays of `to`, in the order of
+ * attn_truth (kernels/attention.h). Head 0 must be computed first, because its call clears the results. Pointers are
+ * host memory. Returns false if memory runs out. */
 bool fake_truth_of_head(const attn_problem *p, int64_t head, const attn_truth *to);
 
 /* fake_truth_rows() returns the number of rows of queries of all heads, or, if `keys` is true, of rows of keys.

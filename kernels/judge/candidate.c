@@ -1,10 +1,10 @@
 /* candidate.c: tests one mistake, or two at once, and decides which errors they explain. See state.h.
  *
- * A mistake explains a wrong tensor if the caller's tensor agrees with the tensor of a kernel with this mistake: their
- * largest and mean difference are at most a tenth of the differences between the caller's tensor and the truth (float64
- * results), or their largest difference is within the limit. Tensors that are right must stay within their limits.
- * Explanations are ordered by score, the sum over the wrong tensors of log(error against the mistake's results / error
- * against the truth). An error is a root mean square plus the rounding of a right kernel. */
+ * A mistake explains a wrong tensor if the caller's tensor agrees with the tensor of a kernel with this mistake: the
+ * largest and mean differences between these two tensors are at most a tenth of those between the caller's tensor and
+ * the truth (float64 results), or the largest difference is within the limit. Tensors that are correct must stay within
+ * their limits. Explanations are ordered by score, the sum over the wrong tensors of log(error against the mistake's
+ * results / error against the truth). An error is a root mean square plus the rounding of a correct kernel. */
 #include "kernels/judge/state.h"
 
 #include <math.h>
@@ -15,19 +15,21 @@ enum { LSE = 1 }; /* index of lse in frame_tensors[] */
 /* The results that have numbers for each query, as bits of attn_tensor_id. */
 #define ROW_RESULTS (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dq))
 
-/* A mistake of precision is an explanation if the caller's mean error against the mistake's results is less than
- * JUDGE_PATTERN times its mean error against the truth (float64 results). */
+/* A mistake of precision is an explanation if the caller's results are, on average, nearer to the mistake's results
+ * than to the truth (float64 results): the mean error must be less than JUDGE_PATTERN times as large. */
 #define JUDGE_PATTERN 0.5
-/* A mistake is one of several causes of an error under two conditions: it leaves at most JUDGE_PART of some wrong
- * tensor's error, and it makes no wrong tensor's error larger than JUDGE_NOT_WORSE times. */
+/* A mistake counts as one of several causes of an error under two conditions. With the mistake assumed, at most
+ * JUDGE_PART of the error of some wrong tensor remains. And the error of no wrong tensor becomes more than
+ * JUDGE_NOT_WORSE times as large. */
 #define JUDGE_PART      0.2
 #define JUDGE_NOT_WORSE 1.05
-/* A pair of mistakes is an explanation only if its score (the sum of logarithms that the top of this file defines) is
- * at least this much lower than the score of each of the two mistakes alone. */
+/* A pair of mistakes is an explanation only if its score (a sum of logarithms, lower is better: see the top of this
+ * file) is lower than the score of each mistake alone by at least this number. */
 #define JUDGE_PAIR_GAIN 1.1
 /* These limits apply where mistakes are tested only on some units (tiles of queries or of keys). A mistake that changes
- * out or lse is tested on tiles of keys only if the forwards of their heads take at most this many multiply-adds.
- * JUDGE_KEYS_CONFIRMED is the limit when PHASE_CONFIRM tests the best explanation. */
+ * out or lse needs the forward of a head to be computed again for each tile of keys. It is tested on such tiles only if
+ * these forwards take at most JUDGE_KEYS_TESTED multiply-adds. JUDGE_KEYS_CONFIRMED is the limit when PHASE_CONFIRM
+ * tests the best explanation. */
 #define JUDGE_KEYS_TESTED    ((double)(INT64_C(1) << 29))
 #define JUDGE_KEYS_CONFIRMED ((double)(INT64_C(1) << 36))
 
@@ -77,8 +79,8 @@ bool candidate_change(const struct judge *j, const struct mistake *m, variation 
     return hypotheses[m->row].apply(&j->facts, m->variant, v, words);
 }
 
-/* Writes to *v the attention to problem p with the candidate's one or two mistakes. Returns false if they do not apply
- * to the problem, or not together. */
+/* Sets *v so that compute.c computes problem p with the candidate's one or two mistakes. Returns false if a mistake
+ * does not apply to the problem, or if the two exclude each other. */
 static bool vary(const struct judge *j, const struct candidate *c, const attn_problem *p, variation *v)
 {
     char words[HYPOTHESIS_WORDS];
@@ -89,7 +91,7 @@ static bool vary(const struct judge *j, const struct candidate *c, const attn_pr
            candidate_change(j, &c->second, v, words);
 }
 
-/* Returns whether out and lse of a kernel with this mistake are right. */
+/* Returns whether a kernel with this mistake gives correct out and lse. */
 static bool forward_is_right(const struct mistake *m)
 {
     return m->alone || m->row < 0 || hypotheses[m->row].of_backward;
@@ -112,8 +114,8 @@ static int64_t tested_of(const struct frame *f, const int64_t *list, int64_t cou
 
 /* Begins the pass (run over tiles) that tests a candidate (one assumed mistake, or two assumed together). `whole`: the
  * pass goes over all tiles, not only over the sample (the tiles on which candidates are tested first). If
- * units_are_sampled(), the pass always goes over the sample, and `whole` means that it may also go over tiles of keys
- * that are much work. Returns false if the candidate does not apply to the problem, or takes too long. */
+ * units_are_sampled() is true, the pass always goes over the sample, and `whole` means that it may also go over tiles
+ * of keys that are much work. Returns false if the candidate does not apply to the problem, or takes too long. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole)
 {
     variation v;
@@ -193,7 +195,7 @@ bool candidate_removes_some(const struct judge *j, const struct candidate *c)
     return false;
 }
 
-/* Returns the score of the better mistake of a pair, when each is tested alone (a lower score is better). */
+/* Returns the better (lower) of the two scores that the mistakes of a pair have when each is tested alone. */
 static double better_single(const struct judge *j, const struct candidate *pair)
 {
     double best = 0;
@@ -208,9 +210,9 @@ static double better_single(const struct judge *j, const struct candidate *pair)
     return best;
 }
 
-/* Compares the caller's errors in one tensor with the errors that the mistake makes there. Returns true only if the
- * root mean squares of the two differ by less than a factor of 1.5, and their ratios of mean to root mean square by
- * less than a factor of 1.25. */
+/* Compares the caller's errors in one tensor with the errors that the mistake makes there. Returns true only if the two
+ * kinds of errors are similar in two ways: their root mean squares differ by less than a factor of 1.5, and their
+ * ratios of mean to root mean square by less than a factor of 1.25. */
 static bool has_size(const struct judge *j, int which, const struct candidate *c, const struct difference *now)
 {
     const double rms = root_mean_square(j, which, now), of = root_mean_square(j, which, &c->size[which]);
@@ -221,12 +223,12 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
 }
 
 /* Returns whether the candidate's mistake makes errors as large as the caller's in each wrong tensor, and only small
- * errors in the tensors that are right. */
+ * errors in the tensors that are correct. */
 static bool explains_by_size(const struct judge *j, const struct candidate *c)
 {
     bool any = false;
-    /* A mistake that makes random errors is not reported if lse is wrong too, because another mistake is then likelier.
-     * In a float32 forward the caller must also have sent lse. */
+    /* A mistake that makes random errors is not reported if lse is wrong too, because other mistakes are then likelier.
+     * In a float32 forward it is reported only if the caller has sent lse. */
     if (j->wrong >> LSE & 1) return false;
     if (j->p.q.dtype == ATTN_F32 && j->p.op == ATTN_OP_FORWARD && !state_is_given(j, ATTN_T_lse)) return false;
     for (int which = 0; which < FRAME_TENSORS; which++) {
@@ -239,8 +241,8 @@ static bool explains_by_size(const struct judge *j, const struct candidate *c)
     return any;
 }
 
-/* Returns whether the candidate's mistake explains most of the mean error of a tensor other than lse. The tensor may be
- * within its limit. */
+/* Returns whether the candidate's mistake explains most of the mean error of some tensor other than lse, even a tensor
+ * that is within its limit. */
 static bool explains_by_pattern(const struct judge *j, const struct candidate *c)
 {
     if (c->breaks) return false;
@@ -277,9 +279,8 @@ bool candidate_is_explanation(const struct judge *j, const struct candidate *c)
     return c->second.row < 0 || (explains_all(j, c) && c->score < better_single(j, c) - JUDGE_PAIR_GAIN);
 }
 
-/* Returns, as bits, the wrong tensors (lse is left out) whose error is for the most part explained by the single
- * mistake. Returns 0 if the mistake makes the error of any wrong tensor larger. The caller's kernel may have further
- * mistakes. */
+/* Returns, as bits, the wrong tensors (except lse) most of whose error the single mistake explains. Returns 0 if the
+ * mistake makes the error of any wrong tensor larger. The caller's kernel may have further mistakes. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c)
 {
     const struct hypothesis *const h = &hypotheses[c->first.row];
@@ -291,7 +292,7 @@ unsigned candidate_part(const struct judge *j, const struct candidate *c)
         if (!(j->wrong >> which & 1) || left->count == 0 || now->count == 0) continue;
         const double before = root_mean_square(j, which, now), after = root_mean_square(j, which, left);
         if (after > JUDGE_NOT_WORSE * before || left->bad > now->bad) return 0;
-        /* lse is left out, because many mistakes bring a wrong lse nearer to the right one, so lse is no evidence */
+        /* lse is left out: many mistakes happen to bring a wrong lse nearer to the correct one, so it is no evidence */
         if (which != LSE && after <= JUDGE_PART * before && difference_mean(left) <= JUDGE_PART * difference_mean(now))
             removed |= 1u << which;
     }

@@ -58,8 +58,8 @@ static int64_t lay_out(struct compute *c, char *memory)
     return used;
 }
 
-/* Returns the largest number of keys that a row can see, also with those mistakes (variation.h) that let it see more
- * keys. */
+/* Returns the largest number of keys that a row can see. Some mistakes (variation.h) let a row see more keys than it
+ * should; these keys count too. */
 static int64_t keys_of_problem(const attn_problem *p, const attn_dims *d)
 {
     const attn_geometry g = attn_geometry_of(p);
@@ -122,8 +122,8 @@ static double scale_of(const variation *v, attn_tensor_id id, int64_t b, int64_t
     return view->data ? attn_load(view->dtype, view->data, attn_at(view, b, hk, 0)) : 1;
 }
 
-/* Returns sequence b; if the variation is the mistake of mixing packed sequences, returns one sequence of all packed
- * rows. */
+/* Returns sequence b; if the variation is the mistake of mixing packed sequences, returns one sequence that contains
+ * the rows of all packed sequences. */
 static attn_sequence sequence_of(const variation *v, int64_t b)
 {
     attn_sequence s = attn_sequence_of(&v->g, v->one_sequence ? 0 : b);

@@ -47,14 +47,15 @@ struct compute {
     bool has_keys, strange; /* strange: an input is NaN or infinite, so products skip hidden pairs */
     int64_t b, hk;
     attn_sequence s;
-    /* Scores and gradients are computed for the keys from `lo` to `hi` - 1 only. compute_keys() sets these to all keys
-     * of the sequence. To use fewer keys, set `lo` (a multiple of PRODUCTS_WIDTH) and `hi` after compute_keys(). */
+    /* Scores and gradients are computed only for the keys `lo` to `hi` - 1. compute_keys() sets `lo` and `hi` to all
+     * keys of the sequence. To use fewer keys, set `lo` (a multiple of PRODUCTS_WIDTH) and `hi` after
+     * compute_keys(). */
     int64_t lo, hi;
     /* If variation.padding_kept is set (the mistake of attending to padding keys), s.Sk includes padding keys. `shift`
-     * is the true number of keys minus s.Sk; causal and window add it to a query's index. */
+     * is the true number of keys minus s.Sk. Causal and window add `shift` to a query's index. */
     int64_t shift;
-    /* keys and values of the head, where KT and VT are the transposed K and V: KT [D, keys] and V [most_keys, Dv], for
-     * gradients also K [most_keys, D] and VT [Dv, keys] */
+    /* keys and values of the head: KT [D, keys] (K transposed) and V [most_keys, Dv]; for gradients also K [most_keys,
+     * D] and VT [Dv, keys] (V transposed) */
     double *KT, *V, *K, *VT;
     double *dK, *dV; /* gradients of keys and values: dK [most_keys, D], dV [most_keys, Dv] */
 
@@ -78,13 +79,14 @@ void compute_close(struct compute *c);
 
 /* Loads the keys and values of head hk of sequence b. In a backward it also sets dK and dV to 0. */
 void compute_keys(struct compute *c, const variation *v, int64_t b, int64_t hk);
-/* Computes out and lse of a tile, and for each row the largest score (top) and lse - top (rest). The tile's query head
- * must read the keys that compute_keys() loaded. */
+/* Computes out and lse of a tile, and for each row `top` (the largest score) and `rest` (lse - top). The keys that
+ * compute_keys() loaded must be those of the tile's query head. */
 void compute_rows(struct compute *c, const variation *v, const struct compute_rows *rows);
 /* The gradients that compute_gradients() computes. */
 enum compute_wanted { COMPUTE_DQ = 1, COMPUTE_DK_DV = 2, COMPUTE_ALL = 3 };
-/* Computes dq of a tile, and adds the tile's part to dK, dV and sums. Call it after compute_rows() of the same tile,
- * because it reads the tile's scores, out, top and rest. dq is right only if scores of all keys were computed. */
+/* Computes dq of a tile, and adds the tile's contributions to dK, dV and `sums`. Call it after compute_rows() of the
+ * same tile, because it reads the tile's scores, out, top and rest. dq is correct only if scores of all keys were
+ * computed. */
 void compute_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                        const struct compute_sums *sums, enum compute_wanted wanted);
 /* Computes the scores z of a tile's rows with the keys `lo` to `hi` - 1, and the factors M by which dropout multiplies
@@ -93,10 +95,10 @@ void compute_tile_scores(struct compute *c, const variation *v, const struct com
 /* Returns whether causal and window let some row of the tile see some of the keys `lo` to `hi` - 1. */
 bool compute_sees(const struct compute *c, const variation *v, const struct compute_rows *rows);
 
-/* Steps of compute_rows() and compute_gradients() that emulate.c calls too. compute_scores() turns row `r` of the array
- * z from products q.k into the scores of query i of head h; hidden scores become -inf. compute_dropout() sets the array
- * M to the factors of dropout for a row; without dropout they are 1. compute_row_gradients() turns the weights P of a
- * row into the weights after dropout, and dP into dS. */
+/* These functions are steps of compute_rows() and compute_gradients(), and emulate.c calls them too. compute_scores()
+ * turns row `r` of the array z from products q.k into the scores of query i of head h; hidden scores become -inf.
+ * compute_dropout() sets the array M to the factors of dropout for a row; without dropout they are 1.
+ * compute_row_gradients() turns the weights P of a row into the weights after dropout, and dP into dS. */
 void compute_load_queries(struct compute *c, const variation *v, const struct compute_rows *rows);
 void compute_scores(struct compute *c, const variation *v, int64_t b, int64_t h, int64_t i, int64_t r);
 void compute_dropout(const struct compute *c, const variation *v, int64_t b, int64_t h, int64_t i, double *M);

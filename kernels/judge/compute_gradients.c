@@ -61,8 +61,8 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
     double delta = 0;
     probabilities(c, r, c->top[r], c->rest[r]);
     /* In a kernel, the roundings of delta = sum dO * out differ from those of dP. In a row that sees one key, dP -
-     * delta is therefore not exactly 0. To get different roundings here too, the terms of delta are added from the last
-     * to the first. */
+     * delta is therefore not exactly 0. To imitate that, the terms of delta are added here from the last to the
+     * first. */
     for (int64_t n = 0; n < d->Dv && !v->no_delta; n++) {
         const int64_t e = r * c->Dv + (c->in_float ? d->Dv - 1 - n : n);
         delta = kept(c, delta + c->dO[e] * c->out[e]);

@@ -20,8 +20,8 @@ attn_range compute_keys_of(const struct compute *c, const variation *v, int64_t 
     return keys;
 }
 
-/* For mistakes in which a kernel skips a tile of keys: returns the keys of that tile, which row i does not see. `keys`
- * are the keys that causal and window let the row see. */
+/* Some mistakes let a kernel skip a tile of keys for row i. Returns the keys of that tile. `keys` are the keys that
+ * causal and window let row i see. */
 static attn_range dropped_of(const variation *v, const attn_sequence *s, attn_range keys)
 {
     attn_range out = { 0, 0 };
@@ -169,9 +169,9 @@ static double exponentials(const double *z, int64_t lo, int64_t hi, double top, 
     return sum;
 }
 
-/* Computes the weights of a row for the mistakes of variation.softmax in which a kernel does not rescale its sums when
- * a tile of keys raises the maximum. Returns the sum by which out is divided. On entry, P has exp(z - top), where `top`
- * is the row's maximum after the last tile, and `sum` is the sum of P. */
+/* Computes the weights P of a row as a kernel does that forgets to rescale its sums when a tile of keys raises the
+ * maximum. variation.softmax says which sums it forgets. Returns the sum by which out is divided. On entry, P has exp(z
+ * - top), where `top` is the row's maximum after the last tile, and `sum` is the sum of P. */
 static double not_rescaled(const struct compute *c, const variation *v, int64_t h, const double *z, double sum,
                            double *P)
 {
@@ -190,8 +190,8 @@ static double not_rescaled(const struct compute *c, const variation *v, int64_t 
     return v->softmax == SOFTMAX_OUT_NOT_RESCALED ? sum : other;
 }
 
-/* For the mistake SOFTMAX_SPLITS_UNWEIGHTED: sets P to the weights of a kernel that averages the outs of several splits
- * of the keys without weighting them by their lse. */
+/* For the mistake SOFTMAX_SPLITS_UNWEIGHTED: sets P to the weights that result if a kernel splits the keys and averages
+ * the outs of the splits without weighting each out by its lse. */
 static void unweighted(const struct compute *c, const variation *v, const double *z, double *P)
 {
     const int64_t keys = attn_max64(1, attn_tiles(c->s.Sk, v->tile));
@@ -207,8 +207,8 @@ static void unweighted(const struct compute *c, const variation *v, const double
     for (int64_t j = 0; j < c->s.Sk && splits > 0; j++) P[j] /= (double)splits;
 }
 
-/* For the mistake `tail`, in which a kernel counts the padding of the last tile as keys of score 0: returns how many of
- * these keys row i sees. */
+/* In the mistake `tail`, a kernel counts the padding of the last tile as keys of score 0. Returns how many of these
+ * padding keys row i sees. */
 static int64_t tail_of(const struct compute *c, const variation *v, int64_t i)
 {
     if (v->tail == 0 || c->s.Sk % v->tail == 0) return 0;

@@ -7,8 +7,8 @@
  * products_avx2.c and products_avx512.c, EFFORT_RATE_PORTABLE with plain C. */
 #define EFFORT_RATE          8e9
 #define EFFORT_RATE_PORTABLE 2e9
-/* The time of emulating one right kernel (imitating its roundings) divided by the time of computing the truth (float64
- * results). */
+/* The time of emulating one correct kernel (imitating its roundings) divided by the time of computing the truth
+ * (float64 results). */
 #define EFFORT_EMULATION 2.5
 
 double effort_rate(void)

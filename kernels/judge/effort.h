@@ -9,20 +9,20 @@ enum {
     /* largest number of multiply-adds of a pass (a run over a problem's tiles) that always goes over all tiles; a
      * longer pass may leave out tiles */
     EFFORT_SMALL = 1 << 24,
-    /* for a problem of at most EFFORT_SMALL multiply-adds: number of right kernels whose roundings the judge
+    /* for a problem of at most EFFORT_SMALL multiply-adds: number of correct kernels whose roundings the judge
      * imitates */
     EFFORT_EMULATIONS = 6,
-    /* for a problem of more multiply-adds than EFFORT_SMALL: number of right kernels whose roundings the judge
+    /* for a problem of more multiply-adds than EFFORT_SMALL: number of correct kernels whose roundings the judge
      * imitates */
     EFFORT_EMULATIONS_LARGE = 2,
 };
 
 /* Returns how many multiply-adds in double one thread computes per second. */
 double effort_rate(void);
-/* Returns for how many right kernels a judge imitates the roundings (emulates the kernel) on this problem. */
+/* Returns for how many correct kernels a judge imitates the roundings (emulates the kernel) on this problem. */
 int effort_emulations(const attn_problem *p);
-/* Returns how long emulating `count` right kernels (imitating their roundings) takes, divided by the time of the truth
- * (float64 results). */
+/* Returns how long emulating `count` correct kernels (imitating their roundings) takes, divided by the time of the
+ * truth (float64 results). */
 double effort_of_emulations(int count);
 
 #endif

@@ -1,4 +1,4 @@
-/* emulate.c: attention with the roundings of a right kernel. See emulate.h.
+/* emulate.c: attention with the roundings of a correct kernel. See emulate.h.
  *
  * Products are in float32, summed in order. Each score is rounded once, and so is each exponential. P (after dropout)
  * and dS are rounded to q's dtype where that dtype has 16 bits or fewer. */
@@ -65,8 +65,8 @@ void emulate_keys(const struct compute *c, float *scratch)
     narrow(c->VT, c->Dv * c->keys, at.VT);
 }
 
-/* Rounds a number of P or dS to q's dtype, as kernels do before they multiply it. If q is float8, kernels multiply P by
- * 256 before they round it, because small numbers would become 0. */
+/* Rounds a number of P or dS to q's dtype, as kernels do before a matrix product. If q is float8, kernels multiply P by
+ * 256 before they round it, because small numbers would otherwise become 0. */
 static float as_operand(const struct compute *c, double x)
 {
     const attn_dtype dtype = c->p->q.dtype;
@@ -128,7 +128,7 @@ static void add_tile(const struct compute *c, const struct places *at, int64_t c
                     at->acc[r * c->Dv + e] += at->P[r * c->keys + j] * at->V[j * c->Dv + e];
 }
 
-/* Computes out as those kernels do that divide P by the row's sum before they round P. */
+/* Computes out in the way of kernels that divide P by the row's sum before they round P. */
 static void normalize_first(struct compute *c, const struct places *at, int64_t count, const float *sum)
 {
     for (int64_t r = 0; r < count; r++)
@@ -210,8 +210,8 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
 }
 
 /* Adds the product of P and B to C as a kernel does: the factors are rounded, and the sums are computed in float32.
- * compute_times_keys() and compute_add_to_keys() compute the same product in double, without rounding. `by_key`: the
- * product is that of compute_add_to_keys(). */
+ * compute_times_keys() and compute_add_to_keys() compute the same product in double, without rounding. `by_key`: true
+ * for the product of compute_add_to_keys(), false for that of compute_times_keys(). */
 static void add_rounded(struct compute *c, const struct places *at, int64_t m, int64_t n, int64_t k, int64_t row,
                         int64_t column, const float *B, int64_t ldb, double *C, bool by_key)
 {

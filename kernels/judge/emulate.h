@@ -1,14 +1,14 @@
-/* emulate.h: what a right kernel computes, with its roundings.
+/* emulate.h: what a correct kernel computes, with its roundings.
  *
  * A kernel multiplies numbers of q's dtype, rounds P and dS to that dtype and sums in float32, tile by tile. These
- * roundings make its results differ from the exact ones. An emulation makes the same roundings on the problem that is
- * judged, so its difference from the exact results is the error that a right kernel may have. */
+ * roundings make its results differ from the exact ones. An emulation computes the judged problem with the same
+ * roundings, so its differences from the exact results are errors that a correct kernel may have. */
 #ifndef JUDGE_EMULATE_H
 #define JUDGE_EMULATE_H
 
 #include "kernels/judge/compute.h"
 
-/* How an emulated kernel orders and rounds its work. Right kernels differ in these points. */
+/* How an emulated kernel orders and rounds its work. Correct kernels may differ in these points. */
 struct emulation {
     int64_t tile;          /* number of keys in a tile */
     bool backwards;        /* true: the kernel goes from the last tile of keys to the first */
@@ -32,7 +32,7 @@ void emulate_gradients(struct compute *c, const variation *v, const struct compu
  * emulate_rows(). */
 void emulate_round_rows(struct compute *c, int64_t count);
 /* Rounds `count` numbers of x to the dtype. Call this function for dK and dV after the last tile of a head, with the
- * dtype in which the caller stored dk and dv. */
+ * dtype of the caller's dk and dv. */
 void emulate_round(attn_dtype dtype, double *x, int64_t count);
 
 #endif

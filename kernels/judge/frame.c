@@ -27,8 +27,8 @@ int64_t frame_tile_rows(const attn_problem *p)
     return attn_clamp64(TILE_PAIRS / keys, 1, TILE_ROWS);
 }
 
-/* Returns the largest number of keys of a tile of keys, chosen so that a tile of keys is about as much work as a tile
- * of queries. The result is a multiple of PRODUCTS_WIDTH. */
+/* Returns the largest number of keys in a tile of keys. It is chosen so that a tile of keys takes about as much work as
+ * a tile of queries. The result is a multiple of PRODUCTS_WIDTH. */
 static int64_t key_tile_keys(const attn_geometry *g)
 {
     int64_t rows = 1;
@@ -69,8 +69,8 @@ int64_t frame_elements(const attn_problem *p, attn_tensor_id id)
     const attn_dtype dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
     attn_problem of = *p;
     if (attn_tensors[id].role == ATTN_ROLE_OUT)
-        /* `out` and `lse` are outputs of a forward and inputs of a backward, but the judge of a backward compares them
-         * too, so their shapes are computed as for a forward */
+        /* in a backward `out` and `lse` are inputs, but a judge compares them there too, so their shapes are computed
+         * as for a forward */
         of.op = ATTN_OP_FORWARD;
     if (attn_output(&of, id, dtype, &t, &ignored) != ATTN_OK || !attn_shape_elements(t.rank, t.shape, &elements))
         return 0;
@@ -116,8 +116,7 @@ static bool is_chosen(const attn_problem *p, const attn_dims *d, double share, c
     if (backward) return group == 0 || chance(d, group) < share;
     const int64_t tiles = attn_tiles(room, size), n = t->first / size;
     const bool edge = n == 0 || n == tiles - 1;
-    /* number of first and last tiles (2) divided by the number of all tiles of a head; 1 if the head has no other
-     * tiles */
+    /* share of the first and the last tile among all tiles of a head; 1 if the head has no other tiles */
     const double edges = tiles > 2 ? 2.0 / (double)tiles : 1;
     const double own = share <= edges ? (edge ? share / edges : 0) : edge ? 1 : (share - edges) / (1 - edges);
     const int64_t head = t->b * d->H + t->hk * (d->H / d->Hk) + t->n;
@@ -133,9 +132,9 @@ static int64_t row_as_device(const struct frame *f, const struct tile *t)
     return (d->packed ? h * d->total_q + frame_first_row(f, t->b) : (t->b * d->H + h) * d->Sq) + t->first;
 }
 
-/* Returns the index in struct truth (float64 results) of the first key of head hk in sequence b. If the judge computes
- * these results itself, keys are stored in the order in which they are cut into tiles, and f->lines keys are cut
- * already. */
+/* Returns the index in struct truth (float64 results) of the first key of head hk in sequence b. If the judge
+ * computes these results itself, keys are stored in the order in which they are cut into tiles. f->lines is the
+ * number of keys cut so far. */
 static int64_t line_of(const struct frame *f, int64_t b, int64_t hk)
 {
     const attn_dims *const d = &f->g.dims;
@@ -279,7 +278,7 @@ bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *resul
     for (int64_t n = 0; n < f->g.dims.B * f->g.dims.H; n++) f->row_of_head[n] = -1;
     cut(f, p, share);
     find_readings(f, results);
-    f->p.out = results[ATTN_T_out]; /* only the dtype of the caller's out is needed here: nothing is written to p.out */
+    f->p.out = results[ATTN_T_out]; /* p.out only gives the dtype of the caller's out: nothing is written to it */
     if (!compute_open(&f->c, &f->p, frame_tile_rows(p))) return false;
     const size_t bytes = (size_t)emulate_floats(&f->c) * sizeof *f->scratch;
     f->scratch = aligned_alloc(PRODUCTS_ALIGNMENT,

@@ -12,14 +12,14 @@ struct tile {
     /* indices in the arrays of struct truth (float64 results): `row` is the index of the tile's first query row, `line`
      * is the index of the first key of the tile's sequence */
     int64_t row, line;
-    int64_t keys; /* number of the first tile of keys (in key_tiles) of the tile's key/value head and sequence */
+    int64_t keys; /* index in `key_tiles` of the first tile of keys for the tile's sequence and key/value head */
 };
 
 /* A tile of keys: consecutive keys of key/value head hk, in sequence b, padding keys included. Only a backward has
  * tiles of keys. */
 struct key_tile {
     int64_t b, hk, first, count;
-    int64_t line; /* index in the arrays of struct truth of the tile's first key */
+    int64_t line; /* index of the tile's first key in the arrays of struct truth (float64 results) */
     /* the tiles of queries that read these keys: index of the first one in `tiles`, and their number. If the sequence
      * has no queries, the number is 0, and dk and dv of these keys are 0. */
     int64_t tile, tiles;
@@ -38,8 +38,8 @@ struct frame {
     attn_problem p;
     attn_geometry g;
     struct tile *tiles;
-    /* [key_count] tiles of keys. Tiles of queries read the first read_count of them, which are in the order of `tiles`,
-     * head by head. The other tiles of keys belong to sequences without queries. */
+    /* array of key_count tiles of keys. Tiles of queries read only the first read_count entries, which are in the order
+     * of `tiles`, head by head. The remaining entries belong to sequences without queries. */
     struct key_tile *key_tiles;
     int64_t key_count, read_count;
     /* count: number of tiles of queries; rows, lines: number of query rows and of keys, of all heads, in the arrays of
@@ -61,7 +61,7 @@ struct frame {
     float *scratch; /* memory in which emulate.c imitates the roundings of kernels */
 };
 
-/* Sums over the differences between a tensor's numbers and the right ones. Where exactly one of the two numbers is
+/* Sums over the differences between a tensor's numbers and the correct ones. Where exactly one of the two numbers is
  * finite, the difference counts only in `bad`. */
 struct difference {
     double most, sum, squares;
@@ -100,12 +100,12 @@ double frame_multiply_adds(const attn_problem *p);
 double frame_forward_multiply_adds(const struct frame *f, const struct key_tile *keys);
 
 /* Returns an element of the caller's result `id`; *at becomes the element's index in the tensor. `row` counts from the
- * start of the tensor. `swapped`: the tensor is read in the other layout (heads and rows exchanged). */
+ * start of the tensor. `swapped`: true if the tensor is read with heads and rows exchanged. */
 double frame_got(const struct frame *f, attn_tensor_id id, bool swapped, int64_t b, int64_t h, int64_t row,
                  int64_t column, int64_t *at);
 /* Three functions about sequence b. frame_first_row() returns the index of the sequence's first row in packed tensors
- * of queries, and frame_first_key() that in packed tensors of keys; both return 0 for tensors that are not packed.
- * frame_key_room() returns how many rows the sequence has in tensors of keys, padding included. */
+ * of queries, and frame_first_key() returns the index in packed tensors of keys. Both return 0 for tensors that are not
+ * packed. frame_key_room() returns how many rows the sequence has in tensors of keys, padding included. */
 int64_t frame_first_row(const struct frame *f, int64_t b);
 int64_t frame_first_key(const struct frame *f, int64_t b);
 int64_t frame_key_room(const struct frame *f, int64_t b);
@@ -114,13 +114,13 @@ int64_t frame_key_room(const struct frame *f, int64_t b);
 double *frame_kept(const struct truth *t, attn_tensor_id id);
 int64_t frame_columns(const struct frame *f, attn_tensor_id id);
 
-/* Adds the difference between a caller's number `got` and the right number `want`. Two NaN, or two equal infinities, do
- * not differ. */
+/* Adds the difference between a caller's number `got` and the correct number `want`. Two NaN, or two equal infinities,
+ * count as equal. */
 void difference_add(struct difference *d, double got, double want);
 /* Adds the sums of differences in `more` to those in `d`. */
 void difference_join(struct difference *d, const struct difference *more);
 /* difference_worst() returns the largest difference; infinity if any difference counts in `bad`. difference_mean()
- * returns the mean over all compared numbers; differences in `bad` add nothing to its sum. */
+ * returns the mean over all compared numbers; differences in `bad` add nothing to the sum. */
 double difference_worst(const struct difference *d);
 double difference_mean(const struct difference *d);
 

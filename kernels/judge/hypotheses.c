@@ -279,10 +279,10 @@ HYPOTHESIS(mask_ignored)
     return has(f, masks[n]);
 }
 
-/* Mistake: the kernel attends to padding keys, either to all keys of the tensor (variants 0 and 1) or to the padding
- * keys that fill the last tile (other variants). In odd variants, causal and window still count from the true length of
- * the row. With pages, the kernel attends only to the rest of the last page, because the next entries of the page table
- * may be any numbers. */
+/* Mistake: the kernel attends to padding keys. In variants 0 and 1 it attends to all keys of the tensor, in other
+ * variants to the padding keys that fill the last tile. In odd variants, causal and window still count from the true
+ * length of the row. With pages, the kernel attends only to the rest of the last page, because the entries of the page
+ * table behind it may be arbitrary. */
 HYPOTHESIS(padding_attended)
 {
     const bool placed = f->g.right != ATTN_UNBOUNDED || f->g.left != ATTN_UNBOUNDED || has(f, ATTN_T_alibi_slopes);
@@ -397,8 +397,8 @@ HYPOTHESIS(not_rescaled)
     return f->most_k > tile && f->given & (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse));
 }
 
-/* Makes the mistake of leaving out one tile of keys. `of_all` says which tile of all keys is dropped, `of_seen` which
- * tile of the keys that causal and window let the row see. */
+/* Makes the mistake of leaving out one tile of keys. `of_all` says which of the tiles of all keys is dropped. `of_seen`
+ * does the same for the tiles of only those keys that causal and window let the row see. */
 static bool drop(const struct hypothesis_facts *f, int n, variation *v, char words[HYPOTHESIS_WORDS],
                  enum variation_drop of_all, enum variation_drop of_seen)
 {
@@ -604,7 +604,7 @@ HYPOTHESIS(dq_last_tile_only)
 
 /* ---- The table of mistakes --------------------------------------------------------------------------------------- */
 
-/* Short names for the kind of a mistake. A row of the table has: code and function of the mistake, number of variants,
+/* Short names for the kinds of mistakes. A row of the table has: code and function of the mistake, number of variants,
  * kind, sentence, fix. */
 #define CONVERTS          .converts = true
 #define SCORES            .of_scores = true

@@ -17,7 +17,7 @@ struct hypothesis_facts {
     /* `backward`: gradients are computed. `mixes`: a row of scores has room for the keys of all packed sequences, so
      * that variations may mix the sequences */
     bool backward, mixes;
-    int64_t most_q, most_k; /* largest numbers of queries and of keys of a sequence */
+    int64_t most_q, most_k; /* the largest number of queries, and of keys, in a sequence */
     bool has_gaps;          /* true: some sequence has fewer keys than rows of k and v, so padding keys follow its
                              * keys */
     bool uneven;            /* true: some sequence has different numbers of queries and keys */
@@ -32,17 +32,17 @@ struct hypothesis {
      * not compute attention again */
     bool converts;
     /* the mistake changes scores; in a backward it is tested twice: in forward and backward together, and in the
-     * gradients alone, with right out and lse */
+     * gradients alone, with correct out and lse */
     bool of_scores;
-    bool of_backward; /* a kernel with this mistake computes out and lse right, and only its gradients wrong */
-    /* the mistake makes small errors; it is tested even where all results are within their limits */
+    bool of_backward; /* a kernel with this mistake computes out and lse correctly; only its gradients are wrong */
+    /* the mistake makes small errors, so it is tested even if all results are within their limits */
     bool of_pattern;
-    /* the mistake makes random errors, such as by another order of sums; only the size of its errors is compared with
-     * the caller's, not each number */
+    /* the mistake makes random errors, for example by adding numbers in a different order. Such errors are compared
+     * with the caller's by size only, not number by number. */
     bool of_size;
     /* The tensors (bits of attn_tensor_id) that the mistake reads at wrong addresses. Two mistakes that change the
-     * addresses of one tensor are never tested together, because the second would apply to strides that the first has
-     * changed, and could read past the end of the tensor. */
+     * addresses of one tensor are never tested together, because the second mistake would change strides that the first
+     * has already changed, and reads could then pass the end of the tensor. */
     uint64_t misread;
     int variants;
     /* Changes *v as variant n of the mistake says. Returns false if the variant does not apply, or changes nothing. The

@@ -2,9 +2,9 @@
  *
  *   TRUTH      computes every tile in float64 and stores the results (the truth), if no device has computed them
  *   COMPARE    computes the errors: the differences between the caller's results and the truth
- *   EMULATE    computes tiles with the roundings of right kernels, which shows how far right results may be from the
- *              truth, and thus gives limits and verdict. If a device has computed the truth of a large problem, only
- *              some tiles are emulated (units.c)
+ *   EMULATE    computes tiles with the roundings of correct kernels, which shows how far correct results may be from
+ *              the truth, and thus gives limits and verdict. If a device has computed the truth of a large problem,
+ *              only some tiles are emulated (units.c)
  *   SAMPLE     chooses the tiles on which mistakes are tested, and sums up the caller's errors on these tiles
  *   SINGLES    tests every mistake on the sample
  *   PAIRS      tests two mistakes at once, if no single mistake explains everything
@@ -182,7 +182,7 @@ void judge_hurry(judge *j)
     while (f->p.op == ATTN_OP_BACKWARD && count > 0 && f->tiles[count].hk == f->tiles[count - 1].hk &&
            f->tiles[count].b == f->tiles[count - 1].b)
         count--;
-    if (count == 0) return; /* no key/value head is complete yet, so the pass must go on */
+    if (count == 0) return; /* no key/value head is complete yet, so nothing can be left out */
     leave_out_keys(f, count);
     f->count = j->pass.count = j->pass.at = count;
     f->whole = j->pass.sums = false;
@@ -239,8 +239,8 @@ static bool open_other(struct judge *j)
     if (j->facts.g.dims.packed || j->p.page_table.rank || attn_check(&other, &ignored) != ATTN_OK) return true;
     if (j->facts.g.dims.H < 2 || j->facts.most_q < 2 || frame_bytes(&other, 1, true) > JUDGE_BYTES) return true;
     j->has_other = frame_open(&j->other, &other, j->results, 1, false);
-    /* false: dbias, dsinks and dslopes are not compared, because with heads and rows exchanged they would have other
-     * shapes */
+    /* false: `other` reads the problem with heads and rows exchanged, where dbias, dsinks and dslopes would have other
+     * shapes. They are therefore not compared. */
     j->other.whole = false;
     return j->has_other;
 }

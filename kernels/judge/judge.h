@@ -4,7 +4,7 @@
  * results are wrong, the judge tests each mistake of hypotheses.c: it computes what a kernel with this mistake gives,
  * and compares the caller's results with that.
  *
- *   judge_open()      sizes up the problem and chooses rows; takes the truth of all rows if a device has computed it
+ *   judge_open()      estimates the work and chooses rows; takes the truth of all rows if a device has computed it
  *   judge_step()      does some milliseconds of work; returns true when the work is complete
  *   judge_report()    writes what is known; call it at any time after the first step
  *   judge_close()
@@ -62,8 +62,8 @@ typedef struct judge_place {
 } judge_place;
 
 /* A mistake that explains the errors. `now` and `if_so` are about the tensor that the mistake explains best: `now` is
- * its largest difference from the truth (float64 results), `if_so` its largest difference from the results of a kernel
- * with the mistake. */
+ * the tensor's largest difference from the truth (float64 results). `if_so` is its largest difference from the results
+ * of a kernel with the mistake. */
 typedef struct judge_explanation {
     /* true: the mistake removes most of the error, but not all of it, so the kernel must have other mistakes too */
     bool partly;
@@ -87,8 +87,8 @@ typedef struct judge_result {
     /* rows_checked: number of query rows, of all heads together, that were checked; rows_of: number of all query
      * rows */
     int64_t rows_checked, rows_of;
-    /* number of query rows in which the roundings of right kernels were imitated, which gives judge_tensor.explained of
-     * out, lse and dq */
+    /* number of query rows in which the roundings of correct kernels were imitated; judge_tensor.explained of out, lse
+     * and dq comes from these rows */
     int64_t rows_emulated;
 } judge_result;
 
@@ -114,13 +114,14 @@ int64_t judge_elements(const attn_problem *problem, attn_tensor_id id);
 int64_t judge_bytes(const attn_problem *problem, bool has_truth, double seconds);
 
 /* Opens a judge. `problem` has passed attn_check() without its results; its op says whether gradients are computed.
- * results[id] are the caller's tensors, C-contiguous, of rank 0 where not given; at least one must be given. A result
- * may have the shape of another layout, because only its number of elements is checked. `truth` has the float64 results
- * of all rows that judge_wants() names, in host memory; the judge borrows them until judge_close(). If `truth` is NULL,
- * the judge computes them. `seconds` is the time that the judge should take in all. Without `truth`, the judge chooses
- * as many rows as it can compute and emulate in a third of that time. With `truth` it compares all rows, and emulates
- * right kernels in as many rows as it can in a third of that time. Errors: INVALID (a result's size; the member is
- * named), TOO_LARGE (JUDGE_BYTES of memory do not suffice for any part of the problem), NO_MEMORY. */
+ * results[id] are the caller's tensors. They are C-contiguous; a tensor that is not given has rank 0. At least one must
+ * be given. A result may have the shape of another layout, because only its number of elements is checked. `truth` has
+ * the float64 results of all rows that judge_wants() names, in host memory; the judge borrows them until judge_close().
+ * If `truth` is NULL, the judge computes them. `seconds` is the time that the judge should take in all. Without
+ * `truth`, the judge chooses as many rows as it can compute and emulate in a third of that time. With `truth` it
+ * compares all rows, and emulates correct kernels in as many rows as it can in a third of that time. Errors: INVALID (a
+ * result's size; the member is named), TOO_LARGE (JUDGE_BYTES of memory do not suffice for any part of the problem),
+ * NO_MEMORY. */
 attn_status judge_open(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT],
                        const attn_truth *truth, double seconds, judge **opened, attn_error *err);
 bool judge_step(judge *j);
@@ -132,8 +133,8 @@ bool judge_has_verdict(const judge *j);
 void judge_report(judge *j, judge_result *result);
 void judge_close(judge *j); /* closes a judge; does nothing if `j` is NULL */
 
-/* The seconds that a judge is expected to take: `truth` for the float64 results of all rows and for imitating the
- * roundings of right kernels, `all` for the tests of all mistakes. */
+/* The seconds that a judge is expected to take. `truth` is for the float64 results of all rows and for imitating the
+ * roundings of correct kernels. `all` is for the tests of all mistakes. */
 typedef struct judge_cost {
     double truth, all;
 } judge_cost;

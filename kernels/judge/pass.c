@@ -1,4 +1,4 @@
-/* pass.c: computes the tiles of a problem with one variation (a mistake, or none) or with the roundings of a right
+/* pass.c: computes the tiles of a problem with one variation (a mistake, or none) or with the roundings of a correct
  * kernel, and sums up how far the results differ from other results. See state.h. */
 #include "kernels/judge/state.h"
 
@@ -7,8 +7,8 @@
 
 #include "kernels/judge/emulate.h"
 
-/* The ways in which right kernels order and round their work. The judge imitates them to measure how far right results
- * may be from the truth (float64 results). */
+/* The ways in which correct kernels order and round their work. The judge imitates them to measure how far correct
+ * results may be from the truth (float64 results). */
 static const struct emulation emulations[EFFORT_EMULATIONS] = {
     { 128, false, false, false }, { 64, true, false, true },  { 32, false, false, true },
     { 256, true, false, false },  { 128, false, true, true }, { 16, true, false, false },
@@ -38,7 +38,7 @@ int64_t pass_kept_row(const struct frame *f, const struct tile *t, int64_t h)
 }
 
 /* Handles `count` computed rows of a tensor, whose beginnings are `ld` numbers apart in memory. PHASE_TRUTH stores the
- * rows as the truth (float64 results). Other phases add up how far the rows differ from the caller's, or from the
+ * rows as the truth (float64 results). Other phases add up how far the rows differ from the caller's rows, or from the
  * truth. */
 static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_t first, int64_t count, int64_t kept,
                         const double *values, int64_t ld)
@@ -67,9 +67,10 @@ static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_
         }
 }
 
-/* Call this function when all tiles of queries of a key/value head have been computed, for the head's keys from `first`
- * to first + count - 1. `kept` is the index of key `first` in struct truth (float64 results). PHASE_TRUTH stores dk and
- * dv of these keys as the truth (float64 results). Other phases compare them with the caller's or with the truth. */
+/* Call this function when all tiles of queries of a key/value head have been computed. It handles the head's keys
+ * `first` to first + count - 1. `kept` is the index of key `first` in struct truth (float64 results). PHASE_TRUTH
+ * stores dk and dv of these keys as the truth (float64 results). Other phases compare them with the caller's or with
+ * the truth. */
 void pass_settle_keys(struct judge *j, int64_t b, int64_t hk, int64_t first, int64_t count, int64_t kept)
 {
     struct pass *const pass = &j->pass;
@@ -99,7 +100,8 @@ void pass_settle_head(struct judge *j, const struct tile *t)
     pass_settle_keys(j, t->b, t->hk, 0, all ? f->g.dims.total_k : frame_key_room(f, t->b), all ? -1 : t->line);
 }
 
-/* Stores or compares dk and dv of a tile of keys that no query reads. They are 0, whatever mistake the pass has. */
+/* Stores or compares dk and dv of a tile of keys that no query reads. They are 0, whatever mistake the pass
+ * computes. */
 void pass_settle_unread(struct judge *j, const struct key_tile *t)
 {
     static const double zeros[ATTN_MAX_HEAD_DIM];
@@ -151,7 +153,7 @@ void pass_compute_tile(struct judge *j, const struct tile *t, enum compute_wante
     struct frame *const f = pass->frame;
     struct compute *const c = &f->c;
     const bool backward = f->p.op == ATTN_OP_BACKWARD;
-    /* with some mistakes, other query heads than in the right result read a key/value head; dk and dv are sums over the
+    /* with some mistakes, a key/value head is read by other query heads than it should be; dk and dv are sums over the
      * query heads that read it */
     const bool of_keys = backward && wanted & COMPUTE_DK_DV;
     const int64_t h = of_keys ? variation_member_of(&pass->v, t->hk, t->n) : t->hk * f->g.group + t->n;
@@ -172,8 +174,8 @@ void pass_compute_tile(struct judge *j, const struct tile *t, enum compute_wante
     settle_rows(j, 2, t->b, h, first, t->count, kept, c->dq, c->D);
 }
 
-/* Returns the number that a kernel with the pass's mistake would write in place of `value`, a number of the truth
- * (float64 results). */
+/* Returns what a kernel with the pass's mistake would write in place of `value`, an element of the truth (float64
+ * results). */
 static double converted(const struct judge *j, attn_tensor_id id, double value, double lse, bool exists)
 {
     const variation *const v = &j->pass.v;
@@ -189,9 +191,9 @@ static double converted(const struct judge *j, attn_tensor_id id, double value, 
     }
 }
 
-/* In PHASE_COMPARE: updates three figures of result `which` by one of its numbers. `got` is the caller's number, and
- * `value` the truth (float64 result). The figures are the largest truth, the largest error of rounding a truth to the
- * result's dtype, and the number of NaN that should not be NaN. */
+/* Updates three figures of result `which` in PHASE_COMPARE, for one number of the result. `got` is the caller's number,
+ * and `value` is the truth (float64 result). The figures are the largest truth, the largest error of rounding a truth
+ * to the result's dtype, and the number of NaN that should not be NaN. */
 static void measure(struct judge *j, int which, double got, double value)
 {
     if (isfinite(value)) {
@@ -253,8 +255,8 @@ void pass_convert_keys(struct judge *j, int64_t key_tile)
     convert_rows(j, unit, 4, t->b, t->hk, first, t->count, t->line, 0);
 }
 
-/* Compares dbias, dsinks and dslopes with the caller's (or with the truth) at the end of a pass over all tiles. Before
- * the last tile these sums over rows are not complete. */
+/* Compares dbias, dsinks and dslopes with the caller's results (or with the truth) at the end of a pass over all tiles.
+ * Before the last tile these sums over rows are not complete. */
 void pass_settle_sums(struct judge *j)
 {
     struct pass *const pass = &j->pass;

@@ -34,9 +34,9 @@ static void choose_units(struct judge *j)
 }
 
 /* Chooses the tiles on which mistakes are tested: all tiles of a small problem, and all tiles if only dbias, dsinks or
- * dslopes are wrong. In other forwards the chosen tiles are evenly spread, and the first and the last are among them.
- * In other backwards they are the tiles of whole heads, from the first head on. If units are sampled, choose_units()
- * chooses instead. */
+ * dslopes are wrong. Otherwise it depends on the operation. In a forward the chosen tiles are evenly spread, and the
+ * first and the last are among them. In a backward the chosen tiles are those of whole heads, from the first head on.
+ * If units are sampled, choose_units() chooses instead. */
 void search_choose_sample(struct judge *j)
 {
     const struct frame *const f = &j->frame;
@@ -73,16 +73,16 @@ static bool is_worth_trying(const struct judge *j, const struct hypothesis *h)
     return j->verdict == JUDGE_MISMATCH || h->of_pattern;
 }
 
-/* Begins the test of the next single mistake: the next variant of the hypothesis that is being tested, or else the
- * first variant of a later hypothesis that is worth trying. Returns false if none is left. */
+/* Begins the test of the next single mistake. This is the next variant of the present hypothesis, or, after its last
+ * variant, the first variant of the next hypothesis that is worth trying. Returns false if no mistake is left. */
 bool search_next_single(struct judge *j)
 {
     struct mistake *const m = &j->trying;
     const bool backward = j->p.op == ATTN_OP_BACKWARD;
     for (; m->row < hypotheses_count; *m = (struct mistake){ .row = m->row + 1 }, j->left_out = false) {
         const struct hypothesis *const h = &hypotheses[m->row];
-        /* number of ways in which a mistake is tested. In a backward, a mistake of scores is tested in two: in forward
-         * and backward together, and in the backward alone */
+        /* Number of ways in which a mistake is tested. In a backward, a mistake of scores is tested in two ways: in
+         * forward and backward together, and in the backward alone. */
         const int copies = h->of_scores && backward ? 2 : 1;
         const bool worth = m->variant > 0 || is_worth_trying(j, h);
         for (; worth && m->variant < h->variants * copies; m->variant++) {
@@ -115,8 +115,8 @@ static void insert(const struct judge *j, int *list, int *count, int most, int c
     list[at] = candidate;
 }
 
-/* Chooses the mistakes that pairs consist of. The first mistake of a pair must explain a part of the error by itself.
- * The second may be any mistake, because the error of the first may hide its effect. */
+/* Chooses the mistakes from which pairs are made. The first mistake of a pair must explain a part of the error by
+ * itself. The second may be any mistake, because the error of the first mistake may hide the effect of the second. */
 void search_choose_pairs(struct judge *j)
 {
     int best[HYPOTHESES_MOST];

@@ -2,7 +2,7 @@
  * what a judge does.
  *
  *   judge.c        opens and closes a judge; the phases of its work
- *   units.c        in which tiles of a large problem the roundings of right kernels are imitated
+ *   units.c        in which tiles of a large problem the roundings of correct kernels are imitated
  *   pass.c         computes tiles with one mistake, or with imitated roundings, and sums up differences
  *   steps.c        the order in which a pass takes its tiles, and the computation of a tile of keys
  *   verdict.c      errors, limits and verdict
@@ -29,9 +29,9 @@ enum {
 };
 
 /* A unit is the smallest part of a problem that a pass can compute separately: a tile of queries, or in a backward also
- * a tile of keys. A tile of queries gives out, lse and dq of its rows. A tile of keys gives its dk and dv, which are
- * sums over all tiles of queries of the group of heads. The number of a unit is the index of the tile of queries in
- * frame.tiles, or frame.count plus the index of the tile of keys in frame.key_tiles. */
+ * a tile of keys. A tile of queries gives out, lse and dq of its rows. A tile of keys gives dk and dv of its keys,
+ * which are sums over all tiles of queries of all heads in the group. The number of a unit is the index of the tile of
+ * queries in frame.tiles, or frame.count plus the index of the tile of keys in frame.key_tiles. */
 
 /* The phases of the judge's work on a caller's results, in order. judge.c explains each of them. */
 enum phase {
@@ -49,7 +49,7 @@ enum phase {
  * variants. */
 struct mistake {
     int row, variant;
-    bool alone; /* true: the forward is right (out and lse), and only the backward has the mistake */
+    bool alone; /* true: the forward (out and lse) is correct, and only the backward has the mistake */
 };
 
 /* A candidate: one mistake, or two at once, whose results the judge compares with the caller's. */
@@ -64,20 +64,19 @@ struct candidate {
     /* Explanations are ordered by score, lowest (best) first. A mistake with score 0 explains nothing of the error. */
     double score;
     unsigned explains; /* bits: the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
-    bool breaks;       /* true: the candidate's mistakes would make a tensor wrong that is right in the caller's
-                        * results */
+    bool breaks;       /* true: the candidate's mistakes would spoil a tensor that is correct in the caller's results */
     /* true: the candidate (one assumed mistake, or two assumed together) was tested on all tiles in PHASE_CONFIRM, or
      * needs no test on all tiles */
     bool confirmed;
-    /* true: `left` is over all tiles of the problem; false: `left` is over the sample (the tiles on which a mistake is
-     * tested first) */
+    /* true: `left` covers all tiles of the problem; false: it covers the sample (the tiles on which a mistake is tested
+     * first) */
     bool whole;
 };
 
 /* The units (tiles) in which one result has its largest errors. */
 struct worst_units {
     int count;
-    int64_t unit[WORST_UNITS]; /* numbers of the units (tiles), the one with the largest error first */
+    int64_t unit[WORST_UNITS]; /* indices of the units (tiles), ordered by error, the largest first */
     double error[WORST_UNITS];
 };
 
@@ -86,23 +85,23 @@ struct worst_units {
 struct pass {
     variation v;
     struct frame *frame;
-    const int64_t *list; /* the tiles of the pass (indices), or its units (numbers); NULL: the pass goes over all
-                          * tiles */
-    /* true: `list` has numbers of units. false: the pass goes over tiles of queries. In a backward, `list` then has all
-     * tiles of a key/value head or none, because dk and dv of a head are compared after the head's last tile. A pass
-     * without a list also goes over the tiles of keys that no query reads. */
+    /* indices of the tiles of the pass, or unit numbers; NULL: the pass goes over all tiles */
+    const int64_t *list;
+    /* true: `list` has unit numbers. false: the pass goes over tiles of queries. In the second case, the `list` of a
+     * backward has all tiles of a key/value head or none, because dk and dv are compared after a head's last tile. A
+     * pass without a list also goes over the tiles of keys that no query reads. */
     bool by_units;
-    int64_t count, at; /* count: number of tiles (or units) that the pass goes over; at: how many of them are done */
-    int64_t inner;     /* if the present unit is a tile of keys: how many tiles of queries are done for it */
-    int64_t hk, b;     /* the key/value head hk and the sequence b whose keys are loaded; -1: none */
-    /* true: the pass makes its mistake in numbers of the stored truth (float64 results) and does not compute attention
-     * again */
+    /* count: number of tiles (or units) that the pass goes over; at: number of tiles (or units) done so far */
+    int64_t count, at;
+    int64_t inner; /* number of tiles of queries that are done for the present unit, if that unit is a tile of keys */
+    int64_t hk, b; /* the key/value head hk and the sequence b whose keys are loaded; -1: none */
+    /* true: the pass applies its mistake to the stored truth (float64 results) and does not compute attention again */
     bool converts;
     bool alone; /* true: only the backward has the mistake; out and lse are those of the truth (float64 results) */
-    /* true: the mistake leaves out and lse as they are in the truth (float64 results), which makes a tile of keys
-     * little work. Emulations of tiles of keys always take out and lse from the truth. */
+    /* true: the mistake does not change out and lse, so both are taken from the truth (float64 results), and a tile of
+     * keys is little work. Emulations of tiles of keys always take out and lse from the truth. */
     bool right_forward;
-    /* index in emulations[] of the right kernel whose roundings the pass imitates; -1: the pass computes without
+    /* index in emulations[] of the correct kernel whose roundings the pass imitates; -1: the pass computes without
      * roundings */
     int emulation;
     bool against_truth; /* true: the pass compares with the truth (float64 results), not with the caller's results */
@@ -121,7 +120,8 @@ struct judge {
     attn_tensor results[ATTN_TENSOR_COUNT];
     uint64_t given; /* the results that the caller sent: bits of attn_tensor_id */
     struct frame frame;
-    /* the problem a second time, cut into tiles of a frame that reads it with heads and rows exchanged */
+    /* the problem as a second frame (the problem cut into tiles), which reads the tensors with heads and rows
+     * exchanged */
     struct frame other;
     bool has_other;
     bool borrows_truth; /* true: the float64 results in `truth` are in memory of the caller, because a device has
@@ -139,12 +139,13 @@ struct judge {
 
     struct worst_units worst[FRAME_TENSORS]; /* for each of the caller's results: the units (tiles) with the largest
                                               * errors */
-    /* numbers of the units (tiles) in which the roundings of right kernels are imitated; NULL: all tiles. The list
-     * exists only if a device has computed the truth (float64 results) and emulating all tiles would take too long. */
+    /* unit numbers of the units (tiles) in which the roundings of correct kernels are imitated; NULL: all tiles. The
+     * list exists only if a device has computed the truth (float64 results) and emulating all tiles would take too
+     * long. */
     int64_t *emulated;
     int64_t emulated_count;
-    /* differences between the truth (float64 results) and results with the roundings of right kernels. Of several right
-     * kernels, the one with the largest differences counts. */
+    /* differences between the truth (float64 results) and results with the roundings of correct kernels. Of several
+     * correct kernels, the one with the largest differences counts. */
     struct difference noise[FRAME_TENSORS];
     struct difference now[FRAME_TENSORS]; /* differences between the caller's results and the truth (float64 results) */
     /* differences between the caller's results and the truth (float64 results), on the tiles of `sample` */
@@ -156,17 +157,18 @@ struct judge {
     judge_verdict verdict;
     unsigned wrong; /* the tensors whose errors exceed their limits; bit n is result n of frame_tensors[] */
 
-    /* indices of the tiles on which mistakes are tested first, or numbers of units if units_are_sampled() */
+    /* indices of the tiles, or of the units if units_are_sampled(), on which mistakes are tested first */
     int64_t *sample;
     int64_t sample_count;
-    /* numbers of the units of `other` on which mistakes are tested first; NULL: all tiles of `other` */
+    /* indices of the units (tiles) of the frame `other` on which mistakes are tested first; NULL: all its tiles */
     int64_t *other_sample;
     int64_t other_count;
     struct mistake trying; /* the single mistake that is being tested */
     bool left_out;         /* true: a variant of `trying` was not tested, because its test would take too long */
     struct candidate *candidates;
-    int candidate_count, singles; /* candidate_count: number of tested candidates; singles: how many of them are
-                                   * single mistakes, which come before the pairs */
+    /* candidate_count: number of tested candidates; singles: number of single mistakes among these, which come before
+     * the pairs */
+    int candidate_count, singles;
     /* indices of the single mistakes that may be the first or the second mistake of a pair */
     int firsts[PAIR_FIRSTS], first_count, seconds[PAIR_SECONDS], second_count;
     int confirm[CONFIRMED], confirm_count; /* indices of the candidates (mistakes or pairs) that PHASE_CONFIRM tests on
@@ -180,8 +182,9 @@ static inline bool state_is_given(const struct judge *j, attn_tensor_id id)
 }
 
 /* pass_begin() begins a pass over the tiles list[0] to list[count - 1], or over all tiles if `list` is NULL. If
- * units_are_sampled(), `list` has numbers of units. `v` is the variation (a mistake, or none) that the pass computes.
- * pass_step() does the work of the next tile, and returns true when the pass has no more tiles. */
+ * units_are_sampled() is true, `list` has unit numbers (of tiles of queries or of keys) instead. `v` is the variation
+ * (a mistake, or none) that the pass computes. pass_step() does the work of the next tile, and returns true when the
+ * pass has no tile left. */
 void pass_begin(struct judge *j, struct frame *frame, const variation *v, const int64_t *list, int64_t count);
 bool pass_step(struct judge *j);
 
@@ -206,9 +209,9 @@ void verdict_decide(struct judge *j);
 bool candidate_change(const struct judge *j, const struct mistake *m, variation *v, char words[HYPOTHESIS_WORDS]);
 /* candidate_begin() begins the pass (a run over tiles) that tests a candidate (one assumed mistake, or two assumed
  * together). `whole`: the pass goes over all tiles; otherwise over the sample (the tiles on which candidates are tested
- * first). If units_are_sampled(), the pass always goes over the sample, and `whole` means that it also goes over tiles
- * of keys that are much work. The function returns false if the candidate does not apply to the problem, or takes too
- * long. candidate_end() stores what that pass has found. */
+ * first). If units_are_sampled() is true, the pass always goes over the sample, and `whole` means that it also goes
+ * over tiles of keys that are much work. The function returns false if the candidate does not apply to the problem, or
+ * takes too long. candidate_end() stores what that pass has found. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole);
 void candidate_end(struct judge *j, struct candidate *c);
 /* Returns whether some tested candidate (one assumed mistake, or two assumed together) explains all wrong tensors by
@@ -229,11 +232,11 @@ unsigned candidate_part(const struct judge *j, const struct candidate *c);
 
 /* Functions of units.c, for units (tiles of queries or of keys). units_choose_emulated() fills the list `emulated`, by
  * the errors that PHASE_COMPARE found. If there is no memory for the list, all tiles are emulated. units_add() adds a
- * unit to a list that does not have it yet, and returns the list's new length. units_spread() adds `wanted` units of
- * one kind, evenly spread; of the tiles of keys, it takes only those that queries read. units_are_given() returns
- * whether the caller sent a result that units of this kind give. units_room() returns the largest length of a list of
- * units of a frame. units_sort() sorts a list, so that tiles of queries come before tiles of keys, and the tiles of a
- * head follow each other. */
+ * unit to a list that does not have it yet, and returns the list's new length. units_spread() adds `wanted` evenly
+ * spread units of one kind, but no tiles of keys that no query reads. units_are_given() returns whether the caller sent
+ * a result that units of this kind give. units_room() returns the largest length of a list of units of a frame.
+ * units_sort() sorts a list, so that tiles of queries come before tiles of keys, and the tiles of a head follow each
+ * other. */
 enum unit_kind { UNIT_QUERIES, UNIT_KEYS, UNIT_KINDS };
 void units_choose_emulated(struct judge *j);
 void units_note(struct worst_units *worst, int64_t unit, double error);

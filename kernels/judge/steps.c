@@ -9,8 +9,8 @@
  * of all heads of the group.
  *
  * The emulated kernel's lse lacks the errors of its float32 scores. In a kernel, most of the error of a query's largest
- * score cancels, because lse has nearly the same error. Here it does not cancel, so an emulation of float32 may have up
- * to some three times larger errors in dv than the emulation of a whole head. */
+ * score cancels, because lse has nearly the same error. Here it does not cancel, so in a float32 problem the emulated
+ * dv may have errors up to about three times those of an emulation of the whole head. */
 #include <string.h>
 
 #include "kernels/judge/emulate.h"
@@ -86,13 +86,14 @@ static bool step_unit(struct judge *j, int64_t unit)
     return true;
 }
 
-/* Does the work of a tile of keys that no query reads, in a pass over tiles of queries without a list. */
+/* Does the work of a tile of keys that no query reads. The pass must go over tiles of queries and have no list of
+ * tiles. */
 static void step_unread(struct judge *j, int64_t key_tile)
 {
     struct pass *const pass = &j->pass;
     if (pass->converts) pass_convert_keys(j, key_tile);
-    /* if the mistake mixes sequences, queries read the keys of all sequences, so pass_settle_head() has handled this
-     * tile */
+    /* unless the mistake mixes sequences: then queries read the keys of all sequences, and pass_settle_head() has
+     * handled this tile already */
     else if (!pass->v.one_sequence) pass_settle_unread(j, &pass->frame->key_tiles[key_tile]);
 }
 
@@ -117,8 +118,8 @@ static void step_tile(struct judge *j, int64_t n)
         pass_convert_keys(j, k);
 }
 
-/* Computes the pass's next tile, or, if the pass goes over units, a part of its next unit. Returns true when the pass
- * has no more tiles. */
+/* Computes the pass's next tile. If the pass goes over units, it computes a part of the next unit. Returns true when
+ * nothing is left to compute. */
 bool pass_step(struct judge *j)
 {
     struct pass *const pass = &j->pass;

@@ -1,27 +1,27 @@
-/* units.c: in which tiles a judge emulates right kernels (imitates their roundings) if a device has computed the truth
- * (float64 results) of all rows. See state.h.
+/* units.c: in which tiles a judge emulates correct kernels (imitates their roundings) if a device has computed the
+ * truth (float64 results) of all rows. See state.h.
  *
- * A device computes the truth in milliseconds, but emulating right kernels takes the judge five times as long as
+ * A device computes the truth in milliseconds, but emulating correct kernels takes the judge five times as long as
  * computing the truth would. Therefore the judge emulates only some units of a large problem (a unit is a tile of
  * queries, or in a backward also a tile of keys). Half of these units are those in which the caller's results are
- * farthest from the truth: a right kernel has its largest errors there, and the emulations have errors of the same size
- * there. The other half are evenly spread. The choice depends on the problem and the results, and on the judge's time
- * only if this time is short. */
+ * farthest from the truth: a correct kernel has its largest errors there, and the emulations have errors of the same
+ * size there. The other half are evenly spread. The choice depends on the problem and the results, and on the judge's
+ * time only if this time is short. */
 #include <math.h>
 #include <stdlib.h>
 
 #include "kernels/judge/state.h"
 
-/* The least number of units of one kind (tiles of queries, or tiles of keys) in which right kernels are emulated. In a
- * backward the number is smaller, because it has two kinds, and because a tile of a backward takes longer. */
+/* The least number of units of one kind (tiles of queries, or tiles of keys) in which correct kernels are emulated. It
+ * is smaller for a backward, which has units of both kinds and takes longer for each. */
 enum { LEAST_UNITS = 8, LEAST_UNITS_BACKWARD = 6 };
 
-/* A judge emulates right kernels in as many units of a kind (tiles of queries, or of keys) as fit in this number of
- * multiply-adds (counted for one emulation), but at least LEAST_UNITS. */
+/* A judge emulates correct kernels in as many units of each kind (tiles of queries, tiles of keys) as take this number
+ * of multiply-adds per emulation, but in at least LEAST_UNITS units. */
 #define EMULATED_MULTIPLY_ADDS ((double)(INT64_C(1) << 31))
 
-/* Inserts a unit (a tile) with its error into a list of the units with the largest errors. If the unit is in the list
- * already, the list keeps the larger of its two errors. */
+/* Inserts a unit (a tile) with its error into a list of the units with the largest errors. If the list already has the
+ * unit, it keeps the larger of the two errors. */
 void units_note(struct worst_units *worst, int64_t unit, double error)
 {
     int at;

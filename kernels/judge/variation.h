@@ -1,7 +1,7 @@
 /* variation.h: attention as it is defined, or with a mistake.
  *
  * A mistake that kernels make is data here: a struct variation. With the members that variation_of() sets, compute.c
- * computes the right results. A hypothesis of hypotheses.c changes some members, and compute.c computes what a kernel
+ * computes the correct results. A hypothesis of hypotheses.c changes some members, and compute.c computes what a kernel
  * with that mistake would give. For two mistakes at once, two hypotheses change one struct. */
 #ifndef JUDGE_VARIATION_H
 #define JUDGE_VARIATION_H
@@ -11,9 +11,11 @@
 
 /* The choices of the key/value head that query head h reads. G is the number of query heads per key/value head. */
 enum variation_heads {
-    HEADS_IN_GROUPS,   /* query head h reads key/value head h / G (G: query heads per key/value head), which is right */
+    /* query head h reads key/value head h / G (G: query heads per key/value head), which is correct */
+    HEADS_IN_GROUPS,
     HEADS_INTERLEAVED, /* query head h reads key/value head h mod Hk (Hk: number of key/value heads) */
-    /* query head h reads Hk - 1 - h / G: the key/value heads (Hk of them, each for G query heads) in reverse order */
+    /* query head h reads key/value head Hk - 1 - h / G, so the Hk key/value heads are read in reverse order (G query
+     * heads read each) */
     HEADS_REVERSED,
 };
 
@@ -36,9 +38,10 @@ enum variation_softmax {
     /* neither a row's out so far nor its sum of exponentials so far is rescaled when a tile of keys raises the row's
      * maximum */
     SOFTMAX_NONE_RESCALED,
-    SOFTMAX_SPLITS_UNWEIGHTED, /* when the keys are split, the splits' results are averaged without their weights */
-    SOFTMAX_NOT_NORMALIZED,    /* out is not divided by the sum of exp(z - max) */
-    SOFTMAX_RAW,               /* exponentials are exp(z) without the row's maximum, and out is not divided by their
+    /* the kernel splits the keys and averages the outs of the splits without weighting them */
+    SOFTMAX_SPLITS_UNWEIGHTED,
+    SOFTMAX_NOT_NORMALIZED, /* out is not divided by the sum of exp(z - max) */
+    SOFTMAX_RAW,            /* exponentials are exp(z) without the row's maximum, and out is not divided by their
                                 * sum */
 };
 
@@ -75,8 +78,8 @@ typedef struct variation {
                                            * kernel with the mistake uses them */
     int64_t q_column, k_column, v_column; /* distance between neighbouring columns of q, of k and of v, in elements */
 
-    /* true is a mistake. softcap_first: softcap is applied to q.k before the scale. bias_first: the bias is added to
-     * q.k before the scale */
+    /* Both are mistakes if true. softcap_first: softcap is applied to q.k before the scale. bias_first: the bias is
+     * added to q.k before the scale. */
     bool softcap_first, bias_first;
     double bias_factor, alibi_factor;
     bool alibi_corner; /* true: ALiBi's distance is |i - j|, as if the first query stood at the first key */
@@ -85,8 +88,7 @@ typedef struct variation {
      * fewer */
     int64_t more_right;
     bool keep_inverted, one_sequence;
-    /* if above 0: rows see as many keys as if the number of keys of a sequence were rounded up to a multiple of this
-     * number */
+    /* if above 0: the number of keys of a sequence, as rows see it, is rounded up to a multiple of this number */
     int64_t whole_keys;
     /* true: rows see padding keys behind seqlens_k, but causal and window count from the true number of keys */
     bool padding_kept;
@@ -114,11 +116,11 @@ typedef struct variation {
     double dropout_p;
     uint64_t seed;
 
-    bool backward_alone; /* true: only the backward has the mistake; out and lse are right */
+    bool backward_alone; /* true: only the backward has the mistake; out and lse are correct */
     bool no_delta, no_dlse, no_softcap_derivative, dv_unnormalized;
     double dq_factor, dk_factor;
-    /* index of the only query head of a key/value head's group over which dk and dv are summed; -1: they are summed
-     * over all query heads of the group */
+    /* index, in the group of a key/value head, of the only query head that is added to dk and dv; -1: all query heads
+     * of the group are added */
     int64_t only_member;
     /* if above 0: dq is a sum over the last tile of keys only, and a tile has this many keys; 0: dq is a sum over all
      * keys */
@@ -129,7 +131,7 @@ typedef struct variation {
 
     /* the caller's tensors (bits of attn_tensor_id) that are read with heads and rows exchanged */
     uint64_t swapped;
-    /* true: the whole problem is read with heads and rows exchanged, as if heads were rows and rows were heads */
+    /* true: all tensors of the problem are read with heads and rows exchanged */
     bool swapped_problem;
 } variation;
 
@@ -140,7 +142,7 @@ static inline bool variation_rounds_sums(const variation *v)
     return v->rounding == ROUND_SUMS || v->rounding == ROUND_SUMS_BUT_QK;
 }
 
-/* Returns the variation that has no mistake, so that compute.c computes the right results. */
+/* Returns the variation that has no mistake, so that compute.c computes the correct results. */
 variation variation_of(const attn_problem *p);
 
 /* variation_head_of() returns the key/value head that query head h reads. variation_member_of() returns the n-th of the

@@ -22,19 +22,19 @@ static double allowed(attn_dtype dtype)
     return dtype == ATTN_F32 ? 1e-6 : dtype == ATTN_F16 ? 1e-5 : dtype == ATTN_BF16 ? 1e-4 : 1e-3;
 }
 
-/* Returns the factor by which the error of right kernels (`explained`, measured by imitating their roundings) is
+/* Returns the factor by which the error of correct kernels (`explained`, measured by imitating their roundings) is
  * multiplied to get the limit of dbias, dsinks or dslopes, where the tensor has `count` elements. It is 1 for 64
- * elements or more. With fewer elements, the largest measured error is the largest of a few random numbers, and another
- * right kernel often has a much larger error. */
+ * elements or more. With fewer elements, the largest measured error is the largest of a few random numbers, and
+ * another correct kernel often has a much larger error. */
 static double scatter(int64_t count)
 {
     return count == 0 || count >= 64 ? 1 : 1 + 2 * (1 / sqrt((double)count) - 1 / sqrt(64));
 }
 
-/* Returns the factor by which the measured errors of right kernels are multiplied to get a limit, if they were measured
- * in only `emulated` of the `compared` rows. The largest of n independent errors grows with n like sqrt(log(n)), if
- * their distribution is normal. Errors within a row are not independent, so the factor also has a margin for large
- * errors that the measured rows may miss. */
+/* Returns the factor by which the measured errors of correct kernels are multiplied to get a limit. The errors were
+ * measured in only `emulated` of the `compared` rows. The largest of n independent errors grows with n like
+ * sqrt(log(n)), if their distribution is normal. Errors within a row are not independent, so the factor also has a
+ * margin for large errors that the measured rows may miss. */
 static double unseen(attn_dtype dtype, int64_t emulated, int64_t compared)
 {
     const double margin = dtype == ATTN_F32 ? 2 : 1.25;

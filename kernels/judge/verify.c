@@ -45,8 +45,8 @@ attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifie
     return ATTN_OK;
 }
 
-/* Sets b, h and first to the head of row `next`, and returns the sequence of batch row b. A loop over all heads is fast
- * enough, because B * H is bounded. */
+/* Sets the members b, h and first to the head that contains row `next`, and returns the sequence of batch row b. A loop
+ * over all heads is fast enough, because B * H has an upper bound. */
 static attn_sequence go_to_head(attn_verifier *v)
 {
     const attn_geometry *const g = &v->v.g;
@@ -61,7 +61,7 @@ static attn_sequence go_to_head(attn_verifier *v)
 }
 
 /* Compares row i of the given out (i counts in the sequence) with row r of the tile's float64 results. Two NaN, or two
- * equal infinities, do not differ. */
+ * equal infinities, count as equal. */
 static void compare_row(attn_verifier *v, const attn_sequence *s, int64_t i, int64_t r)
 {
     const attn_view *const out = &v->v.g.view[ATTN_T_out];

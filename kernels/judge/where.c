@@ -2,8 +2,8 @@
  *
  * Wrong elements are counted along each axis of a tensor: batch rows, heads, queries or keys, columns. A sentence names
  * each axis on which only some indices have wrong elements: the indices as a range, as a list, or as every n-th index.
- * It leaves out an axis on which all indices have wrong elements. The sentence may name elements that are right, but it
- * never leaves out a wrong one. */
+ * The sentence leaves out an axis on which all indices have wrong elements. The sentence may name elements that are
+ * correct, but it never leaves out a wrong one. */
 #include "kernels/judge/state.h"
 
 #include <math.h>
