@@ -700,8 +700,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     RING<T, X> ring(kept, sm, a, x, keys);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = X::STACKED ? place.rows * sequences : place.rows;
     const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW,
-              d0 = warp % X::WD * (D / X::WD); /* m0, k0, d0: the warp's first row, the first key of a tile that it
-                                                * multiplies, and its first column */
+              d0 = warp % X::WD * (D / X::WD); /* the warp's first row, key of a tile, and column */
     const bool idle = m0 >= rows;
     /* the channels of Q and K that the warp multiplies: CHANNELS_OF_WARP channels from c0 on */
     const int CHANNELS_OF_WARP = X::WIDE_HEAD ? D / X::WD : D, c0 = X::WIDE_HEAD ? d0 : 0;

@@ -223,8 +223,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* Find the block's keys. In a packed problem the tiles of sequence b begin with tile number cu_k[b] / BN + b (see
-     * tile_place_of()). */
+    /* Find the block's keys. In a packed problem the tiles of sequence b begin with tile number cu_k[b] / BN + b. */
     const int key_tile = a.first_tile + (int)blockIdx.x;
     int b = blockIdx.z, j0 = key_tile * BN;
     if (g.dims.packed) {
