@@ -45,7 +45,8 @@ enum {
     /* after a listener stops taking new clients, TCP handshakes that have begun get this much time to complete: one
      * round trip */
     LISTEN_DOOR_MS = 100,
-    /* has the purpose of LISTEN_DOOR_MS, but for a socket that only clients on this machine can reach */
+    /* as LISTEN_DOOR_MS (time for handshakes that have begun), but for a socket that only clients on this machine can
+     * reach */
     LISTEN_DOOR_LOCAL_MS = 20,
     /* seconds of silence after which the kernel probes whether the client of a connection is still there */
     LISTEN_KEEPALIVE_S = 60,
@@ -80,8 +81,8 @@ enum {
     CONNECTION_BETWEEN_MS = 100,
     /* if a search for connections that may be closed finds none, the server waits this long before the next search */
     CONNECTION_LOOK_MS = 10,
-    /* largest number of connections at a time that were closed to make room for others, and that libmicrohttpd has not
-     * released yet */
+    /* Largest number of connections that may be in this state at a time: closed to make room for others, but not yet
+     * released by libmicrohttpd. */
     CONNECTION_LEAVING = 64,
 
     /* Longest time of a lingering close: the socket stays open after its connection has ended, until the client has
@@ -107,11 +108,10 @@ enum {
 
 enum {
     /* Memory that libmicrohttpd gives each connection. It holds the head of a request, and half of it takes the bytes
-     * of one recv() of the body. With 80 KiB a body of 131 KB needs three calls of recv(). More memory would be slower,
-     * for two reasons: all of it is set to zero between two requests, and it drives the body out of the CPU's cache.
-     * HTTP_CONNECTION_STEP is how much libmicrohttpd adds when the head needs more room. In versions before 1.0
-     * (measured: 0.9.75), a step larger than the buffer makes the buffer grow before each recv(), by an eighth of the
-     * memory that is still free. From 1.0 on, a step that large would keep the buffer from growing. */
+     * of one recv() of the body: a body of 131 KB needs three calls. More memory would be slower, because libmicrohttpd
+     * sets all of it to zero between two requests, and because it would drive the body out of the CPU's cache.
+     * HTTP_CONNECTION_STEP is how much libmicrohttpd adds when the head needs more room. Quirk 10 of http/mhd_quirks.h
+     * is the reason for this size. */
     HTTP_CONNECTION_BYTES = 80 << 10,
     HTTP_CONNECTION_STEP = 60 << 10,
     /* Memory of connections as attnd_connection_bytes in /metrics counts it; tensors are counted as staging memory
@@ -211,9 +211,9 @@ enum {
         /* if a body has more bytes than this, another thread checks its lse, the log-sum-exp of each row
          * (attn_check_lse()) */
     512 << 10,
-    /* A body with inputs in shared memory may need a larger block of staging memory. If its present block has at most
-     * this many bytes, the body is copied to another block. The pool prefers blocks that were in use before, because
-     * their pages are mapped already. */
+    /* Inputs in shared memory are copied to the body's block of staging memory. If the block is too short and has at
+     * most this many bytes, its bytes are moved to a longer block. A block with more bytes grows instead, because
+     * moving it would cost more. */
     CHECK_COPY_BYTES = 256 << 10,
     /* verifying results, and computing the length of an answer's text, are divided into pieces of work of this
      * duration, so that other requests make progress between two pieces */
@@ -299,11 +299,10 @@ enum {
  * not check whether a small job fits. */
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
 
-/* A problem that is expected to take PREPARE_CLOSER_S seconds or more is looked at more closely. The problem's
- * FlashMask bounds are read. In addition q, k and v are searched for rows whose scores exceed the range of float32,
- * because these rows are slow. The search is left out unless slow rows could make the problem take PREPARE_STRANGE_S
- * seconds, and PREPARE_STRANGE times as long as usual. The search takes a hundredth of the problem's time, or more if
- * there are few rows of queries. */
+/* A job that is expected to take PREPARE_CLOSER_S seconds or more gets a second, closer estimate: the FlashMask bounds
+ * of its problems are read. Rows whose scores exceed the range of float32 are slow. If such rows could make the job
+ * take more than PREPARE_STRANGE_S seconds, and PREPARE_STRANGE times as long as expected, q, k and v are searched for
+ * them. The search takes a hundredth of the problem's time, or more if there are few rows of queries. */
 #define PREPARE_CLOSER_S 0.05
 /* The longest time in seconds that a check of a client's results adds to the estimated time of its problem. If checking
  * all rows would take longer, the check looks at fewer rows. */
@@ -349,7 +348,7 @@ enum {
     /* The stream of a batch that has run for less than this time is polled without pauses. Small problems and most
      * decode transactions end within this time. */
     DEVICE_SPIN_NS = 1000000,
-    /* interval between two polls of a device that counts as lost, because nobody needs its results any more */
+    /* interval between two polls of a lost device; it is long, because nobody needs the device's results any more */
     DEVICE_LOST_POLL_NS = 10000000,
     /* a workspace (scratch memory of kernels) with more bytes than this is freed after the batch that used it */
     DEVICE_WORKSPACE_KEEP = 64 << 20,
@@ -407,7 +406,7 @@ enum {
 #define INLINE_STEP_BYTES (INT64_C(6) << 30)
 /* The watchdog expects this many floating-point operations per second of any device. A batch may take --watchdog-ms
  * longer than its operations take at this rate. The slowest kernels (float32) reach 34e12 operations per second on an
- * H200, and a thirtieth of this rate on the smallest GPU of sm_80 and up. */
+ * H200, and about 1e12 on the smallest GPU with sm_80 or later. */
 #define DEVICE_SLOWEST_FLOPS 2e11
 /* Computing exact outputs in float64 for `verify` may take this many times as long as expected. After that time the
  * device counts as overdue. */
@@ -464,8 +463,9 @@ enum {
         /* smallest size in bytes of a tensor that a device itself copies from shared memory; GPU drivers copy smaller
          * tensors with the CPU */
     256 << 10,
-    /* pause before and after a shared file's time stamp is read for the first time; the error of the system's time
-     * stamps is at most a fifth of this pause */
+    /* The server reads a shared file's time stamp after the file has not been written for this long, and then waits
+     * again as long, so that a later write gets a different time stamp. The error of the system's time stamps is at
+     * most a fifth of this pause. */
     REGIONS_QUIET_MS = 50,
     /* time between a change of a shared memory object and the next attempt to pin it (to make the driver lock its pages
      * in memory) */
@@ -475,8 +475,8 @@ enum {
 /* Largest shared memory region that is pinned for GPUs. The limit exists because the driver needs 0.1 ms or more to pin
  * a MiB. */
 #define REGIONS_PINNED_REGION (INT64_C(1) << 30)
-/* Largest number of bytes of shared memory that drivers hold for devices (pinned), in all regions together. The system
- * cannot move pinned pages. */
+/* Largest number of bytes of shared memory that may be pinned for GPUs, in all regions together. The system cannot move
+ * pinned pages. */
 #define REGIONS_PINNED_BYTES (INT64_C(8) << 30)
 
 /* Largest amount of staging memory (memory for tensors) that is kept for the next request while no request uses it. */

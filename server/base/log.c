@@ -342,7 +342,7 @@ static bool admit(enum log_level level, const char *event)
         return true;
     }
     r->left_out++;
-    /* wakes the writer, which will report the omitted lines after a second even if no other line is logged */
+    /* wakes the writer, which reports the omitted lines after a second, even if no other line is logged by then */
     if (!the.repeats_left_out) wake_writer();
     the.repeats_left_out = true;
     return false;

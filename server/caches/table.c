@@ -116,8 +116,8 @@ int64_t caches_held_bytes(struct caches *caches)
 }
 
 /* Allocates the memory of the pool (for the pages of caches on one device). If another thread is allocating it, waits
- * for that thread. The lock is released meanwhile (invariant 5). The pool's table of pages is made first: if it were
- * made last and failed, the device's memory would be lost. */
+ * for that thread. The lock is released meanwhile (invariant 5). The pool's table of pages is made first, because the
+ * device's memory could not be given back if the table failed. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
     /* the device's name is copied before the lock is released, because pool->device becomes NULL if the device is

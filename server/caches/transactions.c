@@ -74,7 +74,7 @@ static attn_status goes_along(const struct cache_step *step, const struct cache 
                      scales_text(cache), scales_text(first));
 }
 
-/* Makes the error for a request that names a cache twice and appends to it: the order of the two appends would be
+/* Makes the error for a request that appends to the same cache twice, because the order of the two appends would be
  * undefined. */
 static attn_status twice(const struct cache_step *step, int row, attn_error *err)
 {
@@ -413,8 +413,8 @@ static void give_back(const struct caches *caches, struct cache_row *row)
     row->count = 0;
 }
 
-/* Returns how many of its first positions the cache of this row shares with the cache of the previous row. Forks of one
- * cache share their first pages. */
+/* Returns the number of first positions that the cache of this row shares with the cache of the previous row. Forks of
+ * one cache share their first pages. */
 static int32_t prefix_of(const struct cache_step *step, int row)
 {
     if (row == 0) return 0;
@@ -465,7 +465,7 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     if (step->append > 0) status = take_pages(step, err);
     if (status != ATTN_OK) {
         for (int row = 0; row < step->rows; row++) give_back(step->caches, &step->row[row]);
-        /* an earlier attempt to begin this transaction may have left moves (copies to make), which are dropped */
+        /* the moves (copies to make) of this failed attempt are dropped */
         free(step->moves);
         step->moves = NULL;
         return status;

@@ -91,8 +91,8 @@ struct connection_limits {
     int64_t idle_ms;  /* longest time in phase IDLE */
     int64_t stall_ms; /* longest time between two bytes in phase BODY */
     int64_t
-        /* Longest time in phase BODY or SEND. It grows by 1 ms for each KiB that was received or sent, so a transfer at
-         * 1 MiB/s or more never reaches it. */
+        /* Longest time in phase BODY or SEND. The limit grows by 1 ms for each KiB that was received or sent, so a
+         * transfer at 1 MiB/s or more never exceeds it. */
         transfer_ms;
 };
 
@@ -176,7 +176,7 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
  *   1. idle connections that never showed a token
  *   2. other connections that never showed a token, if they have been sending a refused body, or not fetching an
  *   answer, for CONNECTION_STRANGER_MS
- *   3. all other idle connections
+ *   3. all other connections that have been idle for CONNECTION_BETWEEN_MS
  * Among equal candidates, the one that has been in its phase longest is cut. Returns false if there is no candidate.
  * *leaving counts the connection until it is removed. */
 bool connections_make_room(struct connections *connections, const _Atomic int *tally, _Atomic int *leaving, bool tokens,

@@ -169,7 +169,8 @@ static attn_status bind_regions(struct job *job, proto_item *item, attn_error *e
     return region_uses_bind(uses, &item->problem, job->transaction ? MOVE_ALIGNMENT : 1, err);
 }
 
-/* Returns, as bits, the outputs that lie in a client's registered memory and therefore need no memory of the server. */
+/* Returns a bit mask of the outputs that lie in a client's registered memory. These outputs need no memory of the
+ * server. */
 static uint64_t elsewhere_of(const struct job *job)
 {
     return job->shared ? job->shared->elsewhere : 0;
@@ -366,9 +367,8 @@ static int64_t priority_of(const proto_call *call)
     return first;
 }
 
-/* Returns, as bits, the tensors that are in this process's own memory and that no other thread or process writes now.
- * Three kinds of tensors are not among them: those in caches, those in a GPU's memory, and those that a GPU copies from
- * a client's pages. */
+/* Returns a bit mask of the tensors that are in this process's own memory and that no other thread or process writes
+ * now. Tensors in caches, in a GPU's memory, or in pages of a client from which a GPU copies are not in the mask. */
 static uint64_t readable_of(const struct job *job)
 {
     if (job->transaction || (job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0))) return 0;

@@ -78,9 +78,9 @@ static const uint64_t errors_of_bodies = ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_
 static const uint64_t errors_of_changes = ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(FORBIDDEN_ORIGIN);
 static const uint64_t errors_of_tokens = ROUTE_ERROR(UNAUTHORIZED);
 
-/* Headers of answers, which components/headers of openapi.json describes. `on` has the statuses whose answers always
- * have the header. If `on` is 0, answers have the header unless they are written directly to a socket, such as a 408 in
- * the middle of a body. */
+/* Headers of answers, which components/headers of openapi.json describes. `on` lists the statuses whose answers always
+ * have the header. If `on` is 0, all answers have the header, except those that are written directly to a socket, such
+ * as a 408 in the middle of a body. */
 static const struct {
     const char *name;
     int on[2];
@@ -417,8 +417,8 @@ static const struct {
 #undef NUMBER
 };
 
-/* True if this server lacks an option. Parts of the skeleton openapi.json that describe features of an option are
- * between the marks @?OPTION@ and @?@. */
+/* True if this server was started without the option `condition`. In the skeleton openapi.json, parts that apply only
+ * with an option are between the marks @?OPTION@ and @?@. */
 static bool lacks(const struct document *d, const char *condition)
 {
     if (strcmp(condition, "secured") == 0) return d->config->token_file == NULL;
