@@ -5,8 +5,8 @@
  * parse options, read the environment and check ranges. config_help.c uses it to print --help, the table in OPTIONS.md,
  * the man page and bash completion. A new option is a new row and a new member of struct config.
  *
- *   defaults of the rows -> environment -> command line -> defaults that depend on the machine -> checks between
- *   options
+ *   defaults of the rows -> environment -> command line -> defaults that depend on the machine -> checks that the
+ *   options fit together
  *
  * Invariants
  * 1. Options that config_read() accepts are usable: every number is in its row's range, every file can be read.

@@ -367,10 +367,10 @@ enum {
     /* largest number of bytes of inputs and outputs of a problem that an HTTP thread runs on a GPU itself; the GPU's
      * bus transfers this many bytes in 20 us */
     INLINE_BYTES = 1 << 20,
-    /* An HTTP thread polls for this long for the end of its work on a GPU. If the work takes longer, a thread of the
+    /* An HTTP thread polls at most this long until its work on a GPU ends. If the work takes longer, a thread of the
      * device takes it over. */
     INLINE_WAIT_NS = 500000,
-    /* An HTTP thread polls for this long for the end of its cache transaction on a GPU. It may poll longer than
+    /* An HTTP thread polls at most this long until its cache transaction on a GPU ends. It may poll longer than
      * INLINE_WAIT_NS, because the transaction has the GPU to itself. */
     INLINE_STEP_WAIT_NS = 2000000,
     /* A thread that waits for its work on a GPU polls a word in host memory, which the GPU writes at the end of the

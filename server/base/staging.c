@@ -295,8 +295,8 @@ static attn_status refused(attn_status status, const struct staging_pool *stagin
                      (long long)held, (long long)caller_share(caller, staging->limit));
 }
 
-/* Chooses a warm block of a size class: the block that this core released last. If this core released none of the
- * blocks, chooses the block that was released last by any core. Call this with the lock held. */
+/* Chooses a warm block of a size class: the block that this core released last, or else the block that any core
+ * released last. Call this with the lock held. */
 static struct staging_block *pick_warm(const struct staging_pool *staging, int size_class, int core)
 {
     struct staging_block *block = staging->classes[size_class];

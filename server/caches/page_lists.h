@@ -18,8 +18,8 @@
 
 #include "server/caches/pages.h"
 
-/* Number of page numbers in a full block. The longest possible list has PAGES_GRANULES (1024 * 1024) pages, so it has
- * 1024 blocks. */
+/* Number of pages in a full block of a page list. The longest possible list has PAGES_GRANULES (1024 * 1024) pages, so
+ * it has 1024 blocks. */
 enum { PAGE_BLOCK = 1024 };
 
 struct page_block {

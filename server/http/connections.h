@@ -47,8 +47,8 @@ enum connection_phase {
 struct flow;
 
 struct connection {
-    /* The web server's socket. This code never closes it. It only shuts the socket down, and only while the connection
-     * is in the table. */
+    /* The web server's socket. The code of connections.c never closes this socket. It only shuts the socket down, and
+     * only while the connection is in the table. */
     int fd;
     bool plain;            /* true: the connection is not TLS, so a fixed answer may be written to the socket */
     char peer[PEER_BYTES]; /* address of the socket's other end */

@@ -134,7 +134,7 @@ static bool name_cache(const struct request *request, proto_item *item)
     return true;
 }
 
-/* Makes from the parsed body a job that a device can run. */
+/* Turns the parsed body into a job that a device can run. */
 static attn_status make_job(struct request *request, struct check_result *result, attn_error *err)
 {
     struct server *server = request->server;

@@ -100,7 +100,7 @@ static const struct {
 #define V_BASE64 "{'shape':[1,3,1,2],'dtype':'float32','data':'AACAPwAAAEAAAEBAAACAQAAAoEAAAMBA'}"
 
 static const struct {
-    /* name of the schema of the example's body, as it is written in the rows of the routes */
+    /* name of the schema of the example's body; the rows of the routes use the same name */
     const char *body;
     const char *name, *summary, *value;
 } examples[] = {

@@ -157,10 +157,9 @@ const char *route_method_name(enum route_method method);
 /* Returns the row of route->bodies that decodes a body of this content type, or NULL if there is none. The content type
  * may be NULL or empty, if the client named none. */
 const struct route_body *route_body(const struct route *route, const char *content_type);
-/* Returns the row of route->bodies (formats) in which the answer is written. `body` is the row that decoded the
- * request's body. The result is the row that the header Accept (NULL: not given) prefers, or `body` if Accept prefers
- * no other row. If Accept allows none of the rows, the first row is returned: the client gets an answer in a format
- * that it did not ask for, and no error. */
+/* Returns the row of route->bodies (formats) for the answer. `body` is the row that decoded the request's body. It is
+ * returned unless the header Accept (NULL: not given) prefers another row. If Accept allows none of the rows, the first
+ * row is returned: the client gets a format that it did not ask for, and no error. */
 const struct route_body *route_answer(const struct route *route, const struct route_body *body, const char *accept);
 /* Writes the content types of the route's bodies, such as "application/json or application/x-safetensors". Returns
  * `text`. */
