@@ -42,8 +42,8 @@ enum {
     LISTEN_BACKLOG = 4096,
     /* largest number of connections that the main thread accepts in a row before it does its other work */
     LISTEN_ACCEPT_BURST = 64,
-    /* after a listener stops taking new clients, TCP handshakes that have begun get this much time to complete: one
-     * round trip */
+    /* after a listener stops taking new clients, TCP handshakes that have begun get this much time to complete; one
+     * round trip is enough */
     LISTEN_DOOR_MS = 100,
     /* as LISTEN_DOOR_MS (time for handshakes that have begun), but for a socket that only clients on this machine can
      * reach */
@@ -161,8 +161,8 @@ enum {
     /* largest number of bytes that are unpacked from a compressed body at a time; the parser reads these bytes before
      * more bytes are unpacked */
     UNPACK_PIECE_BYTES = 32 << 10,
-    /* Bytes that an HTTP thread unpacks for one connection before it serves another connection: a millisecond of
-     * work. Without this limit, 80 KiB of packed bytes could unpack to 80 MiB, which takes 100 ms. */
+    /* Number of bytes that an HTTP thread unpacks for one connection before it serves another connection. Unpacking
+     * them takes a millisecond. Without this limit, 80 KiB of packed bytes could unpack to 80 MiB in 100 ms. */
     UNPACK_TURN_BYTES = 256 << 10,
     /* Largest allowed ratio of unpacked to packed bytes; deflate reaches 1032. Numeric tensors shrink to a half, masks
      * to a hundredth. A body that shrinks further is either small or an attack. */
@@ -316,8 +316,8 @@ enum {
  * together. */
 #define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
-/* Largest number of multiply-adds for checking the lse (log-sum-exp of each row) of one body: 30 ms. Rows beyond
- * this bound are not checked. */
+/* Largest number of multiply-adds for checking the lse (log-sum-exp of each row) of one body; they take 30 ms. Rows
+ * beyond this bound are not checked. */
 #define VERIFY_LSE_MULTIPLY_ADDS (INT64_C(1) << 25)
 /* Largest number of multiply-adds for checking an lse (log-sum-exp of each row), per byte of the body. Without this
  * bound, a small body with head size 1 could keep an HTTP thread busy for 30 ms. With a head size of 16 or more, the
@@ -394,8 +394,8 @@ enum {
     NAPS_MOST = 4,
 };
 
-/* Largest number of floating-point operations, with padding, of a problem that an HTTP thread computes on its own
- * core: some 100 us. A larger problem is left to other threads, because the HTTP thread has other connections to
+/* Largest number of floating-point operations, with padding, of a problem that an HTTP thread computes on its own core;
+ * they take some 100 us. A larger problem is left to other threads, because the HTTP thread has other connections to
  * serve. */
 #define INLINE_FLOPS 2e7
 /* Largest number of floating-point operations of a problem that an HTTP thread runs on a GPU, if all tensors are in the
@@ -438,8 +438,8 @@ enum {
     /* staging memory (memory for tensors) that no request uses is kept for the next request; if it is unused for this
      * long, it goes back to the system */
     STAGING_WARM_MS = 30000,
-    /* Longest document about this server, in bytes. The longest one that exists, /openapi.json, has less than a
-     * hundredth of this size. */
+    /* Upper bound, in bytes, of the size of a document about this server. The longest document, /openapi.json, has less
+     * than a hundredth of this size. */
     JSON_DOCUMENT_BYTES = 16 << 20,
     /* Upper bound of the size of the page /metrics in bytes. The page is far smaller, even if every metric has
      * METRICS_MAX_SERIES series. */
@@ -485,7 +485,7 @@ enum {
 /* ---- The log (base/log.c) ---------------------------------------------------------------------------------------- */
 
 enum {
-    /* largest number of bytes of lines that wait while standard error accepts no bytes; further lines are lost and
+    /* largest size, in bytes, of the lines that wait while standard error accepts no bytes; further lines are lost and
      * counted */
     LOG_BUFFER_BYTES = 1 << 20,
     LOG_PAIRS_BYTES = 1024,      /* longest text of a line's key=value pairs, with the NUL */
@@ -547,7 +547,8 @@ enum {
     /* if a server does not end within its time limit, the supervisor kills it this long after the limit */
     SUPERVISE_KILL_MS = 1000,
 
-    /* longest health check; less than Docker's limit of 30 s, so that the reason for a failure is still printed */
+    /* time limit of a health check; Docker ends a check after 30 s, and the reason for a failure would then not be
+     * printed */
     HEALTHCHECK_TIMEOUT_MS = 5000,
 };
 

@@ -348,8 +348,8 @@ static bool admit(enum log_level level, const char *event)
     return false;
 }
 
-/* Logs how many lines of each event were left out: for events whose second is over, or for all events if `all` is true.
- * Call this with the mutex held. */
+/* Logs how many lines of each event were left out: for events whose period of one second has ended, or for all events
+ * if `all` is true. Call this with the mutex held. */
 static void tell_repeats(bool all)
 {
     const int64_t now = in_ms(0).tv_sec;

@@ -45,8 +45,8 @@ struct staging_block {
     struct staging_block *next_in_class, *older, *newer;
 };
 
-/* A source of the pool's memory. Without a source, staging_new() uses anonymous memory, with huge pages for large
- * blocks. If grow() is NULL, a block grows by being copied to a larger block. */
+/* The functions that provide the pool's memory. Without them (NULL), staging_new() uses anonymous memory, with huge
+ * pages for large blocks. If grow() is NULL, a block grows by being copied to a larger block. */
 struct staging_source {
     void *(*map)(void *context, size_t bytes); /* returns NULL if there is no memory */
     void (*unmap)(void *context, void *memory, size_t bytes);

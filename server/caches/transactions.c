@@ -128,7 +128,7 @@ static attn_status look(struct cache_step *step, attn_error *err)
         if (cache == NULL) return ATTN_NOT_FOUND;
         if (step->append > 0 && cache->looked == number) return twice(step, row, err);
         cache->looked = number;
-        /* the pointer stays valid until some cache is removed; find_row() tests whether a cache was removed */
+        /* the pointer stays valid until any cache is removed; find_row() tests whether one was removed */
         step->row[row].cache = cache;
         if (first == NULL) first = cache;
         const attn_status status = goes_along(step, first, cache, row, err);

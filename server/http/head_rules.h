@@ -1,5 +1,5 @@
-/* head_rules.h: the rules by which the server may refuse a request for its head, before it reads the body. The head is
- * well-formed HTTP (http_head.h checks that). This file uses no sockets. */
+/* head_rules.h: the rules by which the server may refuse a request because of its head, before the server reads the
+ * body. The head is well-formed HTTP (http_head.h checks that). This file uses no sockets. */
 #ifndef HEAD_RULES_H
 #define HEAD_RULES_H
 

@@ -1,5 +1,5 @@
-/* listen.h: the sockets on which attnd listens. attnd itself accepts connections in its loop, instead of leaving that
- * to libmicrohttpd. This has three advantages. A client over the connection limit gets a 503 and not silence. The
+/* listen.h: the sockets on which attnd listens. attnd itself accepts connections in its event loop, instead of leaving
+ * that to libmicrohttpd. This has three advantages. A client over the connection limit gets a 503 and not silence. The
  * server does not spin when file descriptors run out. A supervisor can keep the sockets while a server is replaced. */
 #ifndef LISTEN_H
 #define LISTEN_H

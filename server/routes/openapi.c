@@ -438,8 +438,8 @@ static void put_mark(struct document *d, const char *mark)
 }
 
 /* Writes the text that replaces the first mark (such as @paths@) in the text `at`, and returns the text after the mark.
- * If a string consists only of a mark, its quotes are replaced too. If this string is the name of a member, the
- * member's value 0 is also dropped. */
+ * If a string consists only of a mark, its quotes are replaced too. A mark for whole members is written as a member,
+ * "@paths@": 0, and the 0 is replaced too. */
 static const char *take_mark(struct document *d, const char *at)
 {
     char mark[40];

@@ -76,7 +76,7 @@ struct route_doc {
 
 #define ROUTE_ERROR(id) (UINT64_C(1) << PROTO_E_##id)
 
-/* The option of the server that must be set, so that the server offers the route. */
+/* The option that the operator must set, so that the server offers the route. */
 enum route_shm { ROUTE_ALWAYS, ROUTE_ALLOW_SHM, ROUTE_ALLOW_CUDA_SHM };
 
 struct route {
@@ -104,9 +104,9 @@ struct route {
     /* Only for a route without tensors. If true, the body is kept for the handler (request->text), up to
      * HTTP_KEPT_BODY_BYTES. */
     bool keeps_body;
-    /* If true, the handler changes nothing, even if its method is not GET. If there is no memory for the answer, the
-     * client then gets 503 and may repeat the request. If this member is false, the connection is closed without an
-     * answer in that case. */
+    /* true: the handler changes nothing, even if its method is not GET. If there is no memory for the answer of this
+     * route, the client gets 503 and may repeat the request. On other routes the connection is then closed without an
+     * answer. */
     bool only_reads;
     proto_op op;
     /* The handler, for routes without tensors and for operations that no device runs (proto_is_run()). It fills in the
