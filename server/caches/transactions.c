@@ -279,8 +279,7 @@ static attn_status in_pieces(const struct cache_step *step, int64_t count, attn_
 }
 
 /* Takes from the pool the pages that a row (one cache of the transaction) gains. FULL: the pool has no room for one of
- * these pages. The pages that were taken before this error stay in the row, and give_back() frees them when the
- * transaction ends. */
+ * these pages. The pages that were taken before this error stay in the row, and begin() gives them back. */
 static attn_status take_row(struct cache_step *step, int index, attn_error *err)
 {
     struct caches *const caches = step->caches;
@@ -390,7 +389,8 @@ static void write_table(struct cache_step *step, int index)
     copy_scales(cache, index, step->k_scale, step->v_scale);
 }
 
-/* True if another step (transaction) uses one of the caches of `step`, or an older step waits for one of them. */
+/* True if `step` (a transaction) must wait for one of its caches. Another step appends to the cache, or uses it while
+ * `step` would append; or an older step waits for it; or the cache is about to be truncated. */
 static bool is_blocked(const struct cache_step *step, uint64_t scan)
 {
     for (int row = 0; row < step->rows; row++) {

@@ -158,9 +158,9 @@ bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t 
 
 /* Shorter time limits of connections, which apply while the server drains (before it stops). */
 struct connection_drain_limits {
-    /* a connection in phase OPENED or IDLE is cut if no connection has sent anything for this time */
+    /* a connection in phase OPENED or IDLE may be cut once no connection has sent anything for this time */
     int64_t silent_ms;
-    /* in phases HEAD, BODY and SEND: the longest time for which a connection may transfer no byte */
+    /* in phases OPENED, HEAD, BODY and SEND: the longest time for which a connection may transfer no byte */
     int64_t stalled_ms;
     int64_t quiet_since_ms; /* the last time at which any client sent something, on any connection */
 };

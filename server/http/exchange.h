@@ -52,7 +52,8 @@ struct exchange {
     bool cors;      /* true: a browser may show the answer to the page that sent the request (CORS) */
     /* true: the request is a CORS preflight, an OPTIONS request from a page of an allowed origin */
     bool preflight;
-    bool done;           /* true: the route's handler has finished its work */
+    bool done;           /* true: the route's handler has changed something, so a failure must not be answered by an
+                          * error */
     int http_status;     /* status of the answer; 0: there is no answer yet */
     uint64_t sent_bytes; /* number of bytes in the answer's body */
 };
