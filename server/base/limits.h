@@ -212,8 +212,8 @@ enum {
          * (attn_check_lse()) */
     512 << 10,
     /* Inputs in shared memory are copied to the body's block of staging memory. If the block is too short and has at
-     * most this many bytes, its bytes are moved to a longer block. A block with more bytes grows instead, because
-     * moving it would cost more. */
+     * most this many bytes, its bytes are moved to a longer block. A block with more bytes is not copied: it grows when
+     * it is full. */
     CHECK_COPY_BYTES = 256 << 10,
     /* verifying results, and computing the length of an answer's text, are divided into pieces of work of this
      * duration, so that other requests make progress between two pieces */

@@ -240,8 +240,8 @@ static void put_line(struct text *t, bool json, enum log_level level, const char
     }
 }
 
-/* Formats a whole line with its newline and returns its length. If the line has no room for all key=value pairs, the
- * last of them are left out. */
+/* Formats a whole line with its newline and returns its length. If the line has no room for the key=value pairs,
+ * cut=true replaces all of them. */
 static size_t format_line(char line[LINE_BYTES], bool json, enum log_level level, const char *request_id,
                           const char *event, const char *pairs)
 {

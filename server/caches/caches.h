@@ -120,7 +120,8 @@ attn_status caches_sequence(struct caches *caches, struct caller *caller, const 
 /* Deletes the cache of the sequence with this name, if it exists. */
 void caches_end_sequence(struct caches *caches, const struct caller *caller, const char *name);
 
-/* Ends the caches that were unused for longer than their time to live. */
+/* Ends caches that were unused for longer than their time to live. A call examines at most CACHES_EXPIRE_LOOKS caches,
+ * and the next call continues with the caches after these. */
 void caches_expire(struct caches *caches, int64_t now_ms);
 
 struct caches_totals {
