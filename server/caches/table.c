@@ -13,8 +13,8 @@
  * 5. A pool's memory is allocated without the lock, because the driver may need a long time. While a thread allocates
  *    the memory, `opening` is set.
  * 6. The time for which the lock is held does not grow with the number or the length of the caches, with two
- *    exceptions. Taking and freeing pages may take as long as the request that filled them. At most once a second, all
- *    caches are searched for expired ones (`expires_ms`). */
+ *    exceptions. Taking and freeing pages may take as long as the request that filled them. When caches or pages run
+ *    out, all caches are searched for expired ones, but only if one may have expired (`expires_ms`). */
 #include "server/caches/internal.h"
 
 #include <assert.h>
