@@ -62,7 +62,8 @@ enum {
     /* While the server drains (finishes requests before it stops), idle connections are closed once no connection has
      * had a request for this long. Until then a load balancer may still send requests over open connections. */
     FRONTEND_SILENT_MS = 500,
-    /* while the server drains (before it stops), a request that makes no progress for this long is cut off */
+    /* while the server drains (before it stops), a connection on which no byte moves for this long is cut; at other
+     * times only the usual time limits apply */
     FRONTEND_STALLED_MS = 2000,
     /* With more connections than this, sweeps over all connections are rarer. A sweep over 10000 connections takes 2
      * ms. */

@@ -30,7 +30,7 @@ struct unpacker {
     enum unpack_coding coding;
     uint64_t limit_bytes;
     uint64_t in_bytes, out_bytes;
-    bool ended;       /* true: the end of the compressed stream was reached */
+    bool ended;       /* true: the end of the compressed stream was reached; further bytes are an error */
     attn_error error; /* the first error; once it is set, every call returns it */
     uint8_t magic[MAGIC_BYTES];
     char piece[UNPACK_PIECE_BYTES];

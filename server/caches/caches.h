@@ -143,7 +143,7 @@ struct cache_step {
     char (*ids)[CACHE_ID_BYTES];
     int rows;
     int64_t append; /* number of positions that each cache gains; 0: none */
-    /* true: the URL's path names the only cache of the request, so errors say "this cache" instead of the member
+    /* true: the URL's path names the only cache of the request, so errors say "this cache" and do not name the member
      * `caches` */
     bool of_path;
     /* The new keys and values of all caches, one cache after the other. The code that makes the step (transaction) sets

@@ -20,7 +20,7 @@ struct pool {
     struct pages *pages; /* the pool's pages; NULL: the pool's memory was not allocated yet */
     char *memory;        /* address of page 0 of the pool (the memory for pages), on the device */
     const char *device;  /* name of the pool's device; NULL: the device has no pool, or is lost */
-    bool opening;        /* true: a thread is allocating the pool's memory */
+    bool opening;        /* true: a thread is allocating the pool's memory; other threads wait for it */
     struct caches_source source;
     size_t bytes;
     int64_t numbers; /* number of page-table entries of all caches in the pool */
@@ -66,7 +66,8 @@ struct caches {
     char process[PROCESS_CHARS + 1];
     int max_count, count;
     int64_t expired, lost_ids;
-    bool lost_pool; /* true: at least one device was lost, and its pool of cache pages with it */
+    bool lost_pool; /* true: at least one device was lost, and its pool of cache pages with it; errors about unknown
+                     * caches then mention this */
     uint64_t looks;
     /* number of caches deleted so far; while it is unchanged, a pointer to a cache stays valid */
     uint64_t burials;

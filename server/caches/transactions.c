@@ -34,8 +34,8 @@ static const char *scales_text(const struct cache *cache)
     return cache->v_scale ? "v_scale alone" : "neither k_scale nor v_scale";
 }
 
-/* Returns the cache of a row of the transaction, whose id is step->ids[row], or NULL with an error. There may be many
- * rows, so a pointer that an earlier search found is reused if it is still valid. */
+/* Returns the cache with the id step->ids[row], or NULL with an error. A transaction may have many caches, so a pointer
+ * that an earlier search found is reused if it is still valid. */
 static struct cache *find_row(const struct cache_step *step, int row, int64_t now_ms, attn_error *err)
 {
     char member[32], what[32];
@@ -49,8 +49,7 @@ static struct cache *find_row(const struct cache_step *step, int row, int64_t no
     return cache_find(step->caches, step->caller, step->ids[row], member, what, err);
 }
 
-/* Checks that the cache of row `row` (its index in the transaction) has the same shape and device as the cache of row
- * 0. */
+/* Checks that the cache at index `row` of the transaction has the same shape and device as the cache at index 0. */
 static attn_status goes_along(const struct cache_step *step, const struct cache *first, const struct cache *cache,
                               int row, attn_error *err)
 {

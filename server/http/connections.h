@@ -71,7 +71,8 @@ struct connection {
     struct flow *flow;
     /* The request that is being received or answered; NULL between two requests. Only the HTTP thread uses it. */
     struct request *request;
-    /* True: the request was refused, and its client may still be sending it. Only the HTTP thread uses this member. */
+    /* True: the request was refused, and its client may still be sending it. The socket then lingers after the
+     * connection (LINGER_DROP). Only the HTTP thread uses this member. */
     bool sending;
     /* A counter of connections that were cut to make room for others. It includes this connection until this connection
      * is removed. NULL: this connection was not cut for that reason. */
@@ -156,7 +157,8 @@ void connection_progress(struct connection *connection, uint64_t bytes);
 bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t progress_bytes, int64_t now_ms,
                         const struct connection_limits *limits);
 
-/* Shorter time limits of connections, which apply while the server drains (before it stops). */
+/* Time limits of connections that apply, in addition to struct connection_limits, while the server drains (before it
+ * stops). */
 struct connection_drain_limits {
     /* a connection in phase OPENED or IDLE may be cut once no connection has sent anything for this time */
     int64_t silent_ms;

@@ -53,8 +53,8 @@ struct document {
     const proto_limits *limits;
     const struct route *routes;
     int route_count;
-    /* true: the text of the skeleton that follows is left out, because it describes an option that this server does not
-     * have */
+    /* true: the text of the skeleton that follows is left out, because it describes a command-line option that this
+     * server was started without */
     bool skips;
 };
 

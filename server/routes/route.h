@@ -57,9 +57,9 @@ struct route_parameter {
     const char *name, *description, *example;
 };
 
-/* The texts that the OpenAPI document has about one route. Texts that are the same for all routes, or follow from other
- * columns, are not here. If the route belongs to an operation, summary, description and answer are NULL, because the
- * row of proto_operations[] has them. */
+/* The texts that the OpenAPI document has about one route. Texts that are the same for all routes, or that openapi.c
+ * derives from other columns, are not here. If the route belongs to an operation, summary, description and answer are
+ * NULL, because the row of proto_operations[] has them. */
 struct route_doc {
     const char *tag, *summary, *description;
     const char *answer, *media,
@@ -93,8 +93,8 @@ struct route {
     /* true: the route is not in the OpenAPI document, because it is another spelling of a route, or only tells clients
      * that the server does not support something */
     bool hidden;
-    /* The option with which the server offers the route. Without it, the route is missing on the server and in the
-     * OpenAPI document. */
+    /* The command-line option with which the server offers the route. Without this option, the route is missing on the
+     * server and in the OpenAPI document. */
     enum route_shm shm;
 
     /* These members are for a route whose bodies contain tensors: the formats of the body, and the operation. The body
