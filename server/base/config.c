@@ -5,8 +5,8 @@
  * parse options, read the environment and check ranges. config_help.c uses it to print --help, the table in OPTIONS.md,
  * the man page and bash completion. A new option is a new row and a new member of struct config.
  *
- *   defaults of the rows -> environment -> command line -> defaults that depend on the machine -> checks between
- *   options
+ *   defaults of the rows -> environment -> command line -> defaults that depend on the machine -> checks that the
+ *   options fit together
  *
  * Invariants
  * 1. Options that config_read() accepts are usable: every number is in its row's range, every file can be read.
@@ -42,7 +42,7 @@ enum {
     HTTP_THREADS_A_CORE = 8,
     HTTP_THREADS_AUTO_MAX = 16,
 };
-/* largest default value of --staging-bytes (memory for tensors of requests); with more, nothing would be faster */
+/* largest default value of --staging-bytes (memory for tensors of requests); more memory would make nothing faster */
 #define STAGING_AUTO_MAX (64 * GIB)
 
 /* ---- Small helpers ----------------------------------------------------------------------------------------------- */
@@ -160,7 +160,7 @@ static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
     char address[CONFIG_HINT_BYTES];
     *hint = '\0';
     snprintf(address, sizeof address, "[%.*s]%s", colon ? (int)(colon - value) : 0, value, colon ? colon : "");
-    /* an IPv6 address without square brackets would be valid with brackets: the hint for ::1:8080 is [::1]:8080 */
+    /* for an IPv6 address without square brackets the hint adds the brackets: ::1:8080 becomes [::1]:8080 */
     bool found = address_ok(address);
     for (size_t i = 0; i < ARRAY_SIZE(suggestions) && !found; i++) {
         const size_t cut = strlen(suggestions[i].begins);
@@ -504,9 +504,9 @@ static bool same_address(const char *a, const char *b)
     return strncmp(a, "unix:", 5) == 0 || !parse_number(strrchr(a, ':') + 1, &port) || port != 0;
 }
 
-/* Returns how many connections are possible if the process may have `files` open files, of which `spare` are reserved
- * for other uses. If `spare` is more than half of `files`, the connections get half of the files that the process and
- * its threads do not need. */
+/* Returns how many connections are possible if the process may have `files` open files. The number `spare` of these is
+ * reserved for other uses. If that would leave less than half of `files`, the reserve is smaller: connections get half
+ * of the files that the process and its threads do not need. */
 static int connections_for(const struct config *c, int64_t files, int64_t spare)
 {
     const int64_t own = CONFIG_LEAST_FILES + (int64_t)CONFIG_THREAD_FILES * (c->http_threads + 1);
@@ -596,8 +596,9 @@ static void put_version(FILE *to)
     fprintf(to, "attnd %s (%s)\n", ATTND_VERSION, CONFIG_MACHINE);
 }
 
-/* Returns the function that prints the text for the first flag in argv such as --help or --version. Returns NULL if
- * argv has no such flag. Other arguments are not examined, so the flag works even if they are wrong. */
+/* Looks in argv for the first flag that only prints a text, such as --help or --version. Returns the function that
+ * prints the text, or NULL if there is no such flag. Other arguments are not examined, so the flag works even if they
+ * are wrong. */
 static void (*find_text(int argc, char **argv))(FILE *)
 {
     static const struct {

@@ -24,9 +24,8 @@ struct config {
     int64_t memory_bytes; /* memory of the machine, or the limit of the process's cgroup if that is less */
     /* cores that this process may keep busy: those in its affinity mask, but at most the CPU quota of its cgroup */
     int cores;
-    int64_t max_body_bytes; /* the longest request body; at most staging_bytes */
-    int64_t discard_bytes;  /* largest number of bytes of a refused request that the server reads and drops after its
-                             * answer */
+    int64_t max_body_bytes; /* largest size of a request body; at most staging_bytes */
+    int64_t discard_bytes;  /* after a refusal, the server reads and drops at most this many bytes of the request */
     /* the limit of staging memory (memory for tensors of requests); unless --staging-bytes is given, half of
      * memory_bytes or less */
     int64_t staging_bytes;

@@ -42,10 +42,11 @@ enum {
     LISTEN_BACKLOG = 4096,
     /* largest number of connections that the main thread accepts in a row before it does its other work */
     LISTEN_ACCEPT_BURST = 64,
-    /* after a listener stops taking new clients, TCP handshakes that have begun get this much time to complete: one
-     * round trip */
+    /* after a listener stops taking new clients, TCP handshakes that have begun get this much time to complete; one
+     * round trip is enough */
     LISTEN_DOOR_MS = 100,
-    /* has the purpose of LISTEN_DOOR_MS, but for a socket that only clients on this machine can reach */
+    /* as LISTEN_DOOR_MS (time for handshakes that have begun), but for a socket that only clients on this machine can
+     * reach */
     LISTEN_DOOR_LOCAL_MS = 20,
     /* seconds of silence after which the kernel probes whether the client of a connection is still there */
     LISTEN_KEEPALIVE_S = 60,
@@ -61,7 +62,8 @@ enum {
     /* While the server drains (finishes requests before it stops), idle connections are closed once no connection has
      * had a request for this long. Until then a load balancer may still send requests over open connections. */
     FRONTEND_SILENT_MS = 500,
-    /* while the server drains (before it stops), a request that makes no progress for this long is cut off */
+    /* while the server drains (before it stops), a connection on which no byte moves for this long is cut; at other
+     * times only the usual time limits apply */
     FRONTEND_STALLED_MS = 2000,
     /* With more connections than this, sweeps over all connections are rarer. A sweep over 10000 connections takes 2
      * ms. */
@@ -80,8 +82,8 @@ enum {
     CONNECTION_BETWEEN_MS = 100,
     /* if a search for connections that may be closed finds none, the server waits this long before the next search */
     CONNECTION_LOOK_MS = 10,
-    /* largest number of connections at a time that were closed to make room for others, and that libmicrohttpd has not
-     * released yet */
+    /* Largest number of connections that may be in this state at a time: closed to make room for others, but not yet
+     * released by libmicrohttpd. */
     CONNECTION_LEAVING = 64,
 
     /* Longest time of a lingering close: the socket stays open after its connection has ended, until the client has
@@ -107,11 +109,10 @@ enum {
 
 enum {
     /* Memory that libmicrohttpd gives each connection. It holds the head of a request, and half of it takes the bytes
-     * of one recv() of the body. With 80 KiB a body of 131 KB needs three calls of recv(). More memory would be slower,
-     * for two reasons: all of it is set to zero between two requests, and it drives the body out of the CPU's cache.
-     * HTTP_CONNECTION_STEP is how much libmicrohttpd adds when the head needs more room. In versions before 1.0
-     * (measured: 0.9.75), a step larger than the buffer makes the buffer grow before each recv(), by an eighth of the
-     * memory that is still free. From 1.0 on, a step that large would keep the buffer from growing. */
+     * of one recv() of the body: a body of 131 KB needs three calls. More memory would be slower, because libmicrohttpd
+     * sets all of it to zero between two requests, and because it would drive the body out of the CPU's cache.
+     * HTTP_CONNECTION_STEP is how much libmicrohttpd adds when the head needs more room. Quirk 10 of http/mhd_quirks.h
+     * is the reason for this size. */
     HTTP_CONNECTION_BYTES = 80 << 10,
     HTTP_CONNECTION_STEP = 60 << 10,
     /* Memory of connections as attnd_connection_bytes in /metrics counts it; tensors are counted as staging memory
@@ -161,8 +162,8 @@ enum {
     /* largest number of bytes that are unpacked from a compressed body at a time; the parser reads these bytes before
      * more bytes are unpacked */
     UNPACK_PIECE_BYTES = 32 << 10,
-    /* Bytes that an HTTP thread unpacks for one connection before it serves another connection: a millisecond of
-     * work. Without this limit, 80 KiB of packed bytes could unpack to 80 MiB, which takes 100 ms. */
+    /* Number of bytes that an HTTP thread unpacks for one connection before it serves another connection. Unpacking
+     * them takes a millisecond. Without this limit, 80 KiB of packed bytes could unpack to 80 MiB in 100 ms. */
     UNPACK_TURN_BYTES = 256 << 10,
     /* Largest allowed ratio of unpacked to packed bytes; deflate reaches 1032. Numeric tensors shrink to a half, masks
      * to a hundredth. A body that shrinks further is either small or an attack. */
@@ -211,9 +212,9 @@ enum {
         /* if a body has more bytes than this, another thread checks its lse, the log-sum-exp of each row
          * (attn_check_lse()) */
     512 << 10,
-    /* A body with inputs in shared memory may need a larger block of staging memory. If its present block has at most
-     * this many bytes, the body is copied to another block. The pool prefers blocks that were in use before, because
-     * their pages are mapped already. */
+    /* Inputs in shared memory are copied to the body's block of staging memory. If the block is too short and has at
+     * most this many bytes, its bytes are moved to a longer block. A block with more bytes is not copied: it grows when
+     * it is full. */
     CHECK_COPY_BYTES = 256 << 10,
     /* verifying results, and computing the length of an answer's text, are divided into pieces of work of this
      * duration, so that other requests make progress between two pieces */
@@ -299,11 +300,10 @@ enum {
  * not check whether a small job fits. */
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
 
-/* A problem that is expected to take PREPARE_CLOSER_S seconds or more is looked at more closely. The problem's
- * FlashMask bounds are read. In addition q, k and v are searched for rows whose scores exceed the range of float32,
- * because these rows are slow. The search is left out unless slow rows could make the problem take PREPARE_STRANGE_S
- * seconds, and PREPARE_STRANGE times as long as usual. The search takes a hundredth of the problem's time, or more if
- * there are few rows of queries. */
+/* A job that is expected to take PREPARE_CLOSER_S seconds or more gets a second, closer estimate: the FlashMask bounds
+ * of its problems are read. Rows whose scores exceed the range of float32 are slow. If such rows could make the job
+ * take more than PREPARE_STRANGE_S seconds, and PREPARE_STRANGE times as long as expected, q, k and v are searched for
+ * them. The search takes a hundredth of the problem's time, or more if there are few rows of queries. */
 #define PREPARE_CLOSER_S 0.05
 /* The longest time in seconds that a check of a client's results adds to the estimated time of its problem. If checking
  * all rows would take longer, the check looks at fewer rows. */
@@ -317,8 +317,8 @@ enum {
  * together. */
 #define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
-/* Largest number of multiply-adds for checking the lse (log-sum-exp of each row) of one body: 30 ms. Rows beyond
- * this bound are not checked. */
+/* Largest number of multiply-adds for checking the lse (log-sum-exp of each row) of one body; they take 30 ms. Rows
+ * beyond this bound are not checked. */
 #define VERIFY_LSE_MULTIPLY_ADDS (INT64_C(1) << 25)
 /* Largest number of multiply-adds for checking an lse (log-sum-exp of each row), per byte of the body. Without this
  * bound, a small body with head size 1 could keep an HTTP thread busy for 30 ms. With a head size of 16 or more, the
@@ -349,7 +349,7 @@ enum {
     /* The stream of a batch that has run for less than this time is polled without pauses. Small problems and most
      * decode transactions end within this time. */
     DEVICE_SPIN_NS = 1000000,
-    /* interval between two polls of a device that counts as lost, because nobody needs its results any more */
+    /* interval between two polls of a lost device; it is long, because nobody needs the device's results any more */
     DEVICE_LOST_POLL_NS = 10000000,
     /* a workspace (scratch memory of kernels) with more bytes than this is freed after the batch that used it */
     DEVICE_WORKSPACE_KEEP = 64 << 20,
@@ -368,10 +368,10 @@ enum {
     /* largest number of bytes of inputs and outputs of a problem that an HTTP thread runs on a GPU itself; the GPU's
      * bus transfers this many bytes in 20 us */
     INLINE_BYTES = 1 << 20,
-    /* An HTTP thread polls for this long for the end of its work on a GPU. If the work takes longer, a thread of the
+    /* An HTTP thread polls at most this long until its work on a GPU ends. If the work takes longer, a thread of the
      * device takes it over. */
     INLINE_WAIT_NS = 500000,
-    /* An HTTP thread polls for this long for the end of its cache transaction on a GPU. It may poll longer than
+    /* An HTTP thread polls at most this long until its cache transaction on a GPU ends. It may poll longer than
      * INLINE_WAIT_NS, because the transaction has the GPU to itself. */
     INLINE_STEP_WAIT_NS = 2000000,
     /* A thread that waits for its work on a GPU polls a word in host memory, which the GPU writes at the end of the
@@ -395,8 +395,8 @@ enum {
     NAPS_MOST = 4,
 };
 
-/* Largest number of floating-point operations, with padding, of a problem that an HTTP thread computes on its own
- * core: some 100 us. A larger problem is left to other threads, because the HTTP thread has other connections to
+/* Largest number of floating-point operations, with padding, of a problem that an HTTP thread computes on its own core;
+ * they take some 100 us. A larger problem is left to other threads, because the HTTP thread has other connections to
  * serve. */
 #define INLINE_FLOPS 2e7
 /* Largest number of floating-point operations of a problem that an HTTP thread runs on a GPU, if all tensors are in the
@@ -407,7 +407,7 @@ enum {
 #define INLINE_STEP_BYTES (INT64_C(6) << 30)
 /* The watchdog expects this many floating-point operations per second of any device. A batch may take --watchdog-ms
  * longer than its operations take at this rate. The slowest kernels (float32) reach 34e12 operations per second on an
- * H200, and a thirtieth of this rate on the smallest GPU of sm_80 and up. */
+ * H200, and about 1e12 on the smallest GPU with sm_80 or later. */
 #define DEVICE_SLOWEST_FLOPS 2e11
 /* Computing exact outputs in float64 for `verify` may take this many times as long as expected. After that time the
  * device counts as overdue. */
@@ -439,8 +439,8 @@ enum {
     /* staging memory (memory for tensors) that no request uses is kept for the next request; if it is unused for this
      * long, it goes back to the system */
     STAGING_WARM_MS = 30000,
-    /* Longest document about this server, in bytes. The longest one that exists, /openapi.json, has less than a
-     * hundredth of this size. */
+    /* Upper bound, in bytes, of the size of a document about this server. The longest document, /openapi.json, has less
+     * than a hundredth of this size. */
     JSON_DOCUMENT_BYTES = 16 << 20,
     /* Upper bound of the size of the page /metrics in bytes. The page is far smaller, even if every metric has
      * METRICS_MAX_SERIES series. */
@@ -464,8 +464,9 @@ enum {
         /* smallest size in bytes of a tensor that a device itself copies from shared memory; GPU drivers copy smaller
          * tensors with the CPU */
     256 << 10,
-    /* pause before and after a shared file's time stamp is read for the first time; the error of the system's time
-     * stamps is at most a fifth of this pause */
+    /* The server reads a shared file's time stamp after the file has not been written for this long, and then waits
+     * again as long, so that a later write gets a different time stamp. The error of the system's time stamps is at
+     * most a fifth of this pause. */
     REGIONS_QUIET_MS = 50,
     /* time between a change of a shared memory object and the next attempt to pin it (to make the driver lock its pages
      * in memory) */
@@ -475,8 +476,8 @@ enum {
 /* Largest shared memory region that is pinned for GPUs. The limit exists because the driver needs 0.1 ms or more to pin
  * a MiB. */
 #define REGIONS_PINNED_REGION (INT64_C(1) << 30)
-/* Largest number of bytes of shared memory that drivers hold for devices (pinned), in all regions together. The system
- * cannot move pinned pages. */
+/* Largest number of bytes of shared memory that may be pinned for GPUs, in all regions together. The system cannot move
+ * pinned pages. */
 #define REGIONS_PINNED_BYTES (INT64_C(8) << 30)
 
 /* Largest amount of staging memory (memory for tensors) that is kept for the next request while no request uses it. */
@@ -485,7 +486,7 @@ enum {
 /* ---- The log (base/log.c) ---------------------------------------------------------------------------------------- */
 
 enum {
-    /* largest number of bytes of lines that wait while standard error accepts no bytes; further lines are lost and
+    /* largest size, in bytes, of the lines that wait while standard error accepts no bytes; further lines are lost and
      * counted */
     LOG_BUFFER_BYTES = 1 << 20,
     LOG_PAIRS_BYTES = 1024,      /* longest text of a line's key=value pairs, with the NUL */
@@ -547,7 +548,8 @@ enum {
     /* if a server does not end within its time limit, the supervisor kills it this long after the limit */
     SUPERVISE_KILL_MS = 1000,
 
-    /* longest health check; less than Docker's limit of 30 s, so that the reason for a failure is still printed */
+    /* time limit of a health check; Docker ends a check after 30 s, and the reason for a failure would then not be
+     * printed */
     HEALTHCHECK_TIMEOUT_MS = 5000,
 };
 

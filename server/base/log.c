@@ -240,8 +240,8 @@ static void put_line(struct text *t, bool json, enum log_level level, const char
     }
 }
 
-/* Formats a whole line with its newline and returns its length. If the line has no room for all key=value pairs, the
- * last of them are left out. */
+/* Formats a whole line with its newline and returns its length. If the line has no room for the key=value pairs,
+ * cut=true replaces all of them. */
 static size_t format_line(char line[LINE_BYTES], bool json, enum log_level level, const char *request_id,
                           const char *event, const char *pairs)
 {
@@ -342,14 +342,14 @@ static bool admit(enum log_level level, const char *event)
         return true;
     }
     r->left_out++;
-    /* wakes the writer, which will report the omitted lines after a second even if no other line is logged */
+    /* wakes the writer, which reports the omitted lines after a second, even if no other line is logged by then */
     if (!the.repeats_left_out) wake_writer();
     the.repeats_left_out = true;
     return false;
 }
 
-/* Logs how many lines of each event were left out: for events whose second is over, or for all events if `all` is true.
- * Call this with the mutex held. */
+/* Logs how many lines of each event were left out: for events whose period of one second has ended, or for all events
+ * if `all` is true. Call this with the mutex held. */
 static void tell_repeats(bool all)
 {
     const int64_t now = in_ms(0).tv_sec;

@@ -50,8 +50,8 @@ const char *peer_text(const struct sockaddr *address, char text[PEER_BYTES])
     return text;
 }
 
-/* Reads a network such as "10.0.0.0/8". *bits is the number of leading bits of `address` that an address of the network
- * must have in common with it. */
+/* Reads a network such as "10.0.0.0/8". *bits is the length of the prefix: an address is in the network if its first
+ * *bits bits equal those of `address`. */
 static bool parse_network(const char *text, uint8_t address[BITS / 8], int *bits)
 {
     char host[ENTRY_BYTES];

@@ -264,8 +264,8 @@ static attn_status busy(size_t bytes, attn_error *err)
                      bytes);
 }
 
-/* Tests whether `more` bytes may be leased. The account's share is tested first, so the error is QUOTA even if the pool
- * is full too. *held receives the bytes that the account holds. Call this with the lock held. */
+/* Tests whether `more` bytes may be leased. The account's share of the pool is tested first, so the error is QUOTA even
+ * if the pool is full too. *held becomes the number of bytes that the account holds. Call this with the lock held. */
 static attn_status may_lease(const struct staging_pool *staging, const struct caller *caller, int64_t more,
                              int64_t *held)
 {
@@ -295,8 +295,8 @@ static attn_status refused(attn_status status, const struct staging_pool *stagin
                      (long long)held, (long long)caller_share(caller, staging->limit));
 }
 
-/* Chooses a warm block of a size class: the block that this core released last. If this core released none of the
- * blocks, chooses the block that was released last by any core. Call this with the lock held. */
+/* Chooses a warm block of a size class: the block that this core released last, or else the block that any core
+ * released last. Call this with the lock held. */
 static struct staging_block *pick_warm(const struct staging_pool *staging, int size_class, int core)
 {
     struct staging_block *block = staging->classes[size_class];
@@ -322,8 +322,8 @@ static attn_status lease(struct staging_pool *staging, struct caller *caller, si
     block = pick_warm(staging, size_class, core);
     if (block && (block->bytes < bytes || block->bytes > (size_t)caller_share(caller, staging->limit))) block = NULL;
     const int64_t size = (int64_t)(block ? block->bytes : want);
-    /* A warm block (released, not unmapped) already counts towards the pool's bound, but not yet towards the account's
-     * share. */
+    /* A warm block (released, not unmapped) already counts towards the pool's bound, but not yet towards the share of
+     * the pool that the account may use. */
     attn_status status = may_lease(staging, caller, size, &held);
     if (status == ATTN_OK && ahead && staging->ahead + size > staging->limit / STAGING_AHEAD_SHARE) status = ATTN_BUSY;
     if (status == ATTN_OK) {

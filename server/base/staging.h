@@ -14,7 +14,7 @@
  * grows as its bytes arrive.
  *
  *   if (staging_lease_ahead(pool, caller, announced, &e)) ...          // false: begin small and grow
- *   staging_arrived(pool, e);                                          // half of the bytes arrived: an ordinary block
+ *   staging_arrived(pool, e);                                          // call it when half of the bytes have arrived
  *
  * The functions are thread-safe. A block belongs to one owner at a time, and only the owner uses it. */
 #ifndef STAGING_H
@@ -45,8 +45,8 @@ struct staging_block {
     struct staging_block *next_in_class, *older, *newer;
 };
 
-/* A source of the pool's memory. Without a source, staging_new() uses anonymous memory, with huge pages for large
- * blocks. If grow() is NULL, a block grows by being copied to a larger block. */
+/* The functions that provide the pool's memory. Without them (NULL), staging_new() uses anonymous memory, with huge
+ * pages for large blocks. If grow() is NULL, a block grows by being copied to a larger block. */
 struct staging_source {
     void *(*map)(void *context, size_t bytes); /* returns NULL if there is no memory */
     void (*unmap)(void *context, void *memory, size_t bytes);
@@ -89,7 +89,7 @@ void staging_trim(struct staging_pool *staging, int64_t now_ms, int64_t idle_ms)
 int64_t staging_limit_bytes(const struct staging_pool *staging);
 int64_t staging_leased_bytes(const struct staging_pool *staging);
 int64_t staging_warm_bytes(const struct staging_pool *staging);
-/* Returns how many of the leased bytes were leased ahead and have not arrived yet. */
+/* Returns how many leased bytes have not arrived yet, in blocks that were leased before the bytes of their bodies. */
 int64_t staging_ahead_bytes(const struct staging_pool *staging);
 
 #endif

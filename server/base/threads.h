@@ -20,8 +20,8 @@ int threads_of_libuv(void);
 attn_status threads_try(int count, attn_error *err);
 
 enum { THREADS_SPACE_BYTES = 128 };
-/* Writes "address space is limited to 300000000 bytes (RLIMIT_AS, ulimit -v)", or "" if there is no such limit. This
- * limit is the likely reason if a later start fails for lack of memory or threads. Returns `text`. */
+/* Writes "address space is limited to 300000000 bytes (RLIMIT_AS, ulimit -v)", or "" if there is no such limit. If
+ * memory or threads run out later, this limit is the likely reason. Returns `text`. */
 const char *threads_space(char text[THREADS_SPACE_BYTES]);
 
 #endif

@@ -22,7 +22,7 @@ enum {
     WINDOW = 15,
     WINDOW_GZIP = WINDOW + 16,
     MAGIC_BYTES = 2,
-    UNPACK_PART_BYTES = 1 << 30 /* bytes passed to zlib at a time, because zlib counts bytes in 32 bits */
+    UNPACK_PART_BYTES = 1 << 30 /* largest number of bytes passed to zlib in one call; zlib counts bytes in 32 bits */
 };
 
 struct unpacker {
@@ -30,7 +30,7 @@ struct unpacker {
     enum unpack_coding coding;
     uint64_t limit_bytes;
     uint64_t in_bytes, out_bytes;
-    bool ended;       /* true: the end of the compressed stream was reached */
+    bool ended;       /* true: the end of the compressed stream was reached; further bytes are an error */
     attn_error error; /* the first error; once it is set, every call returns it */
     uint8_t magic[MAGIC_BYTES];
     char piece[UNPACK_PIECE_BYTES];
@@ -45,8 +45,8 @@ static const struct {
 
 bool unpack_coding_of(const char *text, enum unpack_coding *coding)
 {
-    static const char between[] = " \t,"; /* skipping these also skips empty elements, which are allowed (RFC 9110,
-                                           * 5.6.1) */
+    static const char between[] = " \t,"; /* the characters between the elements of the list; empty elements, which
+                                           * RFC 9110, 5.6.1 allows, are skipped with them */
     *coding = UNPACK_NOTHING;
     if (text == NULL) return true;
     text += strspn(text, between);

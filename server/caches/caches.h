@@ -120,7 +120,8 @@ attn_status caches_sequence(struct caches *caches, struct caller *caller, const 
 /* Deletes the cache of the sequence with this name, if it exists. */
 void caches_end_sequence(struct caches *caches, const struct caller *caller, const char *name);
 
-/* Ends the caches that were unused for longer than their time to live. */
+/* Ends caches that were unused for longer than their time to live. A call examines at most CACHES_EXPIRE_LOOKS caches,
+ * and the next call continues with the caches after these. */
 void caches_expire(struct caches *caches, int64_t now_ms);
 
 struct caches_totals {
@@ -142,7 +143,7 @@ struct cache_step {
     char (*ids)[CACHE_ID_BYTES];
     int rows;
     int64_t append; /* number of positions that each cache gains; 0: none */
-    /* true: the URL's path names the only cache of the request, so errors say "this cache" instead of the member
+    /* true: the URL's path names the only cache of the request, so errors say "this cache" and do not name the member
      * `caches` */
     bool of_path;
     /* The new keys and values of all caches, one cache after the other. The code that makes the step (transaction) sets
@@ -198,11 +199,12 @@ attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
 /* Begins the step (a cache transaction). `memory` is for the step's page tables. *wait becomes true if the step must
- * wait, because another step uses one of its caches, or an older step waits for one of them. `scan` is a number by
- * which the function recognizes older steps. If several steps wait, call the function for all of them from the oldest
- * to the youngest, with the same number in `scan`. Use a new number whenever you begin again at the oldest step. Pass 0
- * if no step waits and this step will not wait either. Errors: NOT_FOUND, TOO_LARGE (for the pool or the account's
- * share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table than caches_table_bytes() said). */
+ * wait, because another step uses one of its caches (unless neither step appends), or an older step waits for one of
+ * them. `scan` is a number by which the function recognizes older steps. If several steps wait, call the function for
+ * all of them from the oldest to the youngest, with the same number in `scan`. Use a new number whenever you begin
+ * again at the oldest step. Pass 0 if no step waits and this step will not wait either. Errors: NOT_FOUND, TOO_LARGE
+ * (for the pool or the account's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table than
+ * caches_table_bytes() said). */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
 /* Tells whether the step (a transaction) must wait, without beginning it. The function is fast, so it can be called for
  * many waiting steps. */

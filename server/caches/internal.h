@@ -18,9 +18,9 @@ static_assert((BUCKETS & (BUCKETS - 1)) == 0, "a bucket is some bits of a hash")
 
 struct pool {
     struct pages *pages; /* the pool's pages; NULL: the pool's memory was not allocated yet */
-    char *memory;        /* address of page 0 of the pool, on the device */
+    char *memory;        /* address of page 0 of the pool (the memory for pages), on the device */
     const char *device;  /* name of the pool's device; NULL: the device has no pool, or is lost */
-    bool opening;        /* true: a thread is allocating the pool's memory */
+    bool opening;        /* true: a thread is allocating the pool's memory; other threads wait for it */
     struct caches_source source;
     size_t bytes;
     int64_t numbers; /* number of page-table entries of all caches in the pool */
@@ -66,7 +66,8 @@ struct caches {
     char process[PROCESS_CHARS + 1];
     int max_count, count;
     int64_t expired, lost_ids;
-    bool lost_pool; /* true: at least one device was lost, and its pool of cache pages with it */
+    bool lost_pool; /* true: at least one device was lost, and its pool of cache pages with it; errors about unknown
+                     * caches then mention this */
     uint64_t looks;
     /* number of caches deleted so far; while it is unchanged, a pointer to a cache stays valid */
     uint64_t burials;
@@ -121,8 +122,8 @@ void cache_charge(const struct caches *caches, const struct cache *cache, int64_
 /* Returns how many bytes of KV cache pages an account may have on all devices together. INT64_MAX: there is no
  * limit. */
 int64_t cache_share(const struct caches *caches, const struct caller *caller);
-/* Updates the numbers of the pool and of the account that depend on how many pages this cache has. `before` is the
- * number of pages that the cache had before the change. */
+/* Updates the counters of the pool and of the account after this cache's number of pages has changed. `before` is the
+ * number of pages before the change. */
 void cache_count(struct caches *caches, struct cache *cache, int64_t before);
 /* Cuts the cache to its first `length` positions. Call page_list_may_cut() first, unless `length` is 0. */
 void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length);

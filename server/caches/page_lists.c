@@ -89,7 +89,7 @@ static void count_page(struct pages *pages, struct page_block *block, int sign)
     if (block->references > 1) pages_share_more(pages, -sign);
 }
 
-/* Adds to the block a page that is in another block too. */
+/* Adds to the block a page that another block contains already. */
 static void block_hold(struct page_block *block, struct pages *pages, int32_t page)
 {
     struct page_block *const alone = pages_owner(pages, page);

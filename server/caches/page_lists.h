@@ -18,8 +18,8 @@
 
 #include "server/caches/pages.h"
 
-/* Number of page numbers in a full block. The longest possible list has PAGES_GRANULES (1024 * 1024) pages, so it has
- * 1024 blocks. */
+/* Number of pages in a full block of a page list. The longest possible list has PAGES_GRANULES (1024 * 1024) pages, so
+ * it has 1024 blocks. */
 enum { PAGE_BLOCK = 1024 };
 
 struct page_block {
@@ -65,8 +65,8 @@ void page_list_put(struct page_list *list, struct pages *pages, int32_t page);
 bool page_list_drop_last(struct page_list *list, struct pages *pages, int32_t run);
 
 /* Makes the empty list `to` a list of the first `count` pages of `from`. The first `full` of these pages (all, or all
- * but the last) have no free positions, so neither list will ever replace them. Returns false when out of memory;
- * nothing has changed then. */
+ * but the last) have no free positions, so neither list will ever replace them. When out of memory, changes nothing and
+ * returns false. */
 bool page_list_fork(struct page_list *to, const struct page_list *from, struct pages *pages, int64_t count,
                     int64_t full);
 

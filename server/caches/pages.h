@@ -43,7 +43,8 @@ int32_t pages_run(const struct pages *pages, size_t bytes);
 /* Takes a page of `run` granules, which then has one reference and no owner. Returns its number; -1: there is no room.
  * The page's memory still holds the data of its last owner. */
 int32_t pages_take(struct pages *pages, int32_t run);
-/* Sets the owner of a page that has one reference. */
+/* Sets the owner of a page that has one reference. The owner is the block of page numbers (page_lists.h) that contains
+ * the page's number. */
 void pages_own(struct pages *pages, int32_t page, const void *owner);
 /* Adds a reference for `owner`, which may have at most one reference to a page. */
 void pages_hold(struct pages *pages, int32_t page, const void *owner);

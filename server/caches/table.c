@@ -13,8 +13,8 @@
  * 5. A pool's memory is allocated without the lock, because the driver may need a long time. While a thread allocates
  *    the memory, `opening` is set.
  * 6. The time for which the lock is held does not grow with the number or the length of the caches, with two
- *    exceptions. Taking and freeing pages may take as long as the request that filled them. At most once a second, all
- *    caches are searched for expired ones (`expires_ms`). */
+ *    exceptions. Taking and freeing pages may take as long as the request that filled them. When caches or pages run
+ *    out, all caches are searched for expired ones, but only if one may have expired (`expires_ms`). */
 #include "server/caches/internal.h"
 
 #include <assert.h>
@@ -116,8 +116,8 @@ int64_t caches_held_bytes(struct caches *caches)
 }
 
 /* Allocates the memory of the pool (for the pages of caches on one device). If another thread is allocating it, waits
- * for that thread. The lock is released meanwhile (invariant 5). The pool's table of pages is made first: if it were
- * made last and failed, the device's memory would be lost. */
+ * for that thread. The lock is released meanwhile (invariant 5). The pool's table of pages is made first, because the
+ * device's memory could not be given back if the table failed. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
     /* the device's name is copied before the lock is released, because pool->device becomes NULL if the device is

@@ -34,8 +34,8 @@ static const char *scales_text(const struct cache *cache)
     return cache->v_scale ? "v_scale alone" : "neither k_scale nor v_scale";
 }
 
-/* Returns the cache of a row of the transaction, whose id is step->ids[row], or NULL with an error. There may be many
- * rows, so a pointer that an earlier search found is reused if it is still valid. */
+/* Returns the cache with the id step->ids[row], or NULL with an error. A transaction may have many caches, so a pointer
+ * that an earlier search found is reused if it is still valid. */
 static struct cache *find_row(const struct cache_step *step, int row, int64_t now_ms, attn_error *err)
 {
     char member[32], what[32];
@@ -49,8 +49,7 @@ static struct cache *find_row(const struct cache_step *step, int row, int64_t no
     return cache_find(step->caches, step->caller, step->ids[row], member, what, err);
 }
 
-/* Checks that the cache of row `row` (its index in the transaction) has the same shape and device as the cache of row
- * 0. */
+/* Checks that the cache at index `row` of the transaction has the same shape and device as the cache at index 0. */
 static attn_status goes_along(const struct cache_step *step, const struct cache *first, const struct cache *cache,
                               int row, attn_error *err)
 {
@@ -74,7 +73,7 @@ static attn_status goes_along(const struct cache_step *step, const struct cache 
                      scales_text(cache), scales_text(first));
 }
 
-/* Makes the error for a request that names a cache twice and appends to it: the order of the two appends would be
+/* Makes the error for a request that appends to the same cache twice, because the order of the two appends would be
  * undefined. */
 static attn_status twice(const struct cache_step *step, int row, attn_error *err)
 {
@@ -128,7 +127,7 @@ static attn_status look(struct cache_step *step, attn_error *err)
         if (cache == NULL) return ATTN_NOT_FOUND;
         if (step->append > 0 && cache->looked == number) return twice(step, row, err);
         cache->looked = number;
-        /* the pointer stays valid until some cache is removed; find_row() tests whether a cache was removed */
+        /* the pointer stays valid until any cache is removed; find_row() tests whether one was removed */
         step->row[row].cache = cache;
         if (first == NULL) first = cache;
         const attn_status status = goes_along(step, first, cache, row, err);
@@ -279,8 +278,7 @@ static attn_status in_pieces(const struct cache_step *step, int64_t count, attn_
 }
 
 /* Takes from the pool the pages that a row (one cache of the transaction) gains. FULL: the pool has no room for one of
- * these pages. The pages that were taken before this error stay in the row, and give_back() frees them when the
- * transaction ends. */
+ * these pages. The pages that were taken before this error stay in the row, and begin() gives them back. */
 static attn_status take_row(struct cache_step *step, int index, attn_error *err)
 {
     struct caches *const caches = step->caches;
@@ -390,7 +388,8 @@ static void write_table(struct cache_step *step, int index)
     copy_scales(cache, index, step->k_scale, step->v_scale);
 }
 
-/* True if another step (transaction) uses one of the caches of `step`, or an older step waits for one of them. */
+/* True if `step` (a transaction) must wait for one of its caches. Another step appends to the cache, or uses it while
+ * `step` would append; or an older step waits for it; or the cache is about to be truncated. */
 static bool is_blocked(const struct cache_step *step, uint64_t scan)
 {
     for (int row = 0; row < step->rows; row++) {
@@ -413,8 +412,8 @@ static void give_back(const struct caches *caches, struct cache_row *row)
     row->count = 0;
 }
 
-/* Returns how many of its first positions the cache of this row shares with the cache of the previous row. Forks of one
- * cache share their first pages. */
+/* Returns the number of first positions that the cache of this row shares with the cache of the previous row. Forks of
+ * one cache share their first pages. */
 static int32_t prefix_of(const struct cache_step *step, int row)
 {
     if (row == 0) return 0;
@@ -465,7 +464,7 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     if (step->append > 0) status = take_pages(step, err);
     if (status != ATTN_OK) {
         for (int row = 0; row < step->rows; row++) give_back(step->caches, &step->row[row]);
-        /* an earlier attempt to begin this transaction may have left moves (copies to make), which are dropped */
+        /* the moves (copies to make) of this failed attempt are dropped */
         free(step->moves);
         step->moves = NULL;
         return status;

@@ -39,8 +39,8 @@ static proto_error refusal_of(const struct request *request, int status)
 {
     if (status < 400 || status == 499) return PROTO_ERROR_COUNT;
     if (request->failed) return request->error;
-    /* Both INVALID_FRAMING and INVALID_REQUEST have status 400. A 400 without a problem document (an error as JSON) is
-     * always about invalid framing, so the loop skips INVALID_REQUEST. */
+    /* A 400 that is not this program's own error (request->failed) is always about invalid framing. INVALID_REQUEST
+     * also has status 400, so the loop skips it. */
     for (int error = 0; error < PROTO_ERROR_COUNT; error++)
         if (status < 500 && proto_errors[error].http == status && error != PROTO_E_INVALID_REQUEST)
             return (proto_error)error;

@@ -137,8 +137,8 @@ static struct MHD_Response *problem_response(struct request *request)
     return MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_COPY);
 }
 
-/* Encodes the whole answer into one buffer. Returns false if the answer was shorter than announced, which is an error
- * in this program. */
+/* Encodes the whole answer into one buffer. Returns false if the answer was shorter than announced, which is a bug of
+ * attnd. */
 static bool encode_all(proto_encoder *encoder, char *to, size_t length)
 {
     size_t at = 0;

@@ -13,8 +13,8 @@ enum MHD_Result answer_queue(struct request *request, bool close);
  * answer. */
 enum MHD_Result answer_now(struct request *request, bool close);
 
-/* Writes the value of the header Server-Timing, "recv;dur=1.234, decode;dur=..." in milliseconds, from the request's
- * times. Returns its length. Public for tests. */
+/* Writes the value of the header Server-Timing, such as "recv;dur=1.234, decode;dur=..." in milliseconds, from the
+ * request's times. Returns its length. Public for tests. */
 size_t answer_server_timing(const struct request *request, char *text, size_t capacity);
 
 #endif

@@ -63,10 +63,7 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
     return status;
 }
 
-/* Reserves what a body needs before its first byte arrives: a slot in the queue, memory for tensors, and a parser. The
- * memory is for the inputs, plus a third of their size for the outputs. If too much leased memory still waits for the
- * bytes of other bodies (staging.h), no memory is leased here. The parser then leases memory when it reads its first
- * value. Leasing a large block only reserves addresses; the system provides pages at the first access. */
+/* Reserves what the body needs before its first byte arrives; see body.h. */
 void body_admit(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);

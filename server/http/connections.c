@@ -220,7 +220,7 @@ static bool has_unread(const struct connection *connection)
 
 /* True if the server has read all that this client has sent, and the connection is idle or the client has never sent a
  * byte. For TCP the kernel tells whether a byte has ever arrived. For a unix socket the kernel cannot tell, so the
- * result is false, and the connection stays open until the time limit for its head. */
+ * result is false unless the connection is idle. */
 static bool is_silent(const struct connection *connection, enum connection_phase phase)
 {
     if (has_unread(connection)) return false;
@@ -393,7 +393,8 @@ static bool cut_old(struct connections *connections, int fd, int rank, int64_t s
     int phase = atomic_load_explicit(&connection->phase, memory_order_acquire);
     const int64_t since = atomic_load_explicit(&connection->since_ms, memory_order_relaxed);
     if (since != since_ms || rank_of(connection, phase, since, tokens, now_ms) != rank) return false;
-    /* unread bytes may be the client's next request, so the connection stays open */
+    /* Unread bytes may be the client's next request, so the connection stays open. A SLOW_STRANGER is in the middle of
+     * a request already. */
     if (rank != SLOW_STRANGER && has_unread(connection)) return false;
     if (!atomic_compare_exchange_strong(&connection->phase, &phase, CONNECTION_CUT)) return false;
     connection->leaving = leaving;

@@ -47,8 +47,8 @@ enum connection_phase {
 struct flow;
 
 struct connection {
-    /* The web server's socket. This code never closes it. It only shuts the socket down, and only while the connection
-     * is in the table. */
+    /* The web server's socket. The code of connections.c never closes this socket. It only shuts the socket down, and
+     * only while the connection is in the table. */
     int fd;
     bool plain;            /* true: the connection is not TLS, so a fixed answer may be written to the socket */
     char peer[PEER_BYTES]; /* address of the socket's other end */
@@ -71,7 +71,8 @@ struct connection {
     struct flow *flow;
     /* The request that is being received or answered; NULL between two requests. Only the HTTP thread uses it. */
     struct request *request;
-    /* True: the request was refused, and its client may still be sending it. Only the HTTP thread uses this member. */
+    /* True: the request was refused, and its client may still be sending it. The socket then lingers after the
+     * connection (LINGER_DROP). Only the HTTP thread uses this member. */
     bool sending;
     /* A counter of connections that were cut to make room for others. It includes this connection until this connection
      * is removed. NULL: this connection was not cut for that reason. */
@@ -91,8 +92,8 @@ struct connection_limits {
     int64_t idle_ms;  /* longest time in phase IDLE */
     int64_t stall_ms; /* longest time between two bytes in phase BODY */
     int64_t
-        /* Longest time in phase BODY or SEND. It grows by 1 ms for each KiB that was received or sent, so a transfer at
-         * 1 MiB/s or more never reaches it. */
+        /* Longest time in phase BODY or SEND. The limit grows by 1 ms for each KiB that was received or sent, so a
+         * transfer at 1 MiB/s or more never exceeds it. */
         transfer_ms;
 };
 
@@ -156,11 +157,12 @@ void connection_progress(struct connection *connection, uint64_t bytes);
 bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t progress_bytes, int64_t now_ms,
                         const struct connection_limits *limits);
 
-/* Shorter time limits of connections, which apply while the server drains (before it stops). */
+/* Time limits of connections that apply, in addition to struct connection_limits, while the server drains (before it
+ * stops). */
 struct connection_drain_limits {
-    /* a connection in phase OPENED or IDLE is cut if no connection has sent anything for this time */
+    /* a connection in phase OPENED or IDLE may be cut once no connection has sent anything for this time */
     int64_t silent_ms;
-    /* in phases HEAD, BODY and SEND: the longest time for which a connection may transfer no byte */
+    /* in phases OPENED, HEAD, BODY and SEND: the longest time for which a connection may transfer no byte */
     int64_t stalled_ms;
     int64_t quiet_since_ms; /* the last time at which any client sent something, on any connection */
 };
@@ -176,7 +178,7 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
  *   1. idle connections that never showed a token
  *   2. other connections that never showed a token, if they have been sending a refused body, or not fetching an
  *   answer, for CONNECTION_STRANGER_MS
- *   3. all other idle connections
+ *   3. all other connections that have been idle for CONNECTION_BETWEEN_MS
  * Among equal candidates, the one that has been in its phase longest is cut. Returns false if there is no candidate.
  * *leaving counts the connection until it is removed. */
 bool connections_make_room(struct connections *connections, const _Atomic int *tally, _Atomic int *leaving, bool tokens,

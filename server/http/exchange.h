@@ -47,12 +47,13 @@ struct exchange {
     /* bytes of staging memory (memory for tensors) that a body of the announced length needs; 0: no length was
      * announced */
     size_t expected_bytes;
-    bool bad_line;  /* true: the request line is malformed */
+    bool bad_line;  /* true: the request line is malformed, so the request is refused */
     bool has_query; /* true: the request's target contains '?' */
     bool cors;      /* true: a browser may show the answer to the page that sent the request (CORS) */
     /* true: the request is a CORS preflight, an OPTIONS request from a page of an allowed origin */
     bool preflight;
-    bool done;           /* true: the route's handler has finished its work */
+    bool done;           /* true: the route's handler has changed something, so a failure must not be answered by an
+                          * error */
     int http_status;     /* status of the answer; 0: there is no answer yet */
     uint64_t sent_bytes; /* number of bytes in the answer's body */
 };

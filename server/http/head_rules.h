@@ -1,5 +1,5 @@
-/* head_rules.h: the rules by which the server may refuse a request for its head, before it reads the body. The head is
- * well-formed HTTP (http_head.h checks that). This file uses no sockets. */
+/* head_rules.h: the rules by which the server may refuse a request because of its head, before the server reads the
+ * body. The head is well-formed HTTP (http_head.h checks that). This file uses no sockets. */
 #ifndef HEAD_RULES_H
 #define HEAD_RULES_H
 
@@ -10,7 +10,7 @@
  * exchange's members cors and preflight. Call this before head_rules_check(). */
 void head_rules_origin(struct request *request, const struct http_head *head);
 
-/* Finds the route of the request, its account (token) and the parser for its body. If a rule is broken, the request
+/* Finds the route of the request, its account (token) and the format of its body. If a rule is broken, the request
  * fails with a text that says what arrived and what is expected, and often gives a hint. */
 void head_rules_check(struct request *request, const struct http_head *head);
 

@@ -27,7 +27,7 @@ static const struct {
 #undef X
 };
 
-/* True for a character of a token (RFC 9110, 5.6.2). */
+/* True for a character that a token of HTTP, such as a header's name, may contain (RFC 9110, 5.6.2). */
 static bool is_token_char(unsigned char c)
 {
     if (c >= '0' && c <= '9') return true;

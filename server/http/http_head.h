@@ -62,7 +62,8 @@ struct http_head {
     char fault[128];                  /* what is wrong with the head; empty: no fault was found so far */
     size_t used;                      /* the number of bytes of `room` in use */
     char list[HTTP_HEAD_LIST_BYTES];  /* the joined values of headers with the rule LIST that came in several lines */
-    char room[HTTP_CONNECTION_BYTES]; /* copies of the values that are followed by white space in the request */
+    char room[HTTP_CONNECTION_BYTES]; /* copies, without the white space, of the values that have white space after
+                                       * them */
 };
 
 void http_head_begin(struct http_head *head, const char *version);

@@ -114,7 +114,7 @@ enum http_threads_load http_threads_load(const uint32_t *requests, int cores, in
 }
 
 /* Pins a thread to its core, so that it runs nowhere else, or unpins it. If the system refuses, or another program has
- * moved the thread, nothing changes. */
+ * moved the thread, the thread's affinity stays as it is. */
 static void pin(const struct http_threads *threads, struct http_thread *thread, bool pinned)
 {
     const pid_t tid = atomic_load_explicit(&thread->tid, memory_order_relaxed);

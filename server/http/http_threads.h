@@ -31,8 +31,8 @@ struct http_server;
 struct http_thread {
     struct http_server *http;
     struct MHD_Daemon *daemon;
-    int core; /* index into threads.cpu of the core to which the thread belongs; 0 if threads do not belong to cores */
-    _Atomic int connections;        /* number of open connections assigned to this thread */
+    int core;                /* the thread's core, as an index into threads.cpu; 0 if threads do not belong to cores */
+    _Atomic int connections; /* number of open connections assigned to this thread */
     _Alignas(64) _Atomic pid_t tid; /* the system's id of this thread; 0: the thread has not run yet */
     _Atomic uint32_t requests;      /* number of requests that the thread has completed, modulo 2^32 */
     uint32_t seen;                  /* value of `requests` at the last call of http_threads_balance() */
@@ -64,10 +64,11 @@ void http_threads_clear(struct http_threads *threads);
 
 /* Returns the HTTP thread that must serve this socket. Call this on the thread that accepts connections. */
 struct http_thread *http_threads_pick(struct http_threads *threads, int fd);
-/* Returns the HTTP thread for a connection whose packets arrive on this core (an index; -1: any core). It is the least
- * busy thread of this core. But once this thread has a few connections more than the least busy thread of all cores,
- * connections go to the latter until the numbers are equal. Two threads of a client may connect from one core before
- * the scheduler moves one of them. Their connections may then get HTTP threads of different cores. */
+/* Returns the HTTP thread for a connection whose packets arrive on this core (an index; -1: any core). Usually this is
+ * the least busy thread of this core. If that thread has MOST_LEAD connections more than the least busy thread of all
+ * cores, new connections go to the least busy thread of all cores, until the two numbers are equal. Two threads of a
+ * client may connect from one core before the scheduler moves one of them, and their connections may then get HTTP
+ * threads of different cores. */
 struct http_thread *http_threads_pick_on(struct http_threads *threads, int core);
 
 /* Pins the threads to their cores or unpins them, according to the load. The main thread calls this periodically. A

@@ -122,8 +122,8 @@ void lingering_close_on(struct lingering *linger, int fd, enum lingering_close_w
 }
 
 /* Drops received bytes of socket i, and returns whether the socket may be closed. `of` is the number of sockets that
- * have received bytes. With fewer such sockets, more bytes are dropped from each, so that a fast sender is soon done.
- * Call this with the lock held. */
+ * the caller looks at in this round. With fewer sockets, more bytes are dropped from each, so that a fast sender is
+ * soon done. Call this with the lock held. */
 static bool look_at(struct lingering *linger, int i, int of)
 {
     const int share = LINGER_SWEEP_PIECES / of, pieces = share < LINGER_DROP_PIECES ? share : LINGER_DROP_PIECES;

@@ -1,5 +1,5 @@
-/* listen.h: the sockets on which attnd listens. attnd itself accepts connections in its loop, instead of leaving that
- * to libmicrohttpd. This has three advantages. A client over the connection limit gets a 503 and not silence. The
+/* listen.h: the sockets on which attnd listens. attnd itself accepts connections in its event loop, instead of leaving
+ * that to libmicrohttpd. This has three advantages. A client over the connection limit gets a 503 and not silence. The
  * server does not spin when file descriptors run out. A supervisor can keep the sockets while a server is replaced. */
 #ifndef LISTEN_H
 #define LISTEN_H
@@ -50,8 +50,9 @@ const char *listener_url(const struct listener *listener, bool tls, char text[LI
 /* Makes the kernel refuse new clients, as if no process listened, but complete handshakes that have begun. This cannot
  * be undone, and applies to every process that has this socket. */
 void listener_hide(struct listener *listener);
-/* Calls listener_hide(), so that handshakes that have begun can end before listener_stop(). If the kernel still accepts
- * new clients after that, or if the socket is a unix socket, this function stops the listener at once. */
+/* Calls listener_hide(), so that handshakes that have begun can end before listener_stop(). (If a supervisor opened the
+ * socket, the supervisor calls listener_hide().) If the kernel still accepts new clients after that, or if the socket
+ * is a unix socket, this function stops the listener at once. */
 void listener_retire(struct listener *listener);
 /* True for a retired listener while a handshake that began before listener_retire() may be incomplete. */
 bool listener_is_retiring(const struct listener *listener, int64_t now_ms);

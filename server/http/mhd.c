@@ -249,7 +249,7 @@ static void complete(struct request *request, enum MHD_RequestTerminationCode ho
     connections_count_request(request->server->connections, -1);
     exchange_drop_body(request);
     request_free(request);
-    /* the result false (the connection was cut) is ignored, because the connection ends anyway */
+    /* the result is not tested: false means that the connection was cut, and a cut connection ends anyway */
     (void)connection_enter(connection, CONNECTION_IDLE);
 }
 

@@ -1,6 +1,6 @@
-/* tcp.h: data about a connection that only the kernel has. This is a separate file because it needs <linux/tcp.h>. That
- * header conflicts with <netinet/tcp.h>, which libuv includes. In glibc, <netinet/tcp.h> has no member
- * tcpi_bytes_received. */
+/* tcp.h: reads data that only the kernel has about a connection. This is a separate file because it needs
+ * <linux/tcp.h>. That header conflicts with <netinet/tcp.h>, which libuv includes. In glibc, <netinet/tcp.h> has no
+ * member tcpi_bytes_received. */
 #ifndef TCP_H
 #define TCP_H
 

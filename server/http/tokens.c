@@ -240,7 +240,7 @@ bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity)
     return true;
 }
 
-static const char scheme[] = "Bearer "; /* a header Authorization with a token begins with this text */
+static const char scheme[] = "Bearer "; /* the value of a header Authorization with a token begins with this text */
 
 struct caller *tokens_find(struct tokens *tokens, const char *authorization)
 {

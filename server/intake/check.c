@@ -122,8 +122,8 @@ int64_t check_deadline(const struct request *request, const proto_call *call)
     return at_ns;
 }
 
-/* Sets the item's cache to the one that the path of an append request names. Returns false if the name is too long for
- * a cache's id. */
+/* Sets the item's cache to the one that the path of an append request names. A name that is too long for a cache's id
+ * becomes "", which no cache has. Returns false when out of memory. */
 static bool name_cache(const struct request *request, proto_item *item)
 {
     const struct slice *const id = &request->parameters[0];
@@ -134,7 +134,7 @@ static bool name_cache(const struct request *request, proto_item *item)
     return true;
 }
 
-/* Makes from the parsed body a job that a device can run. */
+/* Turns the parsed body into a job that a device can run. */
 static attn_status make_job(struct request *request, struct check_result *result, attn_error *err)
 {
     struct server *server = request->server;

@@ -1,4 +1,4 @@
-/* check.h: checks a complete request body, and makes from it a job that can run, or refuses it.
+/* check.h: checks a complete request body. Refuses it, or turns it into a job that a device can run.
  *
  * The time that a check takes depends on the body: 40 ms for an envelope of 1024 problems, 200 ms for a mask of a
  * gigabyte. A small body is therefore checked by the HTTP thread that received it. Large bodies are checked by libuv's

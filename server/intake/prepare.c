@@ -1,4 +1,4 @@
-/* prepare.c: makes from a decoded request body a job that a device can run.
+/* prepare.c: turns a decoded request body into a job that a device can run.
  *
  * The tensors lie in one block, which was leased when the headers arrived. A second block is leased only if the outputs
  * are larger than expected:
@@ -169,7 +169,8 @@ static attn_status bind_regions(struct job *job, proto_item *item, attn_error *e
     return region_uses_bind(uses, &item->problem, job->transaction ? MOVE_ALIGNMENT : 1, err);
 }
 
-/* Returns, as bits, the outputs that lie in a client's registered memory and therefore need no memory of the server. */
+/* Returns a bit mask of the outputs that lie in a client's registered memory. These outputs need no memory of the
+ * server. */
 static uint64_t elsewhere_of(const struct job *job)
 {
     return job->shared ? job->shared->elsewhere : 0;
@@ -253,10 +254,10 @@ static attn_status workspace_of(const struct job *job, const attn_capabilities *
     return status;
 }
 
-/* Returns the bytes of device memory that a job needs for scratch memory and for its truths (exact outputs in float64).
- * `workspace` is the scratch memory in bytes that the kernels need, which is reused for computing the truths. Items
- * (problems) are verified one after the other, so only the largest truth counts. In a check no truth counts here,
- * because the truth then lies in the memory of the outputs. */
+/* Returns how many bytes of device memory a job needs for scratch memory and for its truths (exact outputs in float64).
+ * `workspace` is the scratch memory of the kernels in bytes. The computation of the truths uses the same scratch
+ * memory. Items (problems) are verified one after the other, so only the largest truth counts. The truth of a check
+ * does not count here, because it lies in the memory of the outputs. */
 static size_t truth_memory(const struct job *job, size_t workspace)
 {
     size_t out = 0;
@@ -319,10 +320,10 @@ static void add_truth(struct job *job, int index, double *most)
     add_cost(job, &cost, most);
 }
 
-/* Decides whether a device computes the exact results (in float64) for a check of a client's results, and adds the
- * check's cost to the job. Returns how many bytes of the outputs' memory the exact results take; 0: no device computes
- * them. The judge (the code on the CPU that compares the results) costs at most PREPARE_JUDGE_S, because it checks only
- * some rows if time is short. */
+/* Decides whether a device computes the exact results (in float64) with which a check compares a client's results, and
+ * adds the check's cost to the job. Returns how many bytes of the outputs' memory the exact results take; 0: no device
+ * computes them. The judge (the code on the CPU that compares the results) costs at most PREPARE_JUDGE_S, because it
+ * checks only some rows if time is short. */
 static size_t add_judge(struct job *job, int index, const attn_capabilities *can)
 {
     const size_t bytes = verify_prepare_check(job, index, can);
@@ -366,9 +367,8 @@ static int64_t priority_of(const proto_call *call)
     return first;
 }
 
-/* Returns, as bits, the tensors that are in this process's own memory and that no other thread or process writes now.
- * Three kinds of tensors are not among them: those in caches, those in a GPU's memory, and those that a GPU copies from
- * a client's pages. */
+/* Returns a bit mask of the tensors that are in this process's own memory and that no other thread or process writes
+ * now. Tensors in caches, in a GPU's memory, or in pages of a client from which a GPU copies are not in the mask. */
 static uint64_t readable_of(const struct job *job)
 {
     if (job->transaction || (job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0))) return 0;

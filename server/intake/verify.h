@@ -11,12 +11,12 @@
 #include "server/base/limits.h"
 #include "server/work/job.h"
 
-/* Decides where the outputs of an item are verified. A device verifies them (job->truths) if devices can compute the
- * exact outputs in float64, and the request wants all rows, or more rows than the CPU may verify. Otherwise the CPU
- * verifies the rows, but only if no tensor is in a GPU's memory. *left is the part of VERIFY_MAX_MULTIPLY_ADDS that
- * earlier problems of the body have not used. Only verification on the CPU uses it. UNSUPPORTED: no device can verify
- * and the work exceeds the CPU's bounds, or the item is not a forward whose answer contains `out`. INVALID: tensors are
- * in the memory of a GPU that cannot verify. */
+/* Decides whether a device or the CPU verifies the outputs of an item (problem). A device verifies them (job->truths)
+ * if devices can compute exact outputs in float64, and the request wants all rows, or more rows than the CPU may
+ * verify. Otherwise the CPU verifies the rows, but only if no tensor is in a GPU's memory. *left is the number of
+ * multiply-adds that the CPU may still do for this body. Errors: UNSUPPORTED (no device can verify and the work exceeds
+ * the CPU's bounds, or the item is not a forward whose answer contains `out`), INVALID (tensors are in the memory of a
+ * GPU that cannot verify). */
 attn_status verify_prepare(struct job *job, int index, const attn_capabilities *can, int64_t *left, attn_error *err);
 
 /* Checks that the CPU may verify item number `index` of the job: the item is a forward with `out`, its tensors are in
@@ -26,8 +26,8 @@ attn_status verify_check(const struct job *job, int index, int64_t *left, attn_e
 
 /* Decides whether a device computes the exact results (truth, in float64) for a check (job->truths), and returns how
  * many bytes these results take in the memory of the outputs. 0: the judge (the code on the CPU that compares the
- * results) computes them itself, but only for some rows if the problem is large. This happens if devices do not compute
- * exact results, if only a GPU can read the tensors, or if judge_wants() returns 0. */
+ * results) computes them itself, but only for some rows if the problem is large. The result is 0 if devices do not
+ * compute exact results, if only a GPU can read the tensors, or if judge_wants() returns 0. */
 size_t verify_prepare_check(struct job *job, int index, const attn_capabilities *can);
 /* Chooses addresses in the memory of the outputs, from *at on, for the exact results of the body's checks, and advances
  * *at. */

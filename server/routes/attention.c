@@ -25,8 +25,8 @@ const struct route_body attention_bodies[] = {
     { NULL, NULL, NULL, NULL },
 };
 
-/* Ranges of the options of type PROTO_TYPE_NUMBER, as attn_check() enforces them. The ranges of options that change
- * scores (such as softcap) are in ATTN_SCORE_OPTION_MAP. A value of 0 turns such an option off. */
+/* Ranges of a request's options of type PROTO_TYPE_NUMBER, as attn_check() enforces them. The ranges of options that
+ * change scores (such as softcap) are in ATTN_SCORE_OPTION_MAP. A value of 0 turns such an option off. */
 static const struct {
     const char *name;
     double least, most;

@@ -172,7 +172,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
     } limits[] = {
         { "max_body_bytes", c->max_body_bytes },
         { "max_connections", c->max_connections },
-        /* bytes of memory of all connections, without the tensors of their requests */
+        /* upper bound, in bytes, of the memory of all connections, without the tensors of their requests */
         { "connection_bytes", config_connection_bytes(c) },
         { "max_receiving", c->max_receiving },
         { "queue_depth", c->queue_depth },

@@ -1,6 +1,6 @@
 /* json.c: a printf for JSON that appends to a growing text.
  *
- * Invariant: an inserted string is valid JSON inside its quotes, whatever bytes it contains (text_put_json). */
+ * Invariant: whatever bytes an inserted string contains, the text stays valid JSON (text_put_json). */
 #include "server/routes/json.h"
 
 #include <math.h>

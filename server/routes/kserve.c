@@ -319,7 +319,7 @@ void kserve_count(const struct request *request, int status, int64_t ns)
         add(&s->batch[size - 1].count, 1);
         for (int p = 0; p < BATCH_PARTS; p++) add(&s->batch[size - 1].ns[p], of_batch[p]);
     }
-    /* success is counted last: a reader that sees this count also sees the counts of the other parts */
+    /* success is counted last, so that a reader of this count usually sees the counts of the other parts too */
     count_part(s, PART_success, ns);
 }
 

@@ -53,8 +53,8 @@ struct document {
     const proto_limits *limits;
     const struct route *routes;
     int route_count;
-    /* true: the text of the skeleton that follows is left out, because it describes an option that this server does not
-     * have */
+    /* true: the text of the skeleton that follows is left out, because it describes a command-line option that this
+     * server was started without */
     bool skips;
 };
 
@@ -78,9 +78,9 @@ static const uint64_t errors_of_bodies = ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_
 static const uint64_t errors_of_changes = ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(FORBIDDEN_ORIGIN);
 static const uint64_t errors_of_tokens = ROUTE_ERROR(UNAUTHORIZED);
 
-/* Headers of answers, which components/headers of openapi.json describes. `on` has the statuses whose answers always
- * have the header. If `on` is 0, answers have the header unless they are written directly to a socket, such as a 408 in
- * the middle of a body. */
+/* Headers of answers, which components/headers of openapi.json describes. `on` lists the statuses whose answers always
+ * have the header. If `on` is 0, all answers have the header, except those that are written directly to a socket, such
+ * as a 408 in the middle of a body. */
 static const struct {
     const char *name;
     int on[2];
@@ -100,7 +100,7 @@ static const struct {
 #define V_BASE64 "{'shape':[1,3,1,2],'dtype':'float32','data':'AACAPwAAAEAAAEBAAACAQAAAoEAAAMBA'}"
 
 static const struct {
-    /* name of the schema of the example's body, as it is written in the rows of the routes */
+    /* name of the schema of the example's body; the rows of the routes use the same name */
     const char *body;
     const char *name, *summary, *value;
 } examples[] = {
@@ -417,8 +417,8 @@ static const struct {
 #undef NUMBER
 };
 
-/* True if this server lacks an option. Parts of the skeleton openapi.json that describe features of an option are
- * between the marks @?OPTION@ and @?@. */
+/* True if this server was started without the option `condition`. In the skeleton openapi.json, parts that apply only
+ * with an option are between the marks @?OPTION@ and @?@. */
 static bool lacks(const struct document *d, const char *condition)
 {
     if (strcmp(condition, "secured") == 0) return d->config->token_file == NULL;
@@ -438,8 +438,8 @@ static void put_mark(struct document *d, const char *mark)
 }
 
 /* Writes the text that replaces the first mark (such as @paths@) in the text `at`, and returns the text after the mark.
- * If a string consists only of a mark, its quotes are replaced too. If this string is the name of a member, the
- * member's value 0 is also dropped. */
+ * If a string consists only of a mark, its quotes are replaced too. A mark for whole members is written as a member,
+ * "@paths@": 0, and the 0 is replaced too. */
 static const char *take_mark(struct document *d, const char *at)
 {
     char mark[40];

@@ -23,7 +23,8 @@ extern const char page_docs[] __attribute__((visibility("hidden")));
 
 static const char mark[] = "@VERSION@";
 
-/* A Content-Security-Policy that allows only the page's own style and script, and requests to this server. */
+/* A Content-Security-Policy that allows only the page's own style and script, images inside the page's text, and
+ * requests to this server. */
 #define CSP(style, script)                \
     "default-src 'none'; "                \
     "style-src 'sha256-" style "'; "      \

@@ -57,9 +57,9 @@ struct route_parameter {
     const char *name, *description, *example;
 };
 
-/* The texts that the OpenAPI document has about one route. Texts that are the same for all routes, or follow from other
- * columns, are not here. If the route belongs to an operation, summary, description and answer are NULL, because the
- * row of proto_operations[] has them. */
+/* The texts that the OpenAPI document has about one route. Texts that are the same for all routes, or that openapi.c
+ * derives from other columns, are not here. If the route belongs to an operation, summary, description and answer are
+ * NULL, because the row of proto_operations[] has them. */
 struct route_doc {
     const char *tag, *summary, *description;
     const char *answer, *media,
@@ -76,7 +76,7 @@ struct route_doc {
 
 #define ROUTE_ERROR(id) (UINT64_C(1) << PROTO_E_##id)
 
-/* The option of the server that must be set, so that the server offers the route. */
+/* The option that the operator must set, so that the server offers the route. */
 enum route_shm { ROUTE_ALWAYS, ROUTE_ALLOW_SHM, ROUTE_ALLOW_CUDA_SHM };
 
 struct route {
@@ -93,8 +93,8 @@ struct route {
     /* true: the route is not in the OpenAPI document, because it is another spelling of a route, or only tells clients
      * that the server does not support something */
     bool hidden;
-    /* The option with which the server offers the route. Without it, the route is missing on the server and in the
-     * OpenAPI document. */
+    /* The command-line option with which the server offers the route. Without this option, the route is missing on the
+     * server and in the OpenAPI document. */
     enum route_shm shm;
 
     /* These members are for a route whose bodies contain tensors: the formats of the body, and the operation. The body
@@ -104,9 +104,9 @@ struct route {
     /* Only for a route without tensors. If true, the body is kept for the handler (request->text), up to
      * HTTP_KEPT_BODY_BYTES. */
     bool keeps_body;
-    /* If true, the handler changes nothing, even if its method is not GET. If there is no memory for the answer, the
-     * client then gets 503 and may repeat the request. If this member is false, the connection is closed without an
-     * answer in that case. */
+    /* true: the handler changes nothing, even if its method is not GET. If there is no memory for the answer of this
+     * route, the client gets 503 and may repeat the request. On other routes the connection is then closed without an
+     * answer. */
     bool only_reads;
     proto_op op;
     /* The handler, for routes without tensors and for operations that no device runs (proto_is_run()). It fills in the
@@ -157,10 +157,9 @@ const char *route_method_name(enum route_method method);
 /* Returns the row of route->bodies that decodes a body of this content type, or NULL if there is none. The content type
  * may be NULL or empty, if the client named none. */
 const struct route_body *route_body(const struct route *route, const char *content_type);
-/* Returns the row of route->bodies (formats) in which the answer is written. `body` is the row that decoded the
- * request's body. The result is the row that the header Accept (NULL: not given) prefers, or `body` if Accept prefers
- * no other row. If Accept allows none of the rows, the first row is returned: the client gets an answer in a format
- * that it did not ask for, and no error. */
+/* Returns the row of route->bodies (formats) for the answer. `body` is the row that decoded the request's body. It is
+ * returned unless the header Accept (NULL: not given) prefers another row. If Accept allows none of the rows, the first
+ * row is returned: the client gets a format that it did not ask for, and no error. */
 const struct route_body *route_answer(const struct route *route, const struct route_body *body, const char *accept);
 /* Writes the content types of the route's bodies, such as "application/json or application/x-safetensors". Returns
  * `text`. */

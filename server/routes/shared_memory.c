@@ -123,8 +123,8 @@ void shared_memory_register(struct request *request, struct answer *answer)
     }
 }
 
-/* Returns the device that the body names by `device_id`. If this server does not use that device, fails the request and
- * returns NULL. */
+/* Returns the device that the body names by `device_id`. If this server does not use that device, or the device has
+ * failed, fails the request and returns NULL. */
 static attn_device *device_of(struct request *request, const proto_cuda_region *wanted, int *number)
 {
     struct server *const server = request->server;
