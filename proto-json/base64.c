@@ -56,9 +56,8 @@ static bool has_avx512(void)
 static const struct variant variants[] = {
 #ifdef __x86_64__
     { "avx512", has_avx512, base64_decode_avx512, base64_decode_large_avx512,
-      base64_encode_avx512 }, /* this variant needs an Intel processor since Ice Lake, or an AMD processor since Zen
-                               * 4 */
-    /* this variant needs an Intel processor since Haswell, or an AMD processor since Zen */
+      base64_encode_avx512 }, /* this variant needs Intel Ice Lake or later, or AMD Zen 4 or later */
+    /* this variant needs Intel Haswell or later, or AMD Zen or later */
     { "avx2", has_avx2, base64_decode_avx2, base64_decode_large_avx2, base64_encode_avx2 },
 #endif
 #ifdef __aarch64__

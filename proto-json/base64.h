@@ -54,8 +54,8 @@ bool base64_finish(const base64_decoder *decoder);
 const char *base64_reason(const base64_decoder *decoder, char found);
 
 enum { BASE64_HEAD = 8 };
-/* Writes the first characters of the text that the decoder has taken, at most BASE64_HEAD, and a NUL. The function
- * encodes these characters from `bytes`, the `count` bytes that the decoder has written. */
+/* Writes the beginning of the text that the decoder has read, at most BASE64_HEAD characters, and a NUL. The text is
+ * made by encoding `bytes`, the `count` bytes that the decoder has written. */
 void base64_head(const base64_decoder *decoder, const uint8_t *bytes, size_t count, char head[BASE64_HEAD + 1]);
 
 /* The length in characters of the base64 text for `bytes` bytes. */

@@ -100,7 +100,7 @@ static void add_piece(proto_encoder *e, struct piece piece)
     e->pieces[e->piece_count++] = piece;
 }
 
-/* Makes one piece of the text that was written since the last piece. */
+/* Makes a new piece of the text that was written since the last piece. */
 static void end_text(proto_encoder *e)
 {
     const size_t begin = e->text_in_pieces, length = e->text.used - begin;
@@ -278,7 +278,7 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
         double us = result->timing_us[written[i]];
         if (written[i] == PROTO_STAGE_compute) us += result->timing_us[PROTO_STAGE_launch];
-        /* a time of a clock never reaches these bounds; beyond them, the conversion to an integer would be undefined */
+        /* No measured time reaches these bounds. Beyond them, the conversion to an integer would be undefined. */
         uint64_t tenths = us > 0 && us < 1e15 ? (uint64_t)(us * 10 + 0.5) : 0;
         text_put_string(&t, i ? ",\"" : "{\"");
         text_put_string(&t, proto_stages[written[i]]);

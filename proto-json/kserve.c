@@ -281,8 +281,8 @@ enum { REPORT_BYTES = 64 << 10 }; /* the longest report of a check in bytes, not
 
 /* ---- Writing KServe answers -------------------------------------------------------------------------------------- */
 
-/* Writes facts of an answer (members such as times) as KServe parameters. A value that is not a string, number or bool
- * becomes a string of JSON. */
+/* Writes the members of an answer that are not tensors (such as times) as KServe parameters. A value that is not a
+ * string, number or bool becomes a string that contains JSON. */
 static void put_parameters(struct text *t, const proto_item *item, const proto_result *result)
 {
     struct encode_fact facts[ENCODE_FACTS];

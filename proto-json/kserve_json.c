@@ -568,8 +568,8 @@ static attn_status add_number(struct kserve_reader *r, const char *name, int64_t
     return cJSON_AddRawToObject(r->root, name, digits) ? ATTN_OK : no_memory(r);
 }
 
-/* Parses a parameter such as "[-1,0]". Parameters can only be strings, numbers and bools, so an array comes as a string
- * of JSON. *value stays NULL if the string is not JSON; parse.c then makes the error. */
+/* Parses a parameter such as "[-1,0]". Parameters can only be strings, numbers and bools, so an array is sent as a
+ * string that contains JSON. *value stays NULL if the string is not JSON; parse.c then makes the error. */
 static attn_status parse(struct kserve_reader *r, const char *text, cJSON **value)
 {
     const attn_status status = tree_of_text(text, &r->limits, &r->values, value);

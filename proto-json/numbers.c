@@ -53,7 +53,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
  * value's bit pattern: sign, exponent and fraction, as in IEEE 754. */
 static const struct format {
     int fraction_bits, min_exponent; /* min_exponent: exponent (of 2) of the format's smallest normal number */
-    /* codes (bit patterns) of the largest finite value, of the sign, of infinity (0: the format has none) and of NaN */
+    /* bit patterns of the largest finite value, the sign bit, infinity (0: the format has none) and NaN */
     uint32_t largest, sign, infinity, nan;
 } formats[] = {
     [ATTN_F32] = { 23, -126, 0x7F7FFFFF, 0x80000000, 0x7F800000, 0x7FC00000 },
@@ -113,8 +113,8 @@ static const double tens[] = {
 enum {
     HUGE_EXPONENT = 38, /* a number w * 10^exponent with an exponent above this is too large for every dtype: w * 10^39
                          * >= 10^39 > 2^128 */
-    /* a number w * 10^exponent with an exponent below this is 0 in every dtype: w < 10^19, so w * 10^-67 < 10^-48 <
-     * 2^-150, which is half of the smallest float32 */
+    /* a number w * 10^exponent with an exponent below this is 0 in every dtype: w < 10^19, so the number is below
+     * 10^-48, and half of the smallest float32 is 2^-150 > 10^-48 */
     TINY_EXPONENT = -66,
     GRID_SHIFT = 52 - 24, /* number of bits of a double's fraction after the first 25 significant bits, which are the
                            * grid (see the top of this file) */
@@ -278,8 +278,8 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     return *code <= f->largest;
 }
 
-/* Writes the lowest `bytes` bytes of a code (bit pattern). memcpy() is needed, because the memory may still hold the
- * doubles that numbers_convert() reads. */
+/* Writes the lowest `bytes` bytes of a code (bit pattern). memcpy() is needed, because numbers_convert() reads doubles
+ * from memory that this function overwrites with other types. */
 static void put(void *out, size_t index, size_t bytes, uint32_t code)
 {
     char *at = (char *)out + index * bytes;
@@ -429,7 +429,7 @@ static void take_apart_long(struct decimal *d, int written_exponent)
  * the number does not end before `end`, is malformed, or is too long. `p` is at a digit or a minus. */
 static const char *quick(const char *p, const char *end, struct decimal *d)
 {
-    /* Larger exponents are stored as SATURATED: even with NUMBERS_CHARS digits the number is then too large, or 0. */
+    /* At this value an exponent takes no further digits: the number is then too large for every dtype, or 0. */
     enum { SATURATED = 100000 };
     const char *const start = p;
     d->negative = *p == '-';
@@ -558,7 +558,7 @@ static const struct {
 };
 enum { WORDS = sizeof words / sizeof words[0] };
 
-/* The words that a reader with bare_words accepts without quotes. */
+/* Words that may stand without quotes if the reader's member bare_words is true. */
 static const struct {
     const char *text;
     double value;
@@ -618,7 +618,7 @@ static const char *close_array(numbers_reader *r)
     return NULL;
 }
 
-/* Counts an element that was written, in the innermost open array. */
+/* Counts one more element in the innermost open array. */
 static void count_element(numbers_reader *r)
 {
     r->leaf_depth = r->depth;
@@ -975,7 +975,8 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
     int h = q + log2_pow10(-k) + 1; /* number of bits, 1 to 4, by which c is shifted to the left */
     uint64_t power = powers_of_ten[-k - POWER_MIN];
-    /* Four times the value c * 2^q, and four times the bounds between which numbers round to it, in units of 10^k. */
+    /* These are four times the value c * 2^q, and four times the bounds between which numbers round to it. All are in
+     * units of 10^k. */
     uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;
     uint32_t value = multiply_to_odd(power, (4 * c) << h);
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;

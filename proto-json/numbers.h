@@ -98,8 +98,8 @@ numbers_status numbers_read(numbers_reader *reader, const char *text, size_t cou
 
 /* where a token (number or word) begins: after '[', after ',' or after a value */
 typedef enum numbers_place { NUMBERS_FIRST, NUMBERS_NEXT, NUMBERS_AFTER } numbers_place;
-/* Lets other code (not this reader) read on after NUMBERS_BAD, at the bad token (number or word). Returns the state in
- * which the token began. `token` becomes the *length characters of the token that were taken; the token's other
+/* Call this after NUMBERS_BAD if other code will continue to read at the bad token (number or word). Returns the state
+ * in which the token began. `token` becomes the *length characters of the token that were taken; the token's other
  * characters are at text + taken. */
 numbers_place numbers_stopped(const numbers_reader *reader, char token[NUMBERS_CHARS], size_t *length);
 

@@ -82,7 +82,7 @@ typedef struct proto_operation {
 
     /* Texts for messages and for the OpenAPI document follow. */
     const char *members; /* the members that a request must have, in words for a message, such as "q and caches" */
-    /* the beginning of the names of the operation's schemas in the OpenAPI document, such as "Decode" */
+    /* prefix of the names of the operation's schemas in the OpenAPI document, such as "Decode" */
     const char *title;
     const char *summary, *description; /* texts about the operation's route, for the OpenAPI document */
     const char *answer;                /* for the OpenAPI document: what an answer with status 200 contains */

@@ -49,7 +49,7 @@ static int tensor_named(const char *name)
 }
 
 /* Returns the first operation that has an option or an input tensor of this name; PROTO_OP_COUNT: no operation has one.
- * Results that a check judges do not count as inputs here. */
+ * The client's results in a check (operation that compares them with exact ones) do not count as inputs here. */
 static proto_op op_of(const char *name)
 {
     const int id = tensor_named(name);

@@ -22,7 +22,7 @@
  * them. */
 static const attn_tensor_id of_part[] = { ATTN_T_out, ATTN_T_lse }, of_gradient[] = { ATTN_T_dout, ATTN_T_dlse };
 
-/* Returns the number of the tensor out (`which` is 0) or lse (`which` is 1) of a part of a merge. Numbers below
+/* Returns the number of a tensor in a part of a merge: `out` if `which` is 0, `lse` if `which` is 1. Numbers below
  * ATTN_TENSOR_COUNT are the problem's own tensors. */
 static int number_of(int part, int which)
 {

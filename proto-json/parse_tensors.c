@@ -98,7 +98,7 @@ static attn_status shape(attn_tensor_id id, const cJSON *value, attn_tensor *t, 
 static bool nesting_fits(const scan_extract *extract, const attn_tensor *t)
 {
     if (extract->rank == 1 && (t->rank > 1 || extract->shape[0] == t->shape[0]))
-        return true; /* returns true for a flat list, because the caller checks its number of elements */
+        return true; /* a flat list always agrees here; the caller checks its number of elements */
     if (extract->rank > t->rank || (extract->rank < t->rank && extract->elements)) return false;
     for (int a = 0; a < extract->rank; a++)
         if (extract->shape[a] != t->shape[a]) return false;
@@ -291,7 +291,7 @@ static bool begins_like(const char *name, const char *const *begins, size_t coun
     return false;
 }
 
-/* Returns the name, as requests write it, of the first dtype that the tensor may have. */
+/* Returns the first dtype that the tensor may have, by its name in requests. */
 static const char *first_dtype(attn_tensor_id id)
 {
     return attn_dtype_name((attn_dtype)__builtin_ctz(attn_tensor_dtypes(id)));

@@ -111,7 +111,7 @@ const char *proto_datatype(attn_dtype dtype);
 
 typedef struct proto_limits {
     size_t rest_bytes; /* largest number of bytes of a body that are not tensor data */
-    int depth;         /* largest nesting of arrays and objects in the body */
+    int depth;         /* largest depth of nested arrays and objects in the body */
     int members;       /* largest number of members of one object */
     /* Largest number of values outside tensor data (numbers, strings, arrays, ...). cJSON needs memory for each of
      * these values. */
@@ -187,7 +187,7 @@ typedef struct proto_parts {
     /* true: the body has a member for each tensor of a merge's part, such as parts.0.out; false: the body has a list
      * `parts` */
     bool named;
-    bool has_back; /* true: the client wants the gradients of the parts (of the results that the merge combines) */
+    bool has_back; /* true: the client wants the gradients of the partial results that the merge combines */
     /* out and lse of each of the merge's `count` parts, and after them the gradients dout and dlse of each part. lse is
      * a natural logarithm; it is -inf in a part without keys. */
     attn_result at[];

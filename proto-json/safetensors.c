@@ -250,22 +250,21 @@ static attn_status option(struct reader *r, const char *name, const char *text)
     return value && cJSON_AddItemToObject(r->root, name, value) ? ATTN_OK : no_memory(r);
 }
 
-/* Members of __metadata__ with which other programs describe their files. The parser ignores them, because they do not
- * concern attention. None of them is a member that attnd takes, or a likely misspelling of one. A name that ends with
- * '*' stands for all names that begin so. */
+/* Members of __metadata__ that other programs write to describe their files. The parser ignores them. No name here is a
+ * member that attnd takes, or a likely misspelling of one. A name that ends with '*' stands for all names with this
+ * beginning. */
 /* clang-format off */
 static const char *const foreign[] = {
-    /* names in __metadata__ of files that PyTorch, transformers and mlx write, such as {"format": "pt"} */
+    /* names that PyTorch, transformers and mlx write, such as {"format": "pt"} */
     "format", "framework", "library_name", "library_version",
-    /* names from the index of a model that is stored in several files */
+    /* names in the index of a model that is split into several files */
     "total_size", "total_parameters", "total_shards",
     "torch_version", "transformers_version", "diffusers_version", "safetensors_version", "mlx_version", "mflux_version",
     "_class_name", "_diffusers_version", "lora_adapter_metadata", "quantization_level", "_quantization_metadata",
-    "DCP_VERSION", "DCP_SHARDING_INFO",                       /* names in files that torch.distributed.checkpoint
-                                                               * writes */
-    /* names in files that programs for training or quantizing models write */
+    "DCP_VERSION", "DCP_SHARDING_INFO",                       /* names that torch.distributed.checkpoint writes */
+    /* names that tools for training and quantization write */
     "modelspec.*", "ss_*", "sshs_*", "sd_merge_*", "ot_*", "gptq_*", "auto_gptq_version",
-    "prompt", "workflow", "software", "training_info",        /* names in files of programs that make images */
+    "prompt", "workflow", "software", "training_info",        /* names that image generators write */
     "title", "description", "author", "license", "created_at", "tags", "base_model",
 };
 /* clang-format on */
@@ -581,8 +580,8 @@ static void put_tensor(struct text *t, int number, const attn_tensor *tensor, in
     text_put_string(t, "]}");
 }
 
-/* Writes facts of an answer (members such as times) into __metadata__, as strings that contain JSON. A request has its
- * options in the same form. */
+/* Writes the members of an answer that are not tensors (such as times) into __metadata__, as strings that contain JSON.
+ * A request has its options in the same form. */
 static void put_metadata(struct text *t, const proto_item *item, const proto_result *result)
 {
     struct encode_fact facts[ENCODE_FACTS];

@@ -171,8 +171,8 @@ static scan_extract *extract_of(scan *s)
     return &s->extracts[s->extract_count - 1];
 }
 
-/* Records that the value that is being extracted cannot be decoded, so that parse.c refuses the value's problem later.
- * The remainder of the value is only checked to be JSON. */
+/* Records an error in the value that is being extracted; parse.c later refuses the problem that has the value. The
+ * scanner only checks that the remainder of the value is JSON. */
 static void extract_fault(scan *s, scan_fault fault, uint64_t position, uint64_t at, const char *reason)
 {
     scan_extract *extract = extract_of(s);
@@ -246,8 +246,7 @@ static attn_status reserve(scan *s, size_t bytes)
     return scan_make_room(&s->room, extract->offset + extract->bytes, bytes, &s->error);
 }
 
-/* Counts `bytes` more bytes of the value that is being extracted. The decoder has already written the bytes to their
- * place. */
+/* Adds `bytes` to the length of the value that is being extracted. The decoder has already stored these bytes. */
 static attn_status extracted(scan *s, size_t bytes)
 {
     scan_extract *extract = extract_of(s);

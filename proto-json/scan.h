@@ -56,7 +56,7 @@ typedef struct scan_extract {
     int64_t shape[ATTN_MAX_RANK];
     scan_fault fault;
     uint64_t position;
-    uint64_t at;        /* offset in the body of the byte that is wrong */
+    uint64_t at;        /* offset of the wrong byte in the body */
     const char *reason; /* the reason of the error as static text */
 } scan_extract;
 

@@ -33,8 +33,8 @@
 #define A_WINDOW   "write \"window\": [left, right]"
 #define NO_WEIGHTS "the weights are never formed; POST /v1/attention/observe answers parts and sums of them"
 
-/* Words that clients write for a mask or bias. The hint for these words is one text in a forward and a backward, and
- * another in a decode. */
+/* Words that clients write for a mask or bias. A forward and a backward give the same hint for these words, and a
+ * decode gives another. */
 #define BIASES                                                                                               \
     "attn_bias attention_bias position_bias core_attention_bias score_mod relative_bias rel_bias rel_pos "   \
     "rel_pos_bias "                                                                                          \
@@ -574,8 +574,8 @@ const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES]
 
 bool suggestion_big_endian(const char *dtype)
 {
-    const char *const sign = strchr(dtype, '>'); /* position of the '>' of a dtype such as ">f4"; the next line excludes
-                                                  * the '>' of "<class 'numpy.float32'>" */
+    const char *const sign = strchr(dtype, '>'); /* the '>' of a big-endian dtype such as ">f4", or the '>' at the end
+                                                  * of "<class 'numpy.float32'>" */
     return sign && isalnum((unsigned char)sign[1]);
 }
 
@@ -694,7 +694,7 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 #define QUOTES     " (strings stand in double quotes, as json.dumps() writes them)"
 #define COMMA      " (a comma too many?)"
 #define NOT_FINITE "JSON has no NaN or Infinity; inside `data` write them as strings"
-/* The letters with which none of the words null, true, false, NaN, Infinity, None, True, False begins. */
+/* All ASCII letters except f, n, t, F, I, N, T, which begin null, true, false, NaN, Infinity, None, True, False. */
 #define FORM "abcdeghijklmopqrsuvwxyzABCDEGHJKLMOQRSUVWXYZ"
 
 #define FIRST     SUGGESTION_OTHER, 1

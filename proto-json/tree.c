@@ -85,9 +85,10 @@ void tree_forget(struct tree_memory *memory)
 /* ---- Parsing a body's JSON without its tensor values ------------------------------------------------------------- */
 
 /* The functions below parse the rest (a body's JSON without tensor values). The scanner has checked the rest and
- * removed the white space from it. Each string in the rest begins with a type letter. cJSON's own parser would take ten
- * or more instructions for a character. Each take_ function reads text at *at and moves *at behind this text. If there
- * is no memory, the function returns NULL, and the tree_memory frees what was made before. */
+ * removed the white space from it. Each string in the rest begins with a type letter. cJSON's own parser is not used:
+ * it takes ten or more instructions for each character. Each take_ function reads text at *at and moves *at behind this
+ * text. If memory runs out, the function returns NULL, and the owner of the tree_memory later frees what was made
+ * before. */
 
 static cJSON *new_value(int type)
 {

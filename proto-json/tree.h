@@ -47,14 +47,14 @@ const char *tree_number(const cJSON *value);
 bool tree_integer(const cJSON *value, int64_t minimum, int64_t maximum, int64_t *integer);
 
 enum { TREE_QUOTE_BYTES = 48 };
-/* Writes the client's value into `quote` for a message, and cuts a long value. Returns `quote`. */
+/* Writes the client's value as text into `quote`, for an error message. A long value is cut. Returns `quote`. */
 const char *tree_describe(const cJSON *value, char quote[TREE_QUOTE_BYTES]);
 
 /* ---- Hints and messages about members' names --------------------------------------------------------------------- */
 
 enum { TREE_SUGGESTION_BYTES = 160 };
-/* Writes a hint about an unknown word, which stands at the end of a message. The hint is from suggestions.c, or names
- * the most similar name. "": there is no hint. */
+/* Writes a hint about an unknown word, for the end of a message. The hint comes from suggestions.c, or names the known
+ * name that is most similar. "": there is no hint. */
 const char *tree_suggestion(const char *place, const struct text_nearest *best, char suggestion[TREE_SUGGESTION_BYTES]);
 
 typedef char tree_member[sizeof((attn_error *)0)->member];

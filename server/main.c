@@ -59,8 +59,8 @@ static void tune_malloc(void)
     mallopt(M_MMAP_THRESHOLD, 4 << 20);
     mallopt(M_TRIM_THRESHOLD, 32 << 20);
     mallopt(M_TOP_PAD, 1 << 20);
-    /* Without fast bins (lists of small freed pieces), glibc merges each freed piece at once. With fast bins, it
-     * would merge thousands of pieces during one request. */
+    /* Without fast bins (lists of small freed pieces), glibc merges each freed piece with its free neighbours at once.
+     * With fast bins, one request would sometimes wait while thousands of pieces are merged. */
     mallopt(M_MXFAST, 0);
 #endif
 }

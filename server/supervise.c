@@ -134,7 +134,7 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
         if (child > 0 && kill_ms > 0 && clock_ms() >= kill_ms) {
             log_event(LOG_ERROR, NULL, "supervisor", "what=killed pid=%d", (int)child);
             kill(child, SIGKILL);
-            /* the server may take a moment to end after it is killed, so it is killed again only after this time */
+            /* a killed server may take a moment to end, so the next kill comes only after this time */
             kill_ms = clock_ms() + SUPERVISE_KILL_MS;
         }
         if (child > 0 && waitpid(child, &status, WNOHANG) == child) {

@@ -40,7 +40,8 @@ static bool is_contiguous(const attn_tensor *t)
     return memcmp(whole.stride, t->stride, (size_t)t->rank * sizeof t->stride[0]) == 0;
 }
 
-/* True if the job (the computation of one request) is a single problem that several devices can share. */
+/* True if the job (the computation of one request) is a single problem that can be cut into parts for several
+ * devices. */
 static bool has_parts(const struct job *job)
 {
     const attn_problem *const p = job->call->count == 1 ? job_problem(job, 0) : NULL;
@@ -122,8 +123,7 @@ static bool have_same_kernels(const attn_capabilities *a, const attn_capabilitie
     return true;
 }
 
-/* True if the two devices compute results that are equal to the bit, because they are of the same kind and have the
- * same kernels. */
+/* True if the two devices are of the same kind and have the same kernels. Their results are then bitwise equal. */
 static bool are_alike(const struct device *a, const struct device *b)
 {
     const attn_device_info *const i = &a->info, *const j = &b->info;
@@ -202,7 +202,7 @@ void cut_prepare(const struct devices *devices, struct job *job)
         !same_kernel(devices->device[0], whole, JOB_BY_QUERIES, count, ranges))
         return;
     job->sum_parts = count;
-    job->kind = 0; /* a job that runs in parts never shares a batch with other jobs */
+    job->kind = 0; /* kind 0: the job never shares a batch with other jobs */
 }
 
 /* ---- Choosing the devices, and cutting the job ------------------------------------------------------------------- */
@@ -251,8 +251,8 @@ bool cut_may_leave(const struct devices *devices, struct device *first, const st
     if (job->sum_parts == 0) return true;
     for (int i = 0; i < devices->count; i++) usable += !devices->device[i]->disabled;
     const attn_problem *const whole = job_problem(job, 0);
-    return !have_memory(devices, whole, job->sum_parts, usable) || /* the remaining devices lack memory for the
-                                                                    * gradient sums, so the job will not be cut */
+    return !have_memory(devices, whole, job->sum_parts, usable) || /* too few devices are left to hold the gradient
+                                                                    * sums, so the job will not be cut */
            have_memory(devices, whole, job->sum_parts, list_devices(devices, first, job, now_ns, wait_ns, over));
 }
 
@@ -300,7 +300,7 @@ static int put_devices(const struct job *job, int after, char *text, size_t room
     if (first < 0) return -1;
     last = first;
     for (const struct job_part *part = &job->part; part;)
-        /* starts again at the first part, because the list of parts is not sorted by device number */
+        /* starts again at the first part, because the parts are not sorted by device number */
         if (part->index == last + 1) last++, part = &job->part;
         else part = part->next;
     const size_t used = strlen(text);

@@ -221,8 +221,8 @@ bool devices_stop(struct devices *devices, int64_t wait_ms)
         int error = 0;
         pthread_mutex_lock(&device->lock);
         device->stop = true;
-        device->held_may_run = true; /* the main thread's loop has ended and frees no more sums of gradients, so a
-                                      * batch that was held for lack of memory must be tried again now */
+        device->held_may_run = true; /* the main thread frees no more gradient sums, so a batch that waits for their
+                                      * memory must try again now */
         pthread_cond_broadcast(&device->wake);
         while (device->threads_ended < device->thread_count && error == 0)
             error = pthread_cond_timedwait(&device->wake, &device->lock, &until);
@@ -342,8 +342,8 @@ void devices_note_lost(struct devices *devices, int number)
 }
 
 /* Returns the time that the job's problems take on the fastest device, in seconds. Scores that FlashMask hides do not
- * count, because kernels may skip them. Only if the time is long, the function reads the rows of the mask to count the
- * hidden scores. */
+ * count, because kernels may skip them. The function reads the rows of the mask to count the hidden scores, but only if
+ * the time is long. */
 double devices_least_seconds(const struct devices *devices, const struct job *job)
 {
     const double unimportant_s = 0.05;

@@ -38,13 +38,13 @@ struct batch {
     /* The flow (client) to which this batch belongs: the flow of the batch's first job. That job holds a reference to
      * the flow. NULL: the first job has no flow. */
     const struct flow *flow;
-    int64_t left_ns;    /* time at which the batch left for the device */
+    int64_t left_ns;    /* time at which the batch was sent to the device */
     int64_t held_ns;    /* time from which on the batch has been held back for lack of memory; 0: it is not held back */
     int64_t charged_ns; /* device time in nanoseconds, which is charged to the flows (clients) of the batch's jobs */
     struct batch *next, *previous; /* neighbours in the main thread's list of batches on this device */
     int count;
-    /* number of jobs whose requests still wait for a result; at 0 the batch is cancelled; only the main thread uses
-     * this */
+    /* number of jobs in the batch whose requests still wait for a result; when it is 0, the batch is cancelled; only
+     * the main thread uses it */
     int waiting;
     /* attn_cancel() sets this member; the device then ends the batch between two tiles of a kernel, or between two
      * launches */
@@ -76,8 +76,8 @@ static inline bool batch_adds(const struct batch *batch)
     return batch->parts[0]->adds;
 }
 
-/* Records in the metrics that a batch came back, and logs it if it failed. `first` is one of the batch's parts, and its
- * error stands for all, because if one part fails, all parts do. */
+/* Records in the metrics that a batch came back, and logs it if it failed. `first` is any part of the batch: if a batch
+ * fails, all its parts have the same error. */
 void batch_count(const struct batch *batch, const struct job_part *first);
 /* Copies the times of the batch to a job that ran in it, for the job's answer. A job with several parts keeps the times
  * of the part that took longest. */
@@ -152,14 +152,15 @@ int cut_most_parts(const struct devices *devices, const struct job *job);
  * take more than half of a device's memory. */
 void cut_prepare(const struct devices *devices, struct job *job);
 
-/* The functions below add up gradients that are sums over queries, such as dk and dv. Call sums_begin() when all parts
- * of a job have run. If it returns true, each part must be sent once more to its device part->sums_on, to add up a
- * share of the gradients. It returns false if the job has no such gradients, or if they are added up already. It also
- * returns false if a device was lost with the sums of a part; that part then has the error DEVICE_LOST. Call
- * sums_free() when no part is with a device: it frees the parts' memory for sums. Call sums_free_part() when a part is
- * back and no part adds up: it frees the memory of that part. Call sums_lose() when a device that hangs has a part of
- * the job. If parts are adding up then, the memory of their sums may never be freed, so no batch waits for that memory
- * any more. */
+/* These functions add up gradients that are sums over queries, such as dk and dv, over the parts of a job.
+ *
+ *   sums_begin()      Call this when all parts of the job have run. True: each part must be sent once more, to
+ *                     part->sums_on, to add up a share of the gradients. False: the job has no such gradients, they are
+ *                     added up already, or a device was lost with a part's sums (the part has the error DEVICE_LOST).
+ *   sums_free()       Call this when no device has a part of the job. It frees the parts' memory for sums.
+ *   sums_free_part()  Call this when a part is back and no part adds up. It frees that part's memory for sums.
+ *   sums_lose()       Call this when a device that hangs has a part of the job. If parts are adding up, the memory of
+ *                     their sums may never be freed. No batch waits for that memory any more. */
 bool sums_begin(struct job *job);
 void sums_free(struct job *job);
 void sums_free_part(struct job_part *part);

@@ -191,9 +191,9 @@ static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_pro
     return true;
 }
 
-/* Prepares all that the job needs to run at once: its cache transaction, its plan (choice of kernel) and scratch
- * memory. If the job has a transaction, the plan points at *placed. False: the job cannot run on this inline slot,
- * although its transaction may have begun (see take_step()). */
+/* Prepares what the job needs to run immediately: its cache transaction, its plan (choice of kernel) and scratch
+ * memory. If the job has a transaction, the plan refers to *placed (the problem with device addresses). False: the job
+ * cannot run on this inline slot, although its transaction may have begun (see take_step()). */
 static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_problem *placed, attn_plan *plan)
 {
     const struct device *const device = inline_slot->device;
@@ -219,8 +219,8 @@ static int64_t work_clock_ns(const struct device *device)
     return device->info.unified ? clock_thread_ns() : clock_ns();
 }
 
-/* Runs a job on the stream of its inline slot. *done becomes true if the job has ended; otherwise it still runs. Sets
- * the slot's launched_ns to the time at which the work was on a GPU. */
+/* Runs a job on the stream of its inline slot. *done becomes true if the job has ended; otherwise it still runs. On a
+ * GPU, the slot's launched_ns becomes the time at which all work was on the stream. */
 static attn_status compute(struct inline_slot *inline_slot, const struct job *job, const attn_plan *plan, bool *done,
                            attn_error *err)
 {

@@ -42,7 +42,7 @@ struct mirror {
 /* A place for one batch that runs on a device: a stream, and the memory that belongs to the batch. */
 struct slot {
     attn_stream *stream;
-    struct batch *batch; /* the batch that runs on the slot's stream; NULL: the slot is free */
+    struct batch *batch; /* the batch that runs in this slot; NULL: the slot is free */
     int64_t due_ns;      /* time at which the batch should be over, for the watchdog */
     /* how many nanoseconds the batch would take at DEVICE_SLOWEST_FLOPS, the slowest rate that the watchdog accepts */
     int64_t worst_ns;
@@ -71,8 +71,8 @@ struct slot {
     void *truth_out;  /* device memory into which the exact `out` (in float64) of an item (problem) is computed */
     /* device memory for the differences between the outputs of one part of a cut job and the exact outputs */
     attn_truth_distance *truth_distances;
-    int64_t began_ns;    /* time when the batch's first mark (event) was on the stream */
-    int64_t launched_ns; /* time when the batch's first kernels were on the stream */
+    int64_t began_ns;    /* time when the batch's first event was put on the stream */
+    int64_t launched_ns; /* time when the batch's first kernels were put on the stream */
     void *workspace;
     size_t workspace_bytes;
     attn_move *moves; /* the moves (copies by a kernel) of a job's cache transaction, with device addresses */
@@ -138,8 +138,8 @@ struct device {
                     * gradients */
 
     int64_t watchdog_ns;
-    /* The earliest time at which a batch that runs on the device should be over. NEVER: no batch runs, or the device is
-     * not watched. */
+    /* The earliest of the times by which the running batches should be over, for the watchdog. NEVER: no batch runs, or
+     * the device is not watched. */
     _Atomic int64_t due_ns;
 
     /* The main thread uses the members below; other threads read only the atomic ones among them. */
@@ -260,7 +260,7 @@ attn_status sums_take(struct device *device, struct job_part *part, attn_problem
 /* Frees the memory that a part of a job has for sums of gradients. Does nothing if there is none. No other part may be
  * reading this memory. */
 void sums_drop(struct job_part *part);
-/* True if job a is older than job b. In this order no two jobs are equally old. */
+/* True if job `a` is older than job `b`. Of two different jobs, one is always older. */
 bool sums_older(const struct job *a, const struct job *b);
 /* True if a batch that lacks device memory may wait until gradient sums of other jobs (sums.c) are freed. A batch that
  * has such sums itself waits only for older jobs, so that no two jobs wait for each other. Call this with the device's
@@ -298,7 +298,7 @@ void inline_adopt(struct slot *slot, struct job_part *part);
 /* ---- Functions that batch.c defines ------------------------------------------------------------------------------ */
 
 /* Returns the floating-point operations that kernels really carry out for a part of a job (the computation of one
- * request). Kernels compute whole tiles, so small heads count with their padding. */
+ * request). Kernels compute whole tiles, so a small head dimension counts as padded to a tile. */
 double batch_padded_flops(const struct job_part *part);
 /* Plans `problem`, that is, chooses its kernel. `problem` is an item's problem with this device's addresses. The
  * function adapts the plan that prepare_job() made. A problem of a cache transaction gets a new plan, because its page

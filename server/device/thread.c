@@ -34,7 +34,7 @@ static int64_t worst_ns(const struct batch *batch)
     return (int64_t)((seconds < most ? seconds : most) * 1e9);
 }
 
-/* Sets the device's due_ns, which the watchdog on the main thread reads, to the earliest due_ns of its slots. */
+/* Sets the device's due_ns to the earliest due_ns of its slots. The watchdog on the main thread reads it. */
 static void publish_due(struct device *device)
 {
     int64_t due = NEVER;
@@ -180,7 +180,7 @@ static bool kernels_are_launched(const struct slot *slot)
     return slot->launched == slot->count;
 }
 
-/* True if no work of the batch is left to put on the stream. */
+/* True if all work of the batch is on the stream. */
 static bool all_is_launched(const struct slot *slot)
 {
     return kernels_are_launched(slot) && slot->truths_left == 0;
@@ -218,7 +218,7 @@ static bool waits_for_turn(const struct device *device, const struct slot *slot)
     double queued_s = 0;
     bool others = false;
     if (device->info.unified || own_s < DEVICE_SHORT_SECONDS) return false;
-    /* a cancelled batch need not wait, because it puts no more kernels on its stream */
+    /* a cancelled batch launches no more kernels, so it need not wait */
     if (__atomic_load_n(&slot->batch->cancel, __ATOMIC_RELAXED) != 0) return false;
     for (int s = 0; s < device->slot_count; s++) {
         const struct slot *other = &device->slots[s];
@@ -312,7 +312,7 @@ static attn_status sum_lse(struct slot *slot, attn_error *err)
     return status;
 }
 
-/* Puts the work of a part that adds up gradients (sums.c) on the slot's stream. */
+/* For a part that adds up gradients (sums.c): puts its work on the slot's stream. */
 static attn_status launch_sums(struct slot *slot, attn_error *err)
 {
     slot->count = slot->launched = 0;
@@ -368,16 +368,16 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
      * failed batch may have set this flag. */
     (void)attn_stream_left_rows(slot->stream);
     slot->blocked = count > 0 && waits_for_turn(device, slot);
-    if (slot->blocked) return ATTN_OK; /* waits for its turn; poll_slots() will continue this launch */
+    if (slot->blocked) return ATTN_OK; /* the batch must wait; poll_slots() will continue the launch */
     do status = launch_group(device, slot, err);
     while (status == ATTN_OK && device->info.unified && slot->launched < count);
     return status;
 }
 
-/* Records in the batch how long each of its stages took. After the copies a GPU may be idle, because the thread has not
- * yet put the kernels on the stream. launch_us is this idle time. The first event is put on the stream at began_ns, and
- * the kernels at launched_ns. The function assumes that the event and the kernels take equally long to reach the GPU.
- * Then the kernels begin at least launched_ns - began_ns after the first event. */
+/* Records in the batch how long each of its stages took. launch_us is an estimate of the GPU's idle time after the
+ * copies: the GPU waits until the thread has put the kernels on the stream. The thread recorded the first event at
+ * began_ns, and launched the kernels at launched_ns. So the kernels began at least launched_ns - began_ns after the
+ * first event, if both reach the GPU equally fast. */
 static void note_stages(const struct device *device, const struct slot *slot)
 {
     struct batch *batch = slot->batch;
@@ -430,8 +430,8 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     slot->batch = NULL;
     device->held_may_run = true;
     device->over++;
-    /* a batch has ended, so the thread that holds back another batch for lack of memory is woken to try that other
-     * batch again */
+    /* a batch has ended and freed its memory, so the thread that holds back a batch for lack of memory is woken to try
+     * again */
     if (device->held) pthread_cond_broadcast(&device->wake);
     pthread_mutex_unlock(&device->lock);
     unwatch(device);
@@ -471,8 +471,8 @@ static int busy_slots(const struct slot *slots, int slot_count)
     return count;
 }
 
-/* Puts work of the batch on the stream as launch() does. Unlike launch(), it leaves no work on the stream and no memory
- * allocated after an error. */
+/* Puts work of the batch on the stream as launch() does. After an error, however, it leaves no work on the stream and
+ * no memory allocated. */
 static attn_status try_launch(struct device *device, struct slot *slot, attn_error *err)
 {
     attn_error late;
@@ -742,7 +742,7 @@ void *device_main(void *argument)
         const bool moved = begins || poll_slots(thread, device->info.unified);
         heartbeat_idle();
         if (moved || ends_soon(thread)) continue;
-        /* A batch runs. Between two polls of its stream, the thread looks for new work. */
+        /* While a batch runs, the thread alternates between polling its stream and looking for new work. */
         const struct timespec pause = { 0, atomic_load(&device->usable) ? DEVICE_POLL_NS : DEVICE_LOST_POLL_NS };
         nanosleep(&pause, NULL);
     }

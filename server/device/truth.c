@@ -38,7 +38,8 @@ static bool is_wanted(const struct job *job, int item)
     return job->truths[item].wanted && job->call->items[item].error.status == ATTN_OK;
 }
 
-/* Goes on to the next item (problem), from number `item` on, that needs a truth (exact outputs in float64). */
+/* Finds the first item (problem), from number `item` on, whose exact outputs (in float64) are wanted. It becomes the
+ * slot's current item. */
 static void go_to(struct slot *slot, int item)
 {
     const struct job *const job = job_of(slot);
@@ -47,8 +48,8 @@ static void go_to(struct slot *slot, int item)
     slot->truth_step = 0;
 }
 
-/* Returns the problem of an item with the device's addresses. If only a part of the item runs in the slot (on its
- * stream), returns the problem of that part. */
+/* Returns the problem of an item with the device's addresses. If the job is cut over devices, returns the problem of
+ * the part that runs in this slot. */
 static attn_problem problem_of(const struct slot *slot, int item)
 {
     if (cut_part_of(slot)) return slot->problems[0];
@@ -84,7 +85,7 @@ static attn_status need_of(const struct device *device, const struct slot *slot,
     const attn_status status = attn_truth_need(attn_device_capabilities(device->handle), &p, &cost, err);
     if (status != ATTN_OK) return status;
     if (cost.workspace_bytes > *workspace_bytes) *workspace_bytes = cost.workspace_bytes;
-    /* a part of a cut problem needs no more memory for its exact results than the whole problem */
+    /* enough for a part of a cut problem too, because its exact results are not larger than the whole problem's */
     if (job->truths[item].bytes > *out_bytes && !job->wants_judge) *out_bytes = job->truths[item].bytes;
     return ATTN_OK;
 }

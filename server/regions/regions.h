@@ -56,8 +56,8 @@ const char *region_kind_label(enum region_kind kind);
 
 struct regions;
 
-/* Makes an empty table of regions. Keys of objects must begin with one of the prefixes (--allow-shm). The array of
- * prefixes must exist as long as the table. Aborts when out of memory. */
+/* Makes an empty table of regions. Clients may register only shared memory objects whose key (name) begins with one of
+ * the prefixes (--allow-shm). The array of prefixes must exist as long as the table. Aborts when out of memory. */
 struct regions *regions_new(const char *const *prefixes, int prefix_count);
 /* Lets the GPUs themselves copy large tensors from and to regions (memory that clients registered). The driver of
  * `device` then pins the pages of regions, so that the GPUs can reach them, up to most_bytes for all regions together.

@@ -173,7 +173,7 @@ void batches_dispatch(struct loop *loop)
         }
         const struct queue_taker taker = { device_number(device), has_room, &asked };
         const int count = queue_take(&server->queue, &taker, asked.now_ns, loop->batch_jobs, &wait_ns);
-        /* No job can leave for this device now: every job waits for another device, for room on this device, or for
+        /* No job can be sent to this device now: every job waits for another device, for room on this device, or for
          * other jobs to join its batch. */
         if (count == 0) {
             if (wait_ns == 0 && asked.wait_ns < INT64_MAX) wait_ns = asked.wait_ns;
@@ -420,7 +420,7 @@ void batches_done(struct loop *loop, struct batch *batch)
     batch_count(batch, batch->parts[0]);
     queue_flow_ran(batch_job(batch, 0)->flow, batch->left_ns);
     charge(batch);
-    /* If a batch fails, all its parts fail with the same error, so it is enough to look at the first part. */
+    /* All parts of a failed batch have the same error, so the first part tells whether the device was lost. */
     if (!batch->parts[0]->ran && batch->parts[0]->error.status == ATTN_DEVICE_LOST)
         device_failed(loop, device, batch->parts[0]->error.text);
     if (batch->waiting > 0 && !batch_adds(batch))
@@ -430,13 +430,14 @@ void batches_done(struct loop *loop, struct batch *batch)
         struct job_part *part = batch->parts[i];
         struct job *job = part->job;
         struct request *request = job->request;
-        /* if the request of a part stopped waiting, the part was taken out of the batch */
+        /* a job whose request has stopped waiting is in no batch any more (waiting_detach()) */
         assert(part->batch == (request ? batch : NULL));
         const bool waited = request != NULL && !job->given_up;
         waiting += waited;
         part->batch = NULL;
         /* A part that adds up gradients copies from other parts' devices. If one of these devices is lost before the
-         * copy, the part ends as cancelled, although nobody has cancelled its batch. */
+         * copy, the part ends as cancelled although nobody has cancelled its batch. The part's error is then changed to
+         * DEVICE_LOST. */
         if (waited && part->adds && part->error.status == ATTN_CANCELLED && batch->cancel == 0)
             part->error.status = ATTN_DEVICE_LOST;
         if (!waited && !part->adds) sums_free_part(part);

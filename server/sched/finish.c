@@ -101,9 +101,9 @@ static bool judge_piece(struct finishing *finishing)
     return false;
 }
 
-/* Opens a verifier on the CPU for an item (one problem of the request body). If verify_prepare() chose a device for
- * this item, it did not compare the work with the CPU's limits. If the device then could not verify the item, the CPU
- * does it, so this function compares the work with the limits now. */
+/* Opens a verifier on the CPU for an item (one problem of the request body). The item may be one that a device was to
+ * verify, but could not. For such an item verify_prepare() has not compared the work with the CPU's limits, so this
+ * function does. */
 static attn_status open_verifier(struct finishing *finishing, proto_item *item)
 {
     const struct job *const job = finishing->job;
@@ -152,8 +152,8 @@ static bool count_step(struct finishing *finishing)
     proto_result *result = &job->results[finishing->counted];
     if (finishing->counter == NULL && item->error.status == ATTN_OK && item->counts) {
         finishing->count_of = item->problem;
-        /* When the problem's cache transaction ends, it releases its tables, including the lengths of its caches. So
-         * the counting of pairs gets the lengths from the result, which has a copy. */
+        /* The problem's lengths of the caches are freed with the transaction's tables. So the counting of pairs uses
+         * the copy of the lengths in the result. */
         if (result->lengths) finishing->count_of.seqlens_k.data = (void *)result->lengths;
         attn_counter_open(&finishing->count_of, proto_tile(item), &finishing->counter, &item->error);
     }

@@ -1,9 +1,9 @@
 /* loop.c: the main thread. It owns every request between the end of its body and its answer.
  *
- *   on_message      a request has arrived: deadline, queue          a batch has come back: results, answers (batches.c)
- *   on_check        once per iteration, after all messages: batches leave for devices that have room
- *   on_deadline     one timer for all deadlines (waiting.c, deadlines.c)
- *   waiting_tick    while requests wait: hang-up watches for those that have waited long enough
+ *   on_message      takes new requests (sets their deadlines, queues them) and finished batches (batches.c)
+ *   on_check        runs once per iteration, after all messages: sends batches to devices that have room
+ *   on_deadline     handles the timer that all deadlines share (waiting.c, deadlines.c)
+ *   waiting_tick    starts to watch for hang-ups of clients that have waited long enough
  *   on_sweep        cuts slow connections, frees old memory and contexts, and advances a drain (stop.c)
  *
  * Invariant: loop_run() returns only when no connection is suspended and none can become suspended. */
@@ -147,7 +147,7 @@ static bool take_late(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
-    /* out of memory for a batch, so the main thread waits here until the device no longer uses the job's memory */
+    /* Without memory for a batch, the main thread waits here until the device no longer uses the job's memory. */
     if (batch == NULL) {
         inline_settle(job);
         transaction_end(job, false);
@@ -430,8 +430,8 @@ static void close_handle(uv_handle_t *handle, void *context)
 
 void loop_close(struct loop *loop)
 {
-    /* This last run of libuv's loop ends what is left. Work in pieces ends with the piece that runs. Hang-up watches
-     * are closed. Batches that come back late are freed without an answer. */
+    /* This last run of libuv's loop ends what is left. Of work that is cut into pieces, only the running piece is
+     * completed. Hang-up watches are closed. Batches that come back late are freed without an answer. */
     loop->awake_until_ns = 0; /* the devices are closed, so on_prepare() must not poll for the end of a batch */
     while (loop->finishing > 0) uv_run(&loop->uv, UV_RUN_ONCE);
     uv_run(&loop->uv, UV_RUN_NOWAIT);

@@ -75,14 +75,15 @@ void waiting_detach(struct loop *loop, struct request *request);
 /* Answers the request with this error. If the request is held (a device or a thread uses its client's memory), the
  * answer is sent when that use has ended. */
 void waiting_cancel(struct loop *loop, struct request *request, proto_error error, const char *reason);
-/* Lets a held request (one whose client's memory a device uses) be answered although the device has not finished with
- * that memory. The reason is that the device has failed or the server ends. */
+/* Call this if a device has failed or the server ends. A held request (one whose client's memory a device uses) can
+ * then be answered although the device has not finished with that memory. */
 void waiting_let_go_of_device(struct request *request);
 /* True if a device uses the client's memory in place, so the client gets no answer before the device is done. */
 bool waiting_is_used_in_place(const struct job *job);
 /* Sets the main thread's timer to the next deadline. */
 void waiting_arm_deadline(struct loop *loop);
-/* Begins to watch for a hang-up of the client of each request that has waited for LOOP_WATCH_AFTER_MS. */
+/* Starts hang-up watches on the connections of all requests that have waited for LOOP_WATCH_AFTER_MS. A watch tells
+ * when the client closes its connection. */
 void waiting_tick(uv_timer_t *timer);
 
 /* ---- Functions that stop.c defines ------------------------------------------------------------------------------- */

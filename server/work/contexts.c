@@ -219,8 +219,8 @@ void contexts_finish(struct contexts *contexts, const char *id, bool used)
     job_release(job);
 }
 
-/* Ends READY contexts (saved forwards) that are too old. If is_known is not NULL, it also ends contexts of accounts
- * that is_known() rejects. */
+/* Removes READY contexts (saved forwards) that have expired. If is_known is not NULL, also removes READY contexts whose
+ * account is_known() rejects. */
 static void end_some(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context)
 {

@@ -38,12 +38,12 @@ void contexts_free(struct contexts *contexts);
 /* Reserves a context (saved forward) for problem `item` of the job before the forward runs, so that a forward without
  * room for its context need not run. The job's staging memory must already be leased (job->tensor_bytes). Writes the
  * context's id into the item's result. Until contexts_fill() the context cannot be taken and holds no reference.
- * Errors: BUSY (no room), QUOTA (no room for this account), TOO_LARGE (more than the table will ever have). */
+ * Errors: BUSY (no room), QUOTA (no room for this account), TOO_LARGE (more than even an empty table has room for). */
 attn_status contexts_reserve(struct contexts *contexts, struct job *job, int item, attn_error *err);
 /* Call this when the forward of the context has run. From now on the context holds a reference to the job, and a
  * backward can take the context. */
 void contexts_fill(struct contexts *contexts, const char *id, int64_t now_ms);
-/* Frees the entry of a context (saved forward), filled or not, because the forward failed. */
+/* Call this if the forward of a context has failed. Frees the context's entry, filled or not. */
 void contexts_drop(struct contexts *contexts, const char *id);
 
 /* Takes a context (saved forward) for a backward. *job becomes a new reference to the job of the saved forward, and

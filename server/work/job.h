@@ -30,8 +30,8 @@ struct job_transaction;
 struct region_uses;
 struct request;
 
-/* A piece of a job's memory that is copied to or from a device as a whole, before or after the kernels, unless the
- * device is unified (the CPU). */
+/* A range of a job's host memory that is copied as a whole: to the device before the kernels, or back after them. The
+ * CPU needs no copies. */
 struct job_region {
     char *memory;
     size_t bytes;
@@ -68,15 +68,14 @@ struct job_range {
     double share;
 };
 
-/* The part of a job that one device computes. A job's parts form a list. Almost every job has one part, which is the
- * whole job. A job that takes long may be cut into several parts. The queue forgets a job when its first part leaves,
- * so all parts of a job leave at the same time.
+/* The part of a job that one device computes. The parts of a job form a list. Almost every job has one part, which is
+ * the whole job. A job that takes long may be cut into several parts, which are all sent to devices at the same time.
  *
- * 1. A part leaves (is sent to a device that can compute it) once. If the job has gradients that are sums over queries,
- *    each part is sent to the same device once more when all parts are back, to add up a share of these gradients.
+ * 1. A part is sent to a device once. If the job has gradients that are sums over queries, each part is sent to its
+ *    device once more when all parts are back. It then adds up a share of these gradients.
  * 2. A job is over when all its parts are back. The job may then be made a single part again, and queued as a whole.
- * 3. A job ran if all its parts ran. Otherwise its error is the first one in the list of parts that is not CANCELLED.
- *    The server cancels the other parts when one part fails, so CANCELLED is not the cause. */
+ * 3. A job succeeded if the kernels of all parts ran. Otherwise the job's error is the first error in the list of parts
+ *    that is not CANCELLED. When one part fails, the server cancels the others, so CANCELLED is never the cause. */
 struct job_part {
     struct job_part *next; /* next part of the same job; NULL: this is the last part */
     struct job *job;
@@ -142,7 +141,8 @@ struct job {
     double seconds;
     /* the value that `seconds` would have if the scores of all rows exceeded the range of float32 */
     double worst_seconds;
-    /* what takes most of the time of the costliest item, as a text from attn_cost; "": the products of q, k and v */
+    /* what dominates the time of the costliest item, as a text from attn_cost; "": the matrix products with q, k and
+     * v */
     const char *because;
     /* bytes of the job's blocks of staging memory (memory for tensors); the queue sums them over all waiting jobs */
     size_t tensor_bytes;
@@ -160,8 +160,8 @@ struct job {
      * none. The array is NULL if no item uses a context. */
     struct job **saved;
     struct region_uses
-        /* outputs to write to memory that client and server share, and tensors that the client shares in a GPU's
-         * memory; NULL: there are none left */
+        /* outputs that must be written to memory shared with the client, and tensors that the client has put into a
+         * GPU's memory; NULL: none */
         *shared;
     /* The rows of the client's lse that a device must check, because the CPU cannot read q or k. NULL: none */
     attn_lse_look *lse;
@@ -177,8 +177,7 @@ struct job {
     /* An array of call->count elements, which lies in the memory of the outputs. The device writes the differences
      * between each item's outputs and the exact outputs (float64) to this array. */
     attn_truth_distance (*truth_found)[ATTN_TRUTH_RESULTS];
-    /* true: the device has computed the exact results (float64) that `truths` describes; false: it has not, because it
-     * cannot compute exact results */
+    /* true: the device has computed the exact results (float64) that `truths` describes; false: it could not */
     bool truth_known;
     bool wants_verify, wants_save, wants_count;
     /* true: the request is a check, in which a judge on the CPU compares the client's results with exact results
@@ -241,14 +240,14 @@ void job_release(struct job *job);
 /* Returns the first part of the job that has not been sent to a device yet and that this device can compute. NULL:
  * there is none. */
 struct job_part *job_part_for(struct job *job, int device);
-/* Records that the part leaves for a device in this batch. The batch gets a reference to the part's job. Returns the
- * part. */
+/* Records that the part is being sent to a device in this batch. The batch gets a reference to the part's job. Returns
+ * the part. */
 struct job_part *job_part_leaves(struct job_part *part, struct batch *batch);
 /* Cuts a job into `count` parts, at least 2. The job must have one problem, and must not have been sent to a device.
  * False: out of memory, and the job is unchanged. */
 bool job_cut(struct job *job, enum job_way way, int count, const struct job_range *ranges);
-/* Makes a cut job a single part again, so that the whole job can leave for a device. Call this when no part is with
- * a device. */
+/* Makes a cut job a single part again, so that one device can compute the whole job. Call this when no device has a
+ * part of the job. */
 void job_join(struct job *job);
 static inline bool job_is_cut(const struct job *job)
 {

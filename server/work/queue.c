@@ -290,8 +290,8 @@ static double most_flops(const struct job *leader)
     return leader->memory_bound ? QUEUE_BATCH_STEP_FLOPS : QUEUE_BATCH_FLOPS;
 }
 
-/* Returns the first job of the flow (client) that may leave for the device now, or NULL if there is none among its
- * first `most` jobs. */
+/* Returns the flow's (client's) first job that may be sent to the device now, or NULL if there is none among its first
+ * `most` jobs. */
 static struct job *first_that_may_leave(const struct flow *flow, int device, int64_t most)
 {
     struct job *job = flow->first;
@@ -307,7 +307,8 @@ static bool goes_first(const struct job *a, int64_t a_ns, const struct job *b, i
     return a_ns != b_ns ? a_ns < b_ns : a->queued_ns < b->queued_ns;
 }
 
-/* Returns the job with which the device's next batch begins (its leader); NULL: no job may leave for the device. */
+/* Returns the leader of the device's next batch, which is the first job in it. NULL: no job can be sent to the device
+ * now. */
 static struct job *next_leader(struct queue *queue, const struct queue_taker *taker, int64_t now_ns)
 {
     struct job *best = NULL;

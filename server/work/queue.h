@@ -66,7 +66,7 @@ void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
 void queue_remove(struct queue *queue, struct job *job);
 
 /* Says for which device queue_take() chooses a batch. has_room() tells whether a batch that begins with the job `job`
- * may leave for the device now. If has_room is NULL, any batch may leave. */
+ * may be sent to the device now. If has_room is NULL, any batch may be sent. */
 struct queue_taker {
     int device; /* the device's number */
     bool (*has_room)(void *context, const struct job *job);
@@ -87,20 +87,20 @@ int64_t queue_flow_ns(const struct queue *queue, const struct flow *flow, int64_
 /* Call this when work of the flow (client) begins to wait. If the flow's virtual time is less than the queue's, it is
  * raised to the queue's. So an idle flow saves up no time. */
 void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
-/* Call this when work of the flow leaves the queue to be computed. A flow is the work of one client; its virtual time
- * grows with the time that its work takes (see queue.c). If the flow's virtual time exceeds the queue's, the queue's
- * virtual time is raised to it. Work of the flow that still runs does not count here. */
+/* Call this when work of the flow (one client's work) leaves the queue to be computed. The function raises the queue's
+ * virtual time to the flow's virtual time (see queue.c), if that is larger. Work of the flow that still runs is not
+ * counted. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
-/* Call queue_flow_runs() when a batch has left for a device at the time left_ns, and queue_flow_ran() when it is back.
- * `flow` is the flow of the batch's first job, or NULL. */
+/* Call queue_flow_runs() when a batch was sent to a device at the time left_ns, and queue_flow_ran() when the batch is
+ * back. `flow` is the flow of the batch's first job, or NULL. */
 void queue_flow_runs(struct flow *flow, int64_t left_ns);
 void queue_flow_ran(struct flow *flow, int64_t left_ns);
 
 /* True if the next batch is not full yet, so that it could get more jobs by waiting. */
 bool queue_may_grow(const struct queue *queue);
 
-/* Records that a batch of `jobs` jobs took `seconds` on its device, for the average seconds_per_job. */
+/* Updates the average seconds_per_job: a batch of `jobs` jobs has taken `seconds` on its device. */
 void queue_learn(struct queue *queue, int jobs, double seconds);
 
 #endif

@@ -108,8 +108,8 @@ struct request {
     bool counted; /* true: request_count() counts this request, because it is a request with tensors */
     struct server *server;
     int socket; /* the socket of the client's connection, which is watched for a hang-up; this struct does not own it */
-    /* The row of the table of routes with the request's path and method. If no row has the method, it is the first
-     * row with the path. NULL: the path is unknown. */
+    /* The route (row of the table of routes) that matches the request's path and method. If none matches both, the
+     * first route that matches the path. NULL: no route has the path. */
     const struct route *route;
     struct slice parameters[REQUEST_PARAMETERS]; /* parameters of the path, in the order of the route's pattern */
     /* the account (access token) of the client; the request holds a reference to the account; NULL: not determined yet,

@@ -39,8 +39,8 @@ static void copy_id(char to[CACHE_ID_BYTES], const char *from)
     if (from[length] != '\0') to[0] = '\0';
 }
 
-/* Checks the size of one axis of k or v, which the request appends to caches: it must be `want`. `of` says what has
- * that size. */
+/* Checks that one axis of k or v (which the request appends to caches) has the size `want`. `of` names, for the
+ * message, what this size must equal. */
 static attn_status check_size(attn_tensor_id id, const attn_tensor *t, int axis, int64_t want, const char *of,
                               attn_error *err)
 {
@@ -57,7 +57,7 @@ static attn_status check_new(const struct job *job, const struct cache_step *ste
 {
     const attn_tensor *const t = &job->call->items[0].problem.tensor[id];
     const char *const name = attn_tensors[id].name;
-    const int first = t->rank - 3; /* index of the axis for positions in the tensor */
+    const int first = t->rank - 3; /* index of the tensor's axis that counts positions */
     char member[32];
     attn_status status = ATTN_OK;
     if (t->dtype != step->shape.dtype) {
@@ -152,8 +152,8 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     own->table = calloc((size_t)step->most, sizeof *own->table);
     if (own->table == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     point(&item->problem, step, own->table, step->lengths);
-    /* Before the transaction begins there is no page table, but the problem is checked. The check accepts any page
-     * numbers, so all rows of the table are one row of zeros (stride 0). */
+    /* The problem is checked before the transaction begins, when there is no page table yet. The check accepts any page
+     * numbers. So one row of zeros stands for all rows of the table (stride 0). */
     item->problem.page_table.stride[0] = 0;
     item->problem.keep_mask_at_end = item->problem.keep_mask.rank >
                                      /* The caches of a request have different lengths, so the mask is aligned to their
@@ -265,8 +265,8 @@ attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_e
     struct cache_step *const step = &job->transaction->step;
     attn_status status = ATTN_OK;
     *wait = false;
-    /* A transaction that has waited usually still cannot begin. So caches_ask() tests this before memory is leased. A
-     * new transaction (scan 0) usually can begin, so it begins without this test. */
+    /* A transaction that has waited before usually must wait longer. caches_ask() finds this out before memory is
+     * leased. A new transaction (scan 0) usually can begin at once, so it does not ask first. */
     if (scan != 0) status = caches_ask(step, scan, wait, err);
     if (status != ATTN_OK || *wait) return status;
     size_t bytes;
