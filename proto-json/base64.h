@@ -33,12 +33,12 @@ typedef struct base64_decoder {
  * may overwrite up to this many bytes of `out`, although *written counts fewer. */
 #define BASE64_DECODED_MAX(count) (((count) + 3) / 4 * 3 + 64)
 
-/* Decodes up to the first character that cannot stand in its place: a character outside the alphabet, a '=' too early,
- * a character whose leftover bits are not zero, or anything behind the padding. Returns the number of characters taken,
- * which is `count` if all are good. decoder->offset grows by that number. After an early stop, decoder->offset is the
- * position of the bad character in the stream. *written becomes the number of bytes at `out`: a group of four
- * characters gives its bytes with its last character. `out` must have room for BASE64_DECODED_MAX(count). A call that
- * stops early writes at most 64 bytes behind the bytes of the characters that it took. */
+/* Decodes up to the first character that cannot stand in its place, and returns the number of characters decoded
+ * (`count` if all are good). Such a character is outside the alphabet, a '=' too early, a last character whose unused
+ * bits are not zero, or anything behind the padding. decoder->offset grows by the returned number, so after an early
+ * stop it is the position of the bad character in the stream. *written becomes the number of bytes written to `out`:
+ * each complete group of four characters gives its bytes. `out` must have room for BASE64_DECODED_MAX(count). A call
+ * that stops early overwrites at most 64 bytes behind the decoded bytes. */
 size_t base64_decode_until(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
 /* Decodes text that must be base64 to its last character. Returns false if a character cannot stand in its place;

@@ -36,7 +36,7 @@ enum { BASE64_LINE = 64 }; /* size of a cache line in bytes */
 
 /* Returns how many characters must be decoded before `out` reaches the beginning of a 64-byte cache line. A group of
  * four characters gives 3 bytes, so 43 groups give 129 = 2 * 64 + 1 bytes and move `out` one byte further in its line.
- * If n bytes are missing to the next line, 43 * n groups are needed, modulo 64. */
+ * If the next line begins n bytes behind `out`, 43 * n groups are needed, modulo 64. */
 static inline size_t base64_chars_to_line(const uint8_t *out)
 {
     return (BASE64_LINE - (uintptr_t)out % BASE64_LINE) * 43 % BASE64_LINE * 4;

@@ -189,7 +189,7 @@ static void put_sizes(struct text *t, const proto_item *item, const proto_result
     text_put_char(t, '}');
 }
 
-/* Writes a count, which is an integer held in a double and may be of any size. */
+/* Writes a count: an integer of any size, which is stored as a double. */
 static void put_count(struct text *t, double count)
 {
     if (count < 0x1p63) text_put_number(t, (uint64_t)count);

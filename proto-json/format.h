@@ -63,7 +63,7 @@ struct proto_format {
      * NULL: the body has the structure of the tree, so the pointer needs no change. */
     void (*locate)(const proto_call *call, attn_error *err);
 
-    /* The members below are the functions and facts with which the format's answers are written. */
+    /* The members below write answers in this format, or describe such answers. */
     void (*write)(proto_encoder *encoder, const proto_call *call, const proto_result *results, const char *request_id);
     const char *media; /* content type (media type) of the answer */
     bool one_problem;  /* true: an answer in this format can hold only one problem's results */

@@ -104,10 +104,9 @@ typedef enum numbers_place { NUMBERS_FIRST, NUMBERS_NEXT, NUMBERS_AFTER } number
 numbers_place numbers_stopped(const numbers_reader *reader, char token[NUMBERS_CHARS], size_t *length);
 
 /* Converts all elements of an untyped reader to `type`. Call this when the dtype becomes known after NUMBERS_DONE.
- * `values` and `out` may be the same memory. The result is the same as that of a reader that knew the type from the
- * start, because an untyped reader rounds its float64 values in a way that loses nothing for a narrower type. Returns
- * false if an element does not fit the type. reader->error then says why, and *element is the index of the first such
- * element. */
+ * `values` and `out` may be the same memory. The result is as if the reader had known the type from the start: an
+ * untyped reader chooses its float64 values so that rounding them again gives the correct result. Returns false if an
+ * element does not fit the type. reader->error then says why, and *element is the index of the first such element. */
 bool numbers_convert(numbers_reader *reader, const double *values, numbers_type type, void *out, uint64_t *element);
 
 /* Writes the text of one value of the dtype, not NUL-ended, and returns its length. `text` must have room for

@@ -128,10 +128,10 @@ typedef struct proto_limits {
 
 enum { PROTO_MAX_DEPTH = 64 }; /* upper bound of limits.depth; a larger limit counts as PROTO_MAX_DEPTH */
 
-/* Limit on the header of a safetensors body, and on the JSON of a KServe body without its arrays of numbers. A smaller
- * limits.rest_bytes applies instead. The thread that receives the body parses the header as soon as it is complete,
- * because the header says where the following data go. Parsing the header takes 3 ms at most. 64 tensors with their
- * shapes take 10 KiB, and PROTO_MAX_CACHES ids as Python writes them take 46 KiB. */
+/* Upper bound on two texts: the header of a safetensors body, and the JSON of a KServe body without its arrays of
+ * numbers. If limits.rest_bytes is smaller, it applies instead. This text is parsed by the thread that receives the
+ * body, as soon as it is complete, because it says where the following data go. Parsing takes 3 ms at most. 64 tensors
+ * with their shapes take 10 KiB of text, and PROTO_MAX_CACHES ids as Python writes them take 46 KiB. */
 enum { PROTO_HEADER_BYTES = 64 << 10 };
 
 /* The memory for tensor bytes. grow() provides at least `bytes` in one block at *base, 64-byte aligned, and keeps the
@@ -493,8 +493,8 @@ attn_status proto_cuda_region_read(const void *body, size_t bytes, proto_cuda_re
 
 /* ---- Writing answers --------------------------------------------------------------------------------------------- */
 
-/* The stages of a request, in order, which are also the parts of the header Server-Timing. timing_us reports some of
- * them, and counts `launch` as part of `compute`.
+/* The stages of a request, in order, which are also the parts of the header Server-Timing. The answer's member
+ * timing_us reports some of them, and counts `launch` as part of `compute`.
  *
  *   prepare   the device's thread chooses kernels and takes memory, until the device begins
  *   launch    the device is idle after its copies, because its kernels are not on the stream yet */
@@ -532,11 +532,12 @@ typedef struct proto_result {
 
 typedef struct proto_encoder proto_encoder;
 
-/* Makes the answer to `call` with status 200, in the format call->answer, from results[i] and the output tensors of
- * items[i]. Borrows call, results and the tensors' memory until proto_encoder_free(). With array encoding, numbers are
- * formatted twice: once to know the length (proto_encoder_measure), and once while they are read. So their whole text
- * is never in memory. `request_id` is written into the error of each failed item of an envelope. If the body has a
- * single problem (no envelope) and it has failed, the function returns that problem's error. */
+/* Makes an encoder for the answer to `call`, with status 200 and in the format call->answer. The answer consists of
+ * results[i] and the output tensors of items[i]. The encoder borrows call, results and the tensors' memory until
+ * proto_encoder_free(). Numbers of arrays are formatted twice, so that their whole text is never in memory: first to
+ * know the length (proto_encoder_measure), then while they are read. `request_id` is written into the error of each
+ * failed item of an envelope. If the body has a single problem (no envelope) and it has failed, the function returns
+ * that problem's error. */
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
                               proto_encoder **encoder, attn_error *err);
 /* Measures the text of at most `elements` more elements of arrays of numbers. Measuring an element takes about 0.1 to

@@ -278,9 +278,9 @@ static const char *take_word(const char *text, const char *end, cJSON *list)
     return text + length + 1;
 }
 
-/* Reads a list of words without the scanner, such as the ids of 1 to 1024 caches in a KServe request. On one core of an
- * AMD EPYC (2026-11-27) the scanner takes 1.6 us for 32 ids and 78 us for 1024; this function takes 0.4 and 11 us.
- * NULL: the text is not a list of words, or has an error, which the scanner then reports. */
+/* Reads a list of words, such as the ids of caches in a KServe request, faster than the scanner. On one core of an AMD
+ * EPYC (2026-11-27) it takes 0.4 us for 32 ids and 11 us for 1024; the scanner takes 1.6 and 78 us. NULL: the text is
+ * not a list of words, or has an error, which the scanner then reports. */
 static cJSON *list_of_words(const char *text, size_t bytes, int most, int *values)
 {
     const char *const end = text + bytes;

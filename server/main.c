@@ -255,7 +255,7 @@ int main(int argc, char **argv)
     case CONFIG_BAD_FILE: return EXIT_CONFIG;
     default: return EXIT_USAGE_ERROR;
     }
-    /* writing to a client that left must return an error, and not end the server by a signal */
+    /* writing to a connection that the client has closed must return an error, and not end the server by a signal */
     signal(SIGPIPE, SIG_IGN);
     /* writing to shared memory beyond `ulimit -f` must return an error, and not end the server by a signal */
     signal(SIGXFSZ, SIG_IGN);

@@ -18,11 +18,10 @@
 
 typedef enum text_failure { TEXT_FINE, TEXT_FULL, TEXT_NO_MEMORY } text_failure;
 
-/* A text under construction, in a buffer of the caller or in memory that grows. A piece that would make the text longer
- * than `limit`, or that finds no memory, is left out as a whole. After such a failure nothing is added, so a text never
- * has a gap, and one check of `failure` at the end is enough. at[used] is always NUL, also after a failure, with two
- * exceptions. `at` is NULL in a growing text that never had a piece or never had memory. A buffer of 0 bytes has no
- * NUL. */
+/* A text under construction, in a buffer of the caller or in memory that grows. A piece that would exceed `limit`, or
+ * for which there is no memory, is left out as a whole. Nothing is added after such a failure, so a text never has a
+ * gap, and one check of `failure` at the end is enough. at[used] is always NUL, with two exceptions: `at` is NULL in a
+ * growing text that never got memory, and a buffer of 0 bytes has no NUL. */
 struct text {
     char *at;
     size_t used;  /* length of the text in bytes, without the NUL */
@@ -117,9 +116,9 @@ const char *text_read_number(const char *text, uint64_t *x);
  * and otherwise stays as it was. */
 bool text_is_number(const char *text, uint64_t most, uint64_t *x);
 
-/* text_hash() returns the FNV-1a hash of a text, or of the first `most` bytes of a longer text. For the first piece of
- * a text, `hash` is TEXT_HASH_BEGIN; for the next piece it is the result of the piece before. Use this hash only for
- * names that the program chooses, because a client could choose many names with the same hash. */
+/* text_hash() returns the FNV-1a hash of a text, or of the first `most` bytes of a longer text. To hash a text in
+ * pieces, pass TEXT_HASH_BEGIN as `hash` for the first piece, and the last result for each further piece. Use this hash
+ * only for names that the program chooses: a client could choose many names with the same hash. */
 #define TEXT_HASH_BEGIN 2166136261u
 static inline uint32_t text_hash(uint32_t hash, const char *text, size_t most)
 {

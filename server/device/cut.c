@@ -186,9 +186,9 @@ static bool have_memory(const struct devices *devices, const attn_problem *p, in
     return true;
 }
 
-/* Decides whether the job is cut by queries into parts whose gradients are added up, and into how many. The number
- * stays the same if devices are busy or fail later, so these gradients have the same bits under any load. If so many
- * devices fail that the remaining devices lack memory for the sums, the job is not cut. */
+/* Decides whether the job is cut by queries into parts whose gradients are added up, and into how many parts. The
+ * number does not change if devices are busy or fail later, so these gradients have the same bits under any load. If
+ * too few devices are left to hold the sums in their memory, the job is not cut. */
 void cut_prepare(const struct devices *devices, struct job *job)
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];

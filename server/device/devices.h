@@ -154,9 +154,10 @@ void cut_prepare(const struct devices *devices, struct job *job);
 
 /* These functions add up gradients that are sums over queries, such as dk and dv, over the parts of a job.
  *
- *   sums_begin()      Call this when all parts of the job have run. True: each part must be sent once more, to
- *                     part->sums_on, to add up a share of the gradients. False: the job has no such gradients, they are
- *                     added up already, or a device was lost with a part's sums (the part has the error DEVICE_LOST).
+ *   sums_begin()      Call this when all parts of the job have run. True: each part must be sent once more to
+ *                     its device (sums_on), to add up a share of the gradients. False: the job has no such gradients,
+ *                     they are added up already, or a device was lost with a part's sums. That part then has the error
+ *                     DEVICE_LOST.
  *   sums_free()       Call this when no device has a part of the job. It frees the parts' memory for sums.
  *   sums_free_part()  Call this when a part is back and no part adds up. It frees that part's memory for sums.
  *   sums_lose()       Call this when a device that hangs has a part of the job. If parts are adding up, the memory of
@@ -175,16 +176,17 @@ struct device *devices_pick(struct devices *devices, uint64_t passed_over);
  * before the call. */
 bool device_has_room(const struct device *device, const struct job *job, int64_t now_ns, int64_t *wait_ns);
 int device_number(const struct device *device);
-/* Cuts a job that is about to be sent to the device `first`, if the job is expected to take longer than
- * --split-above-ms. The parts go to all devices that have room for the job and compute equal bits (cut.c). Returns the
- * number n of parts, and writes their devices to over[0] to over[n - 1]; over[0] is `first`. If gradients are added up
- * from the parts (sums.c), a device may get several parts. 1: the job was not cut. 0: there is no memory for the
- * parts. */
+/* Cuts a job into parts just before it is sent to the device `first`, if it is expected to take longer than
+ * --split-above-ms. The parts go to all devices that have room for the job and compute bitwise equal results (cut.c).
+ * Returns the number n of parts, and writes their devices to over[0] to over[n - 1]; over[0] is `first`. A device may
+ * get several parts if gradients are added up from the parts (sums.c). 1: the job was not cut. 0: there is no memory
+ * for the parts. */
 int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
                      struct device *over[CONFIG_MAX_DEVICES]);
-/* False: the job must wait for memory. This happens only if its gradients are added up from parts (sums.c). The devices
- * that have room for the job, `first` included, then lack memory for the sums of all parts. More devices may have room
- * later: *wait_ns is reduced to the time until then, as device_has_room() does. `first` must have room. */
+/* Returns whether the job can be sent to a device now. False: it must wait for memory. This happens only if its
+ * gradients are added up from parts (sums.c), and the devices that have room for the job lack memory for the sums of
+ * all parts. *wait_ns is then reduced to the time until more devices may have room, as device_has_room() does. `first`
+ * must have room. */
 bool cut_may_leave(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
                    int64_t *wait_ns);
 /* Writes the backend of a job that several devices computed in parts, such as "cuda:0-3 sm90 by queries", into the
@@ -200,8 +202,8 @@ bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_
 /* Sends the batch to the device. The device must have room for the batch, unless the batch is a part of a job whose
  * gradients are added up from parts (sum_parts of struct job). */
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
-/* Submits a batch of one late job. An HTTP thread has put this job on the device, where it takes longer than expected.
- * The batch therefore needs no free slot (stream). */
+/* Submits a batch of one late job: an HTTP thread has started this job on the device, and it takes longer than
+ * expected. The batch needs no free slot (stream), because the job already runs on one. */
 void devices_submit_late(struct devices *devices, struct batch *batch);
 /* True if a device other than the CPU has a batch that has not come back. */
 bool devices_away(const struct devices *devices);

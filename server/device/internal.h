@@ -83,15 +83,14 @@ struct slot {
     int mirror_count, mirror_room, region_count;
 
     /* The arrays below have one element for each job of the batch. */
-    /* Small problems of a batch are merged into one. leader[j] is the number of the job whose merged problem job j
-     * joins, or j if job j joins none. */
+    /* Small problems of a batch are merged into one, under one of their jobs, the leader. leader[j] is the number of
+     * job j's leader. It is j if job j is not merged, or is the leader itself. */
     int16_t leader[CONFIG_MAX_BATCH];
-    /* for each job: if the job is the leader of a merged problem, the number of jobs in this problem, the leader
-     * included */
+    /* for each leader of a merged problem: the number of jobs in the problem, the leader included */
     int16_t members[CONFIG_MAX_BATCH];
-    int16_t place[CONFIG_MAX_BATCH]; /* each job's position in its merged problem */
-    /* for each job: true if a kernel copies the job's tensors to the merged problem of its leader and back, so that the
-     * job has no device memory of its own */
+    int16_t place[CONFIG_MAX_BATCH]; /* position of each job in its merged problem */
+    /* for each job: true if a kernel copies the job's tensors to and from its leader's merged problem, so the job has
+     * no device memory of its own */
     bool moved[CONFIG_MAX_BATCH];
     int problem[CONFIG_MAX_BATCH]; /* index in `problems` of each job's first problem */
 };
@@ -120,7 +119,8 @@ struct device {
     int slot_count;
     struct slot slots[DEVICE_MAX_STREAMS];
 
-    /* The lock protects the members from here down to `over`, and the members `batch` and `started_ns` of each slot. */
+    /* The lock protects the members from here down to `over`. It also protects the members `batch` and `started_ns` of
+     * each slot. */
     pthread_mutex_t lock;
     pthread_cond_t wake;
     struct message *first, **last; /* submitted batches that are not on a stream yet (the inbox) */
@@ -183,7 +183,7 @@ void *device_main(void *argument);
 
 /* ---- Functions of memory.c; a device's thread calls them, or the thread that has taken an inline slot ------------ */
 
-/* A mirror is device memory that holds a copy of a region of host memory. Makes mirrors for all regions that the job's
+/* A mirror is device memory for the copy of a region of host memory. Makes mirrors for all regions that the job's
  * problems use and that have none yet. */
 attn_status memory_take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err);
 void memory_drop_mirrors(struct device *device, struct slot *slot);
@@ -201,7 +201,7 @@ void memory_place(const struct slot *slot, attn_problem *problem);
  * memory_copy_out() puts copies on the stream that bring a job's outputs back to the host. */
 attn_status memory_copy_in(struct slot *slot, attn_error *err);
 attn_status memory_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err);
-/* Puts copies on the slot's stream that write the new keys and values of a job's cache transaction to their pages. */
+/* Puts copies on the slot's stream. They write the new keys and values of a job's cache transaction to their pages. */
 attn_status memory_move(struct device *device, struct slot *slot, const struct job *job, attn_error *err);
 /* Does the work of memory_copy_in() and memory_move() in one launch of a kernel. The device must be able to read
  * staging memory (host memory for tensors). */
@@ -218,16 +218,16 @@ void memory_close_slot(attn_device *handle, struct slot *slot);
 
 /* ---- Functions of merge.c; a device's thread calls them -------------------------------------------------------- */
 
-/* Decides which jobs of the slot's batch are merged into one problem, and whose tensors a kernel copies. Sets the
- * slot's arrays leader, members, place and moved. */
+/* Decides which jobs of the slot's batch are merged into one problem, and for which jobs a kernel makes the copies.
+ * Sets the slot's arrays leader, members, place and moved. */
 void merge_find(const struct device *device, struct slot *slot);
 
 /* Makes the merged problem of a job (the leader) and of the jobs that join it. The merged tensors lie in newly
  * allocated device memory. */
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err);
 
-/* Puts copies by a kernel on the slot's stream, for those jobs whose `moved` is true. If `out` is false, they copy
- * inputs to the device, and new keys and values to their pages. If `out` is true, they copy outputs to the host. */
+/* Puts a kernel that copies on the slot's stream, for those jobs whose `moved` is true. If `out` is false, it copies
+ * inputs to the device, and new keys and values to their pages. If `out` is true, it copies outputs to the host. */
 attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* ---- Functions of parts.c, for a part of a cut job; a device's thread calls them -------------------------------- */
@@ -266,9 +266,9 @@ bool sums_older(const struct job *a, const struct job *b);
  * has such sums itself waits only for older jobs, so that no two jobs wait for each other. Call this with the device's
  * lock held. */
 bool sums_will_be_freed(const struct device *device, const struct batch *batch);
-/* Puts the work that adds up the part's share (a range of elements of each gradient) on the stream, which belongs to
- * the part's device. The work has three steps: copies from the other devices, kernels that add up, and copies of the
- * results to the host. Records the events 0 to 3 before, between and after these steps. */
+/* Puts the work that adds up the part's share (a range of elements of each gradient) on a stream of the part's device.
+ * There are three steps: copies from the other devices, kernels that add up, and copies of the results to the host. The
+ * events 0 to 3 are recorded before, between and after these steps. */
 attn_status sums_launch(attn_stream *stream, const struct job_part *part, attn_error *err);
 /* Sets the dtype float32 for the outputs that are sums over queries, because the parts of a cut job compute these
  * outputs in float32. */
@@ -291,8 +291,7 @@ attn_status truth_launch(struct device *device, struct slot *slot, attn_error *e
  * CPU or can read staging memory (host memory for tensors). Otherwise it opens none. */
 attn_status inline_open(struct devices *devices, const struct config *config, attn_error *err);
 void inline_close(struct devices *devices);
-/* Lets a device's thread take over a late job, which an HTTP thread has left running on the stream of an inline
- * slot. */
+/* Lets a device's thread take over a late job: one that an HTTP thread started, and that takes longer than expected. */
 void inline_adopt(struct slot *slot, struct job_part *part);
 
 /* ---- Functions that batch.c defines ------------------------------------------------------------------------------ */

@@ -94,8 +94,7 @@ static attn_status reserve_workspace(struct device *device, struct slot *slot, i
     return memory_grow_workspace(device->handle, bytes, &slot->workspace, &slot->workspace_bytes, err);
 }
 
-/* Collects the problems of the batch in slot->problems, with device addresses. *gathered becomes the number of these
- * problems. */
+/* Collects the batch's problems, with device addresses, in slot->problems. *gathered becomes their number. */
 static attn_status gather(struct device *device, struct slot *slot, int *gathered, attn_error *err)
 {
     int count = 0;
@@ -109,8 +108,7 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
             continue;
         }
         if (slot->leader[j] != j) {
-            /* the job joins the merged problem of its leader, an earlier job of the batch, whose entry is therefore set
-             * already */
+            /* job j is merged with an earlier job of the batch, its leader, whose entry is therefore set already */
             slot->problem[j] = slot->problem[slot->leader[j]];
             continue;
         }
@@ -208,10 +206,10 @@ static double piece_seconds(const struct slot *slot)
     return first && seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* True if the batch must wait before it puts kernels on its stream. Kernels on a stream cannot be withdrawn, and delay
- * the kernels of other flows (clients). Therefore long batches of one flow take turns. While another flow has a batch
- * on the device, only one long batch of this flow runs; otherwise as many run as DEVICE_FLOW_SECONDS allows. The batch
- * that has waited longest is next. */
+/* True if the batch must wait before it puts kernels on its stream. Launched kernels cannot be withdrawn, and they
+ * delay the kernels of other flows (clients). So only one long batch of a flow runs while another flow has a batch on
+ * the device. Otherwise a flow may run as many long batches as DEVICE_FLOW_SECONDS allows. The batch that has waited
+ * longest is next. */
 static bool waits_for_turn(const struct device *device, const struct slot *slot)
 {
     const double own_s = piece_seconds(slot);
@@ -449,7 +447,7 @@ static attn_status launch_more(struct device *device, struct slot *slot, attn_er
     return truth_launch(device, slot, err);
 }
 
-/* Frees the scratch memory that slots keep while no batch runs in them. False: there was no such memory. */
+/* Frees the scratch memory of all slots (streams) in which no batch runs. False: there was no such memory. */
 static bool give_back_workspaces(struct device *device)
 {
     bool any = false;
@@ -509,10 +507,10 @@ static void put_back_held(struct device *device)
     device->held = NULL;
 }
 
-/* Handles a lack of device memory for the slot's batch. `over` is the value of device->over before the batch was tried.
- * True: the batch is held until memory is freed, because other batches run on the device, or because gradient sums of
- * other jobs occupy its memory. A batch that adds up gradients is never held: the memory of its sums is freed only when
- * it has ended. */
+/* Handles a lack of device memory for the batch in the slot (stream). `over` is the value of device->over before the
+ * batch was tried. True: the batch is held back until memory is freed, because other batches or the gradient sums of
+ * other jobs occupy memory now. A batch that adds up gradients is never held back, because it must end before its own
+ * sums are freed. */
 static bool hold(struct device *device, struct slot *slot, unsigned over)
 {
     struct batch *const batch = slot->batch;
@@ -645,10 +643,11 @@ static struct batch *next_sums(const struct device *device)
     return NULL;
 }
 
-/* Returns a batch of the inbox that may overtake the held batch (one that lacked memory), or NULL. The held batch may
- * wait for sums of a job whose other parts are still in the inbox, so parts with sums may overtake. Such a part
- * overtakes a held part with sums if its job is older. It overtakes any other held batch if its job was queued before
- * that batch was held. So jobs wait only for older jobs, never in a circle. Call this with the lock held. */
+/* Returns a batch of the inbox that may overtake the held batch (one that lacked memory), or NULL. Parts with gradient
+ * sums may overtake, because the held batch may wait for the sums of a job whose other parts are still in the inbox. A
+ * part with sums overtakes a held part with sums if its job is older. It overtakes any other held batch if its job was
+ * queued before that batch was held. So jobs wait only for older jobs, never in a circle. Call this with the lock
+ * held. */
 static struct batch *next_past_held(const struct device *device)
 {
     const struct batch *const held = device->held;
@@ -661,10 +660,10 @@ static struct batch *next_past_held(const struct device *device)
     return NULL;
 }
 
-/* Returns the next batch, or NULL if none may begin before *until_ns. A batch that adds up gradients comes first: it is
- * short, needs no more memory, and memory is freed when it is over. A held batch (one that lacked memory) comes next,
- * because otherwise small batches behind it would always take the memory that it needs. If there is neither, the next
- * batch belongs to the flow (client) with the fewest batches in slots. Call this with the lock held. */
+/* Returns the next batch, or NULL if none may begin before *until_ns. A batch that adds up gradients comes first,
+ * because it needs no more memory and soon frees some. A held batch (one that lacked memory) comes next, because
+ * otherwise small batches behind it would always take the memory that it needs. After these, the next batch is one of
+ * the flow (client) that has the fewest batches on the device's streams. Call this with the lock held. */
 static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 {
     struct batch *const sums = next_sums(device);

@@ -71,9 +71,9 @@ static attn_truth place_of(const struct slot *slot, int item)
                          .dv = memory_address(slot, host->dv) };
 }
 
-/* Determines how much memory is needed to compute the truth (exact outputs in float64) of an item, or of the item's
- * part that runs in the slot. *out_bytes becomes the size of the truth, and *workspace_bytes the size of the scratch
- * memory. */
+/* Determines how much memory is needed to compute the truth (exact outputs in float64) of an item. If the job is cut,
+ * this is for the part that runs in this slot. *out_bytes becomes the size of the truth, and *workspace_bytes the size
+ * of the scratch memory. */
 static attn_status need_of(const struct device *device, const struct slot *slot, int item, size_t *out_bytes,
                            size_t *workspace_bytes, attn_error *err)
 {

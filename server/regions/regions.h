@@ -161,11 +161,11 @@ static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
     return bytes;
 }
 
-/* Call this twice. At the first call, when the problem's shapes are known, the function checks that the outputs fit
- * into their regions, and gives addresses to outputs in pinned memory or in a GPU's memory. At the second call, when
- * outputs in staging memory have addresses, the function records what must be copied from staging memory. INVALID: an
- * output does not fit, overlaps another output, or overlaps an input in a GPU's memory; or a tensor in a GPU's memory
- * is not aligned to its elements or to `alignment`. */
+/* Call this twice. First, when the problem's shapes are known: the function checks that the outputs fit into their
+ * regions, and gives addresses to outputs in pinned memory or in a GPU's memory. Second, when outputs in staging memory
+ * have addresses: the function records what must be copied from staging memory. INVALID: an output does not fit,
+ * overlaps another output, or overlaps an input in a GPU's memory; or a tensor in a GPU's memory is not aligned to its
+ * elements or to `alignment`. */
 attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, size_t alignment, attn_error *err);
 
 /* region_uses_read() copies the inputs to the server's memory, and region_uses_write() the outputs to the clients'

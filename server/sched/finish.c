@@ -46,8 +46,8 @@ void finish_free(struct finishing *finishing)
     free(finishing);
 }
 
-/* Opens the judge that compares the results in an item (one problem of the request body) with exact results. The time
- * that is left is divided equally among the items that are still to be judged. */
+/* Opens the judge that compares the results in an item (one problem of the request body) with exact results. The
+ * remaining time is divided equally among the items that are not yet judged. */
 static attn_status open_judge(struct finishing *finishing, proto_item *item)
 {
     struct judging *const judging = &finishing->judging;

@@ -141,8 +141,8 @@ static void check(struct loop *loop, struct request *request)
     pieces_add(&loop->pieces, &checking->piece);
 }
 
-/* Takes over a late job: an HTTP thread put it on a device, where it takes longer than expected. From now on the job is
- * a batch. False: out of memory; the request has been answered. */
+/* Takes over a late job: an HTTP thread has put it on a device, where it takes longer than expected. It becomes a batch
+ * like any other. False: out of memory; the request has been answered. */
 static bool take_late(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;

@@ -263,8 +263,8 @@ bool job_needs_device(const struct job *job, int device);
 bool job_ran(const struct job *job);
 const attn_error *job_error(const struct job *job); /* returns the first error of a job that did not run */
 
-/* Frees the memory of the job's tensors early. Call this when nobody reads the tensors any more, and only one reference
- * to the job is left. */
+/* Frees the memory of the job's tensors early. Call this when nobody reads the tensors any more, and the caller has the
+ * only reference to the job. */
 void job_release_memory(struct job *job);
 
 #endif

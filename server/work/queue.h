@@ -73,10 +73,10 @@ struct queue_taker {
     void *context;
 };
 
-/* Takes the next batch for a device out of the queue: a job to begin with (the leader, see queue.c), and jobs that may
- * run together with it, at most `max_batch` problems. Writes the jobs to jobs[], an array of max_batch entries, and
- * returns the number of jobs. If --batch-window-us sets a window, the result is 0 while the batch is not full and the
- * leader has waited for less than the window. *wait_ns is then the remaining time of the window. Otherwise *wait_ns is
+/* Takes the next batch for a device out of the queue: a first job (the leader, see queue.c), and jobs that may run
+ * together with it, at most `max_batch` problems. Writes the jobs to jobs[], an array of max_batch entries, and returns
+ * the number of jobs. The option --batch-window-us sets a time for which the leader may wait for more jobs. During this
+ * time the function returns 0 while the batch is not full, and *wait_ns is the remaining time. Otherwise *wait_ns is
  * 0. */
 int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now_ns, struct job **jobs,
                int64_t *wait_ns);

@@ -109,8 +109,8 @@ static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, at
 }
 
 /* Returns the keys, or the values, of all pages of the pool as one tensor [page, position, head, column]. The numbers
- * begin at byte `offset` of each page. A row of the tensor has `columns` numbers. In memory the next row begins
- * `stored` numbers later, which is more than `columns` if the values are a part of the keys. */
+ * begin at byte `offset` of each page. A row of the tensor has `columns` numbers. In memory the rows are `stored`
+ * numbers apart, which is more than `columns` if the values are a part of the keys. */
 static attn_tensor of_pool(const struct cache_step *step, int64_t offset, int64_t columns, int64_t stored)
 {
     const struct cache_shape *const s = &step->shape;
