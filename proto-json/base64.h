@@ -22,8 +22,8 @@
 /* The state of decoding a stream whose text arrives in pieces of any size. Start with zeros. If a call stops at a
  * character, the state stays as it was before that character, so the caller may go on with another character. */
 typedef struct base64_decoder {
-    uint32_t bits; /* bits of the unfinished group of four characters: 6 for each character that was read */
-    /* number of characters (0 to 3) of the unfinished group of four that were read; the first of two '=' counts too */
+    uint32_t bits; /* bits of the unfinished group of four characters, 6 for each character read so far */
+    /* how many characters (0 to 3) of the unfinished group were read; the first of two '=' counts too */
     int held;
     bool ended;      /* true: padding (a '=') was read, so the text must end */
     uint64_t offset; /* number of characters of the stream that were decoded */

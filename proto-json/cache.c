@@ -51,8 +51,7 @@ static const struct member index_members[] = { { "ready", TYPE_BOOL, false, 0, 0
 struct body {
     const struct member *members;
     const char *example;
-    /* the place in suggestions.c under which hints about unknown members of this body are listed; "": there are no
-     * hints */
+    /* key in suggestions.c for hints about unknown members of this body; "": there are no hints */
     const char *place;
     const char *listed; /* the names of all members of the body, as a message lists them */
 };

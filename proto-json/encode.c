@@ -55,8 +55,8 @@ enum {
     REPORT_BYTES = 64 << 10, /* room in bytes for the report of a check of one problem, including escapes */
 };
 
-/* Text of one element of an array of numbers, with the brackets and the comma before it; or the brackets at the array's
- * end. */
+/* The text of one number in an array, with the brackets and the comma before it; at the end of the array, the closing
+ * brackets. */
 struct token {
     char text[TOKEN_BYTES];
     size_t length, taken;
@@ -75,7 +75,7 @@ struct proto_encoder {
     size_t measured;          /* number of pieces whose length is known */
     int64_t measured_element; /* index of the next element to measure in the array that is being measured */
 
-    /* The position in the answer at which the next read continues. */
+    /* The reading position in the answer. */
     size_t piece;
     uint64_t taken;  /* number of characters of the piece with index `piece` that have been read */
     uint64_t read;   /* number of characters of the whole answer that have been read */

@@ -22,7 +22,7 @@ struct format_body {
     /* the tensor values that the reader has extracted from the body; the reader owns this list */
     const scan_extract *extracts;
     int extract_count;
-    uint8_t *memory; /* memory of the parser's caller, in which the extracted tensor values lie */
+    uint8_t *memory; /* the extracted tensor values, in memory of the parser's caller */
     size_t memory_bytes;
     struct scan_room *room; /* describes the size of `memory`, and can make `memory` larger */
     /* For KServe: the model and the id of the request, copied to proto_call for the answer. The reader owns the id. */

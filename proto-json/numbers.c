@@ -108,7 +108,7 @@ static const double tens[] = {
     1e51, 1e52, 1e53, 1e54, 1e55, 1e56, 1e57, 1e58, 1e59, 1e60, 1e61, 1e62, 1e63, 1e64, 1e65, 1e66,
 };
 
-#define BELOW(bit) ((UINT64_C(1) << (bit)) - 1) /* a number in which all bits below bit number `bit` are set */
+#define BELOW(bit) ((UINT64_C(1) << (bit)) - 1) /* only the bits below bit number `bit` are set */
 
 enum {
     HUGE_EXPONENT = 38, /* a number w * 10^exponent with an exponent above this is too large for every dtype: w * 10^39
@@ -116,8 +116,8 @@ enum {
     /* a number w * 10^exponent with an exponent below this is 0 in every dtype: w < 10^19, so the number is below
      * 10^-48, and half of the smallest float32 is 2^-150 > 10^-48 */
     TINY_EXPONENT = -66,
-    GRID_SHIFT = 52 - 24, /* number of bits of a double's fraction after the first 25 significant bits, which are the
-                           * grid (see the top of this file) */
+    GRID_SHIFT = 52 - 24, /* number of fraction bits of a double that a grid point (see the top of this file) does not
+                           * use: it has 25 significant bits */
 };
 /* HUGE_NUMBER stands for all numbers with an exponent above HUGE_EXPONENT, TINY_NUMBER for those with an exponent below
  * TINY_EXPONENT */
@@ -237,7 +237,7 @@ static int compare(const struct decimal *d, uint32_t m, int q)
  * value give the same result: smaller, equal or larger. */
 static double magnitude(const struct decimal *d)
 {
-    enum { GUARD = 8 }; /* upper bound on the error of x (computed below), in units of the last place of x */
+    enum { GUARD = 8 }; /* upper bound on the error of x (computed below), in units in the last place (ulp) of x */
     const uint64_t off_grid = BELOW(GRID_SHIFT);
     if (d->exponent == 0 && d->w >> 53 == 0 && !d->longer) return (double)d->w;
     if (d->w == 0) return 0;
@@ -361,12 +361,12 @@ static bool is_digit(char c)
     return (unsigned char)(c - '0') < 10;
 }
 
-/* Returns the number whose eight digits are the bytes of v, the first digit in the lowest byte. Each step joins
- * neighbours: to numbers of two digits, then of four, then of eight. */
+/* Converts eight decimal digits to a number. Each byte of v is a digit (0 to 9), and the lowest byte is the first
+ * digit. Each step joins neighbours: to numbers of two digits, then four, then eight. */
 static inline uint64_t sum_eight(uint64_t v)
 {
     const uint64_t every_fourth = UINT64_C(0x000000FF000000FF);
-    v = v * 10 + (v >> 8); /* after this line v has numbers of two digits, in its bytes 0, 2, 4 and 6 */
+    v = v * 10 + (v >> 8); /* now bytes 0, 2, 4 and 6 of v are numbers of two digits */
     return ((v & every_fourth) * (100 + (UINT64_C(1000000) << 32)) +
             (v >> 16 & every_fourth) * (1 + (UINT64_C(10000) << 32))) >>
            32;
@@ -608,8 +608,7 @@ static const char *close_array(numbers_reader *r)
     if (r->shape[d - 1] >= 0 && count != r->shape[d - 1]) return "this array is shorter than the ones before it";
     r->shape[d - 1] = count;
     if (r->leaf_depth == 0)
-        r->leaf_depth = d; /* the first empty array fixes the depth at which all elements must
-                                                * stand */
+        r->leaf_depth = d; /* the first empty array decides at which depth all elements must stand */
     r->state = AFTER;
     if (--r->depth == 0) {
         r->state = DONE;
@@ -973,9 +972,9 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     /* true: a decimal exactly on a boundary between c and a neighbour also rounds to c, because ties go to even */
     bool even = (c & 1) == 0;
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
-    int h = q + log2_pow10(-k) + 1; /* number of bits, 1 to 4, by which c is shifted to the left */
+    int h = q + log2_pow10(-k) + 1; /* c is shifted to the left by h bits, 1 to 4 */
     uint64_t power = powers_of_ten[-k - POWER_MIN];
-    /* These are four times the value c * 2^q, and four times the bounds between which numbers round to it. All are in
+    /* These are four times the value c * 2^q, and four times the two ends of the interval that rounds to it. All are in
      * units of 10^k. */
     uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;
     uint32_t value = multiply_to_odd(power, (4 * c) << h);

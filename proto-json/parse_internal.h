@@ -77,8 +77,8 @@ attn_status parse_parts(const struct parse_reader *r, const cJSON *value, proto_
 
 /* Returns whether a tensor of a merge's part has this name, such as parts.3.out. */
 bool parse_parts_has(const char *name);
-/* Reads the member `member` of `object`, which is a tensor of one part of a merge. parse_parts_has() must have accepted
- * the member's name. */
+/* Reads the member `member` of `object`, a tensor of one part of a merge. parse_parts_has() must have accepted the
+ * member's name. */
 attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object, const cJSON *member, proto_item *item,
                               attn_error *err);
 
@@ -86,7 +86,7 @@ attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object,
  * natural logarithms, and prepares its outputs. */
 attn_status parse_parts_done(const struct parse_reader *r, proto_item *item, attn_error *err);
 
-/* Puts "parts.3." before the text of an error about a tensor of part number 3 of a merge. */
+/* Puts a prefix such as "parts.3." before the text of an error, where 3 is the index of the part of a merge. */
 void parse_parts_name(int number, attn_error *err);
 
 /* ---- Functions that parse_options.c defines --------------------------------------------------------------------- */

@@ -175,7 +175,7 @@ static attn_status wrong_integer(const char *name, const char *step, const cJSON
                                  attn_error *err)
 {
     const char *const text = tree_number(value);
-    /* hint for 0 and -1, with which other programs say that an option is not wanted */
+    /* other programs write 0 or -1 for an option that is not wanted */
     if (!step && text && text_is_among("0 -1", text))
         return wrong_word(name, step, value, rule, "; leave it out where it is not wanted", err);
     return wrong_word(name, step, value, rule,

@@ -18,8 +18,7 @@
 
 #define PARTS "parts"
 
-/* The tensors of a merge's part, and the gradients of these tensors, in the order in which proto_tensor_name() numbers
- * them. */
+/* The tensors of a merge's part, and their gradients. proto_tensor_name() numbers them in this order. */
 static const attn_tensor_id of_part[] = { ATTN_T_out, ATTN_T_lse }, of_gradient[] = { ATTN_T_dout, ATTN_T_dlse };
 
 /* Returns the number of a tensor in a part of a merge: `out` if `which` is 0, `lse` if `which` is 1. Numbers below

@@ -57,7 +57,7 @@ static const char *shape_text(int rank, const int64_t *shape, char text[SHAPE_BY
     return text;
 }
 
-/* Returns a hint for a shape in which a size is not an integer. */
+/* Returns a hint for a size in a shape that is not an integer. */
 static const char *size_suggestion(const cJSON *size)
 {
     const char *const text = tree_number(size);
@@ -115,7 +115,7 @@ static const char *nesting_suggestion(const scan_extract *extract, const attn_te
                : "";
 }
 
-/* Returns the dtype with which a tensor of `elements` elements has `bytes` bytes; NULL: there is no such dtype. */
+/* Returns a dtype whose elements have such a size that `elements` elements take `bytes` bytes; NULL: there is none. */
 static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint64_t elements)
 {
     static const struct {
@@ -134,8 +134,8 @@ static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint
     return NULL;
 }
 
-/* Writes a hint that names the dtype with which the tensor would have as many bytes as the client sent; "": there is no
- * such dtype. Returns `suggestion`. */
+/* Writes a hint for a tensor whose size in bytes is wrong: a dtype that would give this size. "": there is no such
+ * dtype. Returns `suggestion`. */
 static const char *bytes_suggestion(attn_tensor_id id, const proto_dtype *dtype, uint64_t bytes, uint64_t elements,
                                     char suggestion[TREE_SUGGESTION_BYTES])
 {
@@ -326,7 +326,7 @@ const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *v
     return suggestion;
 }
 
-/* Makes the error for a tensor in which the member `part` is missing. */
+/* Makes the error for a tensor that lacks the member `part`. */
 static attn_status missing(attn_tensor_id id, const char *part, attn_error *err)
 {
     const char *const name = attn_tensors[id].name;

@@ -188,8 +188,8 @@ typedef struct proto_parts {
      * `parts` */
     bool named;
     bool has_back; /* true: the client wants the gradients of the partial results that the merge combines */
-    /* out and lse of each of the merge's `count` parts, and after them the gradients dout and dlse of each part. lse is
-     * a natural logarithm; it is -inf in a part without keys. */
+    /* first out and lse of each of the `count` parts, then the gradients dout and dlse of each part. lse is a natural
+     * logarithm; it is -inf in a part without keys. */
     attn_result at[];
 } proto_parts;
 
@@ -218,8 +218,8 @@ typedef struct proto_item {
     int cache_count;
     unsigned counts; /* for an observe (statistics of probabilities): the numbers that the client wants besides
                       * tensors, one bit for each proto_count_id */
-    /* for an observe (statistics of probabilities): number of queries and of keys of a tile, if tiles are to be
-     * counted; 0: the client gave no tile size */
+    /* for an observe (statistics of probabilities): the size of the tiles to be counted, in queries and in keys; 0: no
+     * tiles are counted */
     int64_t tile_size[2];
     int64_t head_dim_v; /* member head_dim_v, the length of a row of V, for the counts flops_forward and
                          * flops_backward; 0: as long as a row of Q and K */
@@ -282,7 +282,8 @@ typedef struct proto_option {
     const char *name;
     proto_type type;
     unsigned ops; /* operations that have this option: bits PROTO_FORWARD, ... */
-    /* true: the option may be given with `context` (a saved forward), from which all other options come */
+    /* true: the option may be given together with `context` (a saved forward); all other options are then those of the
+     * saved forward */
     bool with_context;
     size_t offset; /* offset in bytes of the option's value in proto_item */
     /* offset in proto_item of a bool that becomes true if the option is given; 0: the option has no such bool */
@@ -313,7 +314,7 @@ typedef struct proto_shared {
     attn_tensor_id id;
     bool output;
     int index;                       /* index of the tensor in the body's list of inputs or of outputs */
-    char region[PROTO_REGION_BYTES]; /* the name under which the client registered the region of shared memory */
+    char region[PROTO_REGION_BYTES]; /* the client's name of the registered region of shared memory */
     /* the tensor's range in the registered memory, each number up to 2^53; for an output, `bytes` is the largest size
      * that it may have */
     int64_t offset, bytes;
@@ -361,7 +362,7 @@ typedef struct proto_call {
     uint64_t shared; /* outputs that go into memory that client and server share, and not into the answer: bits of
                       * attn_tensor_id */
     proto_sequence sequence;
-    const proto_format *format; /* format in which the body was sent */
+    const proto_format *format; /* format of the body */
     proto_input inputs[PROTO_TENSORS];
 } proto_call;
 
@@ -389,7 +390,7 @@ attn_status proto_call_answer_as(proto_call *call, const proto_format *format, a
 bool proto_writes_numbers(const proto_call *call, const proto_item *item);
 
 /* Returns tensor `number` of the answer to a problem; NULL: the answer does not have it. The caller provides the memory
- * of all tensors of the answer, also of the gradients of a merge's parts. */
+ * of all these tensors. For a merge they include the gradients of its parts. */
 attn_tensor *proto_item_result(proto_item *item, int number);
 
 /* Returns an upper bound on the numbers of an answer's tensors: proto_item_result() returns NULL for this number and
@@ -475,8 +476,8 @@ attn_status proto_index_read(const void *body, size_t bytes, bool *ready, attn_e
 
 /* Reads {"length": n}. *length is -1 if n is neither given nor required. An empty body is read as {}. */
 attn_status proto_length_read(const void *body, size_t bytes, bool required, int64_t *length, attn_error *err);
-/* The body with which Triton's clients register a part (region) of shared memory: {"key": "/x", "offset": 0,
- * "byte_size": 64}. `offset` may be left out. An INVALID error has a pointer into the body. */
+/* The body of a request that registers a range (region) of shared memory (Triton's protocol): {"key": "/x", "offset":
+ * 0, "byte_size": 64}. `offset` may be left out. An INVALID error has a pointer into the body. */
 typedef struct proto_region {
     char key[PROTO_REGION_BYTES];
     /* offset and length in bytes of the region, in the shared memory object; each is at most 2^53 */
@@ -540,8 +541,8 @@ typedef struct proto_encoder proto_encoder;
  * that problem's error. */
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
                               proto_encoder **encoder, attn_error *err);
-/* Measures the text of at most `elements` more elements of arrays of numbers. Measuring an element takes about 0.1 to
- * 0.3 us. Returns true when all elements are measured. */
+/* Finds the length of the text of at most `elements` more array elements, which takes about 0.1 to 0.3 us for each.
+ * Returns true when all elements are measured. */
 bool proto_encoder_measure(proto_encoder *encoder, int64_t elements);
 /* returns the length of the answer in bytes, after measuring all parts that were not measured before */
 uint64_t proto_encoder_length(proto_encoder *encoder);

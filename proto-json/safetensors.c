@@ -42,7 +42,7 @@ enum {
 struct slot {
     const char *name; /* name of the tensor, a string in the tree of the header */
     int64_t begin, end;
-    int index; /* position of the tensor in the header, by which tensors without bytes are ordered */
+    int index; /* position of the tensor in the header; it decides the order of tensors that have no bytes */
 };
 
 struct reader {

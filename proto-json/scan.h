@@ -35,8 +35,8 @@ typedef enum scan_fault {
     SCAN_FINE,
     SCAN_BASE64_CHARACTER, /* the character at `position` of the base64 text cannot stand there */
     SCAN_BASE64_ENDS,      /* the base64 text ends after `position` characters, inside a group of four */
-    SCAN_ARRAY_TEXT,    /* byte `at` of the body is not a number of the dtype, or the nesting of the array is uneven */
-    SCAN_ARRAY_ELEMENT, /* element `position` does not fit the dtype; the body gave the dtype behind the array */
+    SCAN_ARRAY_TEXT,       /* the array is wrong at byte `at`: not a number of the dtype, or uneven nesting */
+    SCAN_ARRAY_ELEMENT,    /* element `position` does not fit the dtype; the body gave the dtype behind the array */
 } scan_fault;
 
 /* A tensor value that was extracted from the body. */
@@ -87,15 +87,15 @@ const scan_extract *scan_extracts(const scan *s, int *count);
 /* Returns the address of the caller's memory for extracted values. *bytes becomes the number of its bytes in use. */
 void *scan_memory(const scan *s, size_t *bytes);
 
-/* The caller's memory for extracted tensor values: how to make it larger, and how large it is. */
+/* The caller's memory for extracted tensor values: its size, and how to make it larger. */
 struct scan_room {
     proto_memory memory;
     uint8_t *base;
     size_t have; /* number of bytes of memory that grow() (of proto_memory) has provided so far */
 };
 
-/* Returns the struct with which the scanner manages the memory of extracted values. After scan_finish() the caller may
- * put more bytes into that memory. */
+/* Returns the struct that describes the memory of extracted values. After scan_finish() the caller may put more bytes
+ * into that memory. */
 struct scan_room *scan_room(scan *s);
 
 /* Makes room for `bytes` more bytes of extracted values, behind the first `used` bytes of the memory. The memory may

@@ -17,14 +17,14 @@
  * nodes and names from blocks of memory, which are freed together. */
 enum { TREE_BYTES = 8192, TREE_ALIGNMENT = 16 };
 
-/* A block of memory from which nodes and names are cut; a tree_memory has a list of blocks. */
+/* A block of memory that provides the nodes and names of trees. A tree_memory has a list of blocks. */
 struct tree_block {
     struct tree_block *before;
     size_t size;
     _Alignas(TREE_ALIGNMENT) char bytes[];
 };
 
-/* the memory that this thread has entered with tree_enter(), from which its trees are allocated; NULL: none */
+/* the memory that this thread has entered with tree_enter(), for the trees that it makes; NULL: none */
 static _Thread_local struct tree_memory *entered;
 
 static size_t aligned(size_t bytes)

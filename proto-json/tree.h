@@ -62,7 +62,7 @@ typedef char tree_member[sizeof((attn_error *)0)->member];
  * `name` are escaped. If the pointer is too long, it is cut, but not within a character. Returns `out`. */
 const char *tree_pointer(tree_member out, const char *outer, const char *name);
 
-enum { TREE_NAME_BYTES = 48 }; /* number of bytes after which a client's name is cut in messages */
+enum { TREE_NAME_BYTES = 48 }; /* messages cut a client's name after this number of bytes */
 
 /* Makes the error for a name that is not a member of `outer` (NULL: of the body). suggestions.h lists the values of
  * `place`. `listed` names the members of `outer`, or says where they are listed. */

@@ -24,7 +24,7 @@
 enum { EXIT_WRONG = 1, EXIT_USAGE_ERROR = 64, EXIT_NOT_UNDERSTOOD = 65 };
 enum {
     LENGTH_BYTES = 8, /* size in bytes of the number that begins a file: its header's length */
-    /* number of seconds for which the judge, which compares the results in the file with exact ones, may work */
+    /* time limit in seconds for the judge, which compares the results in the file with exact ones */
     CHECK_SECONDS = 60,
     LINES_WORST = 3,   /* how many of the elements with the largest errors are printed */
     LINES_REASONS = 3, /* largest number of explanations that are printed */

@@ -51,8 +51,8 @@ struct target {
 
 /* ---- The address to which the request is sent -------------------------------------------------------------------- */
 
-/* Returns the loopback address for a wildcard address (0.0.0.0, [::]), on which a server can listen but to which no
- * client can connect. */
+/* Returns the loopback address for a wildcard address (0.0.0.0, [::]): servers listen on such an address, but clients
+ * cannot connect to it. */
 static const char *askable(const char *host)
 {
     if (strcmp(host, "0.0.0.0") == 0) return "127.0.0.1";

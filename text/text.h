@@ -172,8 +172,8 @@ static inline int text_utf8_more(unsigned char first, unsigned char *low, unsign
  * UTF-8. */
 size_t text_character(const char *text);
 
-/* Returns the number of bytes after which to cut the UTF-8 `text`: as many as possible, up to `room`, without splitting
- * a character. */
+/* Returns how many bytes of the UTF-8 `text` to keep: as many as possible, up to `room`, without splitting a
+ * character. */
 size_t text_cut(const char *text, size_t room);
 
 /* ---- Finding the known name that is nearest to an unknown one ---------------------------------------------------- */

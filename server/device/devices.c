@@ -127,7 +127,7 @@ fail:
     return status;
 }
 
-/* Returns the backend to which the device numbers in --devices refer. NULL: this build has only the CPU. */
+/* Returns the backend whose device numbers --devices uses. NULL: this build has only the CPU. */
 static const char *gpu_backend(void)
 {
     for (const char *const *name = attn_backends(); *name; name++)

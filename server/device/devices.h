@@ -35,11 +35,11 @@ struct device;
 struct batch {
     struct message message;
     struct device *device;
-    /* The flow (client) to which this batch belongs: the flow of the batch's first job. That job holds a reference to
-     * the flow. NULL: the first job has no flow. */
+    /* The flow (client) of the batch, which is that of its first job. That job holds a reference to the flow. NULL: the
+     * first job has no flow. */
     const struct flow *flow;
     int64_t left_ns;    /* time at which the batch was sent to the device */
-    int64_t held_ns;    /* time from which on the batch has been held back for lack of memory; 0: it is not held back */
+    int64_t held_ns;    /* time at which the batch was held back for lack of memory; 0: it is not held back */
     int64_t charged_ns; /* device time in nanoseconds, which is charged to the flows (clients) of the batch's jobs */
     struct batch *next, *previous; /* neighbours in the main thread's list of batches on this device */
     int count;

@@ -211,9 +211,9 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
            memory_grow_workspace(handle, bytes, &slot->workspace, &slot->workspace_bytes, &ignored) == ATTN_OK;
 }
 
-/* Returns a time from which the duration of the job is computed. On a GPU it is the real time. On the CPU it is the
- * processor time of this thread: there are more HTTP threads than cores, so the real time would include the work of
- * other threads. */
+/* Reads the clock that measures the duration of a job. For a GPU it is the real time. For the CPU it is the processor
+ * time of this thread: there are more HTTP threads than cores, so the real time would include the work of other
+ * threads. */
 static int64_t work_clock_ns(const struct device *device)
 {
     return device->info.unified ? clock_thread_ns() : clock_ns();

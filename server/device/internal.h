@@ -48,8 +48,8 @@ struct slot {
     int64_t worst_ns;
     attn_problem *problems;
     attn_plan *plans; /* one plan (chosen kernel) for each element of `problems` */
-    /* room: number of problems for which the arrays have room. count: number of problems of this batch. launched:
-     * number of the batch's problems whose kernels are on the stream. */
+    /* room: size of the arrays. count: number of problems of this batch. launched: number of the batch's problems whose
+     * kernels are on the stream. */
     int room, count, launched;
     /* estimated seconds of the kernels that the batch has on the stream; 0: no kernels are known to be on the stream */
     double queued_s;
@@ -68,7 +68,7 @@ struct slot {
     int truths_left, truth_item;
     int64_t truth_step;
     bool truth_began; /* true: the first step of computing the current item's truth (exact outputs) is on the stream */
-    void *truth_out;  /* device memory into which the exact `out` (in float64) of an item (problem) is computed */
+    void *truth_out;  /* device memory for the exact `out` (in float64) of one item (problem) */
     /* device memory for the differences between the outputs of one part of a cut job and the exact outputs */
     attn_truth_distance *truth_distances;
     int64_t began_ns;    /* time when the batch's first event was put on the stream */
@@ -78,7 +78,7 @@ struct slot {
     attn_move *moves; /* the moves (copies by a kernel) of a job's cache transaction, with device addresses */
     int64_t move_room;
     struct mirror *mirrors;
-    /* indices of those mirrors that are copies of host memory, sorted by the addresses of the host memory */
+    /* indices of the mirrors that are copies of host memory, in the order of their host addresses */
     int *regions;
     int mirror_count, mirror_room, region_count;
 

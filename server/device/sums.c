@@ -114,8 +114,7 @@ attn_status sums_take(struct device *device, struct job_part *part, attn_problem
     return ATTN_OK;
 }
 
-/* Removes the part of a job from its device's list of parts that have sums of gradients. Does nothing if the part is
- * not in the list. */
+/* Removes the part from its device's list of parts with gradient sums. Does nothing if the part is not in the list. */
 static void unlist(struct job_part *part)
 {
     struct device *const device = part->sums_on;

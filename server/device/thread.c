@@ -43,7 +43,7 @@ static void publish_due(struct device *device)
     atomic_store(&device->due_ns, due);
 }
 
-/* Sets the time by which a batch that begins should be over. The batch may have to wait for all other batches of the
+/* Sets the time by which a batch that begins now should be over. It may have to wait for all other batches of the
  * device, so their longest times are added. */
 static void watch(struct device *device, struct slot *slot)
 {
@@ -139,8 +139,8 @@ static attn_status plan_part(const attn_capabilities *can, struct job_part *part
 }
 
 /* Chooses the kernels (makes plans) for all problems of the batch. The choice depends on the problems' addresses on
- * this device. A merged problem gets a plan of its own, because it is larger than the problems for which prepare_job()
- * made plans. */
+ * this device. A merged problem needs a new plan: prepare_job() made plans only for the smaller problems of its
+ * jobs. */
 static attn_status plan_all(struct device *device, struct slot *slot, attn_error *err)
 {
     const attn_capabilities *const can = attn_device_capabilities(device->handle);
@@ -296,8 +296,8 @@ static attn_status merge_parts(const struct device *device, struct slot *slot, a
     return status;
 }
 
-/* Puts kernels on the stream that compute the lse of some rows, for jobs in which the client gives the lse and only the
- * device can check it. The tensors are on the device already. */
+/* For jobs whose client gives an lse that only the device can check: puts kernels on the stream that compute the lse of
+ * some rows. The tensors are on the device already. */
 static attn_status sum_lse(struct slot *slot, attn_error *err)
 {
     attn_status status = ATTN_OK;

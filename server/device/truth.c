@@ -59,7 +59,7 @@ static attn_problem problem_of(const struct slot *slot, int item)
     return p;
 }
 
-/* Returns the addresses to which the device writes the truth (exact outputs in float64) of an item (problem). */
+/* Returns the device addresses for the truth (exact outputs in float64) of an item (problem). */
 static attn_truth place_of(const struct slot *slot, int item)
 {
     const attn_truth *const host = &job_of(slot)->truths[item].to;

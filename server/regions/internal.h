@@ -47,8 +47,8 @@ struct region {
 
     /* The members below are used for regions of kind CUDA: memory of a GPU. */
     attn_device *device;
-    int number; /* the number by which the server names `device` */
-    int64_t id; /* the number by which clients name `device` */
+    int number; /* the server's number of `device` */
+    int64_t id; /* the clients' number of `device` */
     char *memory;
 };
 
@@ -86,7 +86,7 @@ struct regions {
                                   * devices (fresh) */
     struct pin *loose;           /* list of pins (pages that a driver holds) to undo */
     bool end;
-    /* the device for which regions are pinned (a driver holds their pages); NULL: no device copies from regions */
+    /* the device whose driver pins regions (holds their pages); NULL: no device copies from regions */
     attn_device *pinner;
     int64_t pinned_bytes, pinned_most;
 };

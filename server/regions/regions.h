@@ -115,10 +115,11 @@ struct region_use {
     /* size of the tensor in bytes; for an output, the size of its buffer until region_uses_bind() is called */
     int64_t bytes;
     int64_t done; /* number of bytes copied so far */
-    char *memory; /* address in the server's memory to which an input is copied, or from which an output is copied */
+    char *memory; /* address of the server's copy of the tensor: an input is copied to it, an output from it */
     /* address of the tensor in a GPU's memory, where kernels use it in place; NULL: the tensor is copied */
     char *in_place;
-    /* address of the pages, held by a driver (pinned), from or to which a device copies; NULL: the CPU copies */
+    /* address of the tensor in pages that a driver holds (pinned), so that a device copies it; NULL: the CPU copies
+     * it */
     char *pinned;
     struct pin *pin; /* the pin that holds the pages at address `pinned`; this use has a reference to it */
     void *mirror;    /* the device's copy of the tensor while a batch runs; only the device's thread uses this member */
@@ -133,7 +134,7 @@ struct region_uses {
     int64_t pinned_bytes;
     bool placed; /* true: the member `memory` of all inputs is set */
     bool writes; /* true: the CPU copies some outputs to regions (registered memory) */
-    int home;    /* number of the GPU in whose memory kernels use tensors in place; -1: no tensor is in a GPU's
+    int home;    /* number of the GPU whose kernels use tensors in place, in its memory; -1: no tensor is in a GPU's
                   * memory */
     /* the outputs that need no staging memory (host memory for tensors), as bits of attn_tensor_id */
     uint64_t elsewhere;

@@ -404,8 +404,8 @@ static bool compute_again(struct loop *loop, struct job *job)
     request_move(request, REQUEST_QUEUED);
     job_join(job);
     batches_enqueue(loop, job);
-    /* queue_push() has set a later time, but the answer reports the whole time for which the job waited, from its first
-     * arrival */
+    /* The answer reports the waiting time since the job's first arrival, so this line replaces the later time that
+     * queue_push() has set. */
     job->queued_ns = queued_ns;
     return true;
 }

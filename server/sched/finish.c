@@ -180,7 +180,7 @@ static bool write_step(struct finishing *finishing, int64_t until_ns)
     return done;
 }
 
-/* Measures the length of the text of some more numbers of the answer. Returns true when the answer's length is known or
+/* Measures some more numbers of the answer: how long their text is. Returns true when the answer's length is known or
  * an error occurred. */
 static bool measure_step(struct finishing *finishing)
 {

@@ -102,8 +102,8 @@ void stop_advance(struct loop *loop, int64_t now_ms);
 
 /* Puts the job into the queue of jobs that wait for a device. */
 void batches_enqueue(struct loop *loop, struct job *job);
-/* Puts the job into the queue of jobs that wait for a device. A check for which no device computes exact results is not
- * queued: its comparison starts at once, on the CPU. False: out of memory; the request has been answered. */
+/* Puts the job into the queue of jobs that wait for a device. A check is not queued if no device computes exact results
+ * for it. The CPU then starts the comparison at once. False: out of memory; the request has been answered. */
 bool batches_begin(struct loop *loop, struct job *job);
 /* Sends batches to devices while jobs wait and devices have room. */
 void batches_dispatch(struct loop *loop);

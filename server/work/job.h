@@ -62,7 +62,7 @@ struct job_truth {
  * and their query heads, or some rows of its batch, or some of its queries. */
 enum job_way { JOB_WHOLE, JOB_BY_HEADS, JOB_BY_BATCH, JOB_BY_QUERIES, JOB_WAYS };
 
-/* The heads, batch rows or queries of one part of a cut job, and the part's share of the job's work. */
+/* What one part of a cut job computes: a range of heads, batch rows or queries, and the share of the job's work. */
 struct job_range {
     int64_t first, end; /* the range of heads, batch rows or queries: from `first` to end - 1 */
     double share;
@@ -121,8 +121,8 @@ static inline bool job_part_is_cut(const struct job_part *part)
 struct job {
     atomic_int references;
     struct staging_pool *staging;
-    /* `inputs`: the block of staging memory (memory for tensors) into which the parser wrote the inputs; the outputs
-     * follow behind the inputs. `spare`: a second block, for outputs that did not fit into the first one. */
+    /* `inputs`: the block of staging memory (memory for tensors) that holds the inputs as the parser wrote them, and
+     * behind them the outputs. `spare`: a second block, for outputs that did not fit into the first one. */
     struct staging_block *inputs, *spare;
     /* The number of parts of a job that is cut by queries and has gradients that are sums over queries (device/sums.c).
      * 0: the job has no such gradients, or is not cut by queries. */
@@ -134,8 +134,8 @@ struct job {
     attn_plan *plans;
     int runnable; /* number of items (problems) without an error that a device must compute */
     double flops; /* floating-point operations of the items (problems) that a device computes */
-    /* bytes of the tensors of the items (problems) that a device computes, and of the keys and values that these items
-     * read in cache pages (attn_cost) */
+    /* bytes of all tensors that a device reads and writes for its items (problems), including the keys and values that
+     * it reads in cache pages (attn_cost) */
     double bytes;
     /* seconds that a device is expected to take for all items (problems) that it computes (attn_cost_of()) */
     double seconds;
@@ -165,7 +165,7 @@ struct job {
         *shared;
     /* The rows of the client's lse that a device must check, because the CPU cannot read q or k. NULL: none */
     attn_lse_look *lse;
-    /* address, in the memory of the outputs, to which the device writes what it computes to check the given lse (member
+    /* address, in the memory of the outputs, for the values that the device computes to check the client's lse (member
      * `lse`) */
     void *lse_found;
     /* An array of call->count elements: what a device needs to verify each item's `out`, or to compute the exact
@@ -203,7 +203,7 @@ struct job {
     struct request *request;     /* the request that waits for the job; NULL: no client waits any more */
     struct finishing *finishing; /* the job's work after its run, such as verification; NULL: none */
     int parts_out;               /* number of parts that were sent to devices and are not back yet */
-    /* links in the list of all waiting jobs, and in the list of the jobs of its flow (client) */
+    /* links in two lists: all waiting jobs, and the waiting jobs of this job's flow (client) */
     struct job_links in_queue, in_flow;
     int64_t queued_ns;
     bool blocked; /* true if the job's cache transaction cannot begin yet: the job must then stay in the queue */

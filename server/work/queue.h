@@ -30,12 +30,13 @@ struct queue {
     int count;
     struct flow *first_flow, *last_flow; /* list of the flows (clients) that have waiting jobs */
     int flows;
-    struct flow nobody; /* the flow (which gets a fair share of device time) of all jobs that have no flow of their
-                         * own */
+    struct flow nobody; /* the flow that all jobs without a flow of their own share; flows get fair shares of device
+                         * time */
     int64_t virtual_ns; /* virtual time (see queue.c) of the flow (client) that was served last */
     int64_t bytes;
     double seconds_per_job; /* moving average of the seconds that a job takes on a device, for the header Retry-After */
-    _Atomic int64_t waiting, waiting_bytes; /* copies of `count` and of the sum of the jobs' bytes, for other threads */
+    _Atomic int64_t waiting, waiting_bytes; /* copies for other threads: the number of waiting jobs, and the sum of
+                                             * their bytes */
 };
 
 void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch, int64_t window_ns);

@@ -103,7 +103,8 @@ struct answer {
 };
 
 struct request {
-    struct message message; /* the message by which an HTTP thread sends the request to the main thread's mailbox */
+    struct message message; /* an HTTP thread sends this message, and with it the request, to the main thread's
+                             * mailbox */
     enum request_state state;
     bool counted; /* true: request_count() counts this request, because it is a request with tensors */
     struct server *server;
@@ -115,7 +116,7 @@ struct request {
     /* the account (access token) of the client; the request holds a reference to the account; NULL: not determined yet,
      * or refused */
     struct caller *caller;
-    /* reference to the flow (client) to which device time is charged; NULL: the request has used no device time yet */
+    /* reference to the flow (client) that is charged for device time; NULL: the request has used no device time yet */
     struct flow *flow;
     char id[REQUEST_ID_BYTES];
     struct request_times times;

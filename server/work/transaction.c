@@ -128,8 +128,8 @@ static attn_tensor of_rows(void *data, attn_dtype dtype, int rank, int64_t rows,
     return attn_tensor_make(data, dtype, rank, (const int64_t[]){ rows, columns });
 }
 
-/* Makes k and v of the problem views of the pool of pages, and lets the problem use the transaction's page table and
- * lengths. */
+/* Sets the problem's k and v to views of the pool (the memory of all pages), and its page table and lengths to those of
+ * the transaction. */
 static void point(attn_problem *p, const struct cache_step *step, int32_t *table, int32_t *lengths)
 {
     const struct cache_shape *const s = &step->shape;
