@@ -19,8 +19,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The state of decoding a stream whose text arrives in pieces of any size. Start with zeros. If a call stops at a
- * character, the state stays as it was before that character, so the caller may go on with another character. */
+/* The state of decoding a stream whose text arrives in pieces of any size. Start with zeros. A call that stops at a
+ * character does not consume it, so the caller may give another character instead. */
 typedef struct base64_decoder {
     uint32_t bits; /* bits of the unfinished group of four characters, 6 for each character read so far */
     /* how many characters (0 to 3) of the unfinished group were read; the first of two '=' counts too */

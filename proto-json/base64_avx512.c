@@ -19,8 +19,7 @@
 
 enum { CHARS = 64, BYTES = 48, UNROLL = 4 };
 
-/* The loops prefetch the output's memory AHEAD bytes ahead, because the memory may still be in the cache of another
- * core that used it before. */
+/* The loops prefetch the output's memory, AHEAD bytes ahead: it may still be in the cache of another core. */
 enum { AHEAD = 2048, LINE = 64 };
 
 /* The sextets (6-bit values) of the characters 0 to 127. F marks a character outside the alphabet. */

@@ -26,9 +26,9 @@ extern const uint8_t base64_sextet[256];
 
 base64_decode_groups base64_decode_scalar, base64_decode_avx2, base64_decode_avx512, base64_decode_neon;
 
-/* The functions below are base64_decode_groups for streams larger than the caches. They store whole cache lines past
- * the caches, because an ordinary store first reads the line that it overwrites. Other threads see the bytes when the
- * call returns. */
+/* The functions below are base64_decode_groups for streams larger than the caches. They write whole cache lines with
+ * stores that bypass the caches. An ordinary store would first read the line that it overwrites. Other threads see the
+ * bytes when the call returns. */
 base64_decode_groups base64_decode_large_avx2, base64_decode_large_avx512;
 base64_encode_groups base64_encode_scalar, base64_encode_avx2, base64_encode_avx512, base64_encode_neon;
 

@@ -47,9 +47,9 @@ enum {
     /* A token is one number of an array with the brackets and the comma before it, such as "]],[[-1.5". TOKEN_BYTES is
      * the length of the longest token. */
     TOKEN_BYTES = 2 * ATTN_MAX_RANK + 1 + NUMBERS_TEXT_MAX,
-    /* ITEM_BYTES: upper bound on the text of the answer to one problem. This text is an error, or the names and shapes
-     * of the outputs and the other members. TENSOR_BYTES: upper bound on the text for one output, whose shape has at
-     * most 168 bytes. */
+    /* ITEM_BYTES: upper bound on the text of the answer to one problem. This text is an error, or everything except the
+     * tensor data: the names and shapes of the outputs, and the other members. TENSOR_BYTES: upper bound on the text
+     * for one output, whose shape has at most 168 bytes. */
     TENSOR_BYTES = 256,
     ITEM_BYTES = ENCODE_PROBLEM_BYTES + TENSOR_BYTES * ATTN_TENSOR_COUNT,
     REPORT_BYTES = 64 << 10, /* room in bytes for the report of a check of one problem, including escapes */
@@ -69,8 +69,8 @@ struct proto_encoder {
     size_t piece_count, piece_capacity;
     bool short_of_memory;
 
-    /* How far the answer's length is measured. To measure an array, the encoder formats all of its numbers; it formats
-     * them again when the answer is read. */
+    /* The members that say how much of the answer's length is known. To measure an array, the encoder formats all of
+     * its numbers. It formats them again when the answer is read. */
     uint64_t length;          /* number of bytes that the answer's first `measured` pieces take together */
     size_t measured;          /* number of pieces whose length is known */
     int64_t measured_element; /* index of the next element to measure in the array that is being measured */

@@ -6,8 +6,8 @@
 #include "proto.h"
 #include "text/text.h"
 
-/* Upper bound on the bytes of an error as a JSON document. Twice this number is an upper bound for the facts of an
- * answer (its members other than tensors). */
+/* Upper bound on the size in bytes of an error as a JSON document. The members of an answer other than tensors (its
+ * facts) take at most twice as much. */
 enum { ENCODE_PROBLEM_BYTES = 4096 };
 
 /* Returns the text of the answer, so that the caller can append to it. Text that was appended before a call of

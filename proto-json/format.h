@@ -15,7 +15,7 @@
 #include "proto.h"
 #include "scan.h"
 
-/* The result of reading a body in one format. parse.c turns it into problems. */
+/* What the reader of a format makes from a body. parse.c turns it into problems. */
 struct format_body {
     /* the body's JSON without tensor values, as a tree (tree.h) that the reader owns; NULL: out of memory */
     const cJSON *root;
@@ -24,7 +24,7 @@ struct format_body {
     int extract_count;
     uint8_t *memory; /* the extracted tensor values, in memory of the parser's caller */
     size_t memory_bytes;
-    struct scan_room *room; /* describes the size of `memory`, and can make `memory` larger */
+    struct scan_room *room; /* the size of `memory`, and the function that makes it larger */
     /* For KServe: the model and the id of the request, copied to proto_call for the answer. The reader owns the id. */
     const proto_model *model;
     const char *id;
@@ -56,7 +56,7 @@ struct proto_format {
     size_t (*rest_bytes)(const void *reader);
     /* implements proto_parser_held_bytes(); NULL: the reader holds one header of at most PROTO_HEADER_BYTES */
     size_t (*held_bytes)(const void *reader);
-    /* returns the bytes of the tensors in a body of body_bytes bytes, without gaps for alignment */
+    /* returns how many bytes the tensors of a body of body_bytes bytes take, without gaps for alignment */
     size_t (*memory_for)(uint64_t body_bytes);
     /* The parser has turned the body into a tree of problems, and err->member is the JSON pointer of the wrong member
      * in this tree. locate() replaces this pointer by the pointer of the same member in the body that the client sent.

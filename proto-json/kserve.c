@@ -44,8 +44,8 @@ static void pass(struct kserve_reader *r)
     while (r->now < r->extract_count && r->extracts[r->now].bytes == (uint64_t)r->sizes[r->now]) r->now++;
 }
 
-/* Takes those bytes of a piece of the body that belong to the current section, which is the JSON or one binary input.
- * *taken becomes the number of these bytes. */
+/* Takes the bytes that belong to the current section of the body (the JSON, or one binary input) from a piece of the
+ * body. *taken becomes the number of these bytes. */
 static attn_status take(struct kserve_reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status;

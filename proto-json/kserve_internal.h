@@ -26,8 +26,8 @@ struct kserve_input {
     const char *name; /* name of the tensor, a string in the tree of the request's JSON */
     int extract;
     bool binary;
-    bool shared; /* true: the input is in shared memory; the entry of kserve_reader.shared with this input's index says
-                  * where */
+    bool shared; /* true: the input is in shared memory, at the place that kserve_reader.shared describes under this
+                  * input's index */
 };
 
 struct kserve_reader {

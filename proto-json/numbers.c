@@ -119,7 +119,7 @@ enum {
     GRID_SHIFT = 52 - 24, /* number of fraction bits of a double that a grid point (see the top of this file) does not
                            * use: it has 25 significant bits */
 };
-/* HUGE_NUMBER stands for all numbers with an exponent above HUGE_EXPONENT, TINY_NUMBER for those with an exponent below
+/* HUGE_NUMBER replaces all numbers with an exponent above HUGE_EXPONENT, and TINY_NUMBER those with an exponent below
  * TINY_EXPONENT */
 static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200;
 
@@ -169,7 +169,7 @@ static int compare_big(const struct decimal *d, uint32_t m, int q)
     /* d->exponent is the exponent of the 19th significant digit; the loop makes it the exponent of the last digit */
     int exponent = d->exponent;
     int significant = 0, pending = 0;
-    uint32_t chunk = 0; /* up to nine decimal digits, which the loop appends to the big number together */
+    uint32_t chunk = 0; /* up to nine decimal digits; the loop appends them to the big number in one step */
     for (size_t i = 0; i < d->count; i++) {
         if (d->text[i] == '.') continue;
         if (significant > 0 || d->text[i] != '0') significant++;
@@ -260,7 +260,7 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
 {
     uint64_t bits = double_bits(x);
     int exponent = (int)(bits >> 52) - 1023;
-    /* number of significant bits that a subnormal x lacks, compared with a normal number */
+    /* how many significant bits fewer than a normal number the result has; 0: it is normal */
     int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0;
     int shift = 52 - f->fraction_bits + below;
     if (bits == 0 || shift > 54) { /* x is less than half of the format's smallest number, so it becomes 0 */
@@ -309,8 +309,8 @@ static const char *const range_errors[] = {
 };
 static const char no_integer[] = "an integer without point or exponent is expected";
 
-/* Each put_ function writes one element of an array whose dtype is of the kind in the function's name. The function
- * returns NULL, or text that says what is wrong with the number. */
+/* The put_ functions write one element of an array; their names tell the kind of the dtype. They return NULL, or text
+ * that says what is wrong with the number. */
 
 static const char *put_integer(numbers_type type, bool negative, uint64_t w, void *out, size_t index)
 {
@@ -372,8 +372,8 @@ static inline uint64_t sum_eight(uint64_t v)
            32;
 }
 
-/* Appends the digits at p to the decimal number w, and returns the text behind the digits. If the piece has eight more
- * characters, tests all eight together. No branch depends on how many of the eight are digits. */
+/* Appends the digits at p to the decimal number w, and returns the text behind the digits. While at least eight
+ * characters are left, it tests eight at a time. No branch depends on how many of the eight are digits. */
 static inline const char *take_digits(const char *p, const char *end, uint64_t *w)
 {
     static const uint32_t scale[9] = { 1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000 };

@@ -41,8 +41,8 @@
 enum {
     NUMBERS_RANK = ATTN_MAX_RANK, /* the deepest nesting of arrays that is accepted */
     NUMBERS_CHARS = 768,          /* the longest text of one number that is accepted, in characters */
-    /* Bytes of room for the text of one number. The text has at most 16 characters, but the code stores up to eight
-     * characters at a time, some of them behind the text's end. */
+    /* Size of the buffer for the text of one number. The text has at most 16 characters, but the code writes eight
+     * characters at a time, and some of these may lie behind the text's end. */
     NUMBERS_TEXT_MAX = 24,
 };
 
@@ -82,7 +82,7 @@ typedef struct numbers_reader {
     /* true: some element was the word true or false; truth_element is the index of the first such element */
     bool truths;
     uint64_t truth_element;
-    /* Inside a string: `word` is the number of the word in the string (such as NaN), and `held` says how many of its
+    /* Inside a string such as "NaN": `word` is the index of the expected word, and `held` says how many of its
      * characters were read. Inside a number: `held` characters of the number are in `text`. */
     int word, held;
     char text[NUMBERS_CHARS + 1]; /* text of a number that began in an earlier piece, with room for a comma behind it */

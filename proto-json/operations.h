@@ -62,8 +62,8 @@ typedef struct proto_operation {
     bool judges;
 
     uint64_t takes; /* the tensors that a problem may have as inputs */
-    /* inputs that a problem must have. If it has the member `context` (a saved forward), it needs only the inputs of
-     * this set that a backward adds (role IN_BACK in ATTN_TENSOR_MAP). */
+    /* Inputs that a problem must have. A problem with the member `context` (a saved forward) needs only those of them
+     * that a backward adds (role IN_BACK in ATTN_TENSOR_MAP). */
     uint64_t needs;
     uint64_t appends; /* inputs that are appended to caches of keys and values */
     uint64_t gives;   /* the tensors that the member `outputs` may name */

@@ -142,8 +142,8 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
     return ATTN_OK;
 }
 
-/* Reads one of the client's results that a check compares with exact ones. When all members have been read, another
- * function checks whether the result's shape fits the problem. */
+/* Reads one of the client's results that a check compares with exact ones. Whether the result's shape fits the problem
+ * is checked later, when all members have been read. */
 static attn_status judged(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, proto_item *item,
                           attn_error *err)
 {

@@ -52,14 +52,14 @@ size_t parse_room_of(const cJSON *problem, size_t bytes);
 /* Makes cu_seqlens_k, the start of each sequence's keys, for packed queries with keys [B, Sk, Hk, D]. */
 void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p);
 
-/* Checks that the size that a body gives for a tensor's bytes fits the tensor's shape and dtype. The reader of a format
- * calls this before the tensor's bytes arrive. `what` is the name that the format has for the size. The check does not
- * refuse an impossible shape, because parse_tensor() refuses it later. */
+/* Checks the size in bytes that a body gives for a tensor: it must fit the tensor's shape and dtype. The reader of a
+ * format calls this before the tensor's bytes arrive. `what` is the format's name for the size. An impossible shape is
+ * no error here, because parse_tensor() refuses it later. */
 attn_status parse_size(attn_tensor_id id, const cJSON *of_shape, const proto_dtype *dtype, const char *what,
                        int64_t size, const char *pointer, attn_error *err);
 
-/* Returns a hint for a value of the wrong type, where a number, true or false, or an array should stand; "": there is
- * no hint. */
+/* Returns a hint for a value of the wrong type, for a member that must be a number, a bool or an array; "": there is no
+ * hint. */
 const char *parse_value_suggestion(const cJSON *value);
 
 /* Returns a hint for a value that should be an integer and cannot be left out; "": there is no hint. */

@@ -108,7 +108,7 @@ static attn_status read_tensor(const struct parse_reader *r, proto_parts *parts,
     const attn_status status = parse_tensor(r, id, value, id == ATTN_T_out ? &part->out : &part->lse, &why);
     if (status == ATTN_OK || !err) return status;
     /* parse_tensor() makes a pointer that begins with the tensor's name, as if the tensor were not in a part of a
-     * merge. So this name is replaced. */
+     * merge. So the name is replaced by the path to the part's tensor. */
     const char *const rest = why.member[0] ? strchr(why.member + 1, '/') : NULL;
     *err = why;
     snprintf(err->member, sizeof err->member, "%s%.*s", where, (int)(sizeof err->member - strlen(where) - 1),

@@ -350,9 +350,9 @@ bool proto_may_be_number(attn_tensor_id id)
     return attn_tensors[id].axes.kind == ATTN_AXES_SPREAD;
 }
 
-/* Returns the size in bytes of the cu_seqlens_k that the parser makes. This tensor has as many numbers as the shape of
- * cu_seqlens_q says. Returns 0 if the size would exceed `most`, which is the size of all tensors in the body. The shape
- * of cu_seqlens_q is then wrong, and is refused later. */
+/* Returns the size in bytes of the cu_seqlens_k that the parser makes. The shape of cu_seqlens_q says how many numbers
+ * it has. Returns 0 if the size would exceed `most`, the size of all tensors in the body: the shape of cu_seqlens_q is
+ * then wrong, and is refused later. */
 static size_t bytes_of_starts(const cJSON *cu_seqlens_q, size_t most)
 {
     const cJSON *const shape = cJSON_GetObjectItemCaseSensitive(cu_seqlens_q, "shape");

@@ -84,9 +84,9 @@ typedef struct proto_dtype {
 
 /* Finds a dtype by any of its three names (JSON, safetensors, KServe), in upper or lower case. */
 bool proto_dtype_parse(const char *name, proto_dtype *dtype);
-/* proto_dtype_takes() returns whether the tensor may have the dtype in some problem. proto_dtype_list() writes the wire
- * names of all dtypes that the tensor may have, such as "int32 or int64", and returns `text`. proto_dtype_judged()
- * returns whether a client's result that a check compares with exact ones may have the dtype. */
+/* proto_dtype_takes() returns whether a tensor of this id may have the dtype. proto_dtype_list() writes the wire names
+ * of all dtypes that the tensor may have, such as "int32 or int64", and returns `text`. proto_dtype_judged() returns
+ * whether the dtype is allowed for a client's result in a check (which compares it with an exact one). */
 bool proto_dtype_takes(attn_tensor_id id, const proto_dtype *dtype);
 bool proto_dtype_judged(const proto_dtype *dtype);
 enum { PROTO_DTYPE_LIST_BYTES = ATTN_DTYPE_LIST_BYTES + 16 };
@@ -210,10 +210,10 @@ typedef struct proto_item {
     /* for a forward: true if the client wants the results kept as a context (saved forward), for one later backward */
     bool save;
     /* For a backward: the id of the context (saved forward) that it uses; empty: none. A backward with a context has
-     * only dout and dlse, and is not checked yet; the caller sets its other tensors. */
+     * only dout and dlse. The caller sets its other tensors, and then has it checked. */
     char context[PROTO_CONTEXT_BYTES];
     /* For a decode: the ids of the caches, one for each row of q. The tensors k and v of the problem are then the keys
-     * and values to append. The problem is not checked yet, and the caller sets its other tensors. */
+     * and values to append. The caller sets the problem's other tensors, and then has it checked. */
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
     unsigned counts; /* for an observe (statistics of probabilities): the numbers that the client wants besides
@@ -289,8 +289,8 @@ typedef struct proto_option {
     /* offset in proto_item of a bool that becomes true if the option is given; 0: the option has no such bool */
     size_t given;
     int64_t minimum, maximum;
-    /* the words that the value may be, with NULL at the end. For PROTO_TYPE_PAIR: one word, which messages show as the
-     * form of the pair */
+    /* the words that the value may be, with NULL at the end. For PROTO_TYPE_PAIR: a single text, the form of the pair
+     * for messages */
     const char *const *choices;
     const char *otherwise; /* the default value, as JSON; NULL: the default varies, as `help` explains */
     const char *help;
@@ -393,7 +393,7 @@ bool proto_writes_numbers(const proto_call *call, const proto_item *item);
  * of all these tensors. For a merge they include the gradients of its parts. */
 attn_tensor *proto_item_result(proto_item *item, int number);
 
-/* Returns an upper bound on the numbers of an answer's tensors: proto_item_result() returns NULL for this number and
+/* Returns the end of the range of tensor numbers in this answer: proto_item_result() returns NULL for this number and
  * for all larger ones. */
 int proto_item_results_end(const proto_item *item);
 
@@ -431,7 +431,7 @@ proto_op proto_parser_op(const proto_parser *parser);
  * about 12 us for 200 bytes. */
 size_t proto_parser_skeleton_bytes(const proto_parser *parser);
 
-/* Returns the bytes of memory that the parser holds. Memory that never exceeds a few PROTO_HEADER_BYTES is not
+/* Returns how many bytes of memory the parser uses now. Memory that never exceeds a few PROTO_HEADER_BYTES is not
  * counted. */
 size_t proto_parser_held_bytes(const proto_parser *parser);
 
@@ -546,8 +546,8 @@ attn_status proto_encoder_new(const proto_call *call, const proto_result *result
 bool proto_encoder_measure(proto_encoder *encoder, int64_t elements);
 /* returns the length of the answer in bytes, after measuring all parts that were not measured before */
 uint64_t proto_encoder_length(proto_encoder *encoder);
-/* Returns the bytes of the answer before the first tensor that is written as raw bytes, or of the whole answer if there
- * is no such tensor. */
+/* Returns how many bytes of the answer precede the first tensor that is written as raw bytes. If there is no such
+ * tensor, it is the length of the answer. */
 uint64_t proto_encoder_head_bytes(proto_encoder *encoder);
 /* Reads the next bytes of the answer, at most `capacity`. Returns the number of bytes read; 0: the answer has ended. */
 size_t proto_encoder_read(proto_encoder *encoder, void *buffer, size_t capacity);

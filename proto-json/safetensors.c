@@ -218,7 +218,7 @@ static const char *json_of_bool(const char *text)
     return !strcmp(text, "True") ? "true" : !strcmp(text, "False") ? "false" : text;
 }
 
-/* Makes the error for a scale that the file has neither as a number in __metadata__ nor as a tensor. */
+/* Makes the error for a missing scale: the file has it neither as a number in __metadata__ nor as a tensor. */
 static attn_status no_number(struct reader *r, const char *name, const cJSON *value)
 {
     char quote[TREE_QUOTE_BYTES];
@@ -228,8 +228,8 @@ static attn_status no_number(struct reader *r, const char *name, const cJSON *va
                      tree_describe(value, quote));
 }
 
-/* Makes the value of an option from the JSON in a string of __metadata__. If the string is not JSON, the value is the
- * string itself, which parse.c refuses with a reason. */
+/* Makes the value of an option from a string of __metadata__, which should contain JSON. If it does not, the value is
+ * the string itself, and parse.c refuses it with a reason. */
 static attn_status option(struct reader *r, const char *name, const char *text)
 {
     const proto_option *o = proto_options;
@@ -421,8 +421,8 @@ static uint64_t body_end(const struct reader *r)
     return LENGTH_BYTES + r->header_bytes + (r->count ? (uint64_t)r->slots[r->count - 1].end : 0);
 }
 
-/* Takes those bytes of a piece of the body that belong to the current section, which is the length, the header or one
- * tensor. */
+/* Takes the bytes that belong to the current section of the body (the length, the header, or one tensor) from a piece
+ * of the body. */
 static attn_status take(struct reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status = ATTN_OK;

@@ -454,8 +454,8 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         if (!s->utf8_left) return fail(s, ATTN_INVALID, at, "invalid UTF-8");
         s->word_length = WORD_BYTES;
         status = emit_char(s, (char)c);
-        /* the base64 decoder stopped at an error; the next call of string() then reads the remainder of the string as
-         * plain text */
+        /* the base64 decoder found an error; the next call of string() reads the remainder of the string as plain
+         * text */
     } else {
         return ATTN_OK;
     }
@@ -563,7 +563,7 @@ static attn_status pop(scan *s, char c)
 
 /* ---- Arrays of numbers ------------------------------------------------------------------------------------------- */
 
-/* The largest number of characters that numbers_read() gets at once. It limits the memory that is reserved for the
+/* The largest number of characters per call of numbers_read(). It limits how much memory is reserved for the
  * elements. */
 enum { ARRAY_BLOCK = 1 << 15 };
 
@@ -585,9 +585,9 @@ static attn_status array_begin(scan *s, uint64_t at)
 
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at);
 
-/* Handles an array of tensor data that contains something other than numbers, which may still be JSON. The state
- * machine reads the remainder of the array without storing it, from the beginning of the bad token (number or word) on.
- * A part of the token was taken before. `at`: the first byte that was not taken. */
+/* Handles tensor data in an array that contains something other than numbers, but may still be JSON. The state machine
+ * then reads the remainder of the array without storing it, beginning at the bad token (number or word). A part of this
+ * token was taken before. `at`: the first byte that was not taken. */
 static attn_status array_fault(scan *s, uint64_t at)
 {
     char token[NUMBERS_CHARS];

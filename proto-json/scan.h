@@ -80,7 +80,7 @@ attn_status scan_finish(scan *s, attn_error *err);
  * *length does not count. The rest and scan_extracts() are valid from scan_finish() to scan_free(). */
 const char *scan_rest(const scan *s, size_t *length);
 int scan_values(const scan *s); /* Returns the number of JSON values in the rest (the body without tensor values). */
-/* Returns the bytes that the rest (the JSON without tensor values) and the list of extracted values occupy now. The
+/* Returns how many bytes the rest (the JSON without tensor values) and the list of extracted values occupy now. The
  * call is allowed at any time. */
 size_t scan_held_bytes(const scan *s);
 const scan_extract *scan_extracts(const scan *s, int *count);
@@ -101,8 +101,8 @@ struct scan_room *scan_room(scan *s);
 /* Makes room for `bytes` more bytes of extracted values, behind the first `used` bytes of the memory. The memory may
  * move. */
 attn_status scan_make_room(struct scan_room *room, size_t used, size_t bytes, attn_error *err);
-/* Copies the next bytes of an extracted value that the body contains as `size` plain bytes. Takes as many of the
- * `count` bytes as the value still needs. */
+/* For an extracted value that the body contains as `size` plain bytes: copies its next bytes to its memory. Takes as
+ * many of the `count` bytes as the value still needs. */
 attn_status scan_take(struct scan_room *room, scan_extract *extract, uint64_t size, const void *bytes, size_t count,
                       size_t *taken, attn_error *err);
 

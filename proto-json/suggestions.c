@@ -12,8 +12,8 @@
 
 /* ---- Tables of words that other programs use --------------------------------------------------------------------- */
 
-/* Lists of operations. Many rows of hints have such a list as their places. A hint may name a member only if all
- * operations of its row take the member. */
+/* Lists of operations. Many rows of hints use such a list to say where a hint applies. A hint may name a member only if
+ * all operations of its row take the member. */
 #define BOTH   "forward backward"
 #define SCORES BOTH " decode"
 #define OPS    SCORES " append observe"
@@ -533,7 +533,7 @@ const struct suggestion suggestion_topics[] = {
     { NULL, NULL, NULL },
 };
 
-/* Finds the next part of a name. The parts of the names mask_dtype and maskDtype are "mask" and "dtype". */
+/* Finds the next word of a name: mask_dtype and maskDtype consist of the words "mask" and "dtype". */
 static const char *next_part(const char *at, size_t *length)
 {
     while (*at && !isalnum((unsigned char)*at)) at++;
@@ -635,8 +635,8 @@ bool suggestion_is_hex(const uint8_t *bytes, size_t count)
      * short base64 may look like hexadecimal digits by chance. MOST: if there are more than MOST bytes, only the first
      * MOST are examined. */
     enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK };
-    /* true when the text has a decimal digit. Otherwise the text is not called hexadecimal, because base64 of zeros has
-     * only the character 'A', which is also a hexadecimal digit */
+    /* True if the text has a decimal digit. Without one it is not called hexadecimal: base64 of zeros consists of 'A'
+     * alone, which is also a hexadecimal digit. */
     bool digit = false;
     /* hexadecimal text has no '=', so decoding it as base64 gives a multiple of 3 bytes */
     if (count < LEAST || count % 3 != 0) return false;

@@ -20,8 +20,8 @@
  * name. */
 
 /* A row of hints: words that clients write by mistake, the places in a body where clients write them, and the hint,
- * which is the same for all words. Spaces separate words, and also places. If the hint quotes the name of a member, as
- * in 'causal', that member must exist in all places of the row. */
+ * which is the same for all words. Words are separated by spaces, and so are places. If the hint quotes the name of a
+ * member, as in 'causal', that member must exist in all places of the row. */
 struct suggestion {
     const char *places, *words, *suggestion;
 };
@@ -32,8 +32,9 @@ extern const struct suggestion suggestions[]; /* the table of hints; in its last
 const char *suggestion_of(const char *place, const char *word);
 
 extern const struct suggestion suggestion_topics[];
-/* Returns the members of a problem that belong to a topic, such as mask or window, if a part of an unknown word names
- * the topic. NULL: no part does. Call this for words without a hint of their own. `place` is as for suggestion_of(). */
+/* Looks for a topic, such as mask or window, in the parts of an unknown word. Returns the members of a problem that
+ * belong to this topic; NULL: no part names a topic. Call this for words without a hint of their own. `place` is as for
+ * suggestion_of(). */
 const char *suggestion_topic(const char *place, const char *word);
 
 enum { SUGGESTION_DTYPE_BYTES = 32 };

@@ -406,7 +406,7 @@ attn_status tree_unknown(const char *place, const char *outer, const struct text
     tree_member member;
     char suggestion[TREE_SUGGESTION_BYTES];
     const int length = (int)text_cut(best->unknown, TREE_NAME_BYTES);
-    /* names that differ in two letters or more may be similar only by chance */
+    /* a name that differs in two letters or more may be similar only by chance */
     const bool near = best->name && best->distance < 2;
     const char *const topic = near || suggestion_of(place, best->unknown) ? NULL
                                                                           : suggestion_topic(place, best->unknown);

@@ -35,8 +35,8 @@ attn_status tree_of_text(const char *text, const proto_limits *limits, int *valu
 
 /* ---- Reading values of a tree ------------------------------------------------------------------------------------ */
 
-/* upper bound of sizes, offsets and times in bodies; programs that read JSON numbers as doubles read all integers up to
- * 2^53 exactly */
+/* upper bound on sizes, offsets and times in bodies: up to 2^53, programs that read JSON numbers as doubles get exact
+ * integers */
 #define TREE_INTEGER_MAX (INT64_C(1) << 53)
 
 const char *tree_string(const cJSON *value); /* Returns the client's string; NULL: the value is not a string */

@@ -41,7 +41,8 @@
 
 enum { EXIT_USAGE_ERROR = 64, EXIT_UNAVAILABLE = 69, EXIT_DEVICE_LOST = 70, EXIT_CONFIG = 78 };
 
-/* Time in milliseconds that the process has to end once the drain (finishing accepted requests) is over. */
+/* Time limit in milliseconds for the process to end after the drain (the time in which accepted requests are
+ * finished). */
 enum { AGAIN_MS = LOOP_STOP_MS + SIGNALS_GRACE_MS };
 
 static int complain(int status, const char *text)
@@ -199,7 +200,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
             "option=--staging-bytes bytes=%lld machine_bytes=%lld text=\"requests may take more memory than there "
             "is, and the system ends the process then; the default is half the memory\"",
             (long long)config->staging_bytes, (long long)config->memory_bytes);
-    /* A device's thread may be busy until the last deadline of its requests, and --watchdog-ms longer; after that its
+    /* A device's thread may be busy for the whole time limit of a request, and for --watchdog-ms after it. Then its
      * device counts as lost. */
     heartbeat_set_limit(HEARTBEAT_DEVICE, config->timeout_ms + config->watchdog_ms + HEARTBEAT_LIMIT_MS);
     atomic_store(&server.phase, SERVER_READY);

@@ -8,10 +8,7 @@
 #include <stdlib.h>
 #include <strings.h>
 
-enum {
-    FIRST_BYTES = 1024
-}; /* number of bytes that a growing text first allocates; each time it is too small, the
-                              * number doubles */
+enum { FIRST_BYTES = 1024 }; /* first size in bytes of a growing text; it doubles whenever it is too small */
 
 /* ---- Building texts ---------------------------------------------------------------------------------------------- */
 

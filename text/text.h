@@ -25,7 +25,7 @@ typedef enum text_failure { TEXT_FINE, TEXT_FULL, TEXT_NO_MEMORY } text_failure;
 struct text {
     char *at;
     size_t used;  /* length of the text in bytes, without the NUL */
-    size_t size;  /* bytes of memory at `at`; after a failure it is set to `used`, so that no later piece fits */
+    size_t size;  /* bytes of memory at `at`; after a failure it is made equal to `used`, so that nothing more fits */
     size_t limit; /* the largest number of bytes that `used` may reach */
     bool grows;   /* true: text_growing() made the text, which owns its memory */
     text_failure failure;
@@ -65,8 +65,9 @@ static inline void text_put_char(struct text *t, char c)
 
 void text_printf(struct text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Appends `string` as the inside of a JSON string. Quotes, backslashes and control characters are escaped, and bytes
- * that are not UTF-8 become '?'. At most `room` bytes are written, and a cut is only between characters and escapes. */
+/* Appends `string` as the text between the quotes of a JSON string. Quotes, backslashes and control characters are
+ * escaped, and bytes that are not UTF-8 become '?'. At most `room` bytes are written; characters and escapes are never
+ * split. */
 void text_put_json(struct text *t, const char *string, size_t room);
 
 /* ---- Writing and reading numbers --------------------------------------------------------------------------------- */
@@ -145,9 +146,8 @@ static inline size_t text_plain_run(const char *p, const char *end)
         memcpy(&word, p, 8);
         quote = word ^ '"' * ones;
         backslash = word ^ '\\' * ones;
-        /* In a word of eight bytes, subtracting 1 from each byte sets the top bit of a byte that was 0, and borrows
-         * from the next byte. The borrow may mark the next byte without need, but never an earlier one. A byte marked
-         * without need only ends the fast loop early. */
+        /* Subtracting 1 from each byte sets the top bit of a byte that was 0, and borrows from the next byte. The
+         * borrow may mark that byte wrongly, but never an earlier one. A wrong mark only ends the fast loop early. */
         odd = (word | (word - 0x20 * ones) | (quote - ones) | (backslash - ones)) & tops;
         if (odd) break;
         p += 8;

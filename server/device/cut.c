@@ -99,8 +99,8 @@ static int divide(const attn_problem *p, enum job_way way, int most, struct job_
         for (int n = 0; n < count; n++) ranges[n] = (struct job_range){ n > 0 ? ends[n - 1] : 0, ends[n], shares[n] };
         return count;
     }
-    /* number of heads or batch rows of the largest part, if each device gets a part. If fewer parts of this size cover
-     * the problem, fewer parts are made, because more parts would not end the job earlier. */
+    /* size of the largest part, in heads or batch rows, if each device gets a part. Sometimes fewer parts of this size
+     * cover the problem. Then no more are made, because more parts would not end the job earlier. */
     const int64_t largest = (all + count - 1) / count;
     count = (int)((all + largest - 1) / largest);
     for (int n = 0; n < count; n++) {
@@ -225,9 +225,9 @@ int cut_most_parts(const struct devices *devices, const struct job *job)
     return divide(whole, way_of(whole, devices->count, false), devices->count, ranges);
 }
 
-/* Lists the devices that may compute parts of the job: over[0] is `first`, and the other devices compute the same bits
- * and have room for the job. Returns the number of devices in the list. *wait_ns is reduced to the time until another
- * device may have room (device_has_room()). */
+/* Lists the devices that may compute parts of the job: over[0] is `first`, and the other devices compute bitwise equal
+ * results and have room for the job. Returns the number of devices in the list. *wait_ns is reduced to the time until
+ * another device may have room (device_has_room()). */
 static int list_devices(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
                         int64_t *wait_ns, struct device *over[CONFIG_MAX_DEVICES])
 {
@@ -289,9 +289,9 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
 
 /* ---- What the answer says about the parts ------------------------------------------------------------------------ */
 
-/* Appends the next range of device numbers, such as "0-3", to the text. The range begins with the first device above
- * `after` that had a part of the job, and ends before the first device that had none. Returns the last number of the
- * range, or -1 if no device above `after` had a part. */
+/* Appends the next range of device numbers, such as "0-3", to the text. It consists of consecutive devices above
+ * `after` that each had a part of the job. Returns the last number of the range, or -1 if no device above `after` had a
+ * part. */
 static int put_devices(const struct job *job, int after, char *text, size_t room)
 {
     int first = -1, last;

@@ -114,8 +114,8 @@ static attn_status device_open(const struct config *config, const char *backend,
     device->number = devices->count;
     devices->device[devices->count++] = device;
     static const attn_status to_count[] = { ATTN_DEVICE, ATTN_DEVICE_LOST, ATTN_NO_MEMORY };
-    /* Creates these series of metrics with the value 0 at the start, because Prometheus's rate() ignores the first
-     * sample of a series. */
+    /* These metrics must exist with the value 0 from the start, because Prometheus's rate() ignores the first sample of
+     * a metric. */
     metrics_add(METRIC_DEVICE_BATCHES, device->info.name, NULL, 0);
     metrics_add(METRIC_DEVICE_PARTS, device->info.name, NULL, 0);
     for (int i = 0; i < 3; i++) metrics_add(METRIC_DEVICE_ERRORS, device->info.name, attn_status_name(to_count[i]), 0);
@@ -477,7 +477,7 @@ void devices_collect(struct devices *devices, struct batch *batch)
     if (batch->next) batch->next->previous = batch->previous;
     device->outstanding--;
     device->flops -= batch->flops;
-    /* the device has no batch, so its work is set to exactly 0: rounding errors of the sum then do not accumulate */
+    /* a device without batches has exactly no work; setting 0 keeps rounding errors of the sum from accumulating */
     if (device->outstanding == 0) device->flops = 0;
     atomic_fetch_sub(&device->requests, batch->count);
 }

@@ -49,7 +49,7 @@ struct batch {
     /* attn_cancel() sets this member; the device then ends the batch between two tiles of a kernel, or between two
      * launches */
     int cancel;
-    /* sums over all jobs of the batch: floating-point operations, bytes of tensors, and expected time in seconds */
+    /* totals of the batch's jobs: floating-point operations, bytes of tensors, and expected time in seconds */
     double flops, bytes, seconds;
     /* true: an HTTP thread, and not the device's thread, put the batch on the device, and recorded no events between
      * the stages of the batch */
@@ -129,9 +129,9 @@ struct device_state {
 /* Describes all devices in an array of devices_count() elements. Any thread may call this. */
 void devices_describe(struct devices *devices, struct device_state *states);
 
-/* Returns the device that has this number in its backend (2 for "cuda:2"), for importing a client's memory on that GPU.
- * *number becomes the server's number of the device. NULL: this server does not use the device. Any thread may call
- * this. */
+/* Returns the device with this number of its backend (2 for "cuda:2"), so that a client's memory on this GPU can be
+ * opened. *number becomes the server's number of the device. NULL: this server does not use the device. Any thread may
+ * call this. */
 attn_device *devices_of_index(const struct devices *devices, int64_t index, int *number);
 /* true if the device has not failed; any thread may call this */
 bool devices_is_usable(const struct devices *devices, int number);
@@ -205,7 +205,7 @@ void devices_submit(struct devices *devices, struct batch *batch, struct device 
 /* Submits a batch of one late job: an HTTP thread has started this job on the device, and it takes longer than
  * expected. The batch needs no free slot (stream), because the job already runs on one. */
 void devices_submit_late(struct devices *devices, struct batch *batch);
-/* True if a device other than the CPU has a batch that has not come back. */
+/* True if a batch is running on a device other than the CPU, or waits there. */
 bool devices_away(const struct devices *devices);
 /* Removes a batch that has come back from the list of its device. Call this for each batch that arrives in the
  * mailbox. */

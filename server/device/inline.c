@@ -159,9 +159,9 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     attn_status status = ATTN_OK;
     const bool notes = attn_stream_note(stream, &none) == ATTN_OK;
     int64_t now_ns = clock_ns(),
-            /* If the GPU writes to host memory at the end of its work, most polls only read that memory. Only the
-             * driver reports errors, so the driver is called too, once per INLINE_ASK_NS. Otherwise each poll calls the
-             * driver. */
+            /* Some GPUs write to host memory at the end of the work. Most polls then only read that memory, and the
+             * driver is called once per INLINE_ASK_NS, because only the driver reports errors. On other GPUs each poll
+             * calls the driver. */
         ask_ns = notes ? now_ns + INLINE_ASK_NS : now_ns;
     *done = false;
     while (status == ATTN_OK && !*done) {
@@ -270,7 +270,7 @@ static enum inline_outcome run(struct devices *devices, struct inline_slot *inli
 {
     struct device *const device = inline_slot->device;
     /* A batch that consists of this job alone, for the functions that record results and times. Its times left_ns and
-     * started_ns stay 0, as if it started when it was queued. */
+     * started_ns stay 0, so no waiting time is recorded. */
     struct batch batch = { .device = device, .count = 1, .flops = job->flops, .bytes = job->bytes };
     attn_error err = { 0 };
     bool done;

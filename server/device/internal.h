@@ -51,7 +51,7 @@ struct slot {
     /* room: size of the arrays. count: number of problems of this batch. launched: number of the batch's problems whose
      * kernels are on the stream. */
     int room, count, launched;
-    /* estimated seconds of the kernels that the batch has on the stream; 0: no kernels are known to be on the stream */
+    /* estimated time in seconds of the kernels that the batch has on the stream; 0: none, or not known */
     double queued_s;
     /* true: another long batch of the same flow (client) has its turn, so no more kernels of this batch may be put on
      * the stream now */
@@ -134,8 +134,7 @@ struct device {
     /* The parts of jobs that have sums of gradients (sums.c) in this device's memory, linked by next_kept. Parts whose
      * memory may never be freed, because a device hangs, are not in the list. */
     struct job_part *kept;
-    unsigned over; /* counts the events that free memory: a batch has ended, or the main thread has freed sums of
-                    * gradients */
+    unsigned over; /* number of times that memory was freed: a batch ended, or the main thread freed gradient sums */
 
     int64_t watchdog_ns;
     /* The earliest of the times by which the running batches should be over, for the watchdog. NEVER: no batch runs, or

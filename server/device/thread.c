@@ -30,7 +30,7 @@ static int64_t worst_ns(const struct batch *batch)
     for (int j = 0; j < batch->count; j++)
         seconds += batch_padded_flops(batch->parts[j]) / DEVICE_SLOWEST_FLOPS +
                    batch_job(batch, j)->truth_seconds * DEVICE_TRUTH_SLOWEST;
-    const double most = 1e9; /* a bound of 1e9 seconds, thirty years, so that nanoseconds fit 64 bits */
+    const double most = 1e9; /* at most 1e9 seconds (thirty years), so that the time in nanoseconds fits 64 bits */
     return (int64_t)((seconds < most ? seconds : most) * 1e9);
 }
 
@@ -600,8 +600,8 @@ static struct slot *free_slot(const struct device_thread *thread)
     return NULL;
 }
 
-/* True if a batch of this thread will probably end soon: the thread's last batch began a short time ago, and most
- * batches are short. */
+/* True if a batch of this thread will probably end soon. This is assumed while its last batch has run only a short
+ * time, because most batches are short. */
 static bool ends_soon(const struct device_thread *thread)
 {
     int64_t youngest_ns = 0;

@@ -37,7 +37,7 @@ struct region {
     struct pin *pin;
     struct timespec seen; /* time of the object's last modification, ignoring the server's own writes */
     int writing;          /* number of the server's writes to the region (the client's memory) that are running */
-    /* true: no client had modified the object when the server's running writes began */
+    /* true: when the server's writes that are running now began, no client had modified the object */
     bool intact;
     /* time of the last attempt to pin the region (to let a driver hold its pages); 0: there was none */
     int64_t pinned_ms;
@@ -59,8 +59,8 @@ struct pin {
      * that uses the pin */
     int references;
     struct regions *regions;
-    /* `mapping`: address of whole pages of the object in this process; `memory`: address of the region's first byte in
-     * them */
+    /* `mapping`: address at which whole pages of the object are mapped; `memory`: address of the region's first byte in
+     * this mapping */
     char *mapping, *memory;
     size_t bytes;     /* size of the mapping in bytes */
     struct pin *next; /* next pin (pages that a driver holds) in the list of pins to undo */

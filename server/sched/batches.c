@@ -49,17 +49,16 @@ static void end_step(struct loop *loop, struct job *job, bool commit)
     loop->queue_changed = loop->transactions_changed = true;
 }
 
-/* Begins those waiting cache transactions that can begin, the oldest first. Their jobs may then be sent to a device. If
- * no transaction has ended since all waiting transactions were last examined, only new transactions are examined,
- * because examining all of them takes long. */
+/* Begins those waiting cache transactions that can begin, the oldest first. Their jobs may then be sent to a device.
+ * Examining all waiting transactions takes long. So if no transaction has ended since the last full examination, only
+ * new transactions are examined. */
 static void begin_transactions(struct loop *loop)
 {
     struct job *job = loop->server->queue.first, *next;
     const bool all = loop->transactions_changed;
     loop->transactions_changed = loop->transactions_arrived = false;
     if (all) loop->scan++;
-    /* the last examination of waiting transactions ended early: older transactions have not been examined yet and come
-     * first */
+    /* older transactions come first, and the last examination ended before it had reached them */
     else if (loop->scan_cut) return;
     else
         for (job = loop->server->queue.last; job && job->in_queue.previous && !job->in_queue.previous->scanned;)
@@ -149,8 +148,8 @@ static bool send_all(struct loop *loop, struct device *device, struct job *const
     for (int n = 0; n < parts && sent; n++) sent = send_batch(loop, over[n], jobs, count);
     if (sent) metrics_observe(METRIC_BATCH_SIZE, NULL, count);
     for (int i = 0; i < count && !sent; i++) {
-        /* If no part of the job was sent to a device, no device uses the client's memory, and the answer is not held
-         * back (`held`). Otherwise the parts that were sent are cancelled, and the answer waits for them. */
+        /* The memory for a batch ran out. If no part of the job was sent, no device uses the client's memory, and the
+         * answer is not held back (`held`). Otherwise the answer waits until the parts that were sent are cancelled. */
         jobs[i]->request->held &= jobs[i]->parts_out > 0;
         if (jobs[i]->parts_out == 0) end_step(loop, jobs[i], false);
         waiting_cancel(loop, jobs[i]->request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
@@ -198,8 +197,8 @@ void batches_window(uv_poll_t *poll, int status, int events)
 
 /* ---- Handling batches that come back ----------------------------------------------------------------------------- */
 
-/* Hands the request of a finished job back to its HTTP thread. The answer contains the results, or the error of the
- * work after the kernels (verifying, writing, measuring). */
+/* Hands the request of a finished job back to its HTTP thread. The answer contains the results, or an error if the work
+ * after the kernels (verifying, writing, measuring) failed. */
 static void finish_request(struct loop *loop, struct job *job)
 {
     /* if the request gets its results as the answer, answer.c calls contexts_finish_job() later */
@@ -317,7 +316,7 @@ static void device_failed(struct loop *loop, struct device *device, const char *
     if (!device_disable(device)) return;
     log_event(LOG_ERROR, NULL, "device_failed", "device=%s text=" LOG_Q, device_name(device), text);
     caches_lose(loop->server->caches, device_number(device));
-    /* Jobs that only the disabled device can compute are refused now, so that their clients need not wait for a
+    /* If only the disabled device can compute a job, the job is refused now. Its client need not wait for the
      * deadline. */
     for (struct request *request = loop->oldest, *next; request; request = next) {
         next = request->next;

@@ -38,9 +38,8 @@
 
 /* ---- What libuv calls before and after each iteration of the event loop ------------------------------------------ */
 
-/* libuv calls on_prepare() before it waits for events, and on_check() afterwards. The two functions tell the watchdog
- * that the main thread is idle, and busy again. In between, the callbacks for sockets and messages tell the watchdog
- * that the main thread is busy. */
+/* libuv calls on_prepare() before it waits for events, and on_check() afterwards. They tell the watchdog that the main
+ * thread is idle, or busy again. Callbacks for sockets and messages also say that it is busy. */
 static void on_prepare(uv_prepare_t *prepare)
 {
     struct loop *loop = prepare->loop->data;
@@ -286,16 +285,16 @@ static void must(int error, const char *what)
     abort();
 }
 
-/* Does nothing. libuv starts its threads when it gets its first work, which is this function. The threads must start
- * right after threads_try() has shown that all threads can be started: libuv aborts the process if the system refuses
- * it a thread. */
+/* Does nothing, but makes libuv start its threads: it does so when it gets its first work. The threads must start right
+ * after threads_try() has shown that all of them can be started, because libuv aborts the process if the system refuses
+ * a thread. */
 static void nothing(uv_work_t *work)
 {
     (void)work;
 }
 
-/* Returns the highest number that a descriptor of this process may have. The main thread makes a libuv watcher at this
- * number, so that libuv's array of watchers (indexed by descriptor) has its largest size from the start. If the array
+/* Returns the highest descriptor number that this process may get. The main thread makes a libuv watcher for this
+ * number. libuv's array of watchers (indexed by descriptor) then has its largest size from the start. If the array
  * could not grow later, libuv would abort. */
 static int highest_number(int fd, const struct config *config)
 {
@@ -412,9 +411,8 @@ int loop_run(struct loop *loop, const struct loop_frontend *frontend)
 {
     request_set_role(ROLE_LOOP);
     loop->frontend = *frontend;
-    /* The timer for sweeps over connections and memory starts here and not in loop_open(). If the start of the server
-     * fails, the event loop runs once more to close, and a sweep would then need devices and staging memory that do not
-     * exist. */
+    /* The timer for sweeps starts here and not in loop_open(). If the server cannot start, the event loop runs once
+     * more while it closes. A sweep would then need devices and staging memory that do not exist. */
     must(uv_timer_start(&loop->sweep_timer, on_sweep, LOOP_SWEEP_MS, LOOP_SWEEP_MS), "event loop");
     uv_run(&loop->uv, UV_RUN_DEFAULT);
     /* the invariant at the top of this file: loop_run() returns only when no connection is suspended */

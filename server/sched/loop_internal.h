@@ -36,7 +36,8 @@ struct loop {
 
     struct deadlines deadlines;
     struct request *oldest, *newest; /* list of all requests whose connections are suspended */
-    /* the oldest request whose client is not watched for a hang-up; newer requests are not watched either */
+    /* the oldest request without a hang-up watch (which tells when the client leaves); newer requests have none
+     * either */
     struct request *unwatched;
     bool queue_changed;
     /* true: a cache transaction has ended or was dropped, so the main thread must examine all waiting transactions
@@ -45,7 +46,7 @@ struct loop {
     /* true: a job with a cache transaction has arrived that begin_transactions() has not examined yet */
     bool transactions_arrived;
     bool scan_cut; /* true: the last examination of waiting transactions ended before the end of the queue */
-    uint64_t scan; /* number of the last examination of all waiting transactions */
+    uint64_t scan; /* sequence number of the last examination of all waiting transactions */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
     struct pieces pieces;
@@ -58,7 +59,7 @@ struct loop {
     enum loop_stage stage;
     int64_t stage_since_ms;
     int exit_status;
-    int most_open; /* the largest number of open connections since memory was last returned to the system */
+    int most_open; /* the most connections that were open at once since memory was last returned to the system */
 };
 
 uv_loop_t *loop_uv(struct loop *loop);
@@ -92,8 +93,8 @@ int stop_open_connections(const struct loop *loop);
 /* Begins a drain (the server finishes accepted requests, then stops). --metrics-listen stays open during the drain, so
  * that it can be watched and probed. */
 void stop_drain(struct loop *loop);
-/* Answers all waiting requests now. A request that an HTTP thread is about to post is not waiting yet. The HTTP thread
- * answers that request if the thread sees `stopping`; otherwise request_arrived() answers it. */
+/* Answers all waiting requests now. A request that an HTTP thread is just about to post is not among them. Either the
+ * HTTP thread sees `stopping` and answers it, or request_arrived() answers it later. */
 void stop_waiting(struct loop *loop);
 /* Goes on to the next stage of stopping the server if the current stage is over. */
 void stop_advance(struct loop *loop, int64_t now_ms);

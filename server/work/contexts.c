@@ -98,8 +98,7 @@ void contexts_free(struct contexts *contexts)
     if (contexts == NULL) return;
     for (int i = 0; i < contexts->max_count; i++) {
         struct entry *entry = &contexts->entries[i];
-        /* An entry in any other state would belong to a running request, but no request is left when the table is
-         * freed. */
+        /* In other states the entry would belong to a running request, but no request runs when the table is freed. */
         assert(entry->state == CONTEXT_FREE || entry->state == CONTEXT_READY);
         if (entry->state == CONTEXT_READY) job_release(empty(contexts, entry));
     }

@@ -61,7 +61,7 @@ void contexts_expire(struct contexts *contexts, int64_t now_ms);
  * tokens were removed). A context that a backward is using stays. */
 void contexts_forget(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context);
-/* returns how many bytes of staging memory (memory for tensors) the contexts keep leased */
+/* returns how many bytes of staging memory (memory for tensors) the contexts use */
 int64_t contexts_bytes(struct contexts *contexts);
 /* writes how many contexts (saved forwards) are in each state */
 void contexts_count(struct contexts *contexts, int counts[CONTEXT_STATE_COUNT]);

@@ -130,7 +130,7 @@ struct job {
     proto_call *call;
     proto_result *results; /* the results: an array of call->count elements */
     /* An array of call->count plans (chosen kernels), one for each problem (job_problem()). prepare_job() makes the
-     * plans from the capabilities of the first device, and a device adapts them to its own addresses (batch_plan()). */
+     * plans for the first device, and each device adapts them to its own addresses (batch_plan()). */
     attn_plan *plans;
     int runnable; /* number of items (problems) without an error that a device must compute */
     double flops; /* floating-point operations of the items (problems) that a device computes */
@@ -183,8 +183,8 @@ struct job {
     /* true: the request is a check, in which a judge on the CPU compares the client's results with exact results
      * (sched/finish.h); a device may compute the exact results */
     bool wants_judge;
-    /* true: the answer contains many numbers as text, whose length is measured in pieces before the answer is
-     * encoded */
+    /* true: the answer contains many numbers as text. The length of this text is measured in pieces before the answer
+     * is encoded. */
     bool wants_measure;
     /* true: the job has taken or reserved contexts (saved forwards), so its owner must call contexts_finish_job() */
     bool holds_contexts;
@@ -214,7 +214,7 @@ struct job {
 
     int batch_jobs; /* number of jobs in the batch in which the job runs; 0: the job runs alone on an HTTP thread */
     bool follows;   /* true: another job of the same KServe model is before this job in the batch */
-    /* time of the part that took longest so far; the answer reports this part's times by stage (batch_note_times()) */
+    /* time of the part that took longest so far; the answer reports the stages of this part (batch_note_times()) */
     int64_t longest_ns;
 
     struct job_part part;        /* the first part of the job */

@@ -181,8 +181,8 @@ static void move_forward(struct queue *queue, struct job *job)
         if (other->priority <= job->priority) break;
         change_places(&all, job, other);
         if (flow_of(queue, other) == flow_of(queue, job)) change_places(&own, job, other);
-        /* `other` moves towards the end of the queue. begin_transactions() searches from the end for jobs that were not
-         * scanned, and stops at the first scanned job. So `other` must not count as scanned any more. */
+        /* `other` moves towards the end of the queue. begin_transactions() searches for unscanned jobs from the end,
+         * and stops at the first scanned job. So `other` must count as unscanned. */
         other->scanned = false;
     }
 }

@@ -51,8 +51,8 @@ void queue_leave(struct queue *queue, enum caller_place place, struct caller *ca
  * that a client whose request is refused need not send its body. */
 attn_status queue_look(const struct queue *queue, enum caller_place place, const struct caller *caller,
                        attn_error *err);
-/* Returns after how many seconds, 1 to 30, a refused client should try again: the waiting work divided by the recent
- * rate of work. */
+/* Returns the time in seconds, 1 to 30, after which a refused client should try again: the waiting work divided by the
+ * recent rate of work. */
 int queue_retry_after_s(const struct queue *queue, int devices);
 
 /* Reports how many jobs wait for a device, and how many bytes their tensors have. */

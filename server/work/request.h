@@ -126,8 +126,8 @@ struct request {
     const proto_format *answer_as; /* format of the answer */
     proto_parser *parser;
     struct staging_block *block; /* block of staging memory (memory for tensors) into which the parser writes tensors */
-    /* number of bytes of `text`, or of the answer. They count towards the limit --staging-bytes, although they are not
-     * in staging memory (memory for tensors). */
+    /* number of bytes of `text`, or of the answer, that count towards the limit --staging-bytes. They are not in
+     * staging memory (memory for tensors) themselves. */
     size_t counted_bytes;
     /* the tensors of the body that lie in shared memory, until the job takes this list over; NULL: none */
     struct region_uses *shared;
@@ -154,7 +154,7 @@ struct request {
     bool held;
     /* neighbours in the list of all requests with suspended connections, in order of arrival */
     struct request *previous, *next;
-    struct hangup_watch *watch; /* watch for the client's hang-up; NULL: not watched, or not yet */
+    struct hangup_watch *watch; /* the watch that tells when the client hangs up; NULL: there is none yet */
 };
 
 /* Makes a request in the state RECEIVING, which the calling HTTP thread owns. The request is the first member of a

@@ -94,8 +94,7 @@ static attn_status take_new(struct job *job, struct cache_step *step, attn_error
     return status;
 }
 
-/* Checks that q fits the caches. The error speaks of q and the caches and not of k, because a client that sends q may
- * not have sent k. */
+/* Checks that q fits the caches. The error does not speak of k, because the client may have sent q without k. */
 static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, attn_error *err)
 {
     if (q->dtype != s->dtype && s->dtype != ATTN_F8E4M3)
@@ -178,8 +177,8 @@ static void drop_started(struct job *job)
     *id = '\0';
 }
 
-/* Changes an error about the cache of a new sequence so that it names a tensor of the request. The cache gets its sizes
- * from the request's tensors, and the client knows nothing of the cache. */
+/* Changes an error about the cache of a new sequence so that it names a tensor of the request. The client does not know
+ * of the cache: the server made it with the sizes of the request's tensors. */
 static void point_at_tensor(attn_error *err)
 {
     static const struct {
