@@ -11,9 +11,9 @@
  * Invariants
  * 1. step() alone decides which text is legal. A variant only takes groups of four alphabet characters, and may take
  *    fewer groups than there are.
- * 2. A character that step() refuses is not consumed and changes nothing.
- * 3. The offset of a refusal is the length of the longest beginning that the text shares with any legal text.
- * 4. While a group is not complete, its first `held` characters are in `bits`. After padding, `ended` stays set. `held`
+ * 2. A character that step() refuses is not consumed and changes nothing. 3. The offset of an error is the length of
+ * the longest prefix of the text that could be continued to a legal text. 4. While a group is not complete, its first
+ * `held` characters are in `bits`. After padding, `ended` stays set. `held`
  *    is then 3 if one more '=' must follow, and 0 if the text is complete. */
 #include "base64.h"
 #include "base64_simd.h"

@@ -1,6 +1,6 @@
 /* encode.c: writes answers in any format, while they are sent.
  *
- * An answer is a list of pieces. The list is made and measured before the first byte leaves, so that the length is
+ * An answer is a list of pieces. The list is made and measured before the first byte is sent, so that the length is
  * known. Measuring arrays of numbers takes as long as writing them.
  *
  *   {"out":{"shape":[1,64,4,64],"dtype":"float16","data":" |  base64 of out  | "},"lse":{ ... |  base64 of lse  | ... }

@@ -85,7 +85,7 @@ typedef struct proto_operation {
     const char *title;
     const char *summary, *description; /* texts about the operation's route, for the OpenAPI document */
     const char *answer;                /* for the OpenAPI document: what an answer with status 200 contains */
-    /* descriptions of tensors that replace the text in attn_tensors[] for this operation; NULL: none */
+    /* descriptions of some tensors, which replace the texts in attn_tensors[] for this operation; NULL: none */
     const proto_tensor_doc *tensors;
 } proto_operation;
 

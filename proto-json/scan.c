@@ -81,7 +81,7 @@ struct scan {
 
     /* The state of JSON's grammar: what may follow the last byte, and which objects and arrays are open. */
     enum state state;
-    int depth; /* number of open objects and arrays (frames in use) */
+    int depth; /* number of open objects and arrays; each has a frame */
     struct frame frames[PROTO_MAX_DEPTH];
     int values;
     const char *literal; /* those letters of true, false or null that have not arrived yet */

@@ -64,7 +64,7 @@ typedef struct scan scan;
 
 /* Makes a scanner, which copies `limits` and `memory`. Returns NULL if there is no memory for it. */
 scan *scan_new(const proto_limits *limits, const proto_memory *memory);
-/* Makes a scanner for JSON without tensor values. It extracts nothing. Its first byte is byte `at` of the body. */
+/* Makes a scanner for JSON without tensor values. It extracts nothing. The JSON begins at byte `at` of the body. */
 scan *scan_new_plain(const proto_limits *limits, uint64_t at);
 /* Makes a scanner for JSON as KServe's clients write it: the dtype of a tensor is called `datatype`, and NaN,
  * infinities, true and false (for bool) have no quotes in `data`. */

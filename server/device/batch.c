@@ -7,7 +7,7 @@
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 
-/* a head dimension below this costs as much as this one, because kernels compute whole tiles */
+/* a head dimension below 64 costs as much as 64, because kernels compute whole tiles */
 enum { LEAST_HEAD_DIM = 64 };
 
 /* Returns the floating-point operations that kernels really carry out for a part of a job (the computation of one

@@ -8,8 +8,8 @@
  * What can go wrong on a device, and what the server does then:
  *
  *   out of memory, HTTP thread     the job that an HTTP thread tried to run is queued for a device's thread
- *   out of memory                  the batch waits for the batches beside it and is tried again, in the end alone;
- *                                  if it then fails, its requests fail with NO_MEMORY
+ *   out of memory                  the batch is tried again when other batches of the device have ended. If it fails
+ *                                  even while no other batch runs, its requests fail with NO_MEMORY
  *   an error that is not sticky    the batch's requests fail with DEVICE; the next batch runs
  *   a sticky error                 all batches of the device come back with DEVICE_LOST; the device is disabled.
  *                                  A job that was cut over several devices is computed again on the others

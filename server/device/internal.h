@@ -23,8 +23,8 @@
 enum { LINE = 64 }; /* size of the processor's cache line in bytes */
 #define NEVER INT64_MAX
 
-/* Returns the bytes of a contiguous tensor, rounded up to a multiple of MERGE_LINE. The tensor's shape must have been
- * checked. */
+/* Returns the size in bytes of a contiguous tensor, rounded up to a multiple of MERGE_LINE. The tensor's shape must
+ * have been checked. */
 static inline size_t lines_of(const attn_tensor *t)
 {
     int64_t bytes = 0;

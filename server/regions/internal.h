@@ -36,7 +36,7 @@ struct region {
      * table's lock protects the members from `pin` to `after`. */
     struct pin *pin;
     struct timespec seen; /* time of the object's last modification, ignoring the server's own writes */
-    int writing;          /* number of the server's writes to the region (the client's memory) that are running */
+    int writing;          /* number of running writes by the server to the region (the client's memory) */
     /* true: when the server's writes that are running now began, no client had modified the object */
     bool intact;
     /* time of the last attempt to pin the region (to let a driver hold its pages); 0: there was none */

@@ -137,8 +137,8 @@ static attn_status cannot_open(const char *key, int error, proto_error *code, at
     return attn_fail(why, ATTN_BUSY, "/key", "key: '%s' cannot be opened: %s", key, strerror(error));
 }
 
-/* True if the file belongs to the server's user, or its mode lets the server read and write the file. The server never
- * relies on root's right to open all files of other users. */
+/* True if the file belongs to the server's user, or its mode lets the server read and write the file. Root's right to
+ * open any file does not count. */
 static bool is_open_to_us(const struct stat *st)
 {
     const mode_t others = S_IROTH | S_IWOTH, group = S_IRGRP | S_IWGRP;

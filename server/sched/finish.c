@@ -152,8 +152,8 @@ static bool count_step(struct finishing *finishing)
     proto_result *result = &job->results[finishing->counted];
     if (finishing->counter == NULL && item->error.status == ATTN_OK && item->counts) {
         finishing->count_of = item->problem;
-        /* The problem's lengths of the caches are freed with the transaction's tables. So the counting of pairs uses
-         * the copy of the lengths in the result. */
+        /* The end of a cache transaction frees its tables, which include the lengths of the caches. So the counting of
+         * pairs uses the result's copy of the lengths. */
         if (result->lengths) finishing->count_of.seqlens_k.data = (void *)result->lengths;
         attn_counter_open(&finishing->count_of, proto_tile(item), &finishing->counter, &item->error);
     }

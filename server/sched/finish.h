@@ -26,7 +26,7 @@ struct finishing;
 
 struct finishing {
     struct piece piece;
-    struct job *job; /* the job, to which the finishing work holds a reference */
+    struct job *job; /* the job; the finishing work holds a reference to it */
     char id[REQUEST_ID_BYTES];
     bool cancelled; /* true: the main thread has cancelled the work, so no further piece will run */
     void (*done)(void *context, struct finishing *finishing);

@@ -165,7 +165,7 @@ static bool take_late(struct loop *loop, struct request *request)
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
     devices_submit_late(loop->server->devices, batch);
     queue_flow_runs(job->flow, batch->left_ns);
-    /* the deadline of this request may be the earliest, so on_check() must set the timer anew */
+    /* this request's deadline may be the earliest; queue_changed makes on_check() set the timer */
     loop->queue_changed = true;
     return true;
 }

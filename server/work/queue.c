@@ -13,12 +13,12 @@
  * is full, because until then it can still grow.
  *
  * Invariants
- * 1. The next batch for a device begins with the first job that may leave for this device, from the flow with the least
- *    virtual time. The virtual time of a flow only grows, so no job is overtaken for ever. A job whose cache
- *    transaction cannot begin waits for a job that runs.
+ * 1. The next batch for a device begins with a job of the flow with the least virtual time: the flow's first job that
+ *    may be sent to this device. The virtual time of a flow only grows, so no job is overtaken for ever. A job whose
+ *    cache transaction cannot begin waits for a job that runs.
  * 2. A batch is bounded in problems (max_batch) and in work (QUEUE_BATCH_FLOPS). Finding it examines at most
- *    QUEUE_SCAN_MAX jobs. Jobs that cannot leave now, such as hundreds that wait for one cache, do not delay the
- *    jobs behind them: QUEUE_PASS_MAX of them are passed over, the same number for each flow.
+ *    QUEUE_SCAN_MAX jobs. Jobs that cannot be sent now, such as hundreds that wait for one cache, do not delay
+ *    the jobs behind them: up to QUEUE_PASS_MAX of them are passed over, divided equally among the flows.
  * 3. `places` counts the requests of all threads. `count` and `bytes` count the jobs in the list.
  * 4. A job is in the list of all jobs and in its flow's list. A flow is in the list of flows while its own list is
  *    not empty. */

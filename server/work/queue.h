@@ -1,7 +1,7 @@
 /* queue.h: the jobs that wait for a device, and the admission of requests.
  *
  * Admission (any thread): a request takes a slot of the kind CALLER_RECEIVING from its headers to its last byte. After
- * that it has a slot of the kind CALLER_WAITING until it leaves for a device or ends. The number of slots of each kind
+ * that it has a slot of the kind CALLER_WAITING until it is sent to a device or ends. The number of slots of each kind
  * is bounded, so clients that send slowly do not keep other clients' requests from being computed. Only the main thread
  * uses the functions for jobs. This file uses no sockets and no timers. */
 #ifndef QUEUE_H

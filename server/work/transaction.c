@@ -158,7 +158,7 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
                                      /* The caches of a request have different lengths, so the mask is aligned to their
                                       * ends: its last column belongs to the last key of each cache. */
                                      0;
-    /* `observe` includes the keys up to the end of the longest cache, in key_mass and in its default range of keys */
+    /* In an observe, key_mass and the default range of keys extend to the end of the longest cache. */
     if (item->problem.op == ATTN_OP_OBSERVE) {
         item->problem.observe.shown_keys = 1;
         for (int i = 0; i < step->rows; i++)
