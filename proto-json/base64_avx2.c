@@ -66,7 +66,7 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
 }
 
 /* Joins 32 sextets (6-bit numbers, one in each byte) to 24 bytes. A shuffle first puts the 24 bytes into the 32-bit
- * lanes 0 1 2 4 5 6 of the result. Lane n of the returned vector is then lane places[n] of that result. */
+ * lanes 0 1 2 4 5 6. A permutation then moves lane places[n] to lane n. */
 static inline __m256i joined(__m256i sextets32, __m256i places)
 {
     /* two neighbouring sextets a and b (6 bits each) become a * 64 + b */

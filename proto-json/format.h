@@ -30,8 +30,8 @@ struct format_body {
     const char *id;
     proto_sequence sequence;
     uint64_t binary, shared, binary_parts[2];
-    /* for a merge (of results over different parts of the keys): 1 plus the index of the last part whose gradient the
-     * body names as an output; 0: there is none */
+    /* for a merge (of results over different parts of the keys): the number of parts up to the last one whose gradient
+     * the body names as an output; 0: it names no gradient */
     int gradients;
     /* the position in the body of each input tensor: an array of PROTO_TENSORS entries; NULL: the format has no
      * positions */

@@ -69,8 +69,8 @@ struct kserve_reader {
     uint64_t binary; /* outputs whose bytes follow the answer's JSON: one bit for each attn_tensor_id */
     /* gradients of a merge's parts whose bytes follow the JSON: a bit for each part, [0] for dout and [1] for dlse */
     uint64_t binary_parts[2];
-    /* for a merge (of results over different parts of the keys): 1 plus the index of the last part whose gradient the
-     * request names as an output; 0: there is none */
+    /* for a merge (of results over different parts of the keys): the number of parts up to the last one whose gradient
+     * the request names as an output; 0: it names no gradient */
     int gradients;
 };
 

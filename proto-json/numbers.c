@@ -12,9 +12,9 @@
  *        +---------+---->| ZERO |--|-----. ----'                              |
  *                        +------+  `--- e ------------------------------------'
  *
- * Before the machine, a quick reader tries to take a whole number at once, if the piece contains all of it. In doubt
- * (the piece ends, a character does not fit, the number is long) the quick reader takes nothing, and the machine reads
- * the same characters. So the machine alone defines the language, and the quick reader only saves time.
+ * Before the machine, a quick reader tries to take all characters of a number at once, if the piece contains them. In
+ * doubt (the piece ends, a character does not fit, the number is long) the quick reader takes nothing, and the machine
+ * reads the same characters. So the machine alone defines the language, and the quick reader only saves time.
  *
  * Values. A number is read as its first 19 significant digits w, times a power of ten, and perhaps further digits. No
  * dtype here has more than 24 significant bits. So a double near the exact value is as good as the exact value, if both
@@ -425,8 +425,9 @@ static void take_apart_long(struct decimal *d, int written_exponent)
     d->exponent -= after_point;
 }
 
-/* Parses a whole number and returns the text behind it. Returns NULL if the state machine must read the number, because
- * the number does not end before `end`, is malformed, or is too long. `p` is at a digit or a minus. */
+/* Parses a number from its first to its last character, and returns the text behind it. Returns NULL if the state
+ * machine must read the number, because the number does not end before `end`, is malformed, or is too long. `p` is at a
+ * digit or a minus. */
 static const char *quick(const char *p, const char *end, struct decimal *d)
 {
     /* At this value an exponent takes no further digits: the number is then too large for every dtype, or 0. */

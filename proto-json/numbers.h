@@ -110,9 +110,9 @@ numbers_place numbers_stopped(const numbers_reader *reader, char token[NUMBERS_C
 bool numbers_convert(numbers_reader *reader, const double *values, numbers_type type, void *out, uint64_t *element);
 
 /* Writes the text of one value of the dtype, not NUL-ended, and returns its length. `text` must have room for
- * NUMBERS_TEXT_MAX characters. Whole numbers have no ".0", except that negative zero is -0.0. Numbers below
- * 0.0001 and from 10^9 on have an exponent (1.5e-7, 1e30). NaN and infinities become "NaN", "Infinity" and
- * "-Infinity", quotes included. */
+ * NUMBERS_TEXT_MAX characters. Integers have no ".0", except that negative zero is -0.0. Numbers below 0.0001 and from
+ * 10^9 on have an exponent (1.5e-7, 1e30). NaN and infinities become "NaN", "Infinity" and "-Infinity", quotes
+ * included. */
 size_t numbers_format(attn_dtype dtype, const void *value, char *text);
 
 #endif

@@ -33,8 +33,8 @@ struct parse_reader {
     uint8_t *memory;
     bool sequence; /* true: the request names its cache by KServe's parameter `sequence_id` and not by the member
                     * `caches` */
-    /* for a merge (of results over different keys) in a KServe body: 1 plus the index of the last part whose gradient
-     * the body names as an output; 0: there is none */
+    /* for a merge (of results over different keys) in a KServe body: the number of parts up to the last one whose
+     * gradient the body names as an output; 0: it names no gradient */
     int gradients;
     struct parse_room *room;
 };

@@ -215,7 +215,7 @@ const char *device_name(const struct device *device);
 bool device_disable(struct device *device);
 
 /* Returns a device that must be disabled, or NULL if there is none. A device must be disabled if a thread noted it as
- * lost, or if a batch on it takes too long. *overdue becomes true if a batch takes longer than its size explains, by
+ * lost, or if a batch on it takes too long. *overdue becomes true if a batch exceeds the time that its size explains by
  * more than --watchdog-ms. The CPU is not watched. */
 struct device *devices_to_disable(const struct devices *devices, bool *overdue);
 /* Returns the batches on a device, linked by their member `next`. */

@@ -225,8 +225,8 @@ void merge_find(const struct device *device, struct slot *slot);
  * allocated device memory. */
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err);
 
-/* Puts a kernel that copies on the slot's stream, for those jobs whose `moved` is true. If `out` is false, it copies
- * inputs to the device, and new keys and values to their pages. If `out` is true, it copies outputs to the host. */
+/* Puts a copy kernel on the slot's stream, for those jobs whose `moved` is true. If `out` is false, it copies inputs to
+ * the device, and new keys and values to their pages. If `out` is true, it copies outputs to the host. */
 attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* ---- Functions of parts.c, for a part of a cut job; a device's thread calls them -------------------------------- */

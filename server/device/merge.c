@@ -24,8 +24,8 @@
 
 #include "server/work/transaction.h"
 
-/* The tensors that can be merged along their first axis, the batch, because the values of a batch row do not depend on
- * the row's index. With dropout `out` and the gradients do depend on the index, so problems with dropout are not
+/* MERGEABLE is the set of tensors that can be merged along their first axis, the batch: the values of a batch row do
+ * not depend on the row's index. With dropout `out` and the gradients do depend on it, so problems with dropout are not
  * merged. */
 #define T(name) ((uint64_t)1 << ATTN_T_##name)
 static const uint64_t MERGEABLE = T(q) | T(k) | T(v) | T(out) | T(lse) | T(dout) | T(dlse) | T(dq) | T(dk) | T(dv);

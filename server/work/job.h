@@ -169,7 +169,7 @@ struct job {
      * `lse`) */
     void *lse_found;
     /* An array of call->count elements: what a device needs to verify each item's `out`, or to compute the exact
-     * results for a check. NULL: the job needs neither. A job with this member runs alone. */
+     * results for a check. NULL: the job needs neither. If it is not NULL, the job runs alone in its batch. */
     struct job_truth *truths;
     /* seconds that a device is expected to take for computing exact outputs (`truths`); the member `seconds` includes
      * them */

@@ -179,8 +179,8 @@ void request_fail_status(struct request *request, const attn_error *why);
 void request_fail_in_job(struct request *request, const attn_error *why);
 
 /* Takes a slot in the queue for the request and releases the slot that the request had. Call this before the request
- * moves to a state that needs a slot; request_move() releases the slot on a move to another state. After an error the
- * request has no slot. Only the thread that owns the request may call this. */
+ * moves to a state that needs a slot; request_move() releases the slot on a move to a state that needs none. After an
+ * error the request has no slot. Only the thread that owns the request may call this. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
 /* Records the size of the request's text or answer. The text or answer counts as staging memory (the memory for
