@@ -79,7 +79,7 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
 typedef struct proto_dtype {
     const char *name; /* name of the dtype in a JSON body */
     attn_dtype as;    /* dtype of the elements after they are decoded */
-    size_t bytes;     /* bytes of an element as a client sends it, not counting base64 */
+    size_t bytes;     /* size in bytes of an element as a client sends it, before base64 */
 } proto_dtype;
 
 /* Finds a dtype by any of its three names (JSON, safetensors, KServe), in upper or lower case. */

@@ -32,7 +32,7 @@ struct output {
      * other part has slot_bytes of memory there */
     size_t received;
     size_t slot_bytes;
-    size_t result; /* offset of the finished elements: those of this part's share */
+    size_t result; /* offset of the results for this part's share (the elements that it adds up) */
     size_t end;    /* end of the memory for this output; the memory for the next output begins here */
 };
 

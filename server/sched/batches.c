@@ -201,7 +201,7 @@ void batches_window(uv_poll_t *poll, int status, int events)
  * after the kernels (verifying, writing, measuring) failed. */
 static void finish_request(struct loop *loop, struct job *job)
 {
-    /* if the request gets its results as the answer, answer.c calls contexts_finish_job() later */
+    /* if the answer will have the results, answer.c calls contexts_finish_job() later */
     if (job->request->failed || job->request->gone) contexts_finish_job(job, false);
     waiting_hand_back(loop, job->request);
 }
