@@ -11,9 +11,9 @@
  * Invariants
  * 1. step() alone decides which text is legal. A variant only takes groups of four alphabet characters, and may take
  *    fewer groups than there are.
- * 2. A character that step() refuses is not consumed and changes nothing.
- * 3. The offset of a refusal is the length of the longest beginning that the text shares with any legal text.
- * 4. While a group is not complete, its first `held` characters are in `bits`. After padding, `ended` stays set. `held`
+ * 2. A character that step() refuses is not consumed and changes nothing. 3. The offset of an error is the length of
+ * the longest prefix of the text that could be continued to a legal text. 4. While a group is not complete, its first
+ * `held` characters are in `bits`. After padding, `ended` stays set. `held`
  *    is then 3 if one more '=' must follow, and 0 if the text is complete. */
 #include "base64.h"
 #include "base64_simd.h"
@@ -56,9 +56,8 @@ static bool has_avx512(void)
 static const struct variant variants[] = {
 #ifdef __x86_64__
     { "avx512", has_avx512, base64_decode_avx512, base64_decode_large_avx512,
-      base64_encode_avx512 }, /* this variant needs an Intel processor since Ice Lake, or an AMD processor since Zen
-                               * 4 */
-    /* this variant needs an Intel processor since Haswell, or an AMD processor since Zen */
+      base64_encode_avx512 }, /* this variant needs Intel Ice Lake or later, or AMD Zen 4 or later */
+    /* this variant needs Intel Haswell or later, or AMD Zen or later */
     { "avx2", has_avx2, base64_decode_avx2, base64_decode_large_avx2, base64_encode_avx2 },
 #endif
 #ifdef __aarch64__
@@ -113,9 +112,10 @@ bool base64_use(const char *name)
 
 /* ---- Decoding base64 --------------------------------------------------------------------------------------------- */
 
-/* Streams of at least LARGE characters are decoded with stores that bypass the processor's caches, in calls that get at
- * least LARGE_PIECE characters. In a measurement, a Xeon with 2 MiB of L2 cache per core decoded text in pieces of 64
- * KiB into 192 MiB of memory. It read 15.9 GB/s of text in this way, and 9.5 GB/s with ordinary stores. */
+/* LARGE: streams of at least this many characters are decoded with stores that bypass the processor's caches.
+ * LARGE_PIECE: calls with fewer characters use ordinary stores nevertheless. Measured on a Xeon with 2 MiB of L2 cache
+ * per core, for pieces of 64 KiB and an output of 192 MiB: these stores read 15.9 GB/s of text, ordinary stores 9.5
+ * GB/s. */
 enum { LARGE = 8 << 20, LARGE_PIECE = 4096 };
 
 /* Takes one character of the text. Returns false if the character cannot stand at this place of the text; *d and *out

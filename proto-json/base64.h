@@ -19,11 +19,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The state of decoding a stream whose text arrives in pieces of any size. Start with zeros. If a call stops at a
- * character, the state stays as it was before that character, so the caller may go on with another character. */
+/* The state of decoding a stream whose text arrives in pieces of any size. Start with zeros. A call that stops at a
+ * character does not consume it, so the caller may give another character instead. */
 typedef struct base64_decoder {
-    uint32_t bits; /* bits of the unfinished group of four characters: 6 for each character that was read */
-    /* number of characters (0 to 3) of the unfinished group of four that were read; the first of two '=' counts too */
+    uint32_t bits; /* bits of the unfinished group of four characters, 6 for each character read so far */
+    /* how many characters (0 to 3) of the unfinished group were read; the first of two '=' counts too */
     int held;
     bool ended;      /* true: padding (a '=') was read, so the text must end */
     uint64_t offset; /* number of characters of the stream that were decoded */
@@ -33,12 +33,12 @@ typedef struct base64_decoder {
  * may overwrite up to this many bytes of `out`, although *written counts fewer. */
 #define BASE64_DECODED_MAX(count) (((count) + 3) / 4 * 3 + 64)
 
-/* Decodes up to the first character that cannot stand in its place: a character outside the alphabet, a '=' too early,
- * a character whose leftover bits are not zero, or anything behind the padding. Returns the number of characters taken,
- * which is `count` if all are good. decoder->offset grows by that number. After an early stop, decoder->offset is the
- * position of the bad character in the stream. *written becomes the number of bytes at `out`: a group of four
- * characters gives its bytes with its last character. `out` must have room for BASE64_DECODED_MAX(count). A call that
- * stops early writes at most 64 bytes behind the bytes of the characters that it took. */
+/* Decodes up to the first character that cannot stand in its place, and returns the number of characters decoded
+ * (`count` if all are good). Such a character is outside the alphabet, a '=' too early, a last character whose unused
+ * bits are not zero, or anything behind the padding. decoder->offset grows by the returned number, so after an early
+ * stop it is the position of the bad character in the stream. *written becomes the number of bytes written to `out`:
+ * each complete group of four characters gives its bytes. `out` must have room for BASE64_DECODED_MAX(count). A call
+ * that stops early overwrites at most 64 bytes behind the decoded bytes. */
 size_t base64_decode_until(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
 /* Decodes text that must be base64 to its last character. Returns false if a character cannot stand in its place;
@@ -54,8 +54,8 @@ bool base64_finish(const base64_decoder *decoder);
 const char *base64_reason(const base64_decoder *decoder, char found);
 
 enum { BASE64_HEAD = 8 };
-/* Writes the first characters of the text that the decoder has taken, at most BASE64_HEAD, and a NUL. The function
- * encodes these characters from `bytes`, the `count` bytes that the decoder has written. */
+/* Writes the beginning of the text that the decoder has read, at most BASE64_HEAD characters, and a NUL. The text is
+ * made by encoding `bytes`, the `count` bytes that the decoder has written. */
 void base64_head(const base64_decoder *decoder, const uint8_t *bytes, size_t count, char head[BASE64_HEAD + 1]);
 
 /* The length in characters of the base64 text for `bytes` bytes. */

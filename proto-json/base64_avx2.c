@@ -24,8 +24,8 @@
 
 enum { CHARS = 32, BYTES = 24, UNROLL = 4 };
 
-/* writes the 16-byte table twice into a vector of 32 bytes, because a shuffle looks up each half of the indices in the
- * same half of the table */
+/* A table of 16 bytes, written twice into a vector of 32 bytes: a shuffle looks up each half of the indices in the same
+ * half of the table. */
 #define TWICE(...) _mm256_setr_epi8(__VA_ARGS__, __VA_ARGS__)
 
 /* Returns the sextets (6-bit values) of 32 characters. A byte of *foreign becomes nonzero if its character is outside
@@ -58,15 +58,15 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     __m256i lo = _mm256_and_si256(text, low_half);
     __m256i hi = _mm256_and_si256(_mm256_srli_epi32(text, 4), low_half);
     *foreign = _mm256_and_si256(_mm256_shuffle_epi8(not_with_lo, lo), _mm256_shuffle_epi8(kind_of_hi, hi));
-    /* Each byte of `slash` is -1 where the character is '/', and otherwise 0. The upper 4 bits of '/' and of '+' are 2,
-     * the entry of '+' in to_sextet. With `slash` added to `hi`, '/' gets entry 1, which no other character of the
+    /* Each byte of `slash` is -1 where the character is '/', and otherwise 0. '/' and '+' have the same upper 4 bits,
+     * 2, and entry 2 of to_sextet is for '+'. Adding `slash` to `hi` gives '/' entry 1, which no other character of the
      * alphabet uses. */
     __m256i slash = _mm256_cmpeq_epi8(text, _mm256_set1_epi8('/'));
     return _mm256_add_epi8(text, _mm256_shuffle_epi8(to_sextet, _mm256_add_epi8(hi, slash)));
 }
 
 /* Joins 32 sextets (6-bit numbers, one in each byte) to 24 bytes. A shuffle first puts the 24 bytes into the 32-bit
- * lanes 0 1 2 4 5 6 of the result. Lane n of the returned vector is then lane places[n] of that result. */
+ * lanes 0 1 2 4 5 6. A permutation then moves lane places[n] to lane n. */
 static inline __m256i joined(__m256i sextets32, __m256i places)
 {
     /* two neighbouring sextets a and b (6 bits each) become a * 64 + b */

@@ -19,8 +19,7 @@
 
 enum { CHARS = 64, BYTES = 48, UNROLL = 4 };
 
-/* The loops prefetch the output's memory AHEAD bytes ahead, because the memory may still be in the cache of another
- * core that used it before. */
+/* The loops prefetch the output's memory, AHEAD bytes ahead: it may still be in the cache of another core. */
 enum { AHEAD = 2048, LINE = 64 };
 
 /* The sextets (6-bit values) of the characters 0 to 127. F marks a character outside the alphabet. */
@@ -40,9 +39,9 @@ static const uint8_t sextet_of[128] __attribute__((aligned(64))) = {
 static const char letter_of[65]
     __attribute__((aligned(64))) = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/* Byte numbers for a permutation of two registers. The permutation closes the gaps between groups of 4 bytes. Each
- * group holds three bytes of data, in reverse order, and one unused byte. CLOSE(i) is for group i; groups 0 to 15 are
- * in the first register, groups 16 to 31 in the second. A permutation uses 64 entries from entry 0, 16 or 32 on. */
+/* Byte indices for a permutation that closes the gaps between groups of 4 bytes in two registers. A group holds three
+ * bytes of data, in reverse order, and one unused byte. CLOSE(i) gives the indices for group i: groups 0 to 15 are in
+ * the first register, groups 16 to 31 in the second. A permutation uses 64 indices, from index 0, 16 or 32 on. */
 #define CLOSE(i) 4 * (i) + 2, 4 * (i) + 1, 4 * (i)
 #define CLOSE8(i) \
     CLOSE(i), CLOSE(i + 1), CLOSE(i + 2), CLOSE(i + 3), CLOSE(i + 4), CLOSE(i + 5), CLOSE(i + 6), CLOSE(i + 7)

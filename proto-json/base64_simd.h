@@ -26,9 +26,9 @@ extern const uint8_t base64_sextet[256];
 
 base64_decode_groups base64_decode_scalar, base64_decode_avx2, base64_decode_avx512, base64_decode_neon;
 
-/* The functions below are base64_decode_groups for streams larger than the caches. They store whole cache lines past
- * the caches, because an ordinary store first reads the line that it overwrites. Other threads see the bytes when the
- * call returns. */
+/* The functions below are base64_decode_groups for streams larger than the caches. They write whole cache lines with
+ * stores that bypass the caches. An ordinary store would first read the line that it overwrites. Other threads see the
+ * bytes when the call returns. */
 base64_decode_groups base64_decode_large_avx2, base64_decode_large_avx512;
 base64_encode_groups base64_encode_scalar, base64_encode_avx2, base64_encode_avx512, base64_encode_neon;
 
@@ -36,7 +36,7 @@ enum { BASE64_LINE = 64 }; /* size of a cache line in bytes */
 
 /* Returns how many characters must be decoded before `out` reaches the beginning of a 64-byte cache line. A group of
  * four characters gives 3 bytes, so 43 groups give 129 = 2 * 64 + 1 bytes and move `out` one byte further in its line.
- * If n bytes are missing to the next line, 43 * n groups are needed, modulo 64. */
+ * If the next line begins n bytes behind `out`, 43 * n groups are needed, modulo 64. */
 static inline size_t base64_chars_to_line(const uint8_t *out)
 {
     return (BASE64_LINE - (uintptr_t)out % BASE64_LINE) * 43 % BASE64_LINE * 4;

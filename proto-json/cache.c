@@ -23,7 +23,7 @@ struct member {
      * followed by the number of scales, an int. */
     size_t offset;
     int64_t minimum, maximum;
-    /* the rule that the value must obey, in words for messages; NULL: messages state `minimum` and `maximum` */
+    /* the rule for the value, as messages state it; NULL: messages state `minimum` and `maximum` */
     const char *rule;
 };
 
@@ -51,8 +51,7 @@ static const struct member index_members[] = { { "ready", TYPE_BOOL, false, 0, 0
 struct body {
     const struct member *members;
     const char *example;
-    /* the place in suggestions.c under which hints about unknown members of this body are listed; "": there are no
-     * hints */
+    /* key in suggestions.c for hints about unknown members of this body; "": there are no hints */
     const char *place;
     const char *listed; /* the names of all members of the body, as a message lists them */
 };
@@ -193,7 +192,7 @@ static attn_status read_body(const struct body *body, const void *text, size_t b
     return status;
 }
 
-/* Copies a scale that was given as a single number to every head. Other scales stay as they are. */
+/* If a scale was given as a single number, copies it to every head. Other scales stay as they are. */
 static attn_status spread_scale(float **scales, int *count, int64_t heads, attn_error *err)
 {
     if (*scales == NULL || *count > 0) return ATTN_OK;

@@ -1,6 +1,6 @@
 /* encode.c: writes answers in any format, while they are sent.
  *
- * An answer is a list of pieces. The list is made and measured before the first byte leaves, so that the length is
+ * An answer is a list of pieces. The list is made and measured before the first byte is sent, so that the length is
  * known. Measuring arrays of numbers takes as long as writing them.
  *
  *   {"out":{"shape":[1,64,4,64],"dtype":"float16","data":" |  base64 of out  | "},"lse":{ ... |  base64 of lse  | ... }
@@ -47,16 +47,16 @@ enum {
     /* A token is one number of an array with the brackets and the comma before it, such as "]],[[-1.5". TOKEN_BYTES is
      * the length of the longest token. */
     TOKEN_BYTES = 2 * ATTN_MAX_RANK + 1 + NUMBERS_TEXT_MAX,
-    /* ITEM_BYTES: upper bound on the text of the answer to one problem. This text is an error, or the names and shapes
-     * of the outputs and the other members. TENSOR_BYTES: upper bound on the text for one output, whose shape has at
-     * most 168 bytes. */
+    /* ITEM_BYTES: upper bound on the text of the answer to one problem. This text is an error, or everything except the
+     * tensor data: the names and shapes of the outputs, and the other members. TENSOR_BYTES: upper bound on the text
+     * for one output, whose shape has at most 168 bytes. */
     TENSOR_BYTES = 256,
     ITEM_BYTES = ENCODE_PROBLEM_BYTES + TENSOR_BYTES * ATTN_TENSOR_COUNT,
     REPORT_BYTES = 64 << 10, /* room in bytes for the report of a check of one problem, including escapes */
 };
 
-/* Text of one element of an array of numbers, with the brackets and the comma before it; or the brackets at the array's
- * end. */
+/* The text of one number in an array, with the brackets and the comma before it; at the end of the array, the closing
+ * brackets. */
 struct token {
     char text[TOKEN_BYTES];
     size_t length, taken;
@@ -69,13 +69,13 @@ struct proto_encoder {
     size_t piece_count, piece_capacity;
     bool short_of_memory;
 
-    /* How far the answer's length is measured. To measure an array, the encoder formats all of its numbers; it formats
-     * them again when the answer is read. */
+    /* The members that say how much of the answer's length is known. To measure an array, the encoder formats all of
+     * its numbers. It formats them again when the answer is read. */
     uint64_t length;          /* number of bytes that the answer's first `measured` pieces take together */
     size_t measured;          /* number of pieces whose length is known */
     int64_t measured_element; /* index of the next element to measure in the array that is being measured */
 
-    /* The position in the answer at which the next read continues. */
+    /* The reading position in the answer. */
     size_t piece;
     uint64_t taken;  /* number of characters of the piece with index `piece` that have been read */
     uint64_t read;   /* number of characters of the whole answer that have been read */
@@ -100,7 +100,7 @@ static void add_piece(proto_encoder *e, struct piece piece)
     e->pieces[e->piece_count++] = piece;
 }
 
-/* Makes one piece of the text that was written since the last piece. */
+/* Makes a new piece of the text that was written since the last piece. */
 static void end_text(proto_encoder *e)
 {
     const size_t begin = e->text_in_pieces, length = e->text.used - begin;
@@ -189,7 +189,7 @@ static void put_sizes(struct text *t, const proto_item *item, const proto_result
     text_put_char(t, '}');
 }
 
-/* Writes a count, which is an integer held in a double and may be of any size. */
+/* Writes a count: an integer of any size, which is stored as a double. */
 static void put_count(struct text *t, double count)
 {
     if (count < 0x1p63) text_put_number(t, (uint64_t)count);
@@ -278,7 +278,7 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
         double us = result->timing_us[written[i]];
         if (written[i] == PROTO_STAGE_compute) us += result->timing_us[PROTO_STAGE_launch];
-        /* a time of a clock never reaches these bounds; beyond them, the conversion to an integer would be undefined */
+        /* No measured time reaches these bounds. Beyond them, the conversion to an integer would be undefined. */
         uint64_t tenths = us > 0 && us < 1e15 ? (uint64_t)(us * 10 + 0.5) : 0;
         text_put_string(&t, i ? ",\"" : "{\"");
         text_put_string(&t, proto_stages[written[i]]);

@@ -6,12 +6,12 @@
 #include "proto.h"
 #include "text/text.h"
 
-/* Upper bound on the bytes of an error as a JSON document. Twice this number is an upper bound for the facts of an
- * answer (its members other than tensors). */
+/* Upper bound on the size in bytes of an error as a JSON document. The members of an answer other than tensors (its
+ * facts) take at most twice as much. */
 enum { ENCODE_PROBLEM_BYTES = 4096 };
 
-/* Returns the text of the answer, to which the caller appends. Text written before a call of encode_tensor() stands
- * before the tensor of that call. */
+/* Returns the text of the answer, so that the caller can append to it. Text that was appended before a call of
+ * encode_tensor() stands before the tensor of that call. */
 struct text *encode_text(proto_encoder *encoder);
 
 typedef enum encode_as { ENCODE_BYTES, ENCODE_BASE64, ENCODE_ARRAY, ENCODE_LIST } encode_as;
@@ -21,8 +21,8 @@ typedef enum encode_as { ENCODE_BYTES, ENCODE_BASE64, ENCODE_ARRAY, ENCODE_LIST 
 void encode_tensor(proto_encoder *encoder, const attn_tensor *tensor, encode_as as);
 
 enum {
-    /* largest number of facts (members of an answer that are not tensors): 8 that any answer may have, 8 of a check's
-     * report, and PROTO_COUNTS of an observe (statistics of probabilities) */
+    /* largest number of facts (members of an answer that are not tensors): 8 for any answer, 8 for the report of a
+     * check, and PROTO_COUNTS for an observe (statistics of probabilities) */
     ENCODE_FACTS = 8 + 8 + PROTO_COUNTS,
     /* room in bytes for the longest value of a fact (a member of an answer that is not a tensor): the lengths of
      * PROTO_MAX_CACHES caches */

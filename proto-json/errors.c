@@ -44,8 +44,8 @@ proto_error proto_error_of(attn_status status)
     return PROTO_E_INTERNAL;
 }
 
-/* Writes the member `name` of a JSON object; its value is the text `before` followed by the text `value`. Each text
- * takes at most `room` bytes. */
+/* Writes the member `name` of a JSON object; its value is the text `before` followed by the text `value`. Each of the
+ * two texts is cut to at most `room` bytes. */
 static void put_member(struct text *t, const char *name, const char *before, const char *value, size_t room)
 {
     text_put_string(t, ",\"");

@@ -7,8 +7,8 @@
 #include "proto.h"
 #include "text/text.h"
 
-/* The table of hints. Each hint is rare in correct requests. If the member that a hint is about is not given, the check
- * for this hint costs nothing. The check of a tensor ends at the first number that rules the hint out. */
+/* The table of hints. Correct requests rarely get a hint. The checks cost little: a hint about a member is checked only
+ * if the member is given, and the check of a tensor ends at the first number that rules the hint out. */
 #define PROTO_HINT_MAP(X)                                                                                              \
     X(SCALE_ZERO, "scale is 0, and every key weighs the same; leave scale out for 1/sqrt(D)")                          \
     X(SCALE_SQRT, "scale is sqrt(D), and multiplies the scores; the default is 1/sqrt(D)")                             \

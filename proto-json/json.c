@@ -143,7 +143,7 @@ static void add_gradients(proto_encoder *e, const proto_item *item)
     text_put_string(t, "],");
 }
 
-/* Adds the members of the answer to one problem: its tensors, and facts such as its times. */
+/* Adds the results of one problem to the answer: its tensors, and members such as times. */
 static void add_result(proto_encoder *e, const proto_item *item, const proto_result *result)
 {
     struct text *const t = encode_text(e);

@@ -44,8 +44,8 @@ static void pass(struct kserve_reader *r)
     while (r->now < r->extract_count && r->extracts[r->now].bytes == (uint64_t)r->sizes[r->now]) r->now++;
 }
 
-/* Takes those bytes of a piece of the body that belong to the current section, which is the JSON or one binary input.
- * *taken becomes the number of these bytes. */
+/* Takes the bytes that belong to the current section of the body (the JSON, or one binary input) from a piece of the
+ * body. *taken becomes the number of these bytes. */
 static attn_status take(struct kserve_reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status;
@@ -281,8 +281,8 @@ enum { REPORT_BYTES = 64 << 10 }; /* the longest report of a check in bytes, not
 
 /* ---- Writing KServe answers -------------------------------------------------------------------------------------- */
 
-/* Writes facts of an answer (members such as times) as KServe parameters. A value that is not a string, number or bool
- * becomes a string of JSON. */
+/* Writes the members of an answer that are not tensors (such as times) as KServe parameters. A value that is not a
+ * string, number or bool becomes a string that contains JSON. */
 static void put_parameters(struct text *t, const proto_item *item, const proto_result *result)
 {
     struct encode_fact facts[ENCODE_FACTS];

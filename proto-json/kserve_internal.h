@@ -26,8 +26,8 @@ struct kserve_input {
     const char *name; /* name of the tensor, a string in the tree of the request's JSON */
     int extract;
     bool binary;
-    bool shared; /* true: the input is in shared memory; the entry of kserve_reader.shared with this input's index says
-                  * where */
+    bool shared; /* true: the input is in shared memory, at the place that kserve_reader.shared describes under this
+                  * input's index */
 };
 
 struct kserve_reader {
@@ -69,8 +69,8 @@ struct kserve_reader {
     uint64_t binary; /* outputs whose bytes follow the answer's JSON: one bit for each attn_tensor_id */
     /* gradients of a merge's parts whose bytes follow the JSON: a bit for each part, [0] for dout and [1] for dlse */
     uint64_t binary_parts[2];
-    /* for a merge (of results over different parts of the keys): 1 plus the index of the last part whose gradient the
-     * request names as an output; 0: there is none */
+    /* for a merge (of results over different parts of the keys): the number of parts up to the last one whose gradient
+     * the request names as an output; 0: it names no gradient */
     int gradients;
 };
 

@@ -188,8 +188,8 @@ static attn_status read_place(struct kserve_reader *r, const char *pointer, cons
     return ATTN_OK;
 }
 
-/* Checks that all parameters of a tensor's place in shared memory are given. `said` is false if the client gave none of
- * these parameters; there is nothing to check then. */
+/* Checks that a tensor's place in shared memory is complete. `said`: the client gave at least one parameter of the
+ * place. If it is false, there is nothing to check. */
 static attn_status check_place(struct kserve_reader *r, const char *pointer, const char *where, bool said,
                                const proto_shared *place)
 {
@@ -472,7 +472,7 @@ static bool names_already(const cJSON *names, const char *word)
     return false;
 }
 
-/* Reads the name of an output that is the gradient of a merge's part. The answer has the gradients of all parts, even
+/* Reads an output's name that denotes the gradient of a merge's part. The answer has the gradients of all parts, even
  * if the request names only some of them. */
 static attn_status read_gradient(struct kserve_reader *r, int index, const char *name, bool binary,
                                  const proto_shared *place)
@@ -487,7 +487,7 @@ static attn_status read_gradient(struct kserve_reader *r, int index, const char 
     return ATTN_OK;
 }
 
-/* Turns the names of outputs into the member `outputs`, or into the member that the operation has in place of `outputs`
+/* Makes the member `outputs` of the JSON body from the names of outputs. Some operations have another member instead
  * (proto_operations[].asks). Without names the default outputs are sent. Sets *text to true if some outputs are sent as
  * numbers. */
 static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, bool all_binary, bool *text)
@@ -568,8 +568,8 @@ static attn_status add_number(struct kserve_reader *r, const char *name, int64_t
     return cJSON_AddRawToObject(r->root, name, digits) ? ATTN_OK : no_memory(r);
 }
 
-/* Parses a parameter such as "[-1,0]". Parameters can only be strings, numbers and bools, so an array comes as a string
- * of JSON. *value stays NULL if the string is not JSON; parse.c then makes the error. */
+/* Parses a parameter such as "[-1,0]". Parameters can only be strings, numbers and bools, so an array is sent as a
+ * string that contains JSON. *value stays NULL if the string is not JSON; parse.c then makes the error. */
 static attn_status parse(struct kserve_reader *r, const char *text, cJSON **value)
 {
     const attn_status status = tree_of_text(text, &r->limits, &r->values, value);

@@ -12,9 +12,9 @@
  *        +---------+---->| ZERO |--|-----. ----'                              |
  *                        +------+  `--- e ------------------------------------'
  *
- * Before the machine, a quick reader tries to take a whole number at once, if the piece contains all of it. In doubt
- * (the piece ends, a character does not fit, the number is long) the quick reader takes nothing, and the machine reads
- * the same characters. So the machine alone defines the language, and the quick reader only saves time.
+ * Before the machine, a quick reader tries to take all characters of a number at once, if the piece contains them. In
+ * doubt (the piece ends, a character does not fit, the number is long) the quick reader takes nothing, and the machine
+ * reads the same characters. So the machine alone defines the language, and the quick reader only saves time.
  *
  * Values. A number is read as its first 19 significant digits w, times a power of ten, and perhaps further digits. No
  * dtype here has more than 24 significant bits. So a double near the exact value is as good as the exact value, if both
@@ -53,7 +53,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
  * value's bit pattern: sign, exponent and fraction, as in IEEE 754. */
 static const struct format {
     int fraction_bits, min_exponent; /* min_exponent: exponent (of 2) of the format's smallest normal number */
-    /* codes (bit patterns) of the largest finite value, of the sign, of infinity (0: the format has none) and of NaN */
+    /* bit patterns of the largest finite value, the sign bit, infinity (0: the format has none) and NaN */
     uint32_t largest, sign, infinity, nan;
 } formats[] = {
     [ATTN_F32] = { 23, -126, 0x7F7FFFFF, 0x80000000, 0x7F800000, 0x7FC00000 },
@@ -108,18 +108,18 @@ static const double tens[] = {
     1e51, 1e52, 1e53, 1e54, 1e55, 1e56, 1e57, 1e58, 1e59, 1e60, 1e61, 1e62, 1e63, 1e64, 1e65, 1e66,
 };
 
-#define BELOW(bit) ((UINT64_C(1) << (bit)) - 1) /* a number in which all bits below bit number `bit` are set */
+#define BELOW(bit) ((UINT64_C(1) << (bit)) - 1) /* only the bits below bit number `bit` are set */
 
 enum {
     HUGE_EXPONENT = 38, /* a number w * 10^exponent with an exponent above this is too large for every dtype: w * 10^39
                          * >= 10^39 > 2^128 */
-    /* a number w * 10^exponent with an exponent below this is 0 in every dtype: w < 10^19, so w * 10^-67 < 10^-48 <
-     * 2^-150, which is half of the smallest float32 */
+    /* a number w * 10^exponent with an exponent below this is 0 in every dtype: w < 10^19, so the number is below
+     * 10^-48, and half of the smallest float32 is 2^-150 > 10^-48 */
     TINY_EXPONENT = -66,
-    GRID_SHIFT = 52 - 24, /* number of bits of a double's fraction after the first 25 significant bits, which are the
-                           * grid (see the top of this file) */
+    GRID_SHIFT = 52 - 24, /* number of fraction bits of a double that a grid point (see the top of this file) does not
+                           * use: it has 25 significant bits */
 };
-/* HUGE_NUMBER stands for all numbers with an exponent above HUGE_EXPONENT, TINY_NUMBER for those with an exponent below
+/* HUGE_NUMBER replaces all numbers with an exponent above HUGE_EXPONENT, and TINY_NUMBER those with an exponent below
  * TINY_EXPONENT */
 static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200;
 
@@ -169,7 +169,7 @@ static int compare_big(const struct decimal *d, uint32_t m, int q)
     /* d->exponent is the exponent of the 19th significant digit; the loop makes it the exponent of the last digit */
     int exponent = d->exponent;
     int significant = 0, pending = 0;
-    uint32_t chunk = 0; /* up to nine decimal digits, which the loop appends to the big number together */
+    uint32_t chunk = 0; /* up to nine decimal digits; the loop appends them to the big number in one step */
     for (size_t i = 0; i < d->count; i++) {
         if (d->text[i] == '.') continue;
         if (significant > 0 || d->text[i] != '0') significant++;
@@ -237,7 +237,7 @@ static int compare(const struct decimal *d, uint32_t m, int q)
  * value give the same result: smaller, equal or larger. */
 static double magnitude(const struct decimal *d)
 {
-    enum { GUARD = 8 }; /* upper bound on the error of x (computed below), in units of the last place of x */
+    enum { GUARD = 8 }; /* upper bound on the error of x (computed below), in units in the last place (ulp) of x */
     const uint64_t off_grid = BELOW(GRID_SHIFT);
     if (d->exponent == 0 && d->w >> 53 == 0 && !d->longer) return (double)d->w;
     if (d->w == 0) return 0;
@@ -260,7 +260,7 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
 {
     uint64_t bits = double_bits(x);
     int exponent = (int)(bits >> 52) - 1023;
-    /* number of significant bits that a subnormal x lacks, compared with a normal number */
+    /* how many significant bits fewer than a normal number the result has; 0: it is normal */
     int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0;
     int shift = 52 - f->fraction_bits + below;
     if (bits == 0 || shift > 54) { /* x is less than half of the format's smallest number, so it becomes 0 */
@@ -278,8 +278,8 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     return *code <= f->largest;
 }
 
-/* Writes the lowest `bytes` bytes of a code (bit pattern). memcpy() is needed, because the memory may still hold the
- * doubles that numbers_convert() reads. */
+/* Writes the lowest `bytes` bytes of a code (bit pattern). memcpy() is needed, because numbers_convert() reads doubles
+ * from memory that this function overwrites with other types. */
 static void put(void *out, size_t index, size_t bytes, uint32_t code)
 {
     char *at = (char *)out + index * bytes;
@@ -309,8 +309,8 @@ static const char *const range_errors[] = {
 };
 static const char no_integer[] = "an integer without point or exponent is expected";
 
-/* Each put_ function writes one element of an array whose dtype is of the kind in the function's name. The function
- * returns NULL, or text that says what is wrong with the number. */
+/* The put_ functions write one element of an array; their names tell the kind of the dtype. They return NULL, or text
+ * that says what is wrong with the number. */
 
 static const char *put_integer(numbers_type type, bool negative, uint64_t w, void *out, size_t index)
 {
@@ -361,19 +361,19 @@ static bool is_digit(char c)
     return (unsigned char)(c - '0') < 10;
 }
 
-/* Returns the number whose eight digits are the bytes of v, the first digit in the lowest byte. Each step joins
- * neighbours: to numbers of two digits, then of four, then of eight. */
+/* Converts eight decimal digits to a number. Each byte of v is a digit (0 to 9), and the lowest byte is the first
+ * digit. Each step joins neighbours: to numbers of two digits, then four, then eight. */
 static inline uint64_t sum_eight(uint64_t v)
 {
     const uint64_t every_fourth = UINT64_C(0x000000FF000000FF);
-    v = v * 10 + (v >> 8); /* after this line v has numbers of two digits, in its bytes 0, 2, 4 and 6 */
+    v = v * 10 + (v >> 8); /* now bytes 0, 2, 4 and 6 of v are numbers of two digits */
     return ((v & every_fourth) * (100 + (UINT64_C(1000000) << 32)) +
             (v >> 16 & every_fourth) * (1 + (UINT64_C(10000) << 32))) >>
            32;
 }
 
-/* Appends the digits at p to the decimal number w, and returns the text behind the digits. If the piece has eight more
- * characters, tests all eight together. No branch depends on how many of the eight are digits. */
+/* Appends the digits at p to the decimal number w, and returns the text behind the digits. While at least eight
+ * characters are left, it tests eight at a time. No branch depends on how many of the eight are digits. */
 static inline const char *take_digits(const char *p, const char *end, uint64_t *w)
 {
     static const uint32_t scale[9] = { 1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000 };
@@ -425,11 +425,12 @@ static void take_apart_long(struct decimal *d, int written_exponent)
     d->exponent -= after_point;
 }
 
-/* Parses a whole number and returns the text behind it. Returns NULL if the state machine must read the number, because
- * the number does not end before `end`, is malformed, or is too long. `p` is at a digit or a minus. */
+/* Parses a number from its first to its last character, and returns the text behind it. Returns NULL if the state
+ * machine must read the number, because the number does not end before `end`, is malformed, or is too long. `p` is at a
+ * digit or a minus. */
 static const char *quick(const char *p, const char *end, struct decimal *d)
 {
-    /* Larger exponents are stored as SATURATED: even with NUMBERS_CHARS digits the number is then too large, or 0. */
+    /* At this value an exponent takes no further digits: the number is then too large for every dtype, or 0. */
     enum { SATURATED = 100000 };
     const char *const start = p;
     d->negative = *p == '-';
@@ -558,7 +559,7 @@ static const struct {
 };
 enum { WORDS = sizeof words / sizeof words[0] };
 
-/* The words that a reader with bare_words accepts without quotes. */
+/* Words that may stand without quotes if the reader's member bare_words is true. */
 static const struct {
     const char *text;
     double value;
@@ -608,8 +609,7 @@ static const char *close_array(numbers_reader *r)
     if (r->shape[d - 1] >= 0 && count != r->shape[d - 1]) return "this array is shorter than the ones before it";
     r->shape[d - 1] = count;
     if (r->leaf_depth == 0)
-        r->leaf_depth = d; /* the first empty array fixes the depth at which all elements must
-                                                * stand */
+        r->leaf_depth = d; /* the first empty array decides at which depth all elements must stand */
     r->state = AFTER;
     if (--r->depth == 0) {
         r->state = DONE;
@@ -618,7 +618,7 @@ static const char *close_array(numbers_reader *r)
     return NULL;
 }
 
-/* Counts an element that was written, in the innermost open array. */
+/* Counts one more element in the innermost open array. */
 static void count_element(numbers_reader *r)
 {
     r->leaf_depth = r->depth;
@@ -973,9 +973,10 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     /* true: a decimal exactly on a boundary between c and a neighbour also rounds to c, because ties go to even */
     bool even = (c & 1) == 0;
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
-    int h = q + log2_pow10(-k) + 1; /* number of bits, 1 to 4, by which c is shifted to the left */
+    int h = q + log2_pow10(-k) + 1; /* c is shifted to the left by h bits, 1 to 4 */
     uint64_t power = powers_of_ten[-k - POWER_MIN];
-    /* Four times the value c * 2^q, and four times the bounds between which numbers round to it, in units of 10^k. */
+    /* These are four times the value c * 2^q, and four times the two ends of the interval that rounds to it. All are in
+     * units of 10^k. */
     uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;
     uint32_t value = multiply_to_odd(power, (4 * c) << h);
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;

@@ -41,8 +41,8 @@
 enum {
     NUMBERS_RANK = ATTN_MAX_RANK, /* the deepest nesting of arrays that is accepted */
     NUMBERS_CHARS = 768,          /* the longest text of one number that is accepted, in characters */
-    /* Bytes of room for the text of one number. The text has at most 16 characters, but the code stores up to eight
-     * characters at a time, some of them behind the text's end. */
+    /* Size of the buffer for the text of one number. The text has at most 16 characters, but the code writes eight
+     * characters at a time, and some of these may lie behind the text's end. */
     NUMBERS_TEXT_MAX = 24,
 };
 
@@ -82,7 +82,7 @@ typedef struct numbers_reader {
     /* true: some element was the word true or false; truth_element is the index of the first such element */
     bool truths;
     uint64_t truth_element;
-    /* Inside a string: `word` is the number of the word in the string (such as NaN), and `held` says how many of its
+    /* Inside a string such as "NaN": `word` is the index of the expected word, and `held` says how many of its
      * characters were read. Inside a number: `held` characters of the number are in `text`. */
     int word, held;
     char text[NUMBERS_CHARS + 1]; /* text of a number that began in an earlier piece, with room for a comma behind it */
@@ -98,22 +98,21 @@ numbers_status numbers_read(numbers_reader *reader, const char *text, size_t cou
 
 /* where a token (number or word) begins: after '[', after ',' or after a value */
 typedef enum numbers_place { NUMBERS_FIRST, NUMBERS_NEXT, NUMBERS_AFTER } numbers_place;
-/* Lets other code (not this reader) read on after NUMBERS_BAD, at the bad token (number or word). Returns the state in
- * which the token began. `token` becomes the *length characters of the token that were taken; the token's other
+/* Call this after NUMBERS_BAD if other code will continue to read at the bad token (number or word). Returns the state
+ * in which the token began. `token` becomes the *length characters of the token that were taken; the token's other
  * characters are at text + taken. */
 numbers_place numbers_stopped(const numbers_reader *reader, char token[NUMBERS_CHARS], size_t *length);
 
 /* Converts all elements of an untyped reader to `type`. Call this when the dtype becomes known after NUMBERS_DONE.
- * `values` and `out` may be the same memory. The result is the same as that of a reader that knew the type from the
- * start, because an untyped reader rounds its float64 values in a way that loses nothing for a narrower type. Returns
- * false if an element does not fit the type. reader->error then says why, and *element is the index of the first such
- * element. */
+ * `values` and `out` may be the same memory. The result is as if the reader had known the type from the start: an
+ * untyped reader chooses its float64 values so that rounding them again gives the correct result. Returns false if an
+ * element does not fit the type. reader->error then says why, and *element is the index of the first such element. */
 bool numbers_convert(numbers_reader *reader, const double *values, numbers_type type, void *out, uint64_t *element);
 
 /* Writes the text of one value of the dtype, not NUL-ended, and returns its length. `text` must have room for
- * NUMBERS_TEXT_MAX characters. Whole numbers have no ".0", except that negative zero is -0.0. Numbers below
- * 0.0001 and from 10^9 on have an exponent (1.5e-7, 1e30). NaN and infinities become "NaN", "Infinity" and
- * "-Infinity", quotes included. */
+ * NUMBERS_TEXT_MAX characters. Integers have no ".0", except that negative zero is -0.0. Numbers below 0.0001 and from
+ * 10^9 on have an exponent (1.5e-7, 1e30). NaN and infinities become "NaN", "Infinity" and "-Infinity", quotes
+ * included. */
 size_t numbers_format(attn_dtype dtype, const void *value, char *text);
 
 #endif

@@ -5,7 +5,8 @@
 
 #include "kernels/judge/judge.h"
 
-/* Sets of tensors by their role in ATTN_TENSOR_MAP, so that a tensor added there is also in these sets. */
+/* Sets of tensors with a certain role in ATTN_TENSOR_MAP. A tensor that is added to this map is automatically in these
+ * sets. */
 #define BIT(name)                       ATTN_TENSOR_BIT(name)
 #define IF_IN(name, role, ...)          | (ATTN_ROLE_##role == ATTN_ROLE_IN ? BIT(name) : 0)
 #define IF_OUT(name, role, ...)         | (ATTN_ROLE_##role == ATTN_ROLE_OUT ? BIT(name) : 0)

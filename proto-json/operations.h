@@ -34,11 +34,10 @@ typedef struct proto_model {
  * without causal. */
 enum { PROTO_MODELS = 8 };
 
-/* The OpenAPI document's text about a tensor in one operation, where the text in attn_tensors[] does not fit. */
+/* The OpenAPI document's text about a tensor in one operation. It replaces the general text in attn_tensors[]. */
 typedef struct proto_tensor_doc {
     attn_tensor_id id;
-    const char *says; /* the text about the tensor; a list of such texts ends with an entry in which this member is
-                       * NULL */
+    const char *says; /* the text about the tensor; NULL ends a list of such entries */
 } proto_tensor_doc;
 
 /* One operation. Sets of tensors are bits of attn_tensor_id. All texts are constants. */
@@ -63,8 +62,8 @@ typedef struct proto_operation {
     bool judges;
 
     uint64_t takes; /* the tensors that a problem may have as inputs */
-    /* inputs that a problem must have. If it has the member `context` (a saved forward), it needs only the inputs of
-     * this set that a backward adds (role IN_BACK in ATTN_TENSOR_MAP). */
+    /* Inputs that a problem must have. A problem with the member `context` (a saved forward) needs only those of them
+     * that a backward adds (role IN_BACK in ATTN_TENSOR_MAP). */
     uint64_t needs;
     uint64_t appends; /* inputs that are appended to caches of keys and values */
     uint64_t gives;   /* the tensors that the member `outputs` may name */
@@ -72,8 +71,8 @@ typedef struct proto_operation {
      * more */
     uint64_t judged;
     uint64_t usual; /* the outputs of a problem whose request has no member `outputs` */
-    /* Name of the required member with which a request of this operation names its outputs; NULL: the member is
-     * `outputs`, which is not required. The required member may also name numbers of PROTO_COUNT_MAP. */
+    /* The required member in which a request of this operation names its outputs; NULL: the optional member `outputs`.
+     * The required member may also name counts of PROTO_COUNT_MAP. */
     const char *asks;
     uint64_t beside_caches; /* inputs that a problem may have if the request also has the member `caches` */
 
@@ -82,12 +81,11 @@ typedef struct proto_operation {
 
     /* Texts for messages and for the OpenAPI document follow. */
     const char *members; /* the members that a request must have, in words for a message, such as "q and caches" */
-    /* the beginning of the names of the operation's schemas in the OpenAPI document, such as "Decode" */
+    /* prefix of the names of the operation's schemas in the OpenAPI document, such as "Decode" */
     const char *title;
     const char *summary, *description; /* texts about the operation's route, for the OpenAPI document */
     const char *answer;                /* for the OpenAPI document: what an answer with status 200 contains */
-    /* descriptions of those tensors for which the text in attn_tensors[] does not fit this operation; NULL: all texts
-     * fit */
+    /* descriptions of some tensors, which replace the texts in attn_tensors[] for this operation; NULL: none */
     const proto_tensor_doc *tensors;
 } proto_operation;
 

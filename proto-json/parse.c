@@ -49,7 +49,7 @@ static int tensor_named(const char *name)
 }
 
 /* Returns the first operation that has an option or an input tensor of this name; PROTO_OP_COUNT: no operation has one.
- * Results that a check judges do not count as inputs here. */
+ * The client's results in a check (operation that compares them with exact ones) do not count as inputs here. */
 static proto_op op_of(const char *name)
 {
     const int id = tensor_named(name);
@@ -142,8 +142,8 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
     return ATTN_OK;
 }
 
-/* Reads one of the client's results that a check compares with exact ones. When all members have been read, another
- * function checks whether the result's shape fits the problem. */
+/* Reads one of the client's results that a check compares with exact ones. Whether the result's shape fits the problem
+ * is checked later, when all members have been read. */
 static attn_status judged(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, proto_item *item,
                           attn_error *err)
 {

@@ -33,8 +33,8 @@ struct parse_reader {
     uint8_t *memory;
     bool sequence; /* true: the request names its cache by KServe's parameter `sequence_id` and not by the member
                     * `caches` */
-    /* for a merge (of results over different keys) in a KServe body: 1 plus the index of the last part whose gradient
-     * the body names as an output; 0: there is none */
+    /* for a merge (of results over different keys) in a KServe body: the number of parts up to the last one whose
+     * gradient the body names as an output; 0: it names no gradient */
     int gradients;
     struct parse_room *room;
 };
@@ -52,14 +52,14 @@ size_t parse_room_of(const cJSON *problem, size_t bytes);
 /* Makes cu_seqlens_k, the start of each sequence's keys, for packed queries with keys [B, Sk, Hk, D]. */
 void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p);
 
-/* Checks that the size that a body gives for a tensor's bytes fits the tensor's shape and dtype. The reader of a format
- * calls this before the tensor's bytes arrive. `what` is the name that the format has for the size. The check does not
- * refuse an impossible shape, because parse_tensor() refuses it later. */
+/* Checks the size in bytes that a body gives for a tensor: it must fit the tensor's shape and dtype. The reader of a
+ * format calls this before the tensor's bytes arrive. `what` is the format's name for the size. An impossible shape is
+ * no error here, because parse_tensor() refuses it later. */
 attn_status parse_size(attn_tensor_id id, const cJSON *of_shape, const proto_dtype *dtype, const char *what,
                        int64_t size, const char *pointer, attn_error *err);
 
-/* Returns a hint for a value of the wrong type, where a number, true or false, or an array should stand; "": there is
- * no hint. */
+/* Returns a hint for a value of the wrong type, for a member that must be a number, a bool or an array; "": there is no
+ * hint. */
 const char *parse_value_suggestion(const cJSON *value);
 
 /* Returns a hint for a value that should be an integer and cannot be left out; "": there is no hint. */
@@ -77,8 +77,8 @@ attn_status parse_parts(const struct parse_reader *r, const cJSON *value, proto_
 
 /* Returns whether a tensor of a merge's part has this name, such as parts.3.out. */
 bool parse_parts_has(const char *name);
-/* Reads the member `member` of `object`, which is a tensor of one part of a merge. parse_parts_has() must have accepted
- * the member's name. */
+/* Reads the member `member` of `object`, a tensor of one part of a merge. parse_parts_has() must have accepted the
+ * member's name. */
 attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object, const cJSON *member, proto_item *item,
                               attn_error *err);
 
@@ -86,7 +86,7 @@ attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object,
  * natural logarithms, and prepares its outputs. */
 attn_status parse_parts_done(const struct parse_reader *r, proto_item *item, attn_error *err);
 
-/* Puts "parts.3." before the text of an error about a tensor of part number 3 of a merge. */
+/* Puts a prefix such as "parts.3." before the text of an error, where 3 is the index of the part of a merge. */
 void parse_parts_name(int number, attn_error *err);
 
 /* ---- Functions that parse_options.c defines --------------------------------------------------------------------- */

@@ -169,13 +169,13 @@ static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *
     return wrong_word(name, NULL, value, "true or false", suggestion, err);
 }
 
-/* Makes the error for a value that should be an integer. `step`: the value is one number of a pair, and must be given;
- * NULL: the value stands alone. */
+/* Makes the error for a value that should be an integer. `step`: the value is one of the two numbers of a pair, which
+ * cannot be left out. NULL: the value is the whole option. */
 static attn_status wrong_integer(const char *name, const char *step, const cJSON *value, const char *rule,
                                  attn_error *err)
 {
     const char *const text = tree_number(value);
-    /* hint for 0 and -1, with which other programs say that an option is not wanted */
+    /* other programs write 0 or -1 for an option that is not wanted */
     if (!step && text && text_is_among("0 -1", text))
         return wrong_word(name, step, value, rule, "; leave it out where it is not wanted", err);
     return wrong_word(name, step, value, rule,
@@ -230,8 +230,8 @@ static attn_status choice(const proto_option *o, const cJSON *value, int *to, at
     return wrong_word(o->name, NULL, value, rule, tree_suggestion(o->name, &best, suggestion), err);
 }
 
-/* Upper bound on the number of names in the member `outputs`, or in the member that an operation has in its place. A
- * name is a tensor or a count of PROTO_COUNT_MAP. */
+/* Upper bound on the number of names in the member `outputs`, or in the member that an operation has instead of it. A
+ * name is that of a tensor or of a count in PROTO_COUNT_MAP. */
 enum { NAMES = ATTN_TENSOR_COUNT + PROTO_COUNTS };
 static const char *name_at(proto_op op, int n)
 {

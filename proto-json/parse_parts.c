@@ -18,11 +18,10 @@
 
 #define PARTS "parts"
 
-/* The tensors of a merge's part, and the gradients of these tensors, in the order in which proto_tensor_name() numbers
- * them. */
+/* The tensors of a merge's part, and their gradients. proto_tensor_name() numbers them in this order. */
 static const attn_tensor_id of_part[] = { ATTN_T_out, ATTN_T_lse }, of_gradient[] = { ATTN_T_dout, ATTN_T_dlse };
 
-/* Returns the number of the tensor out (`which` is 0) or lse (`which` is 1) of a part of a merge. Numbers below
+/* Returns the number of a tensor in a part of a merge: `out` if `which` is 0, `lse` if `which` is 1. Numbers below
  * ATTN_TENSOR_COUNT are the problem's own tensors. */
 static int number_of(int part, int which)
 {
@@ -109,7 +108,7 @@ static attn_status read_tensor(const struct parse_reader *r, proto_parts *parts,
     const attn_status status = parse_tensor(r, id, value, id == ATTN_T_out ? &part->out : &part->lse, &why);
     if (status == ATTN_OK || !err) return status;
     /* parse_tensor() makes a pointer that begins with the tensor's name, as if the tensor were not in a part of a
-     * merge. So this name is replaced. */
+     * merge. So the name is replaced by the path to the part's tensor. */
     const char *const rest = why.member[0] ? strchr(why.member + 1, '/') : NULL;
     *err = why;
     snprintf(err->member, sizeof err->member, "%s%.*s", where, (int)(sizeof err->member - strlen(where) - 1),

@@ -57,7 +57,7 @@ static const char *shape_text(int rank, const int64_t *shape, char text[SHAPE_BY
     return text;
 }
 
-/* Returns a hint for a shape in which a size is not an integer. */
+/* Returns a hint for a size in a shape that is not an integer. */
 static const char *size_suggestion(const cJSON *size)
 {
     const char *const text = tree_number(size);
@@ -98,7 +98,7 @@ static attn_status shape(attn_tensor_id id, const cJSON *value, attn_tensor *t, 
 static bool nesting_fits(const scan_extract *extract, const attn_tensor *t)
 {
     if (extract->rank == 1 && (t->rank > 1 || extract->shape[0] == t->shape[0]))
-        return true; /* returns true for a flat list, because the caller checks its number of elements */
+        return true; /* a flat list always agrees here; the caller checks its number of elements */
     if (extract->rank > t->rank || (extract->rank < t->rank && extract->elements)) return false;
     for (int a = 0; a < extract->rank; a++)
         if (extract->shape[a] != t->shape[a]) return false;
@@ -115,7 +115,7 @@ static const char *nesting_suggestion(const scan_extract *extract, const attn_te
                : "";
 }
 
-/* Returns the dtype with which a tensor of `elements` elements has `bytes` bytes; NULL: there is no such dtype. */
+/* Returns a dtype whose elements have such a size that `elements` elements take `bytes` bytes; NULL: there is none. */
 static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint64_t elements)
 {
     static const struct {
@@ -134,8 +134,8 @@ static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint
     return NULL;
 }
 
-/* Writes a hint that names the dtype with which the tensor would have as many bytes as the client sent; "": there is no
- * such dtype. Returns `suggestion`. */
+/* Writes a hint for a tensor whose size in bytes is wrong: a dtype that would give this size. "": there is no such
+ * dtype. Returns `suggestion`. */
 static const char *bytes_suggestion(attn_tensor_id id, const proto_dtype *dtype, uint64_t bytes, uint64_t elements,
                                     char suggestion[TREE_SUGGESTION_BYTES])
 {
@@ -291,7 +291,7 @@ static bool begins_like(const char *name, const char *const *begins, size_t coun
     return false;
 }
 
-/* Returns the name, as requests write it, of the first dtype that the tensor may have. */
+/* Returns the first dtype that the tensor may have, by its name in requests. */
 static const char *first_dtype(attn_tensor_id id)
 {
     return attn_dtype_name((attn_dtype)__builtin_ctz(attn_tensor_dtypes(id)));
@@ -326,7 +326,7 @@ const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *v
     return suggestion;
 }
 
-/* Makes the error for a tensor in which the member `part` is missing. */
+/* Makes the error for a tensor that lacks the member `part`. */
 static attn_status missing(attn_tensor_id id, const char *part, attn_error *err)
 {
     const char *const name = attn_tensors[id].name;
@@ -350,9 +350,9 @@ bool proto_may_be_number(attn_tensor_id id)
     return attn_tensors[id].axes.kind == ATTN_AXES_SPREAD;
 }
 
-/* Returns the size in bytes of the cu_seqlens_k that the parser makes. This tensor has as many numbers as the shape of
- * cu_seqlens_q says. Returns 0 if the size would exceed `most`, which is the size of all tensors in the body. The shape
- * of cu_seqlens_q is then wrong, and is refused later. */
+/* Returns the size in bytes of the cu_seqlens_k that the parser makes. The shape of cu_seqlens_q says how many numbers
+ * it has. Returns 0 if the size would exceed `most`, the size of all tensors in the body: the shape of cu_seqlens_q is
+ * then wrong, and is refused later. */
 static size_t bytes_of_starts(const cJSON *cu_seqlens_q, size_t most)
 {
     const cJSON *const shape = cJSON_GetObjectItemCaseSensitive(cu_seqlens_q, "shape");

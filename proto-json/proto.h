@@ -79,14 +79,14 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
 typedef struct proto_dtype {
     const char *name; /* name of the dtype in a JSON body */
     attn_dtype as;    /* dtype of the elements after they are decoded */
-    size_t bytes;     /* bytes of an element as a client sends it, not counting base64 */
+    size_t bytes;     /* size in bytes of an element as a client sends it, before base64 */
 } proto_dtype;
 
 /* Finds a dtype by any of its three names (JSON, safetensors, KServe), in upper or lower case. */
 bool proto_dtype_parse(const char *name, proto_dtype *dtype);
-/* proto_dtype_takes() returns whether the tensor may have the dtype in some problem. proto_dtype_list() writes the wire
- * names of all dtypes that the tensor may have, such as "int32 or int64", and returns `text`. proto_dtype_judged()
- * returns whether a client's result that a check compares with exact ones may have the dtype. */
+/* proto_dtype_takes() returns whether a tensor of this id may have the dtype. proto_dtype_list() writes the wire names
+ * of all dtypes that the tensor may have, such as "int32 or int64", and returns `text`. proto_dtype_judged() returns
+ * whether the dtype is allowed for a client's result in a check (which compares it with an exact one). */
 bool proto_dtype_takes(attn_tensor_id id, const proto_dtype *dtype);
 bool proto_dtype_judged(const proto_dtype *dtype);
 enum { PROTO_DTYPE_LIST_BYTES = ATTN_DTYPE_LIST_BYTES + 16 };
@@ -111,7 +111,7 @@ const char *proto_datatype(attn_dtype dtype);
 
 typedef struct proto_limits {
     size_t rest_bytes; /* largest number of bytes of a body that are not tensor data */
-    int depth;         /* largest nesting of arrays and objects in the body */
+    int depth;         /* largest depth of nested arrays and objects in the body */
     int members;       /* largest number of members of one object */
     /* Largest number of values outside tensor data (numbers, strings, arrays, ...). cJSON needs memory for each of
      * these values. */
@@ -128,10 +128,10 @@ typedef struct proto_limits {
 
 enum { PROTO_MAX_DEPTH = 64 }; /* upper bound of limits.depth; a larger limit counts as PROTO_MAX_DEPTH */
 
-/* Limit on the header of a safetensors body, and on the JSON of a KServe body without its arrays of numbers. A smaller
- * limits.rest_bytes applies instead. The thread that receives the body parses the header as soon as it is complete,
- * because the header says where the following data go. Parsing the header takes 3 ms at most. 64 tensors with their
- * shapes take 10 KiB, and PROTO_MAX_CACHES ids as Python writes them take 46 KiB. */
+/* Upper bound on two texts: the header of a safetensors body, and the JSON of a KServe body without its arrays of
+ * numbers. If limits.rest_bytes is smaller, it applies instead. This text is parsed by the thread that receives the
+ * body, as soon as it is complete, because it says where the following data go. Parsing takes 3 ms at most. 64 tensors
+ * with their shapes take 10 KiB of text, and PROTO_MAX_CACHES ids as Python writes them take 46 KiB. */
 enum { PROTO_HEADER_BYTES = 64 << 10 };
 
 /* The memory for tensor bytes. grow() provides at least `bytes` in one block at *base, 64-byte aligned, and keeps the
@@ -187,9 +187,9 @@ typedef struct proto_parts {
     /* true: the body has a member for each tensor of a merge's part, such as parts.0.out; false: the body has a list
      * `parts` */
     bool named;
-    bool has_back; /* true: the client wants the gradients of the parts (of the results that the merge combines) */
-    /* out and lse of each of the merge's `count` parts, and after them the gradients dout and dlse of each part. lse is
-     * a natural logarithm; it is -inf in a part without keys. */
+    bool has_back; /* true: the client wants the gradients of the partial results that the merge combines */
+    /* first out and lse of each of the `count` parts, then the gradients dout and dlse of each part. lse is a natural
+     * logarithm; it is -inf in a part without keys. */
     attn_result at[];
 } proto_parts;
 
@@ -210,16 +210,16 @@ typedef struct proto_item {
     /* for a forward: true if the client wants the results kept as a context (saved forward), for one later backward */
     bool save;
     /* For a backward: the id of the context (saved forward) that it uses; empty: none. A backward with a context has
-     * only dout and dlse, and is not checked yet; the caller sets its other tensors. */
+     * only dout and dlse. The caller sets its other tensors, and then has it checked. */
     char context[PROTO_CONTEXT_BYTES];
     /* For a decode: the ids of the caches, one for each row of q. The tensors k and v of the problem are then the keys
-     * and values to append. The problem is not checked yet, and the caller sets its other tensors. */
+     * and values to append. The caller sets the problem's other tensors, and then has it checked. */
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
     unsigned counts; /* for an observe (statistics of probabilities): the numbers that the client wants besides
                       * tensors, one bit for each proto_count_id */
-    /* for an observe (statistics of probabilities): number of queries and of keys of a tile, if tiles are to be
-     * counted; 0: the client gave no tile size */
+    /* for an observe (statistics of probabilities): the size of the tiles to be counted, in queries and in keys; 0: no
+     * tiles are counted */
     int64_t tile_size[2];
     int64_t head_dim_v; /* member head_dim_v, the length of a row of V, for the counts flops_forward and
                          * flops_backward; 0: as long as a row of Q and K */
@@ -282,14 +282,15 @@ typedef struct proto_option {
     const char *name;
     proto_type type;
     unsigned ops; /* operations that have this option: bits PROTO_FORWARD, ... */
-    /* true: the option may be given with `context` (a saved forward), from which all other options come */
+    /* true: the option may be given together with `context` (a saved forward); all other options are then those of the
+     * saved forward */
     bool with_context;
     size_t offset; /* offset in bytes of the option's value in proto_item */
     /* offset in proto_item of a bool that becomes true if the option is given; 0: the option has no such bool */
     size_t given;
     int64_t minimum, maximum;
-    /* the words that the value may be, with NULL at the end. For PROTO_TYPE_PAIR: one word, which messages show as the
-     * form of the pair */
+    /* the words that the value may be, with NULL at the end. For PROTO_TYPE_PAIR: a single text, the form of the pair
+     * for messages */
     const char *const *choices;
     const char *otherwise; /* the default value, as JSON; NULL: the default varies, as `help` explains */
     const char *help;
@@ -313,7 +314,7 @@ typedef struct proto_shared {
     attn_tensor_id id;
     bool output;
     int index;                       /* index of the tensor in the body's list of inputs or of outputs */
-    char region[PROTO_REGION_BYTES]; /* the name under which the client registered the region of shared memory */
+    char region[PROTO_REGION_BYTES]; /* the client's name of the registered region of shared memory */
     /* the tensor's range in the registered memory, each number up to 2^53; for an output, `bytes` is the largest size
      * that it may have */
     int64_t offset, bytes;
@@ -361,7 +362,7 @@ typedef struct proto_call {
     uint64_t shared; /* outputs that go into memory that client and server share, and not into the answer: bits of
                       * attn_tensor_id */
     proto_sequence sequence;
-    const proto_format *format; /* format in which the body was sent */
+    const proto_format *format; /* format of the body */
     proto_input inputs[PROTO_TENSORS];
 } proto_call;
 
@@ -389,10 +390,10 @@ attn_status proto_call_answer_as(proto_call *call, const proto_format *format, a
 bool proto_writes_numbers(const proto_call *call, const proto_item *item);
 
 /* Returns tensor `number` of the answer to a problem; NULL: the answer does not have it. The caller provides the memory
- * of all tensors of the answer, also of the gradients of a merge's parts. */
+ * of all these tensors. For a merge they include the gradients of its parts. */
 attn_tensor *proto_item_result(proto_item *item, int number);
 
-/* Returns an upper bound on the numbers of an answer's tensors: proto_item_result() returns NULL for this number and
+/* Returns the end of the range of tensor numbers in this answer: proto_item_result() returns NULL for this number and
  * for all larger ones. */
 int proto_item_results_end(const proto_item *item);
 
@@ -430,7 +431,7 @@ proto_op proto_parser_op(const proto_parser *parser);
  * about 12 us for 200 bytes. */
 size_t proto_parser_skeleton_bytes(const proto_parser *parser);
 
-/* Returns the bytes of memory that the parser holds. Memory that never exceeds a few PROTO_HEADER_BYTES is not
+/* Returns how many bytes of memory the parser uses now. Memory that never exceeds a few PROTO_HEADER_BYTES is not
  * counted. */
 size_t proto_parser_held_bytes(const proto_parser *parser);
 
@@ -475,8 +476,8 @@ attn_status proto_index_read(const void *body, size_t bytes, bool *ready, attn_e
 
 /* Reads {"length": n}. *length is -1 if n is neither given nor required. An empty body is read as {}. */
 attn_status proto_length_read(const void *body, size_t bytes, bool required, int64_t *length, attn_error *err);
-/* The body with which Triton's clients register a part (region) of shared memory: {"key": "/x", "offset": 0,
- * "byte_size": 64}. `offset` may be left out. An INVALID error has a pointer into the body. */
+/* The body of a request that registers a range (region) of shared memory (Triton's protocol): {"key": "/x", "offset":
+ * 0, "byte_size": 64}. `offset` may be left out. An INVALID error has a pointer into the body. */
 typedef struct proto_region {
     char key[PROTO_REGION_BYTES];
     /* offset and length in bytes of the region, in the shared memory object; each is at most 2^53 */
@@ -493,8 +494,8 @@ attn_status proto_cuda_region_read(const void *body, size_t bytes, proto_cuda_re
 
 /* ---- Writing answers --------------------------------------------------------------------------------------------- */
 
-/* The stages of a request, in order, which are also the parts of the header Server-Timing. timing_us reports some of
- * them, and counts `launch` as part of `compute`.
+/* The stages of a request, in order, which are also the parts of the header Server-Timing. The answer's member
+ * timing_us reports some of them, and counts `launch` as part of `compute`.
  *
  *   prepare   the device's thread chooses kernels and takes memory, until the device begins
  *   launch    the device is idle after its copies, because its kernels are not on the stream yet */
@@ -532,20 +533,21 @@ typedef struct proto_result {
 
 typedef struct proto_encoder proto_encoder;
 
-/* Makes the answer to `call` with status 200, in the format call->answer, from results[i] and the output tensors of
- * items[i]. Borrows call, results and the tensors' memory until proto_encoder_free(). With array encoding, numbers are
- * formatted twice: once to know the length (proto_encoder_measure), and once while they are read. So their whole text
- * is never in memory. `request_id` is written into the error of each failed item of an envelope. If the body has a
- * single problem (no envelope) and it has failed, the function returns that problem's error. */
+/* Makes an encoder for the answer to `call`, with status 200 and in the format call->answer. The answer consists of
+ * results[i] and the output tensors of items[i]. The encoder borrows call, results and the tensors' memory until
+ * proto_encoder_free(). Numbers of arrays are formatted twice, so that their whole text is never in memory: first to
+ * know the length (proto_encoder_measure), then while they are read. `request_id` is written into the error of each
+ * failed item of an envelope. If the body has a single problem (no envelope) and it has failed, the function returns
+ * that problem's error. */
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
                               proto_encoder **encoder, attn_error *err);
-/* Measures the text of at most `elements` more elements of arrays of numbers. Measuring an element takes about 0.1 to
- * 0.3 us. Returns true when all elements are measured. */
+/* Finds the length of the text of at most `elements` more array elements, which takes about 0.1 to 0.3 us for each.
+ * Returns true when all elements are measured. */
 bool proto_encoder_measure(proto_encoder *encoder, int64_t elements);
 /* returns the length of the answer in bytes, after measuring all parts that were not measured before */
 uint64_t proto_encoder_length(proto_encoder *encoder);
-/* Returns the bytes of the answer before the first tensor that is written as raw bytes, or of the whole answer if there
- * is no such tensor. */
+/* Returns how many bytes of the answer precede the first tensor that is written as raw bytes. If there is no such
+ * tensor, it is the length of the answer. */
 uint64_t proto_encoder_head_bytes(proto_encoder *encoder);
 /* Reads the next bytes of the answer, at most `capacity`. Returns the number of bytes read; 0: the answer has ended. */
 size_t proto_encoder_read(proto_encoder *encoder, void *buffer, size_t capacity);

@@ -1,5 +1,5 @@
-/* region.c: the bodies with which Triton's clients register regions of shared memory, which is the system's memory or a
- * GPU's. Each body is an object with a few members, which a table describes. */
+/* region.c: reads the bodies of requests that register regions of shared memory (Triton's protocol). The shared memory
+ * is the system's or a GPU's. Each body is an object with a few members, which a table describes. */
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,7 +22,7 @@ struct member {
     enum member_kind kind;
     int64_t minimum;
     bool required;
-    size_t offset; /* offset of the member's value in the struct into which the body is read */
+    size_t offset; /* offset of the member's value in the struct that the body is read into */
 };
 
 /* A kind of small body: an example for messages, such as {"key": ...}, and the members of the body. */

@@ -6,8 +6,8 @@
 #include "kernels/judge/judge.h"
 #include "text/text.h"
 
-/* The members of an answer in which a judge's result is written, in order. Each row has the function that writes the
- * member's value. */
+/* The members of an answer that report a judge's result, in order. Each row has the function that writes the member's
+ * value. */
 enum { REPORT_MEMBERS = 8 };
 typedef struct report_member {
     const char *name;

@@ -42,7 +42,7 @@ enum {
 struct slot {
     const char *name; /* name of the tensor, a string in the tree of the header */
     int64_t begin, end;
-    int index; /* position of the tensor in the header, by which tensors without bytes are ordered */
+    int index; /* position of the tensor in the header; it decides the order of tensors that have no bytes */
 };
 
 struct reader {
@@ -218,7 +218,7 @@ static const char *json_of_bool(const char *text)
     return !strcmp(text, "True") ? "true" : !strcmp(text, "False") ? "false" : text;
 }
 
-/* Makes the error for a scale that the file has neither as a number in __metadata__ nor as a tensor. */
+/* Makes the error for a missing scale: the file has it neither as a number in __metadata__ nor as a tensor. */
 static attn_status no_number(struct reader *r, const char *name, const cJSON *value)
 {
     char quote[TREE_QUOTE_BYTES];
@@ -228,8 +228,8 @@ static attn_status no_number(struct reader *r, const char *name, const cJSON *va
                      tree_describe(value, quote));
 }
 
-/* Makes the value of an option from the JSON in a string of __metadata__. If the string is not JSON, the value is the
- * string itself, which parse.c refuses with a reason. */
+/* Makes the value of an option from a string of __metadata__, which should contain JSON. If it does not, the value is
+ * the string itself, and parse.c refuses it with a reason. */
 static attn_status option(struct reader *r, const char *name, const char *text)
 {
     const proto_option *o = proto_options;
@@ -250,22 +250,21 @@ static attn_status option(struct reader *r, const char *name, const char *text)
     return value && cJSON_AddItemToObject(r->root, name, value) ? ATTN_OK : no_memory(r);
 }
 
-/* Members of __metadata__ with which other programs describe their files. The parser ignores them, because they do not
- * concern attention. None of them is a member that attnd takes, or a likely misspelling of one. A name that ends with
- * '*' stands for all names that begin so. */
+/* Members of __metadata__ that other programs write to describe their files. The parser ignores them. No name here is a
+ * member that attnd takes, or a likely misspelling of one. A name that ends with '*' stands for all names with this
+ * beginning. */
 /* clang-format off */
 static const char *const foreign[] = {
-    /* names in __metadata__ of files that PyTorch, transformers and mlx write, such as {"format": "pt"} */
+    /* names that PyTorch, transformers and mlx write, such as {"format": "pt"} */
     "format", "framework", "library_name", "library_version",
-    /* names from the index of a model that is stored in several files */
+    /* names in the index of a model that is split into several files */
     "total_size", "total_parameters", "total_shards",
     "torch_version", "transformers_version", "diffusers_version", "safetensors_version", "mlx_version", "mflux_version",
     "_class_name", "_diffusers_version", "lora_adapter_metadata", "quantization_level", "_quantization_metadata",
-    "DCP_VERSION", "DCP_SHARDING_INFO",                       /* names in files that torch.distributed.checkpoint
-                                                               * writes */
-    /* names in files that programs for training or quantizing models write */
+    "DCP_VERSION", "DCP_SHARDING_INFO",                       /* names that torch.distributed.checkpoint writes */
+    /* names that tools for training and quantization write */
     "modelspec.*", "ss_*", "sshs_*", "sd_merge_*", "ot_*", "gptq_*", "auto_gptq_version",
-    "prompt", "workflow", "software", "training_info",        /* names in files of programs that make images */
+    "prompt", "workflow", "software", "training_info",        /* names that image generators write */
     "title", "description", "author", "license", "created_at", "tags", "base_model",
 };
 /* clang-format on */
@@ -422,8 +421,8 @@ static uint64_t body_end(const struct reader *r)
     return LENGTH_BYTES + r->header_bytes + (r->count ? (uint64_t)r->slots[r->count - 1].end : 0);
 }
 
-/* Takes those bytes of a piece of the body that belong to the current section, which is the length, the header or one
- * tensor. */
+/* Takes the bytes that belong to the current section of the body (the length, the header, or one tensor) from a piece
+ * of the body. */
 static attn_status take(struct reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status = ATTN_OK;
@@ -581,8 +580,8 @@ static void put_tensor(struct text *t, int number, const attn_tensor *tensor, in
     text_put_string(t, "]}");
 }
 
-/* Writes facts of an answer (members such as times) into __metadata__, as strings that contain JSON. A request has its
- * options in the same form. */
+/* Writes the members of an answer that are not tensors (such as times) into __metadata__, as strings that contain JSON.
+ * A request has its options in the same form. */
 static void put_metadata(struct text *t, const proto_item *item, const proto_result *result)
 {
     struct encode_fact facts[ENCODE_FACTS];

@@ -81,7 +81,7 @@ struct scan {
 
     /* The state of JSON's grammar: what may follow the last byte, and which objects and arrays are open. */
     enum state state;
-    int depth; /* number of open objects and arrays (frames in use) */
+    int depth; /* number of open objects and arrays; each has a frame */
     struct frame frames[PROTO_MAX_DEPTH];
     int values;
     const char *literal; /* those letters of true, false or null that have not arrived yet */
@@ -171,8 +171,8 @@ static scan_extract *extract_of(scan *s)
     return &s->extracts[s->extract_count - 1];
 }
 
-/* Records that the value that is being extracted cannot be decoded, so that parse.c refuses the value's problem later.
- * The remainder of the value is only checked to be JSON. */
+/* Records an error in the value that is being extracted; parse.c later refuses the problem that has the value. The
+ * scanner only checks that the remainder of the value is JSON. */
 static void extract_fault(scan *s, scan_fault fault, uint64_t position, uint64_t at, const char *reason)
 {
     scan_extract *extract = extract_of(s);
@@ -246,8 +246,7 @@ static attn_status reserve(scan *s, size_t bytes)
     return scan_make_room(&s->room, extract->offset + extract->bytes, bytes, &s->error);
 }
 
-/* Counts `bytes` more bytes of the value that is being extracted. The decoder has already written the bytes to their
- * place. */
+/* Adds `bytes` to the length of the value that is being extracted. The decoder has already stored these bytes. */
 static attn_status extracted(scan *s, size_t bytes)
 {
     scan_extract *extract = extract_of(s);
@@ -455,8 +454,8 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         if (!s->utf8_left) return fail(s, ATTN_INVALID, at, "invalid UTF-8");
         s->word_length = WORD_BYTES;
         status = emit_char(s, (char)c);
-        /* the base64 decoder stopped at an error; the next call of string() then reads the remainder of the string as
-         * plain text */
+        /* the base64 decoder found an error; the next call of string() reads the remainder of the string as plain
+         * text */
     } else {
         return ATTN_OK;
     }
@@ -564,7 +563,7 @@ static attn_status pop(scan *s, char c)
 
 /* ---- Arrays of numbers ------------------------------------------------------------------------------------------- */
 
-/* The largest number of characters that numbers_read() gets at once. It limits the memory that is reserved for the
+/* The largest number of characters per call of numbers_read(). It limits how much memory is reserved for the
  * elements. */
 enum { ARRAY_BLOCK = 1 << 15 };
 
@@ -586,9 +585,9 @@ static attn_status array_begin(scan *s, uint64_t at)
 
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at);
 
-/* Handles an array of tensor data that contains something other than numbers, which may still be JSON. The state
- * machine reads the remainder of the array without storing it, from the beginning of the bad token (number or word) on.
- * A part of the token was taken before. `at`: the first byte that was not taken. */
+/* Handles tensor data in an array that contains something other than numbers, but may still be JSON. The state machine
+ * then reads the remainder of the array without storing it, beginning at the bad token (number or word). A part of this
+ * token was taken before. `at`: the first byte that was not taken. */
 static attn_status array_fault(scan *s, uint64_t at)
 {
     char token[NUMBERS_CHARS];

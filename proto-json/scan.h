@@ -35,8 +35,8 @@ typedef enum scan_fault {
     SCAN_FINE,
     SCAN_BASE64_CHARACTER, /* the character at `position` of the base64 text cannot stand there */
     SCAN_BASE64_ENDS,      /* the base64 text ends after `position` characters, inside a group of four */
-    SCAN_ARRAY_TEXT,    /* byte `at` of the body is not a number of the dtype, or the nesting of the array is uneven */
-    SCAN_ARRAY_ELEMENT, /* element `position` does not fit the dtype; the body gave the dtype behind the array */
+    SCAN_ARRAY_TEXT,       /* the array is wrong at byte `at`: not a number of the dtype, or uneven nesting */
+    SCAN_ARRAY_ELEMENT,    /* element `position` does not fit the dtype; the body gave the dtype behind the array */
 } scan_fault;
 
 /* A tensor value that was extracted from the body. */
@@ -56,7 +56,7 @@ typedef struct scan_extract {
     int64_t shape[ATTN_MAX_RANK];
     scan_fault fault;
     uint64_t position;
-    uint64_t at;        /* offset in the body of the byte that is wrong */
+    uint64_t at;        /* offset of the wrong byte in the body */
     const char *reason; /* the reason of the error as static text */
 } scan_extract;
 
@@ -64,7 +64,7 @@ typedef struct scan scan;
 
 /* Makes a scanner, which copies `limits` and `memory`. Returns NULL if there is no memory for it. */
 scan *scan_new(const proto_limits *limits, const proto_memory *memory);
-/* Makes a scanner for JSON without tensor values. It extracts nothing. Its first byte is byte `at` of the body. */
+/* Makes a scanner for JSON without tensor values. It extracts nothing. The JSON begins at byte `at` of the body. */
 scan *scan_new_plain(const proto_limits *limits, uint64_t at);
 /* Makes a scanner for JSON as KServe's clients write it: the dtype of a tensor is called `datatype`, and NaN,
  * infinities, true and false (for bool) have no quotes in `data`. */
@@ -80,29 +80,29 @@ attn_status scan_finish(scan *s, attn_error *err);
  * *length does not count. The rest and scan_extracts() are valid from scan_finish() to scan_free(). */
 const char *scan_rest(const scan *s, size_t *length);
 int scan_values(const scan *s); /* Returns the number of JSON values in the rest (the body without tensor values). */
-/* Returns the bytes that the rest (the JSON without tensor values) and the list of extracted values occupy now. The
+/* Returns how many bytes the rest (the JSON without tensor values) and the list of extracted values occupy now. The
  * call is allowed at any time. */
 size_t scan_held_bytes(const scan *s);
 const scan_extract *scan_extracts(const scan *s, int *count);
 /* Returns the address of the caller's memory for extracted values. *bytes becomes the number of its bytes in use. */
 void *scan_memory(const scan *s, size_t *bytes);
 
-/* The caller's memory for extracted tensor values: how to make it larger, and how large it is. */
+/* The caller's memory for extracted tensor values: its size, and how to make it larger. */
 struct scan_room {
     proto_memory memory;
     uint8_t *base;
     size_t have; /* number of bytes of memory that grow() (of proto_memory) has provided so far */
 };
 
-/* Returns the struct with which the scanner manages the memory of extracted values. After scan_finish() the caller may
- * put more bytes into that memory. */
+/* Returns the struct that describes the memory of extracted values. After scan_finish() the caller may put more bytes
+ * into that memory. */
 struct scan_room *scan_room(scan *s);
 
 /* Makes room for `bytes` more bytes of extracted values, behind the first `used` bytes of the memory. The memory may
  * move. */
 attn_status scan_make_room(struct scan_room *room, size_t used, size_t bytes, attn_error *err);
-/* Copies the next bytes of an extracted value that the body contains as `size` plain bytes. Takes as many of the
- * `count` bytes as the value still needs. */
+/* For an extracted value that the body contains as `size` plain bytes: copies its next bytes to its memory. Takes as
+ * many of the `count` bytes as the value still needs. */
 attn_status scan_take(struct scan_room *room, scan_extract *extract, uint64_t size, const void *bytes, size_t count,
                       size_t *taken, attn_error *err);
 

@@ -12,8 +12,8 @@
 
 /* ---- Tables of words that other programs use --------------------------------------------------------------------- */
 
-/* Lists of operations. Many rows of hints have such a list as their places. A hint may name a member only if all
- * operations of its row take the member. */
+/* Lists of operations. Many rows of hints use such a list to say where a hint applies. A hint may name a member only if
+ * all operations of its row take the member. */
 #define BOTH   "forward backward"
 #define SCORES BOTH " decode"
 #define OPS    SCORES " append observe"
@@ -33,8 +33,8 @@
 #define A_WINDOW   "write \"window\": [left, right]"
 #define NO_WEIGHTS "the weights are never formed; POST /v1/attention/observe answers parts and sums of them"
 
-/* Words that clients write for a mask or bias. The hint for these words is one text in a forward and a backward, and
- * another in a decode. */
+/* Words that clients write for a mask or bias. A forward and a backward give the same hint for these words, and a
+ * decode gives another. */
 #define BIASES                                                                                               \
     "attn_bias attention_bias position_bias core_attention_bias score_mod relative_bias rel_bias rel_pos "   \
     "rel_pos_bias "                                                                                          \
@@ -533,7 +533,7 @@ const struct suggestion suggestion_topics[] = {
     { NULL, NULL, NULL },
 };
 
-/* Finds the next part of a name. The parts of the names mask_dtype and maskDtype are "mask" and "dtype". */
+/* Finds the next word of a name: mask_dtype and maskDtype consist of the words "mask" and "dtype". */
 static const char *next_part(const char *at, size_t *length)
 {
     while (*at && !isalnum((unsigned char)*at)) at++;
@@ -574,8 +574,8 @@ const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES]
 
 bool suggestion_big_endian(const char *dtype)
 {
-    const char *const sign = strchr(dtype, '>'); /* position of the '>' of a dtype such as ">f4"; the next line excludes
-                                                  * the '>' of "<class 'numpy.float32'>" */
+    const char *const sign = strchr(dtype, '>'); /* the '>' of a big-endian dtype such as ">f4", or the '>' at the end
+                                                  * of "<class 'numpy.float32'>" */
     return sign && isalnum((unsigned char)sign[1]);
 }
 
@@ -635,8 +635,8 @@ bool suggestion_is_hex(const uint8_t *bytes, size_t count)
      * short base64 may look like hexadecimal digits by chance. MOST: if there are more than MOST bytes, only the first
      * MOST are examined. */
     enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK };
-    /* true when the text has a decimal digit. Otherwise the text is not called hexadecimal, because base64 of zeros has
-     * only the character 'A', which is also a hexadecimal digit */
+    /* True if the text has a decimal digit. Without one it is not called hexadecimal: base64 of zeros consists of 'A'
+     * alone, which is also a hexadecimal digit. */
     bool digit = false;
     /* hexadecimal text has no '=', so decoding it as base64 gives a multiple of 3 bytes */
     if (count < LEAST || count % 3 != 0) return false;
@@ -694,7 +694,7 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 #define QUOTES     " (strings stand in double quotes, as json.dumps() writes them)"
 #define COMMA      " (a comma too many?)"
 #define NOT_FINITE "JSON has no NaN or Infinity; inside `data` write them as strings"
-/* The letters with which none of the words null, true, false, NaN, Infinity, None, True, False begins. */
+/* All ASCII letters except f, n, t, F, I, N, T, which begin null, true, false, NaN, Infinity, None, True, False. */
 #define FORM "abcdeghijklmopqrsuvwxyzABCDEGHJKLMOQRSUVWXYZ"
 
 #define FIRST     SUGGESTION_OTHER, 1

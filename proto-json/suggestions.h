@@ -1,6 +1,6 @@
-/* suggestions.h: hints for clients that write words and values of other programs: they say what this server takes
- * instead. The tables are read only after a refusal, so correct requests take no longer. To add a hint, add a word to a
- * row of suggestions.c, or add a row. */
+/* suggestions.h: hints for clients that use the words or values of other programs. A hint says what this server accepts
+ * instead. The tables are read only after a refusal, so they cost correct requests no time. To add a hint, add a word
+ * to a row of suggestions.c, or add a row. */
 #ifndef SUGGESTIONS_H
 #define SUGGESTIONS_H
 
@@ -13,15 +13,15 @@
 #define SUGGESTION_CACHE  "cache"  /* an unknown member of the body of POST /v1/caches, which creates a cache */
 #define SUGGESTION_LENGTH "length" /* an unknown member of the body that forks or truncates a cache */
 #define SUGGESTION_TENSOR "tensor" /* an unknown member of a tensor */
-#define SUGGESTION_INPUT  "input"  /* an unknown member of one of a KServe request's inputs */
+#define SUGGESTION_INPUT  "input"  /* an unknown member of an input of a KServe request */
 #define SUGGESTION_KSERVE "kserve" /* an unknown member of a KServe request */
 #define SUGGESTION_DTYPE  "dtype"  /* a dtype; the hint is the server's own name of this dtype */
 /* The place of an option's value is the option's name. The place of a dtype is SUGGESTION_DTYPE or the tensor's
  * name. */
 
 /* A row of hints: words that clients write by mistake, the places in a body where clients write them, and the hint,
- * which is the same for all words. Spaces separate words, and also places. If the hint quotes the name of a member, as
- * in 'causal', that member must exist in all places of the row. */
+ * which is the same for all words. Words are separated by spaces, and so are places. If the hint quotes the name of a
+ * member, as in 'causal', that member must exist in all places of the row. */
 struct suggestion {
     const char *places, *words, *suggestion;
 };
@@ -32,8 +32,9 @@ extern const struct suggestion suggestions[]; /* the table of hints; in its last
 const char *suggestion_of(const char *place, const char *word);
 
 extern const struct suggestion suggestion_topics[];
-/* Returns the members of a problem that belong to a topic, such as mask or window, if a part of an unknown word names
- * the topic. NULL: no part does. Call this for words without a hint of their own. `place` is as for suggestion_of(). */
+/* Looks for a topic, such as mask or window, in the parts of an unknown word. Returns the members of a problem that
+ * belong to this topic; NULL: no part names a topic. Call this for words without a hint of their own. `place` is as for
+ * suggestion_of(). */
 const char *suggestion_topic(const char *place, const char *word);
 
 enum { SUGGESTION_DTYPE_BYTES = 32 };
@@ -48,8 +49,8 @@ bool suggestion_big_endian(const char *dtype);
  * the bad character `found`. */
 const char *suggestion_text(const char *head, uint64_t position, char found);
 
-/* Returns whether the bytes were decoded from text that has only hexadecimal digits, which real base64 is very unlikely
- * to be. The text may begin with "0x". If the text is long, only its beginning is examined. */
+/* Returns whether the bytes were decoded from text that has only hexadecimal digits. Real base64 text of this kind is
+ * very unlikely. The text may begin with "0x". If the text is long, only its beginning is examined. */
 bool suggestion_is_hex(const uint8_t *bytes, size_t count);
 /* Returns whether the bytes, decoded from base64, look like base64 text themselves (the client encoded its data
  * twice). */

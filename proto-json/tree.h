@@ -35,8 +35,8 @@ attn_status tree_of_text(const char *text, const proto_limits *limits, int *valu
 
 /* ---- Reading values of a tree ------------------------------------------------------------------------------------ */
 
-/* upper bound of sizes, offsets and times in bodies; programs that read JSON numbers as doubles read all integers up to
- * 2^53 exactly */
+/* upper bound on sizes, offsets and times in bodies: up to 2^53, programs that read JSON numbers as doubles get exact
+ * integers */
 #define TREE_INTEGER_MAX (INT64_C(1) << 53)
 
 const char *tree_string(const cJSON *value); /* Returns the client's string; NULL: the value is not a string */
@@ -47,14 +47,14 @@ const char *tree_number(const cJSON *value);
 bool tree_integer(const cJSON *value, int64_t minimum, int64_t maximum, int64_t *integer);
 
 enum { TREE_QUOTE_BYTES = 48 };
-/* Writes the client's value into `quote` for a message, and cuts a long value. Returns `quote`. */
+/* Writes the client's value as text into `quote`, for an error message. A long value is cut. Returns `quote`. */
 const char *tree_describe(const cJSON *value, char quote[TREE_QUOTE_BYTES]);
 
 /* ---- Hints and messages about members' names --------------------------------------------------------------------- */
 
 enum { TREE_SUGGESTION_BYTES = 160 };
-/* Writes a hint about an unknown word, which stands at the end of a message. The hint is from suggestions.c, or names
- * the most similar name. "": there is no hint. */
+/* Writes a hint about an unknown word, for the end of a message. The hint comes from suggestions.c, or names the known
+ * name that is most similar. "": there is no hint. */
 const char *tree_suggestion(const char *place, const struct text_nearest *best, char suggestion[TREE_SUGGESTION_BYTES]);
 
 typedef char tree_member[sizeof((attn_error *)0)->member];
@@ -62,7 +62,7 @@ typedef char tree_member[sizeof((attn_error *)0)->member];
  * `name` are escaped. If the pointer is too long, it is cut, but not within a character. Returns `out`. */
 const char *tree_pointer(tree_member out, const char *outer, const char *name);
 
-enum { TREE_NAME_BYTES = 48 }; /* number of bytes after which a client's name is cut in messages */
+enum { TREE_NAME_BYTES = 48 }; /* messages cut a client's name after this number of bytes */
 
 /* Makes the error for a name that is not a member of `outer` (NULL: of the body). suggestions.h lists the values of
  * `place`. `listed` names the members of `outer`, or says where they are listed. */

@@ -24,9 +24,9 @@
 enum { EXIT_WRONG = 1, EXIT_USAGE_ERROR = 64, EXIT_NOT_UNDERSTOOD = 65 };
 enum {
     LENGTH_BYTES = 8, /* size in bytes of the number that begins a file: its header's length */
-    /* number of seconds for which the judge, which compares the results in the file with exact ones, may work */
+    /* time limit in seconds for the judge, which compares the results in the file with exact ones */
     CHECK_SECONDS = 60,
-    LINES_WORST = 3,   /* how many of the elements with the largest errors are printed */
+    LINES_WORST = 3,   /* largest number of elements that are printed: those with the largest errors */
     LINES_REASONS = 3, /* largest number of explanations that are printed */
     LINES_WHERE = 3,
 };

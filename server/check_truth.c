@@ -54,7 +54,7 @@ static attn_status copy_in(struct gpu *gpu, attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* Lists the arrays of exact results (float64), in the same order whether they are in host memory or in GPU memory. */
+/* Lists the arrays of exact results (float64). The order is the same for arrays in host memory and in GPU memory. */
 static void list_results(attn_truth *truth, double **list[RESULTS], attn_tensor_id ids[RESULTS])
 {
     double **const all[RESULTS] = { &truth->out, &truth->lse, &truth->dq, &truth->dk, &truth->dv };

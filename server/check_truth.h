@@ -12,8 +12,9 @@ struct check_truth {
 };
 
 /* Computes the exact results for a check on a GPU, if judge_wants() asks for them. `devices` is "auto", "cpu" or the
- * number of a GPU. *computed becomes false if the CPU must compute the exact results later: for a small problem, for
- * "cpu", and for "auto" if no GPU can compute them. Errors: INVALID (there is no such GPU), or an error of the GPU. */
+ * number of a GPU. *computed becomes false if the CPU must compute the exact results later. This is so for small
+ * problems, for "cpu", and for "auto" if no GPU can compute the results. Errors: INVALID (there is no such GPU), or an
+ * error of the GPU. */
 attn_status check_truth_compute(const char *devices, const proto_item *item, struct check_truth *truth, bool *computed,
                                 attn_error *err);
 void check_truth_free(struct check_truth *truth);

@@ -51,8 +51,8 @@ struct target {
 
 /* ---- The address to which the request is sent -------------------------------------------------------------------- */
 
-/* Returns the loopback address for a wildcard address (0.0.0.0, [::]), on which a server can listen but to which no
- * client can connect. */
+/* Returns the loopback address for a wildcard address (0.0.0.0, [::]): servers listen on such an address, but clients
+ * cannot connect to it. */
 static const char *askable(const char *host)
 {
     if (strcmp(host, "0.0.0.0") == 0) return "127.0.0.1";
@@ -96,7 +96,7 @@ static bool parse_target(const char *text, struct target *t)
         if (end[1] == ':') port = end + 2;
         *end = '\0';
     } else if ((port = strrchr(host, ':')) != NULL) *port++ = '\0';
-    /* refuses a word without scheme and port, which is more likely a mistake than the name of a host */
+    /* refuses a single word without scheme and port: it is more likely a mistake than a host name */
     if (port == NULL && !scheme) return false;
     if (port == NULL) port = t->tls ? "443" : "80";
     uint64_t number;
@@ -279,8 +279,8 @@ static bool ask_tls(int fd, int64_t deadline_ms, const char **why)
     return (record[0] == 0x15 || record[0] == 0x16) && record[1] == 3;
 }
 
-/* Sets the target to the first address of the variable ATTND_LISTEN, and to TLS if the daemon with this environment
- * serves TLS at this address. */
+/* Sets the target from the environment variables of the daemon: the first address of ATTND_LISTEN, with TLS if the
+ * daemon serves TLS there. */
 static bool target_of_environment(struct target *t)
 {
     const char *listen = getenv("ATTND_LISTEN"), *cert = getenv("ATTND_TLS_CERT");

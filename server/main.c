@@ -41,7 +41,8 @@
 
 enum { EXIT_USAGE_ERROR = 64, EXIT_UNAVAILABLE = 69, EXIT_DEVICE_LOST = 70, EXIT_CONFIG = 78 };
 
-/* Time in milliseconds that the process has to end once the drain (finishing accepted requests) is over. */
+/* Time limit in milliseconds for the process to end after the drain (the time in which accepted requests are
+ * finished). */
 enum { AGAIN_MS = LOOP_STOP_MS + SIGNALS_GRACE_MS };
 
 static int complain(int status, const char *text)
@@ -59,8 +60,8 @@ static void tune_malloc(void)
     mallopt(M_MMAP_THRESHOLD, 4 << 20);
     mallopt(M_TRIM_THRESHOLD, 32 << 20);
     mallopt(M_TOP_PAD, 1 << 20);
-    /* Without fast bins (lists of small freed pieces), glibc merges each freed piece at once. With fast bins, it
-     * would merge thousands of pieces during one request. */
+    /* Without fast bins (lists of small freed pieces), glibc merges each freed piece with its free neighbours at once.
+     * With fast bins, one request would sometimes wait while thousands of pieces are merged. */
     mallopt(M_MXFAST, 0);
 #endif
 }
@@ -199,7 +200,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
             "option=--staging-bytes bytes=%lld machine_bytes=%lld text=\"requests may take more memory than there "
             "is, and the system ends the process then; the default is half the memory\"",
             (long long)config->staging_bytes, (long long)config->memory_bytes);
-    /* A device's thread may be busy until the last deadline of its requests, and --watchdog-ms longer; after that its
+    /* A device's thread may be busy for the whole time limit of a request, and for --watchdog-ms after it. Then its
      * device counts as lost. */
     heartbeat_set_limit(HEARTBEAT_DEVICE, config->timeout_ms + config->watchdog_ms + HEARTBEAT_LIMIT_MS);
     atomic_store(&server.phase, SERVER_READY);
@@ -255,7 +256,7 @@ int main(int argc, char **argv)
     case CONFIG_BAD_FILE: return EXIT_CONFIG;
     default: return EXIT_USAGE_ERROR;
     }
-    /* writing to a client that left must return an error, and not end the server by a signal */
+    /* writing to a connection that the client has closed must return an error, and not end the server by a signal */
     signal(SIGPIPE, SIG_IGN);
     /* writing to shared memory beyond `ulimit -f` must return an error, and not end the server by a signal */
     signal(SIGXFSZ, SIG_IGN);

@@ -8,10 +8,7 @@
 #include <stdlib.h>
 #include <strings.h>
 
-enum {
-    FIRST_BYTES = 1024
-}; /* number of bytes that a growing text first allocates; each time it is too small, the
-                              * number doubles */
+enum { FIRST_BYTES = 1024 }; /* first size in bytes of a growing text; it doubles whenever it is too small */
 
 /* ---- Building texts ---------------------------------------------------------------------------------------------- */
 
@@ -239,8 +236,8 @@ bool text_has_word(const char *words, const char *word)
 int text_distance(const char *a, const char *b)
 {
     const size_t n = strnlen(a, TEXT_NAME_BYTES + 1), m = strnlen(b, TEXT_NAME_BYTES + 1);
-    /* Three rows of the table of distances (numbers of typing mistakes) between each beginning of a and each beginning
-     * of b. A row is computed from the two rows before it. */
+    /* Three rows of a table that has the distance (number of typing mistakes) between each beginning of `a` and each
+     * beginning of `b`. A row is computed from the two rows before it. */
     int rows[3][TEXT_NAME_BYTES + 1];
     if (n > TEXT_NAME_BYTES || m > TEXT_NAME_BYTES) return TEXT_FAR;
     for (size_t j = 0; j <= m; j++) rows[0][j] = (int)j;

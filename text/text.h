@@ -18,15 +18,14 @@
 
 typedef enum text_failure { TEXT_FINE, TEXT_FULL, TEXT_NO_MEMORY } text_failure;
 
-/* A text under construction, in a buffer of the caller or in memory that grows. A piece that would make the text longer
- * than `limit`, or that finds no memory, is left out as a whole. After such a failure nothing is added, so a text never
- * has a gap, and one check of `failure` at the end is enough. at[used] is always NUL, also after a failure, with two
- * exceptions. `at` is NULL in a growing text that never had a piece or never had memory. A buffer of 0 bytes has no
- * NUL. */
+/* A text under construction, in a buffer of the caller or in memory that grows. A piece that would exceed `limit`, or
+ * for which there is no memory, is left out as a whole. Nothing is added after such a failure, so a text never has a
+ * gap, and one check of `failure` at the end is enough. at[used] is always NUL, with two exceptions: `at` is NULL in a
+ * growing text that never got memory, and a buffer of 0 bytes has no NUL. */
 struct text {
     char *at;
     size_t used;  /* length of the text in bytes, without the NUL */
-    size_t size;  /* bytes of memory at `at`; after a failure it is set to `used`, so that no later piece fits */
+    size_t size;  /* bytes of memory at `at`; after a failure it is made equal to `used`, so that nothing more fits */
     size_t limit; /* the largest number of bytes that `used` may reach */
     bool grows;   /* true: text_growing() made the text, which owns its memory */
     text_failure failure;
@@ -66,8 +65,9 @@ static inline void text_put_char(struct text *t, char c)
 
 void text_printf(struct text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Appends `string` as the inside of a JSON string. Quotes, backslashes and control characters are escaped, and bytes
- * that are not UTF-8 become '?'. At most `room` bytes are written, and a cut is only between characters and escapes. */
+/* Appends `string` as the text between the quotes of a JSON string. Quotes, backslashes and control characters are
+ * escaped, and bytes that are not UTF-8 become '?'. At most `room` bytes are written; characters and escapes are never
+ * split. */
 void text_put_json(struct text *t, const char *string, size_t room);
 
 /* ---- Writing and reading numbers --------------------------------------------------------------------------------- */
@@ -117,9 +117,9 @@ const char *text_read_number(const char *text, uint64_t *x);
  * and otherwise stays as it was. */
 bool text_is_number(const char *text, uint64_t most, uint64_t *x);
 
-/* text_hash() returns the FNV-1a hash of a text, or of the first `most` bytes of a longer text. For the first piece of
- * a text, `hash` is TEXT_HASH_BEGIN; for the next piece it is the result of the piece before. Use this hash only for
- * names that the program chooses, because a client could choose many names with the same hash. */
+/* text_hash() returns the FNV-1a hash of a text, or of the first `most` bytes of a longer text. To hash a text in
+ * pieces, pass TEXT_HASH_BEGIN as `hash` for the first piece, and the last result for each further piece. Use this hash
+ * only for names that the program chooses: a client could choose many names with the same hash. */
 #define TEXT_HASH_BEGIN 2166136261u
 static inline uint32_t text_hash(uint32_t hash, const char *text, size_t most)
 {
@@ -146,9 +146,8 @@ static inline size_t text_plain_run(const char *p, const char *end)
         memcpy(&word, p, 8);
         quote = word ^ '"' * ones;
         backslash = word ^ '\\' * ones;
-        /* In a word of eight bytes, subtracting 1 from each byte sets the top bit of a byte that was 0, and borrows
-         * from the next byte. The borrow may mark the next byte without need, but never an earlier one. A byte marked
-         * without need only ends the fast loop early. */
+        /* Subtracting 1 from each byte sets the top bit of a byte that was 0, and borrows from the next byte. The
+         * borrow may mark that byte wrongly, but never an earlier one. A wrong mark only ends the fast loop early. */
         odd = (word | (word - 0x20 * ones) | (quote - ones) | (backslash - ones)) & tops;
         if (odd) break;
         p += 8;
@@ -173,8 +172,8 @@ static inline int text_utf8_more(unsigned char first, unsigned char *low, unsign
  * UTF-8. */
 size_t text_character(const char *text);
 
-/* Returns the number of bytes after which to cut the UTF-8 `text`: as many as possible, up to `room`, without splitting
- * a character. */
+/* Returns how many bytes of the UTF-8 `text` to keep: as many as possible, up to `room`, without splitting a
+ * character. */
 size_t text_cut(const char *text, size_t room);
 
 /* ---- Finding the known name that is nearest to an unknown one ---------------------------------------------------- */

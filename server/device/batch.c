@@ -1,5 +1,5 @@
-/* batch.c: counts the operations of a batch, records its results, times and metrics, and says how long a guest must
- * wait. A guest is a batch whose client has no other batch on the device. */
+/* batch.c: counts the operations of a batch, and records its results, times and metrics. It also says when a guest may
+ * begin on a device. A guest is a batch whose client has no other batch on the device. */
 #include "server/device/internal.h"
 
 #include <string.h>
@@ -7,11 +7,11 @@
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 
-/* heads smaller than this cost as much as heads of this size, because kernels compute whole tiles */
+/* a head dimension below 64 costs as much as 64, because kernels compute whole tiles */
 enum { LEAST_HEAD_DIM = 64 };
 
 /* Returns the floating-point operations that kernels really carry out for a part of a job (the computation of one
- * request). Kernels compute whole tiles, so a small head counts with its padding. */
+ * request). Kernels compute whole tiles, so a small head dimension counts as padded to a tile. */
 double batch_padded_flops(const struct job_part *part)
 {
     const struct job *const job = part->job;

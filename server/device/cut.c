@@ -40,7 +40,8 @@ static bool is_contiguous(const attn_tensor *t)
     return memcmp(whole.stride, t->stride, (size_t)t->rank * sizeof t->stride[0]) == 0;
 }
 
-/* True if the job (the computation of one request) is a single problem that several devices can share. */
+/* True if the job (the computation of one request) is a single problem that can be cut into parts for several
+ * devices. */
 static bool has_parts(const struct job *job)
 {
     const attn_problem *const p = job->call->count == 1 ? job_problem(job, 0) : NULL;
@@ -98,8 +99,8 @@ static int divide(const attn_problem *p, enum job_way way, int most, struct job_
         for (int n = 0; n < count; n++) ranges[n] = (struct job_range){ n > 0 ? ends[n - 1] : 0, ends[n], shares[n] };
         return count;
     }
-    /* number of heads or batch rows of the largest part, if each device gets a part. If fewer parts of this size cover
-     * the problem, fewer parts are made, because more parts would not end the job earlier. */
+    /* size of the largest part, in heads or batch rows, if each device gets a part. Sometimes fewer parts of this size
+     * cover the problem. Then no more are made, because more parts would not end the job earlier. */
     const int64_t largest = (all + count - 1) / count;
     count = (int)((all + largest - 1) / largest);
     for (int n = 0; n < count; n++) {
@@ -122,8 +123,7 @@ static bool have_same_kernels(const attn_capabilities *a, const attn_capabilitie
     return true;
 }
 
-/* True if the two devices compute results that are equal to the bit, because they are of the same kind and have the
- * same kernels. */
+/* True if the two devices are of the same kind and have the same kernels. Their results are then bitwise equal. */
 static bool are_alike(const struct device *a, const struct device *b)
 {
     const attn_device_info *const i = &a->info, *const j = &b->info;
@@ -186,9 +186,9 @@ static bool have_memory(const struct devices *devices, const attn_problem *p, in
     return true;
 }
 
-/* Decides whether the job is cut by queries into parts whose gradients are added up, and into how many. The number
- * stays the same if devices are busy or fail later, so these gradients have the same bits under any load. If so many
- * devices fail that the remaining devices lack memory for the sums, the job is not cut. */
+/* Decides whether the job is cut by queries into parts whose gradients are added up, and into how many parts. The
+ * number does not change if devices are busy or fail later, so these gradients have the same bits under any load. If
+ * too few devices are left to hold the sums in their memory, the job is not cut. */
 void cut_prepare(const struct devices *devices, struct job *job)
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];
@@ -202,7 +202,7 @@ void cut_prepare(const struct devices *devices, struct job *job)
         !same_kernel(devices->device[0], whole, JOB_BY_QUERIES, count, ranges))
         return;
     job->sum_parts = count;
-    job->kind = 0; /* a job that runs in parts never shares a batch with other jobs */
+    job->kind = 0; /* kind 0: the job never shares a batch with other jobs */
 }
 
 /* ---- Choosing the devices, and cutting the job ------------------------------------------------------------------- */
@@ -225,9 +225,9 @@ int cut_most_parts(const struct devices *devices, const struct job *job)
     return divide(whole, way_of(whole, devices->count, false), devices->count, ranges);
 }
 
-/* Lists the devices that may compute parts of the job: over[0] is `first`, and the other devices compute the same bits
- * and have room for the job. Returns the number of devices in the list. *wait_ns is reduced to the time until another
- * device may have room (device_has_room()). */
+/* Lists the devices that may compute parts of the job: over[0] is `first`, and the other devices compute bitwise equal
+ * results and have room for the job. Returns the number of devices in the list. *wait_ns is reduced to the time until
+ * another device may have room (device_has_room()). */
 static int list_devices(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
                         int64_t *wait_ns, struct device *over[CONFIG_MAX_DEVICES])
 {
@@ -251,8 +251,8 @@ bool cut_may_leave(const struct devices *devices, struct device *first, const st
     if (job->sum_parts == 0) return true;
     for (int i = 0; i < devices->count; i++) usable += !devices->device[i]->disabled;
     const attn_problem *const whole = job_problem(job, 0);
-    return !have_memory(devices, whole, job->sum_parts, usable) || /* the remaining devices lack memory for the
-                                                                    * gradient sums, so the job will not be cut */
+    return !have_memory(devices, whole, job->sum_parts, usable) || /* too few devices are left to hold the gradient
+                                                                    * sums, so the job will not be cut */
            have_memory(devices, whole, job->sum_parts, list_devices(devices, first, job, now_ns, wait_ns, over));
 }
 
@@ -289,9 +289,9 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
 
 /* ---- What the answer says about the parts ------------------------------------------------------------------------ */
 
-/* Appends the next range of device numbers, such as "0-3", to the text. The range begins with the first device above
- * `after` that had a part of the job, and ends before the first device that had none. Returns the last number of the
- * range, or -1 if no device above `after` had a part. */
+/* Appends the next range of device numbers, such as "0-3", to the text. It consists of consecutive devices above
+ * `after` that each had a part of the job. Returns the last number of the range, or -1 if no device above `after` had a
+ * part. */
 static int put_devices(const struct job *job, int after, char *text, size_t room)
 {
     int first = -1, last;
@@ -300,7 +300,7 @@ static int put_devices(const struct job *job, int after, char *text, size_t room
     if (first < 0) return -1;
     last = first;
     for (const struct job_part *part = &job->part; part;)
-        /* starts again at the first part, because the list of parts is not sorted by device number */
+        /* starts again at the first part, because the parts are not sorted by device number */
         if (part->index == last + 1) last++, part = &job->part;
         else part = part->next;
     const size_t used = strlen(text);

@@ -114,8 +114,8 @@ static attn_status device_open(const struct config *config, const char *backend,
     device->number = devices->count;
     devices->device[devices->count++] = device;
     static const attn_status to_count[] = { ATTN_DEVICE, ATTN_DEVICE_LOST, ATTN_NO_MEMORY };
-    /* Creates these series of metrics with the value 0 at the start, because Prometheus's rate() ignores the first
-     * sample of a series. */
+    /* These metrics must exist with the value 0 from the start, because Prometheus's rate() ignores the first sample of
+     * a metric. */
     metrics_add(METRIC_DEVICE_BATCHES, device->info.name, NULL, 0);
     metrics_add(METRIC_DEVICE_PARTS, device->info.name, NULL, 0);
     for (int i = 0; i < 3; i++) metrics_add(METRIC_DEVICE_ERRORS, device->info.name, attn_status_name(to_count[i]), 0);
@@ -127,7 +127,7 @@ fail:
     return status;
 }
 
-/* Returns the backend to which the device numbers in --devices refer. NULL: this build has only the CPU. */
+/* Returns the backend whose device numbers --devices uses. NULL: this build has only the CPU. */
 static const char *gpu_backend(void)
 {
     for (const char *const *name = attn_backends(); *name; name++)
@@ -221,8 +221,8 @@ bool devices_stop(struct devices *devices, int64_t wait_ms)
         int error = 0;
         pthread_mutex_lock(&device->lock);
         device->stop = true;
-        device->held_may_run = true; /* the main thread's loop has ended and frees no more sums of gradients, so a
-                                      * batch that was held for lack of memory must be tried again now */
+        device->held_may_run = true; /* the main thread frees no more gradient sums, so a batch that waits for their
+                                      * memory must try again now */
         pthread_cond_broadcast(&device->wake);
         while (device->threads_ended < device->thread_count && error == 0)
             error = pthread_cond_timedwait(&device->wake, &device->lock, &until);
@@ -342,8 +342,8 @@ void devices_note_lost(struct devices *devices, int number)
 }
 
 /* Returns the time that the job's problems take on the fastest device, in seconds. Scores that FlashMask hides do not
- * count, because kernels may skip them. Only if the time is long, the function reads the rows of the mask to count the
- * hidden scores. */
+ * count, because kernels may skip them. The function reads the rows of the mask to count the hidden scores, but only if
+ * the time is long. */
 double devices_least_seconds(const struct devices *devices, const struct job *job)
 {
     const double unimportant_s = 0.05;
@@ -477,7 +477,7 @@ void devices_collect(struct devices *devices, struct batch *batch)
     if (batch->next) batch->next->previous = batch->previous;
     device->outstanding--;
     device->flops -= batch->flops;
-    /* the device has no batch, so its work is set to exactly 0: rounding errors of the sum then do not accumulate */
+    /* a device without batches has exactly no work; setting 0 keeps rounding errors of the sum from accumulating */
     if (device->outstanding == 0) device->flops = 0;
     atomic_fetch_sub(&device->requests, batch->count);
 }

@@ -8,8 +8,8 @@
  * What can go wrong on a device, and what the server does then:
  *
  *   out of memory, HTTP thread     the job that an HTTP thread tried to run is queued for a device's thread
- *   out of memory                  the batch waits for the batches beside it and is tried again, in the end alone;
- *                                  if it then fails, its requests fail with NO_MEMORY
+ *   out of memory                  the batch is tried again when other batches of the device have ended. If it fails
+ *                                  even while no other batch runs, its requests fail with NO_MEMORY
  *   an error that is not sticky    the batch's requests fail with DEVICE; the next batch runs
  *   a sticky error                 all batches of the device come back with DEVICE_LOST; the device is disabled.
  *                                  A job that was cut over several devices is computed again on the others
@@ -35,21 +35,21 @@ struct device;
 struct batch {
     struct message message;
     struct device *device;
-    /* The flow (client) to which this batch belongs: the flow of the batch's first job. That job holds a reference to
-     * the flow. NULL: the first job has no flow. */
+    /* The flow (client) of the batch, which is that of its first job. That job holds a reference to the flow. NULL: the
+     * first job has no flow. */
     const struct flow *flow;
-    int64_t left_ns;    /* time at which the batch left for the device */
-    int64_t held_ns;    /* time from which on the batch has been held back for lack of memory; 0: it is not held back */
+    int64_t left_ns;    /* time at which the batch was sent to the device */
+    int64_t held_ns;    /* time at which the batch was held back for lack of memory; 0: it is not held back */
     int64_t charged_ns; /* device time in nanoseconds, which is charged to the flows (clients) of the batch's jobs */
     struct batch *next, *previous; /* neighbours in the main thread's list of batches on this device */
     int count;
-    /* number of jobs whose requests still wait for a result; at 0 the batch is cancelled; only the main thread uses
-     * this */
+    /* number of jobs in the batch whose requests still wait for a result; when it is 0, the batch is cancelled; only
+     * the main thread uses it */
     int waiting;
     /* attn_cancel() sets this member; the device then ends the batch between two tiles of a kernel, or between two
      * launches */
     int cancel;
-    /* sums over all jobs of the batch: floating-point operations, bytes of tensors, and expected time in seconds */
+    /* totals of the batch's jobs: floating-point operations, bytes of tensors, and expected time in seconds */
     double flops, bytes, seconds;
     /* true: an HTTP thread, and not the device's thread, put the batch on the device, and recorded no events between
      * the stages of the batch */
@@ -76,8 +76,8 @@ static inline bool batch_adds(const struct batch *batch)
     return batch->parts[0]->adds;
 }
 
-/* Records in the metrics that a batch came back, and logs it if it failed. `first` is one of the batch's parts, and its
- * error stands for all, because if one part fails, all parts do. */
+/* Records in the metrics that a batch came back, and logs it if it failed. `first` is any part of the batch: if a batch
+ * fails, all its parts have the same error. */
 void batch_count(const struct batch *batch, const struct job_part *first);
 /* Copies the times of the batch to a job that ran in it, for the job's answer. A job with several parts keeps the times
  * of the part that took longest. */
@@ -129,9 +129,9 @@ struct device_state {
 /* Describes all devices in an array of devices_count() elements. Any thread may call this. */
 void devices_describe(struct devices *devices, struct device_state *states);
 
-/* Returns the device that has this number in its backend (2 for "cuda:2"), for importing a client's memory on that GPU.
- * *number becomes the server's number of the device. NULL: this server does not use the device. Any thread may call
- * this. */
+/* Returns the device with this number of its backend (2 for "cuda:2"), so that a client's memory on this GPU can be
+ * opened. *number becomes the server's number of the device. NULL: this server does not use the device. Any thread may
+ * call this. */
 attn_device *devices_of_index(const struct devices *devices, int64_t index, int *number);
 /* true if the device has not failed; any thread may call this */
 bool devices_is_usable(const struct devices *devices, int number);
@@ -152,14 +152,16 @@ int cut_most_parts(const struct devices *devices, const struct job *job);
  * take more than half of a device's memory. */
 void cut_prepare(const struct devices *devices, struct job *job);
 
-/* The functions below add up gradients that are sums over queries, such as dk and dv. Call sums_begin() when all parts
- * of a job have run. If it returns true, each part must be sent once more to its device part->sums_on, to add up a
- * share of the gradients. It returns false if the job has no such gradients, or if they are added up already. It also
- * returns false if a device was lost with the sums of a part; that part then has the error DEVICE_LOST. Call
- * sums_free() when no part is with a device: it frees the parts' memory for sums. Call sums_free_part() when a part is
- * back and no part adds up: it frees the memory of that part. Call sums_lose() when a device that hangs has a part of
- * the job. If parts are adding up then, the memory of their sums may never be freed, so no batch waits for that memory
- * any more. */
+/* These functions add up gradients that are sums over queries, such as dk and dv, over the parts of a job.
+ *
+ *   sums_begin()      Call this when all parts of the job have run. True: each part must be sent once more to
+ *                     its device (sums_on), to add up a share of the gradients. False: the job has no such gradients,
+ *                     they are added up already, or a device was lost with a part's sums. That part then has the error
+ *                     DEVICE_LOST.
+ *   sums_free()       Call this when no device has a part of the job. It frees the parts' memory for sums.
+ *   sums_free_part()  Call this when a part is back and no part adds up. It frees that part's memory for sums.
+ *   sums_lose()       Call this when a device that hangs has a part of the job. If parts are adding up, the memory of
+ *                     their sums may never be freed. No batch waits for that memory any more. */
 bool sums_begin(struct job *job);
 void sums_free(struct job *job);
 void sums_free_part(struct job_part *part);
@@ -174,16 +176,17 @@ struct device *devices_pick(struct devices *devices, uint64_t passed_over);
  * before the call. */
 bool device_has_room(const struct device *device, const struct job *job, int64_t now_ns, int64_t *wait_ns);
 int device_number(const struct device *device);
-/* Cuts a job that is about to be sent to the device `first`, if the job is expected to take longer than
- * --split-above-ms. The parts go to all devices that have room for the job and compute equal bits (cut.c). Returns the
- * number n of parts, and writes their devices to over[0] to over[n - 1]; over[0] is `first`. If gradients are added up
- * from the parts (sums.c), a device may get several parts. 1: the job was not cut. 0: there is no memory for the
- * parts. */
+/* Cuts a job into parts just before it is sent to the device `first`, if it is expected to take longer than
+ * --split-above-ms. The parts go to all devices that have room for the job and compute bitwise equal results (cut.c).
+ * Returns the number n of parts, and writes their devices to over[0] to over[n - 1]; over[0] is `first`. A device may
+ * get several parts if gradients are added up from the parts (sums.c). 1: the job was not cut. 0: there is no memory
+ * for the parts. */
 int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
                      struct device *over[CONFIG_MAX_DEVICES]);
-/* False: the job must wait for memory. This happens only if its gradients are added up from parts (sums.c). The devices
- * that have room for the job, `first` included, then lack memory for the sums of all parts. More devices may have room
- * later: *wait_ns is reduced to the time until then, as device_has_room() does. `first` must have room. */
+/* Returns whether the job can be sent to a device now. False: it must wait for memory. This happens only if its
+ * gradients are added up from parts (sums.c), and the devices that have room for the job lack memory for the sums of
+ * all parts. *wait_ns is then reduced to the time until more devices may have room, as device_has_room() does. `first`
+ * must have room. */
 bool cut_may_leave(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
                    int64_t *wait_ns);
 /* Writes the backend of a job that several devices computed in parts, such as "cuda:0-3 sm90 by queries", into the
@@ -199,10 +202,10 @@ bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_
 /* Sends the batch to the device. The device must have room for the batch, unless the batch is a part of a job whose
  * gradients are added up from parts (sum_parts of struct job). */
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
-/* Submits a batch of one late job. An HTTP thread has put this job on the device, where it takes longer than expected.
- * The batch therefore needs no free slot (stream). */
+/* Submits a batch of one late job: an HTTP thread has started this job on the device, and it takes longer than
+ * expected. The batch needs no free slot (stream), because the job already runs on one. */
 void devices_submit_late(struct devices *devices, struct batch *batch);
-/* True if a device other than the CPU has a batch that has not come back. */
+/* True if a batch is running on a device other than the CPU, or waits there. */
 bool devices_away(const struct devices *devices);
 /* Removes a batch that has come back from the list of its device. Call this for each batch that arrives in the
  * mailbox. */
@@ -212,7 +215,7 @@ const char *device_name(const struct device *device);
 bool device_disable(struct device *device);
 
 /* Returns a device that must be disabled, or NULL if there is none. A device must be disabled if a thread noted it as
- * lost, or if a batch on it takes too long. *overdue becomes true if a batch takes longer than its size explains, by
+ * lost, or if a batch on it takes too long. *overdue becomes true if a batch exceeds the time that its size explains by
  * more than --watchdog-ms. The CPU is not watched. */
 struct device *devices_to_disable(const struct devices *devices, bool *overdue);
 /* Returns the batches on a device, linked by their member `next`. */

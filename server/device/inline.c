@@ -159,9 +159,9 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     attn_status status = ATTN_OK;
     const bool notes = attn_stream_note(stream, &none) == ATTN_OK;
     int64_t now_ns = clock_ns(),
-            /* If the GPU writes to host memory at the end of its work, most polls only read that memory. Only the
-             * driver reports errors, so the driver is called too, once per INLINE_ASK_NS. Otherwise each poll calls the
-             * driver. */
+            /* Some GPUs write to host memory at the end of the work. Most polls then only read that memory, and the
+             * driver is called once per INLINE_ASK_NS, because only the driver reports errors. On other GPUs each poll
+             * calls the driver. */
         ask_ns = notes ? now_ns + INLINE_ASK_NS : now_ns;
     *done = false;
     while (status == ATTN_OK && !*done) {
@@ -191,9 +191,9 @@ static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_pro
     return true;
 }
 
-/* Prepares all that the job needs to run at once: its cache transaction, its plan (choice of kernel) and scratch
- * memory. If the job has a transaction, the plan points at *placed. False: the job cannot run on this inline slot,
- * although its transaction may have begun (see take_step()). */
+/* Prepares what the job needs to run immediately: its cache transaction, its plan (choice of kernel) and scratch
+ * memory. If the job has a transaction, the plan refers to *placed (the problem with device addresses). False: the job
+ * cannot run on this inline slot, although its transaction may have begun (see take_step()). */
 static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_problem *placed, attn_plan *plan)
 {
     const struct device *const device = inline_slot->device;
@@ -211,16 +211,16 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
            memory_grow_workspace(handle, bytes, &slot->workspace, &slot->workspace_bytes, &ignored) == ATTN_OK;
 }
 
-/* Returns a time from which the duration of the job is computed. On a GPU it is the real time. On the CPU it is the
- * processor time of this thread: there are more HTTP threads than cores, so the real time would include the work of
- * other threads. */
+/* Reads the clock that measures the duration of a job. For a GPU it is the real time. For the CPU it is the processor
+ * time of this thread: there are more HTTP threads than cores, so the real time would include the work of other
+ * threads. */
 static int64_t work_clock_ns(const struct device *device)
 {
     return device->info.unified ? clock_thread_ns() : clock_ns();
 }
 
-/* Runs a job on the stream of its inline slot. *done becomes true if the job has ended; otherwise it still runs. Sets
- * the slot's launched_ns to the time at which the work was on a GPU. */
+/* Runs a job on the stream of its inline slot. *done becomes true if the job has ended; otherwise it still runs. On a
+ * GPU, the slot's launched_ns becomes the time at which all work was on the stream. */
 static attn_status compute(struct inline_slot *inline_slot, const struct job *job, const attn_plan *plan, bool *done,
                            attn_error *err)
 {
@@ -270,7 +270,7 @@ static enum inline_outcome run(struct devices *devices, struct inline_slot *inli
 {
     struct device *const device = inline_slot->device;
     /* A batch that consists of this job alone, for the functions that record results and times. Its times left_ns and
-     * started_ns stay 0, as if it started when it was queued. */
+     * started_ns stay 0, so no waiting time is recorded. */
     struct batch batch = { .device = device, .count = 1, .flops = job->flops, .bytes = job->bytes };
     attn_error err = { 0 };
     bool done;

@@ -20,12 +20,12 @@ enum inline_outcome {
     INLINE_LOST,
 };
 
-/* Runs a small job in the calling HTTP thread, or puts it on an idle GPU and polls for its end. On the CPU this is
- * fast, because the tensors are in this core's cache and no other thread must wake (measured in tests/load/README.md).
- * A GPU's kernel uses tensors in place: in staging memory (host memory), or in the client's registered range of the
- * GPU's memory. The function refuses jobs that are large, that verify, or that use or make a context (a saved forward).
- * It never waits for another thread. It waits for a GPU at most INLINE_WAIT_NS (INLINE_STEP_WAIT_NS for a cache
- * transaction). */
+/* Runs a small job in the calling HTTP thread (on the CPU), or puts it on an idle GPU and polls for its end. On the CPU
+ * this is fast, because the tensors are in this core's cache and no other thread must wake (measured in
+ * tests/load/README.md). A GPU's kernel uses tensors in place: in staging memory (host memory), or in the client's
+ * registered range of the GPU's memory. The function refuses jobs that are large, that verify, or that use or make a
+ * context (a saved forward). It waits for no other thread, and for a GPU at most INLINE_WAIT_NS (INLINE_STEP_WAIT_NS
+ * for a cache transaction). */
 enum inline_outcome inline_run(struct devices *devices, struct job *job);
 /* Waits for a late job (an HTTP thread left it running: INLINE_LATE), however long it takes. Afterwards no device uses
  * the job's memory. Does nothing for other jobs. */

@@ -23,8 +23,8 @@
 enum { LINE = 64 }; /* size of the processor's cache line in bytes */
 #define NEVER INT64_MAX
 
-/* Returns the bytes of a contiguous tensor, rounded up to a multiple of MERGE_LINE. The tensor's shape must have been
- * checked. */
+/* Returns the size in bytes of a contiguous tensor, rounded up to a multiple of MERGE_LINE. The tensor's shape must
+ * have been checked. */
 static inline size_t lines_of(const attn_tensor *t)
 {
     int64_t bytes = 0;
@@ -42,16 +42,16 @@ struct mirror {
 /* A place for one batch that runs on a device: a stream, and the memory that belongs to the batch. */
 struct slot {
     attn_stream *stream;
-    struct batch *batch; /* the batch that runs on the slot's stream; NULL: the slot is free */
+    struct batch *batch; /* the batch that runs in this slot; NULL: the slot is free */
     int64_t due_ns;      /* time at which the batch should be over, for the watchdog */
     /* how many nanoseconds the batch would take at DEVICE_SLOWEST_FLOPS, the slowest rate that the watchdog accepts */
     int64_t worst_ns;
     attn_problem *problems;
     attn_plan *plans; /* one plan (chosen kernel) for each element of `problems` */
-    /* room: number of problems for which the arrays have room. count: number of problems of this batch. launched:
-     * number of the batch's problems whose kernels are on the stream. */
+    /* room: size of the arrays. count: number of problems of this batch. launched: number of the batch's problems whose
+     * kernels are on the stream. */
     int room, count, launched;
-    /* estimated seconds of the kernels that the batch has on the stream; 0: no kernels are known to be on the stream */
+    /* estimated time in seconds of the kernels that the batch has on the stream; 0: none, or not known */
     double queued_s;
     /* true: another long batch of the same flow (client) has its turn, so no more kernels of this batch may be put on
      * the stream now */
@@ -68,30 +68,29 @@ struct slot {
     int truths_left, truth_item;
     int64_t truth_step;
     bool truth_began; /* true: the first step of computing the current item's truth (exact outputs) is on the stream */
-    void *truth_out;  /* device memory into which the exact `out` (in float64) of an item (problem) is computed */
+    void *truth_out;  /* device memory for the exact `out` (in float64) of one item (problem) */
     /* device memory for the differences between the outputs of one part of a cut job and the exact outputs */
     attn_truth_distance *truth_distances;
-    int64_t began_ns;    /* time when the batch's first mark (event) was on the stream */
-    int64_t launched_ns; /* time when the batch's first kernels were on the stream */
+    int64_t began_ns;    /* time when the batch's first event was put on the stream */
+    int64_t launched_ns; /* time when the batch's first kernels were put on the stream */
     void *workspace;
     size_t workspace_bytes;
     attn_move *moves; /* the moves (copies by a kernel) of a job's cache transaction, with device addresses */
     int64_t move_room;
     struct mirror *mirrors;
-    /* indices of those mirrors that are copies of host memory, sorted by the addresses of the host memory */
+    /* indices of the mirrors that are copies of host memory, in the order of their host addresses */
     int *regions;
     int mirror_count, mirror_room, region_count;
 
     /* The arrays below have one element for each job of the batch. */
-    /* Small problems of a batch are merged into one. leader[j] is the number of the job whose merged problem job j
-     * joins, or j if job j joins none. */
+    /* Small problems of a batch are merged into one, under one of their jobs, the leader. leader[j] is the number of
+     * job j's leader. It is j if job j is not merged, or is the leader itself. */
     int16_t leader[CONFIG_MAX_BATCH];
-    /* for each job: if the job is the leader of a merged problem, the number of jobs in this problem, the leader
-     * included */
+    /* for each leader of a merged problem: the number of jobs in the problem, the leader included */
     int16_t members[CONFIG_MAX_BATCH];
-    int16_t place[CONFIG_MAX_BATCH]; /* each job's position in its merged problem */
-    /* for each job: true if a kernel copies the job's tensors to the merged problem of its leader and back, so that the
-     * job has no device memory of its own */
+    int16_t place[CONFIG_MAX_BATCH]; /* position of each job in its merged problem */
+    /* for each job: true if a kernel copies the job's tensors to and from its leader's merged problem, so the job has
+     * no device memory of its own */
     bool moved[CONFIG_MAX_BATCH];
     int problem[CONFIG_MAX_BATCH]; /* index in `problems` of each job's first problem */
 };
@@ -120,7 +119,8 @@ struct device {
     int slot_count;
     struct slot slots[DEVICE_MAX_STREAMS];
 
-    /* The lock protects the members from here down to `over`, and the members `batch` and `started_ns` of each slot. */
+    /* The lock protects the members from here down to `over`. It also protects the members `batch` and `started_ns` of
+     * each slot. */
     pthread_mutex_t lock;
     pthread_cond_t wake;
     struct message *first, **last; /* submitted batches that are not on a stream yet (the inbox) */
@@ -134,12 +134,11 @@ struct device {
     /* The parts of jobs that have sums of gradients (sums.c) in this device's memory, linked by next_kept. Parts whose
      * memory may never be freed, because a device hangs, are not in the list. */
     struct job_part *kept;
-    unsigned over; /* counts the events that free memory: a batch has ended, or the main thread has freed sums of
-                    * gradients */
+    unsigned over; /* number of times that memory was freed: a batch ended, or the main thread freed gradient sums */
 
     int64_t watchdog_ns;
-    /* The earliest time at which a batch that runs on the device should be over. NEVER: no batch runs, or the device is
-     * not watched. */
+    /* The earliest of the times by which the running batches should be over, for the watchdog. NEVER: no batch runs, or
+     * the device is not watched. */
     _Atomic int64_t due_ns;
 
     /* The main thread uses the members below; other threads read only the atomic ones among them. */
@@ -183,7 +182,7 @@ void *device_main(void *argument);
 
 /* ---- Functions of memory.c; a device's thread calls them, or the thread that has taken an inline slot ------------ */
 
-/* A mirror is device memory that holds a copy of a region of host memory. Makes mirrors for all regions that the job's
+/* A mirror is device memory for the copy of a region of host memory. Makes mirrors for all regions that the job's
  * problems use and that have none yet. */
 attn_status memory_take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err);
 void memory_drop_mirrors(struct device *device, struct slot *slot);
@@ -201,7 +200,7 @@ void memory_place(const struct slot *slot, attn_problem *problem);
  * memory_copy_out() puts copies on the stream that bring a job's outputs back to the host. */
 attn_status memory_copy_in(struct slot *slot, attn_error *err);
 attn_status memory_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err);
-/* Puts copies on the slot's stream that write the new keys and values of a job's cache transaction to their pages. */
+/* Puts copies on the slot's stream. They write the new keys and values of a job's cache transaction to their pages. */
 attn_status memory_move(struct device *device, struct slot *slot, const struct job *job, attn_error *err);
 /* Does the work of memory_copy_in() and memory_move() in one launch of a kernel. The device must be able to read
  * staging memory (host memory for tensors). */
@@ -218,16 +217,16 @@ void memory_close_slot(attn_device *handle, struct slot *slot);
 
 /* ---- Functions of merge.c; a device's thread calls them -------------------------------------------------------- */
 
-/* Decides which jobs of the slot's batch are merged into one problem, and whose tensors a kernel copies. Sets the
- * slot's arrays leader, members, place and moved. */
+/* Decides which jobs of the slot's batch are merged into one problem, and for which jobs a kernel makes the copies.
+ * Sets the slot's arrays leader, members, place and moved. */
 void merge_find(const struct device *device, struct slot *slot);
 
 /* Makes the merged problem of a job (the leader) and of the jobs that join it. The merged tensors lie in newly
  * allocated device memory. */
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err);
 
-/* Puts copies by a kernel on the slot's stream, for those jobs whose `moved` is true. If `out` is false, they copy
- * inputs to the device, and new keys and values to their pages. If `out` is true, they copy outputs to the host. */
+/* Puts a copy kernel on the slot's stream, for those jobs whose `moved` is true. If `out` is false, it copies inputs to
+ * the device, and new keys and values to their pages. If `out` is true, it copies outputs to the host. */
 attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* ---- Functions of parts.c, for a part of a cut job; a device's thread calls them -------------------------------- */
@@ -260,15 +259,15 @@ attn_status sums_take(struct device *device, struct job_part *part, attn_problem
 /* Frees the memory that a part of a job has for sums of gradients. Does nothing if there is none. No other part may be
  * reading this memory. */
 void sums_drop(struct job_part *part);
-/* True if job a is older than job b. In this order no two jobs are equally old. */
+/* True if job `a` is older than job `b`. Of two different jobs, one is always older. */
 bool sums_older(const struct job *a, const struct job *b);
 /* True if a batch that lacks device memory may wait until gradient sums of other jobs (sums.c) are freed. A batch that
  * has such sums itself waits only for older jobs, so that no two jobs wait for each other. Call this with the device's
  * lock held. */
 bool sums_will_be_freed(const struct device *device, const struct batch *batch);
-/* Puts the work that adds up the part's share (a range of elements of each gradient) on the stream, which belongs to
- * the part's device. The work has three steps: copies from the other devices, kernels that add up, and copies of the
- * results to the host. Records the events 0 to 3 before, between and after these steps. */
+/* Puts the work that adds up the part's share (a range of elements of each gradient) on a stream of the part's device.
+ * There are three steps: copies from the other devices, kernels that add up, and copies of the results to the host. The
+ * events 0 to 3 are recorded before, between and after these steps. */
 attn_status sums_launch(attn_stream *stream, const struct job_part *part, attn_error *err);
 /* Sets the dtype float32 for the outputs that are sums over queries, because the parts of a cut job compute these
  * outputs in float32. */
@@ -291,14 +290,13 @@ attn_status truth_launch(struct device *device, struct slot *slot, attn_error *e
  * CPU or can read staging memory (host memory for tensors). Otherwise it opens none. */
 attn_status inline_open(struct devices *devices, const struct config *config, attn_error *err);
 void inline_close(struct devices *devices);
-/* Lets a device's thread take over a late job, which an HTTP thread has left running on the stream of an inline
- * slot. */
+/* Lets a device's thread take over a late job: one that an HTTP thread started, and that takes longer than expected. */
 void inline_adopt(struct slot *slot, struct job_part *part);
 
 /* ---- Functions that batch.c defines ------------------------------------------------------------------------------ */
 
 /* Returns the floating-point operations that kernels really carry out for a part of a job (the computation of one
- * request). Kernels compute whole tiles, so small heads count with their padding. */
+ * request). Kernels compute whole tiles, so a small head dimension counts as padded to a tile. */
 double batch_padded_flops(const struct job_part *part);
 /* Plans `problem`, that is, chooses its kernel. `problem` is an item's problem with this device's addresses. The
  * function adapts the plan that prepare_job() made. A problem of a cache transaction gets a new plan, because its page

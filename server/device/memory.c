@@ -87,7 +87,8 @@ static attn_status mirror(struct device *device, struct slot *slot, struct job_r
 
 attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err)
 {
-    /* this memory is not a copy of host memory. It is kept in the list of mirrors, so that it is freed with them. */
+    /* This is plain device memory, not a copy of host memory. It is in the list of mirrors only so that it is freed
+     * with them. */
     return add_mirror(device, slot, (struct mirror){ { NULL, 0 }, NULL, false }, bytes, memory, err);
 }
 

@@ -24,13 +24,13 @@
 
 #include "server/work/transaction.h"
 
-/* The tensors that can be merged along their first axis, the batch, because the values of a batch row do not depend on
- * the row's index. With dropout `out` and the gradients do depend on the index, so problems with dropout are not
+/* MERGEABLE is the set of tensors that can be merged along their first axis, the batch: the values of a batch row do
+ * not depend on the row's index. With dropout `out` and the gradients do depend on it, so problems with dropout are not
  * merged. */
 #define T(name) ((uint64_t)1 << ATTN_T_##name)
 static const uint64_t MERGEABLE = T(q) | T(k) | T(v) | T(out) | T(lse) | T(dout) | T(dlse) | T(dq) | T(dk) | T(dv);
-/* When cache transactions are merged, the tensors in TABLES are put together, and those in POOL stay in the pages of
- * the caches. */
+/* When the problems of several cache transactions are merged into one, the tensors in TABLES are concatenated. The
+ * tensors in POOL stay in the pages of the caches. */
 static const uint64_t TABLES = T(page_table) | T(seqlens_k) | T(k_scale) | T(v_scale), POOL = T(k) | T(v);
 #undef T
 
@@ -127,9 +127,8 @@ static attn_problem widened(const struct slot *slot, int leader)
     return wide;
 }
 
-/* True if one kernel computes the problems of the leader and of the jobs that join it, and also the merged problem. The
- * tensors of the merged problem have no memory yet, but the choice of a kernel depends only on the alignment of
- * addresses. */
+/* True if the merged problem would run on the same kernel as the separate problems of its jobs. The tensors of the
+ * merged problem have no memory yet, but the choice of a kernel depends only on the alignment of addresses. */
 static bool same_kernel(const struct device *device, const struct slot *slot, int leader)
 {
     /* the sizes of the merged problem cannot overflow, because MERGE_BYTES and CONFIG_MAX_BATCH bound them */
@@ -182,7 +181,7 @@ static size_t aligned(size_t bytes)
 
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err)
 {
-    /* Tensors in POOL stay in the pages of the caches, so they need no new memory. */
+    /* In a cache transaction k and v (POOL) stay in the pages of the caches, so they need no new memory. */
     const uint64_t there = batch_job(slot->batch, leader)->transaction ? POOL : 0;
     size_t bytes = 0;
     void *memory;

@@ -27,12 +27,12 @@ static_assert(CONFIG_MAX_DEVICES <= (int)ATTN_SUM_PARTS, "a job may have more pa
 struct output {
     int id; /* number of the tensor in the problem */
     int64_t elements;
-    size_t own; /* offset of the part's sums over its own queries; the sums are float32 */
+    size_t own; /* offset of the sums (float32) over the part's own queries */
     /* offset of the float32 numbers that the other parts have computed for the elements of this part's share; each
      * other part has slot_bytes of memory there */
     size_t received;
     size_t slot_bytes;
-    size_t result; /* offset of the result, which consists of the elements in this part's share */
+    size_t result; /* offset of the results for this part's share (the elements that it adds up) */
     size_t end;    /* end of the memory for this output; the memory for the next output begins here */
 };
 
@@ -53,8 +53,9 @@ static bool next_output(const attn_problem *p, int parts, struct output *o)
     /* attn_shape_elements() cannot fail here, because the tensor was checked before */
     (void)attn_shape_elements(result->rank, result->shape, &o->elements);
     const attn_tensor own = partial_of(result, NULL);
-    /* Upper bound on the elements of a share. A share has at most units / parts units of SHARE_UNIT elements, rounded
-     * up. The last share also has the elements behind the last whole unit (share_begin()). */
+    /* `most`: upper bound on the elements of a share (the elements that one part adds up). The elements are distributed
+     * in blocks of SHARE_UNIT. A share has at most units / parts blocks, rounded up. The last share also has the
+     * elements behind the last whole block (share_begin()). */
     const int64_t units = o->elements / SHARE_UNIT;
     const int64_t most = (units + parts - 1) / parts * SHARE_UNIT + o->elements % SHARE_UNIT;
     const attn_tensor slot = attn_tensor_make(NULL, ATTN_F32, 1, &most);
@@ -113,8 +114,7 @@ attn_status sums_take(struct device *device, struct job_part *part, attn_problem
     return ATTN_OK;
 }
 
-/* Removes the part of a job from its device's list of parts that have sums of gradients. Does nothing if the part is
- * not in the list. */
+/* Removes the part from its device's list of parts with gradient sums. Does nothing if the part is not in the list. */
 static void unlist(struct job_part *part)
 {
     struct device *const device = part->sums_on;
@@ -198,9 +198,8 @@ bool sums_begin(struct job *job)
     return true;
 }
 
-/* Returns the address of the numbers that part `other` has computed for the elements of part `own`, from element
- * `first` on. The address is in memory of the device of `own`. If `other` is on another device, copy_shares() copies
- * its numbers to this address. */
+/* Returns where the device of part `own` finds the sums that part `other` has computed, from element `first` of the
+ * output on. If `other` is on another device, copy_shares() first copies its sums to the returned address. */
 static char *numbers_of(const struct output *o, const struct job_part *own, const struct job_part *other, int64_t first)
 {
     if (other->sums_on == own->sums_on) return (char *)other->sums + o->own + (size_t)first * sizeof(float);

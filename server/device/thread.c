@@ -30,11 +30,11 @@ static int64_t worst_ns(const struct batch *batch)
     for (int j = 0; j < batch->count; j++)
         seconds += batch_padded_flops(batch->parts[j]) / DEVICE_SLOWEST_FLOPS +
                    batch_job(batch, j)->truth_seconds * DEVICE_TRUTH_SLOWEST;
-    const double most = 1e9; /* a bound of 1e9 seconds, thirty years, so that nanoseconds fit 64 bits */
+    const double most = 1e9; /* at most 1e9 seconds (thirty years), so that the time in nanoseconds fits 64 bits */
     return (int64_t)((seconds < most ? seconds : most) * 1e9);
 }
 
-/* Sets the device's due_ns, which the watchdog on the main thread reads, to the earliest due_ns of its slots. */
+/* Sets the device's due_ns to the earliest due_ns of its slots. The watchdog on the main thread reads it. */
 static void publish_due(struct device *device)
 {
     int64_t due = NEVER;
@@ -43,7 +43,7 @@ static void publish_due(struct device *device)
     atomic_store(&device->due_ns, due);
 }
 
-/* Sets the time by which a batch that begins should be over. The batch may have to wait for all other batches of the
+/* Sets the time by which a batch that begins now should be over. It may have to wait for all other batches of the
  * device, so their longest times are added. */
 static void watch(struct device *device, struct slot *slot)
 {
@@ -94,8 +94,7 @@ static attn_status reserve_workspace(struct device *device, struct slot *slot, i
     return memory_grow_workspace(device->handle, bytes, &slot->workspace, &slot->workspace_bytes, err);
 }
 
-/* Collects the problems of the batch in slot->problems, with device addresses. *gathered becomes the number of these
- * problems. */
+/* Collects the batch's problems, with device addresses, in slot->problems. *gathered becomes their number. */
 static attn_status gather(struct device *device, struct slot *slot, int *gathered, attn_error *err)
 {
     int count = 0;
@@ -109,8 +108,7 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
             continue;
         }
         if (slot->leader[j] != j) {
-            /* the job joins the merged problem of its leader, an earlier job of the batch, whose entry is therefore set
-             * already */
+            /* job j is merged with an earlier job of the batch, its leader, whose entry is therefore set already */
             slot->problem[j] = slot->problem[slot->leader[j]];
             continue;
         }
@@ -141,8 +139,8 @@ static attn_status plan_part(const attn_capabilities *can, struct job_part *part
 }
 
 /* Chooses the kernels (makes plans) for all problems of the batch. The choice depends on the problems' addresses on
- * this device. A merged problem gets a plan of its own, because it is larger than the problems for which prepare_job()
- * made plans. */
+ * this device. A merged problem needs a new plan: prepare_job() made plans only for the smaller problems of its
+ * jobs. */
 static attn_status plan_all(struct device *device, struct slot *slot, attn_error *err)
 {
     const attn_capabilities *const can = attn_device_capabilities(device->handle);
@@ -180,7 +178,7 @@ static bool kernels_are_launched(const struct slot *slot)
     return slot->launched == slot->count;
 }
 
-/* True if no work of the batch is left to put on the stream. */
+/* True if all work of the batch is on the stream. */
 static bool all_is_launched(const struct slot *slot)
 {
     return kernels_are_launched(slot) && slot->truths_left == 0;
@@ -208,17 +206,17 @@ static double piece_seconds(const struct slot *slot)
     return first && seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* True if the batch must wait before it puts kernels on its stream. Kernels on a stream cannot be withdrawn, and delay
- * the kernels of other flows (clients). Therefore long batches of one flow take turns. While another flow has a batch
- * on the device, only one long batch of this flow runs; otherwise as many run as DEVICE_FLOW_SECONDS allows. The batch
- * that has waited longest is next. */
+/* True if the batch must wait before it puts kernels on its stream. Launched kernels cannot be withdrawn, and they
+ * delay the kernels of other flows (clients). So only one long batch of a flow runs while another flow has a batch on
+ * the device. Otherwise a flow may run as many long batches as DEVICE_FLOW_SECONDS allows. The batch that has waited
+ * longest is next. */
 static bool waits_for_turn(const struct device *device, const struct slot *slot)
 {
     const double own_s = piece_seconds(slot);
     double queued_s = 0;
     bool others = false;
     if (device->info.unified || own_s < DEVICE_SHORT_SECONDS) return false;
-    /* a cancelled batch need not wait, because it puts no more kernels on its stream */
+    /* a cancelled batch launches no more kernels, so it need not wait */
     if (__atomic_load_n(&slot->batch->cancel, __ATOMIC_RELAXED) != 0) return false;
     for (int s = 0; s < device->slot_count; s++) {
         const struct slot *other = &device->slots[s];
@@ -298,8 +296,8 @@ static attn_status merge_parts(const struct device *device, struct slot *slot, a
     return status;
 }
 
-/* Puts kernels on the stream that compute the lse of some rows, for jobs in which the client gives the lse and only the
- * device can check it. The tensors are on the device already. */
+/* For jobs whose client gives an lse that only the device can check: puts kernels on the stream that compute the lse of
+ * some rows. The tensors are on the device already. */
 static attn_status sum_lse(struct slot *slot, attn_error *err)
 {
     attn_status status = ATTN_OK;
@@ -312,7 +310,7 @@ static attn_status sum_lse(struct slot *slot, attn_error *err)
     return status;
 }
 
-/* Puts the work of a part that adds up gradients (sums.c) on the slot's stream. */
+/* For a part that adds up gradients (sums.c): puts its work on the slot's stream. */
 static attn_status launch_sums(struct slot *slot, attn_error *err)
 {
     slot->count = slot->launched = 0;
@@ -368,16 +366,16 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
      * failed batch may have set this flag. */
     (void)attn_stream_left_rows(slot->stream);
     slot->blocked = count > 0 && waits_for_turn(device, slot);
-    if (slot->blocked) return ATTN_OK; /* waits for its turn; poll_slots() will continue this launch */
+    if (slot->blocked) return ATTN_OK; /* the batch must wait; poll_slots() will continue the launch */
     do status = launch_group(device, slot, err);
     while (status == ATTN_OK && device->info.unified && slot->launched < count);
     return status;
 }
 
-/* Records in the batch how long each of its stages took. After the copies a GPU may be idle, because the thread has not
- * yet put the kernels on the stream. launch_us is this idle time. The first event is put on the stream at began_ns, and
- * the kernels at launched_ns. The function assumes that the event and the kernels take equally long to reach the GPU.
- * Then the kernels begin at least launched_ns - began_ns after the first event. */
+/* Records in the batch how long each of its stages took. launch_us is an estimate of the GPU's idle time after the
+ * copies: the GPU waits until the thread has put the kernels on the stream. The thread recorded the first event at
+ * began_ns, and launched the kernels at launched_ns. So the kernels began at least launched_ns - began_ns after the
+ * first event, if both reach the GPU equally fast. */
 static void note_stages(const struct device *device, const struct slot *slot)
 {
     struct batch *batch = slot->batch;
@@ -430,8 +428,8 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     slot->batch = NULL;
     device->held_may_run = true;
     device->over++;
-    /* a batch has ended, so the thread that holds back another batch for lack of memory is woken to try that other
-     * batch again */
+    /* a batch has ended and freed its memory, so the thread that holds back a batch for lack of memory is woken to try
+     * again */
     if (device->held) pthread_cond_broadcast(&device->wake);
     pthread_mutex_unlock(&device->lock);
     unwatch(device);
@@ -449,7 +447,7 @@ static attn_status launch_more(struct device *device, struct slot *slot, attn_er
     return truth_launch(device, slot, err);
 }
 
-/* Frees the scratch memory that slots keep while no batch runs in them. False: there was no such memory. */
+/* Frees the scratch memory of all slots (streams) in which no batch runs. False: there was no such memory. */
 static bool give_back_workspaces(struct device *device)
 {
     bool any = false;
@@ -471,8 +469,8 @@ static int busy_slots(const struct slot *slots, int slot_count)
     return count;
 }
 
-/* Puts work of the batch on the stream as launch() does. Unlike launch(), it leaves no work on the stream and no memory
- * allocated after an error. */
+/* Puts work of the batch on the stream as launch() does. After an error, however, it leaves no work on the stream and
+ * no memory allocated. */
 static attn_status try_launch(struct device *device, struct slot *slot, attn_error *err)
 {
     attn_error late;
@@ -509,10 +507,10 @@ static void put_back_held(struct device *device)
     device->held = NULL;
 }
 
-/* Handles a lack of device memory for the slot's batch. `over` is the value of device->over before the batch was tried.
- * True: the batch is held until memory is freed, because other batches run on the device, or because gradient sums of
- * other jobs occupy its memory. A batch that adds up gradients is never held: the memory of its sums is freed only when
- * it has ended. */
+/* Handles a lack of device memory for the batch in the slot (stream). `over` is the value of device->over before the
+ * batch was tried. True: the batch is held back until memory is freed, because other batches or the gradient sums of
+ * other jobs occupy memory now. A batch that adds up gradients is never held back, because it must end before its own
+ * sums are freed. */
 static bool hold(struct device *device, struct slot *slot, unsigned over)
 {
     struct batch *const batch = slot->batch;
@@ -602,8 +600,8 @@ static struct slot *free_slot(const struct device_thread *thread)
     return NULL;
 }
 
-/* True if a batch of this thread will probably end soon: the thread's last batch began a short time ago, and most
- * batches are short. */
+/* True if a batch of this thread will probably end soon. This is assumed while its last batch has run only a short
+ * time, because most batches are short. */
 static bool ends_soon(const struct device_thread *thread)
 {
     int64_t youngest_ns = 0;
@@ -645,10 +643,11 @@ static struct batch *next_sums(const struct device *device)
     return NULL;
 }
 
-/* Returns a batch of the inbox that may overtake the held batch (one that lacked memory), or NULL. The held batch may
- * wait for sums of a job whose other parts are still in the inbox, so parts with sums may overtake. Such a part
- * overtakes a held part with sums if its job is older. It overtakes any other held batch if its job was queued before
- * that batch was held. So jobs wait only for older jobs, never in a circle. Call this with the lock held. */
+/* Returns a batch of the inbox that may overtake the held batch (one that lacked memory), or NULL. Parts with gradient
+ * sums may overtake, because the held batch may wait for the sums of a job whose other parts are still in the inbox. A
+ * part with sums overtakes a held part with sums if its job is older. It overtakes any other held batch if its job was
+ * queued before that batch was held. So jobs wait only for older jobs, never in a circle. Call this with the lock
+ * held. */
 static struct batch *next_past_held(const struct device *device)
 {
     const struct batch *const held = device->held;
@@ -661,10 +660,10 @@ static struct batch *next_past_held(const struct device *device)
     return NULL;
 }
 
-/* Returns the next batch, or NULL if none may begin before *until_ns. A batch that adds up gradients comes first: it is
- * short, needs no more memory, and memory is freed when it is over. A held batch (one that lacked memory) comes next,
- * because otherwise small batches behind it would always take the memory that it needs. If there is neither, the next
- * batch belongs to the flow (client) with the fewest batches in slots. Call this with the lock held. */
+/* Returns the next batch, or NULL if none may begin before *until_ns. A batch that adds up gradients comes first,
+ * because it needs no more memory and soon frees some. A held batch (one that lacked memory) comes next, because
+ * otherwise small batches behind it would always take the memory that it needs. After these, the next batch is one of
+ * the flow (client) that has the fewest batches on the device's streams. Call this with the lock held. */
 static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 {
     struct batch *const sums = next_sums(device);
@@ -742,7 +741,7 @@ void *device_main(void *argument)
         const bool moved = begins || poll_slots(thread, device->info.unified);
         heartbeat_idle();
         if (moved || ends_soon(thread)) continue;
-        /* A batch runs. Between two polls of its stream, the thread looks for new work. */
+        /* While a batch runs, the thread alternates between polling its stream and looking for new work. */
         const struct timespec pause = { 0, atomic_load(&device->usable) ? DEVICE_POLL_NS : DEVICE_LOST_POLL_NS };
         nanosleep(&pause, NULL);
     }

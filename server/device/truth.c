@@ -38,7 +38,8 @@ static bool is_wanted(const struct job *job, int item)
     return job->truths[item].wanted && job->call->items[item].error.status == ATTN_OK;
 }
 
-/* Goes on to the next item (problem), from number `item` on, that needs a truth (exact outputs in float64). */
+/* Finds the first item (problem), from number `item` on, whose exact outputs (in float64) are wanted. It becomes the
+ * slot's current item. */
 static void go_to(struct slot *slot, int item)
 {
     const struct job *const job = job_of(slot);
@@ -47,8 +48,8 @@ static void go_to(struct slot *slot, int item)
     slot->truth_step = 0;
 }
 
-/* Returns the problem of an item with the device's addresses. If only a part of the item runs in the slot (on its
- * stream), returns the problem of that part. */
+/* Returns the problem of an item with the device's addresses. If the job is cut over devices, returns the problem of
+ * the part that runs in this slot. */
 static attn_problem problem_of(const struct slot *slot, int item)
 {
     if (cut_part_of(slot)) return slot->problems[0];
@@ -58,7 +59,7 @@ static attn_problem problem_of(const struct slot *slot, int item)
     return p;
 }
 
-/* Returns the addresses to which the device writes the truth (exact outputs in float64) of an item (problem). */
+/* Returns the device addresses for the truth (exact outputs in float64) of an item (problem). */
 static attn_truth place_of(const struct slot *slot, int item)
 {
     const attn_truth *const host = &job_of(slot)->truths[item].to;
@@ -70,9 +71,9 @@ static attn_truth place_of(const struct slot *slot, int item)
                          .dv = memory_address(slot, host->dv) };
 }
 
-/* Determines how much memory is needed to compute the truth (exact outputs in float64) of an item, or of the item's
- * part that runs in the slot. *out_bytes becomes the size of the truth, and *workspace_bytes the size of the scratch
- * memory. */
+/* Determines how much memory is needed to compute the truth (exact outputs in float64) of an item. If the job is cut,
+ * this is for the part that runs in this slot. *out_bytes becomes the size of the truth, and *workspace_bytes the size
+ * of the scratch memory. */
 static attn_status need_of(const struct device *device, const struct slot *slot, int item, size_t *out_bytes,
                            size_t *workspace_bytes, attn_error *err)
 {
@@ -84,7 +85,7 @@ static attn_status need_of(const struct device *device, const struct slot *slot,
     const attn_status status = attn_truth_need(attn_device_capabilities(device->handle), &p, &cost, err);
     if (status != ATTN_OK) return status;
     if (cost.workspace_bytes > *workspace_bytes) *workspace_bytes = cost.workspace_bytes;
-    /* a part of a cut problem needs no more memory for its exact results than the whole problem */
+    /* enough for a part of a cut problem too, because its exact results are not larger than the whole problem's */
     if (job->truths[item].bytes > *out_bytes && !job->wants_judge) *out_bytes = job->truths[item].bytes;
     return ATTN_OK;
 }

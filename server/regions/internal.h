@@ -36,8 +36,8 @@ struct region {
      * table's lock protects the members from `pin` to `after`. */
     struct pin *pin;
     struct timespec seen; /* time of the object's last modification, ignoring the server's own writes */
-    int writing;          /* number of the server's writes to the region (the client's memory) that are running */
-    /* true: no client had modified the object when the server's running writes began */
+    int writing;          /* number of running writes by the server to the region (the client's memory) */
+    /* true: when the server's writes that are running now began, no client had modified the object */
     bool intact;
     /* time of the last attempt to pin the region (to let a driver hold its pages); 0: there was none */
     int64_t pinned_ms;
@@ -47,8 +47,8 @@ struct region {
 
     /* The members below are used for regions of kind CUDA: memory of a GPU. */
     attn_device *device;
-    int number; /* the number by which the server names `device` */
-    int64_t id; /* the number by which clients name `device` */
+    int number; /* the server's number of `device` */
+    int64_t id; /* the clients' number of `device` */
     char *memory;
 };
 
@@ -59,8 +59,8 @@ struct pin {
      * that uses the pin */
     int references;
     struct regions *regions;
-    /* `mapping`: address of whole pages of the object in this process; `memory`: address of the region's first byte in
-     * them */
+    /* `mapping`: address at which whole pages of the object are mapped; `memory`: address of the region's first byte in
+     * this mapping */
     char *mapping, *memory;
     size_t bytes;     /* size of the mapping in bytes */
     struct pin *next; /* next pin (pages that a driver holds) in the list of pins to undo */
@@ -86,7 +86,7 @@ struct regions {
                                   * devices (fresh) */
     struct pin *loose;           /* list of pins (pages that a driver holds) to undo */
     bool end;
-    /* the device for which regions are pinned (a driver holds their pages); NULL: no device copies from regions */
+    /* the device whose driver pins regions (holds their pages); NULL: no device copies from regions */
     attn_device *pinner;
     int64_t pinned_bytes, pinned_most;
 };

@@ -56,8 +56,8 @@ const char *region_kind_label(enum region_kind kind);
 
 struct regions;
 
-/* Makes an empty table of regions. Keys of objects must begin with one of the prefixes (--allow-shm). The array of
- * prefixes must exist as long as the table. Aborts when out of memory. */
+/* Makes an empty table of regions. Clients may register only shared memory objects whose key (name) begins with one of
+ * the prefixes (--allow-shm). The array of prefixes must exist as long as the table. Aborts when out of memory. */
 struct regions *regions_new(const char *const *prefixes, int prefix_count);
 /* Lets the GPUs themselves copy large tensors from and to regions (memory that clients registered). The driver of
  * `device` then pins the pages of regions, so that the GPUs can reach them, up to most_bytes for all regions together.
@@ -115,10 +115,11 @@ struct region_use {
     /* size of the tensor in bytes; for an output, the size of its buffer until region_uses_bind() is called */
     int64_t bytes;
     int64_t done; /* number of bytes copied so far */
-    char *memory; /* address in the server's memory to which an input is copied, or from which an output is copied */
+    char *memory; /* address of the server's copy of the tensor: an input is copied to it, an output from it */
     /* address of the tensor in a GPU's memory, where kernels use it in place; NULL: the tensor is copied */
     char *in_place;
-    /* address of the pages, held by a driver (pinned), from or to which a device copies; NULL: the CPU copies */
+    /* address of the tensor in pages that a driver holds (pinned), so that a device copies it; NULL: the CPU copies
+     * it */
     char *pinned;
     struct pin *pin; /* the pin that holds the pages at address `pinned`; this use has a reference to it */
     void *mirror;    /* the device's copy of the tensor while a batch runs; only the device's thread uses this member */
@@ -133,7 +134,7 @@ struct region_uses {
     int64_t pinned_bytes;
     bool placed; /* true: the member `memory` of all inputs is set */
     bool writes; /* true: the CPU copies some outputs to regions (registered memory) */
-    int home;    /* number of the GPU in whose memory kernels use tensors in place; -1: no tensor is in a GPU's
+    int home;    /* number of the GPU whose kernels use tensors in place, in its memory; -1: no tensor is in a GPU's
                   * memory */
     /* the outputs that need no staging memory (host memory for tensors), as bits of attn_tensor_id */
     uint64_t elsewhere;
@@ -161,11 +162,11 @@ static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
     return bytes;
 }
 
-/* Call this twice. At the first call, when the problem's shapes are known, the function checks that the outputs fit
- * into their regions, and gives addresses to outputs in pinned memory or in a GPU's memory. At the second call, when
- * outputs in staging memory have addresses, the function records what must be copied from staging memory. INVALID: an
- * output does not fit, overlaps another output, or overlaps an input in a GPU's memory; or a tensor in a GPU's memory
- * is not aligned to its elements or to `alignment`. */
+/* Call this twice. First, when the problem's shapes are known: the function checks that the outputs fit into their
+ * regions, and gives addresses to outputs in pinned memory or in a GPU's memory. Second, when outputs in staging memory
+ * have addresses: the function records what must be copied from staging memory. INVALID: an output does not fit,
+ * overlaps another output, or overlaps an input in a GPU's memory; or a tensor in a GPU's memory is not aligned to its
+ * elements or to `alignment`. */
 attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, size_t alignment, attn_error *err);
 
 /* region_uses_read() copies the inputs to the server's memory, and region_uses_write() the outputs to the clients'

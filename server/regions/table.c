@@ -133,13 +133,12 @@ static attn_status cannot_open(const char *key, int error, proto_error *code, at
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
         if (reasons[i].error == error)
             return attn_fail(why, ATTN_INVALID, "/key", "key: '%s' cannot be opened: %s", key, reasons[i].says);
-    *code = PROTO_E_UNAVAILABLE; /* an error of shm_open() that the table does not list means a lack of descriptors
-                                  * or memory */
+    *code = PROTO_E_UNAVAILABLE; /* other errors of shm_open() mean a lack of descriptors or memory */
     return attn_fail(why, ATTN_BUSY, "/key", "key: '%s' cannot be opened: %s", key, strerror(error));
 }
 
-/* True if the file belongs to the server's user, or its mode lets the server read and write the file. The server then
- * needs no privilege over other users' files. */
+/* True if the file belongs to the server's user, or its mode lets the server read and write the file. Root's right to
+ * open any file does not count. */
 static bool is_open_to_us(const struct stat *st)
 {
     const mode_t others = S_IROTH | S_IWOTH, group = S_IRGRP | S_IWGRP;

@@ -309,8 +309,8 @@ static attn_status write_piece(struct region_use *use, attn_error *err)
     return ATTN_OK;
 }
 
-/* Records that all bytes of a tensor are copied, because a device copies them. Returns an error if the client has made
- * its shared object so short that the tensor is no longer in it. */
+/* Records that a tensor needs no more copying by the CPU, because a device copies it. Returns an error if the client
+ * has made its shared object so short that the tensor is no longer in it. */
 static attn_status note_copies(struct region_use *use, attn_error *err)
 {
     struct stat st;

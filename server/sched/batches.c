@@ -49,17 +49,16 @@ static void end_step(struct loop *loop, struct job *job, bool commit)
     loop->queue_changed = loop->transactions_changed = true;
 }
 
-/* Begins those waiting cache transactions that can begin, the oldest first. Their jobs may then be sent to a device. If
- * no transaction has ended since all waiting transactions were last examined, only new transactions are examined,
- * because examining all of them takes long. */
+/* Begins those waiting cache transactions that can begin, the oldest first. Their jobs may then be sent to a device.
+ * Examining all waiting transactions takes long. So if no transaction has ended since the last full examination, only
+ * new transactions are examined. */
 static void begin_transactions(struct loop *loop)
 {
     struct job *job = loop->server->queue.first, *next;
     const bool all = loop->transactions_changed;
     loop->transactions_changed = loop->transactions_arrived = false;
     if (all) loop->scan++;
-    /* the last examination of waiting transactions ended early: older transactions have not been examined yet and come
-     * first */
+    /* the last examination did not reach all older transactions, and these come first */
     else if (loop->scan_cut) return;
     else
         for (job = loop->server->queue.last; job && job->in_queue.previous && !job->in_queue.previous->scanned;)
@@ -149,8 +148,8 @@ static bool send_all(struct loop *loop, struct device *device, struct job *const
     for (int n = 0; n < parts && sent; n++) sent = send_batch(loop, over[n], jobs, count);
     if (sent) metrics_observe(METRIC_BATCH_SIZE, NULL, count);
     for (int i = 0; i < count && !sent; i++) {
-        /* If no part of the job was sent to a device, no device uses the client's memory, and the answer is not held
-         * back (`held`). Otherwise the parts that were sent are cancelled, and the answer waits for them. */
+        /* The memory for a batch ran out. If no part of the job was sent, no device uses the client's memory, and the
+         * answer is not held back (`held`). Otherwise the answer waits until the parts that were sent are cancelled. */
         jobs[i]->request->held &= jobs[i]->parts_out > 0;
         if (jobs[i]->parts_out == 0) end_step(loop, jobs[i], false);
         waiting_cancel(loop, jobs[i]->request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
@@ -173,7 +172,7 @@ void batches_dispatch(struct loop *loop)
         }
         const struct queue_taker taker = { device_number(device), has_room, &asked };
         const int count = queue_take(&server->queue, &taker, asked.now_ns, loop->batch_jobs, &wait_ns);
-        /* No job can leave for this device now: every job waits for another device, for room on this device, or for
+        /* No job can be sent to this device now: every job waits for another device, for room on this device, or for
          * other jobs to join its batch. */
         if (count == 0) {
             if (wait_ns == 0 && asked.wait_ns < INT64_MAX) wait_ns = asked.wait_ns;
@@ -198,11 +197,11 @@ void batches_window(uv_poll_t *poll, int status, int events)
 
 /* ---- Handling batches that come back ----------------------------------------------------------------------------- */
 
-/* Hands the request of a finished job back to its HTTP thread. The answer contains the results, or the error of the
- * work after the kernels (verifying, writing, measuring). */
+/* Hands the request of a finished job back to its HTTP thread. The answer contains the results, or an error if the work
+ * after the kernels (verifying, writing, measuring) failed. */
 static void finish_request(struct loop *loop, struct job *job)
 {
-    /* if the request gets its results as the answer, answer.c calls contexts_finish_job() later */
+    /* if the answer will have the results, answer.c calls contexts_finish_job() later */
     if (job->request->failed || job->request->gone) contexts_finish_job(job, false);
     waiting_hand_back(loop, job->request);
 }
@@ -317,7 +316,7 @@ static void device_failed(struct loop *loop, struct device *device, const char *
     if (!device_disable(device)) return;
     log_event(LOG_ERROR, NULL, "device_failed", "device=%s text=" LOG_Q, device_name(device), text);
     caches_lose(loop->server->caches, device_number(device));
-    /* Jobs that only the disabled device can compute are refused now, so that their clients need not wait for a
+    /* If only the disabled device can compute a job, the job is refused now. Its client need not wait for the
      * deadline. */
     for (struct request *request = loop->oldest, *next; request; request = next) {
         next = request->next;
@@ -404,8 +403,8 @@ static bool compute_again(struct loop *loop, struct job *job)
     request_move(request, REQUEST_QUEUED);
     job_join(job);
     batches_enqueue(loop, job);
-    /* queue_push() has set a later time, but the answer reports the whole time for which the job waited, from its first
-     * arrival */
+    /* The answer reports the waiting time since the job's first arrival, so this line replaces the later time that
+     * queue_push() has set. */
     job->queued_ns = queued_ns;
     return true;
 }
@@ -420,7 +419,7 @@ void batches_done(struct loop *loop, struct batch *batch)
     batch_count(batch, batch->parts[0]);
     queue_flow_ran(batch_job(batch, 0)->flow, batch->left_ns);
     charge(batch);
-    /* If a batch fails, all its parts fail with the same error, so it is enough to look at the first part. */
+    /* All parts of a failed batch have the same error, so the first part tells whether the device was lost. */
     if (!batch->parts[0]->ran && batch->parts[0]->error.status == ATTN_DEVICE_LOST)
         device_failed(loop, device, batch->parts[0]->error.text);
     if (batch->waiting > 0 && !batch_adds(batch))
@@ -430,13 +429,14 @@ void batches_done(struct loop *loop, struct batch *batch)
         struct job_part *part = batch->parts[i];
         struct job *job = part->job;
         struct request *request = job->request;
-        /* if the request of a part stopped waiting, the part was taken out of the batch */
+        /* a job whose request has stopped waiting is in no batch any more (waiting_detach()) */
         assert(part->batch == (request ? batch : NULL));
         const bool waited = request != NULL && !job->given_up;
         waiting += waited;
         part->batch = NULL;
         /* A part that adds up gradients copies from other parts' devices. If one of these devices is lost before the
-         * copy, the part ends as cancelled, although nobody has cancelled its batch. */
+         * copy, the part ends as cancelled although nobody has cancelled its batch. The part's error is then changed to
+         * DEVICE_LOST. */
         if (waited && part->adds && part->error.status == ATTN_CANCELLED && batch->cancel == 0)
             part->error.status = ATTN_DEVICE_LOST;
         if (!waited && !part->adds) sums_free_part(part);

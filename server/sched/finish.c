@@ -46,8 +46,8 @@ void finish_free(struct finishing *finishing)
     free(finishing);
 }
 
-/* Opens the judge that compares the results in an item (one problem of the request body) with exact results. The time
- * that is left is divided equally among the items that are still to be judged. */
+/* Opens the judge that compares the results in an item (one problem of the request body) with exact results. The
+ * remaining time is divided equally among the items that are not yet judged. */
 static attn_status open_judge(struct finishing *finishing, proto_item *item)
 {
     struct judging *const judging = &finishing->judging;
@@ -101,9 +101,9 @@ static bool judge_piece(struct finishing *finishing)
     return false;
 }
 
-/* Opens a verifier on the CPU for an item (one problem of the request body). If verify_prepare() chose a device for
- * this item, it did not compare the work with the CPU's limits. If the device then could not verify the item, the CPU
- * does it, so this function compares the work with the limits now. */
+/* Opens a verifier on the CPU for an item (one problem of the request body). The item may be one that a device was to
+ * verify, but could not. For such an item verify_prepare() has not compared the work with the CPU's limits, so this
+ * function does. */
 static attn_status open_verifier(struct finishing *finishing, proto_item *item)
 {
     const struct job *const job = finishing->job;
@@ -152,8 +152,8 @@ static bool count_step(struct finishing *finishing)
     proto_result *result = &job->results[finishing->counted];
     if (finishing->counter == NULL && item->error.status == ATTN_OK && item->counts) {
         finishing->count_of = item->problem;
-        /* When the problem's cache transaction ends, it releases its tables, including the lengths of its caches. So
-         * the counting of pairs gets the lengths from the result, which has a copy. */
+        /* The end of a cache transaction frees its tables, which include the lengths of the caches. So the counting of
+         * pairs uses the result's copy of the lengths. */
         if (result->lengths) finishing->count_of.seqlens_k.data = (void *)result->lengths;
         attn_counter_open(&finishing->count_of, proto_tile(item), &finishing->counter, &item->error);
     }
@@ -180,7 +180,7 @@ static bool write_step(struct finishing *finishing, int64_t until_ns)
     return done;
 }
 
-/* Measures the length of the text of some more numbers of the answer. Returns true when the answer's length is known or
+/* Measures some more numbers of the answer: how long their text is. Returns true when the answer's length is known or
  * an error occurred. */
 static bool measure_step(struct finishing *finishing)
 {

@@ -26,7 +26,7 @@ struct finishing;
 
 struct finishing {
     struct piece piece;
-    struct job *job; /* the job, to which the finishing work holds a reference */
+    struct job *job; /* the job; the finishing work holds a reference to it */
     char id[REQUEST_ID_BYTES];
     bool cancelled; /* true: the main thread has cancelled the work, so no further piece will run */
     void (*done)(void *context, struct finishing *finishing);
@@ -55,8 +55,9 @@ bool finish_is_wanted(const struct job *job);
  * it. */
 const attn_truth *finish_truth(const struct job *job, int item);
 
-/* Makes the work that a job needs after its run (verification and the like). The main thread calls done(context,
- * finishing) once: when all is done, or after the piece in which the work was cancelled. NULL: out of memory. */
+/* Prepares the work that a job needs after its run (verification and the like). The main thread calls done(context,
+ * finishing) once: when all work is done or, after a cancellation, when the running piece is done. NULL: out of
+ * memory. */
 struct finishing *finish_new(struct job *job, const char *id, void (*done)(void *context, struct finishing *finishing),
                              void *context);
 void finish_start(struct finishing *finishing, struct pieces *pieces);

@@ -1,9 +1,9 @@
 /* loop.c: the main thread. It owns every request between the end of its body and its answer.
  *
- *   on_message      a request has arrived: deadline, queue          a batch has come back: results, answers (batches.c)
- *   on_check        once per iteration, after all messages: batches leave for devices that have room
- *   on_deadline     one timer for all deadlines (waiting.c, deadlines.c)
- *   waiting_tick    while requests wait: hang-up watches for those that have waited long enough
+ *   on_message      takes new requests (sets their deadlines, queues them) and finished batches (batches.c)
+ *   on_check        runs once per iteration, after all messages: sends batches to devices that have room
+ *   on_deadline     handles the timer that all deadlines share (waiting.c, deadlines.c)
+ *   waiting_tick    starts to watch for hang-ups of clients that have waited long enough
  *   on_sweep        cuts slow connections, frees old memory and contexts, and advances a drain (stop.c)
  *
  * Invariant: loop_run() returns only when no connection is suspended and none can become suspended. */
@@ -38,9 +38,8 @@
 
 /* ---- What libuv calls before and after each iteration of the event loop ------------------------------------------ */
 
-/* libuv calls on_prepare() before it waits for events, and on_check() afterwards. The two functions tell the watchdog
- * that the main thread is idle, and busy again. In between, the callbacks for sockets and messages tell the watchdog
- * that the main thread is busy. */
+/* libuv calls on_prepare() before it waits for events, and on_check() afterwards. They tell the watchdog that the main
+ * thread is idle, or busy again. Callbacks for sockets and messages also say that it is busy. */
 static void on_prepare(uv_prepare_t *prepare)
 {
     struct loop *loop = prepare->loop->data;
@@ -141,13 +140,13 @@ static void check(struct loop *loop, struct request *request)
     pieces_add(&loop->pieces, &checking->piece);
 }
 
-/* Takes over a late job: an HTTP thread put it on a device, where it takes longer than expected. From now on the job is
- * a batch. False: out of memory; the request has been answered. */
+/* Takes over a late job: an HTTP thread has put it on a device, where it takes longer than expected. It becomes a batch
+ * like any other. False: out of memory; the request has been answered. */
 static bool take_late(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
-    /* out of memory for a batch, so the main thread waits here until the device no longer uses the job's memory */
+    /* Without memory for a batch, the main thread waits here until the device no longer uses the job's memory. */
     if (batch == NULL) {
         inline_settle(job);
         transaction_end(job, false);
@@ -166,7 +165,7 @@ static bool take_late(struct loop *loop, struct request *request)
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
     devices_submit_late(loop->server->devices, batch);
     queue_flow_runs(job->flow, batch->left_ns);
-    /* the deadline of this request may be the earliest, so on_check() must set the timer anew */
+    /* this request's deadline may be the earliest; queue_changed makes on_check() set the timer */
     loop->queue_changed = true;
     return true;
 }
@@ -286,16 +285,16 @@ static void must(int error, const char *what)
     abort();
 }
 
-/* Does nothing. libuv starts its threads when it gets its first work, which is this function. The threads must start
- * right after threads_try() has shown that all threads can be started: libuv aborts the process if the system refuses
- * it a thread. */
+/* Does nothing, but makes libuv start its threads: it does so when it gets its first work. The threads must start right
+ * after threads_try() has shown that all of them can be started, because libuv aborts the process if the system refuses
+ * a thread. */
 static void nothing(uv_work_t *work)
 {
     (void)work;
 }
 
-/* Returns the highest number that a descriptor of this process may have. The main thread makes a libuv watcher at this
- * number, so that libuv's array of watchers (indexed by descriptor) has its largest size from the start. If the array
+/* Returns the highest descriptor number that this process may get. The main thread makes a libuv watcher for this
+ * number. libuv's array of watchers (indexed by descriptor) then has its largest size from the start. If the array
  * could not grow later, libuv would abort. */
 static int highest_number(int fd, const struct config *config)
 {
@@ -412,9 +411,8 @@ int loop_run(struct loop *loop, const struct loop_frontend *frontend)
 {
     request_set_role(ROLE_LOOP);
     loop->frontend = *frontend;
-    /* The timer for sweeps over connections and memory starts here and not in loop_open(). If the start of the server
-     * fails, the event loop runs once more to close, and a sweep would then need devices and staging memory that do not
-     * exist. */
+    /* The timer for sweeps starts here and not in loop_open(). If the server cannot start, the event loop runs once
+     * more while it closes. A sweep would then need devices and staging memory that do not exist. */
     must(uv_timer_start(&loop->sweep_timer, on_sweep, LOOP_SWEEP_MS, LOOP_SWEEP_MS), "event loop");
     uv_run(&loop->uv, UV_RUN_DEFAULT);
     /* the invariant at the top of this file: loop_run() returns only when no connection is suspended */
@@ -430,8 +428,8 @@ static void close_handle(uv_handle_t *handle, void *context)
 
 void loop_close(struct loop *loop)
 {
-    /* This last run of libuv's loop ends what is left. Work in pieces ends with the piece that runs. Hang-up watches
-     * are closed. Batches that come back late are freed without an answer. */
+    /* This last run of libuv's loop ends what is left. Of work that is cut into pieces, only the running piece is
+     * completed. Hang-up watches are closed. Batches that come back late are freed without an answer. */
     loop->awake_until_ns = 0; /* the devices are closed, so on_prepare() must not poll for the end of a batch */
     while (loop->finishing > 0) uv_run(&loop->uv, UV_RUN_ONCE);
     uv_run(&loop->uv, UV_RUN_NOWAIT);

@@ -36,7 +36,8 @@ struct loop {
 
     struct deadlines deadlines;
     struct request *oldest, *newest; /* list of all requests whose connections are suspended */
-    /* the oldest request whose client is not watched for a hang-up; newer requests are not watched either */
+    /* the oldest request without a hang-up watch (which tells when the client leaves); newer requests have none
+     * either */
     struct request *unwatched;
     bool queue_changed;
     /* true: a cache transaction has ended or was dropped, so the main thread must examine all waiting transactions
@@ -45,7 +46,7 @@ struct loop {
     /* true: a job with a cache transaction has arrived that begin_transactions() has not examined yet */
     bool transactions_arrived;
     bool scan_cut; /* true: the last examination of waiting transactions ended before the end of the queue */
-    uint64_t scan; /* number of the last examination of all waiting transactions */
+    uint64_t scan; /* sequence number of the last examination of all waiting transactions */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
     struct pieces pieces;
@@ -58,7 +59,7 @@ struct loop {
     enum loop_stage stage;
     int64_t stage_since_ms;
     int exit_status;
-    int most_open; /* the largest number of open connections since memory was last returned to the system */
+    int most_open; /* the most connections that were open at once since memory was last returned to the system */
 };
 
 uv_loop_t *loop_uv(struct loop *loop);
@@ -75,14 +76,15 @@ void waiting_detach(struct loop *loop, struct request *request);
 /* Answers the request with this error. If the request is held (a device or a thread uses its client's memory), the
  * answer is sent when that use has ended. */
 void waiting_cancel(struct loop *loop, struct request *request, proto_error error, const char *reason);
-/* Lets a held request (one whose client's memory a device uses) be answered although the device has not finished with
- * that memory. The reason is that the device has failed or the server ends. */
+/* Call this if a device has failed or the server ends. A held request (one whose client's memory a device uses) can
+ * then be answered although the device has not finished with that memory. */
 void waiting_let_go_of_device(struct request *request);
 /* True if a device uses the client's memory in place, so the client gets no answer before the device is done. */
 bool waiting_is_used_in_place(const struct job *job);
 /* Sets the main thread's timer to the next deadline. */
 void waiting_arm_deadline(struct loop *loop);
-/* Begins to watch for a hang-up of the client of each request that has waited for LOOP_WATCH_AFTER_MS. */
+/* Starts hang-up watches on the connections of all requests that have waited for LOOP_WATCH_AFTER_MS. A watch tells
+ * when the client closes its connection. */
 void waiting_tick(uv_timer_t *timer);
 
 /* ---- Functions that stop.c defines ------------------------------------------------------------------------------- */
@@ -91,8 +93,8 @@ int stop_open_connections(const struct loop *loop);
 /* Begins a drain (the server finishes accepted requests, then stops). --metrics-listen stays open during the drain, so
  * that it can be watched and probed. */
 void stop_drain(struct loop *loop);
-/* Answers all waiting requests now. A request that an HTTP thread is about to post is not waiting yet. The HTTP thread
- * answers that request if the thread sees `stopping`; otherwise request_arrived() answers it. */
+/* Answers all waiting requests now. A request that an HTTP thread is just about to post is not among them. Either the
+ * HTTP thread sees `stopping` and answers it, or request_arrived() answers it later. */
 void stop_waiting(struct loop *loop);
 /* Goes on to the next stage of stopping the server if the current stage is over. */
 void stop_advance(struct loop *loop, int64_t now_ms);
@@ -101,8 +103,8 @@ void stop_advance(struct loop *loop, int64_t now_ms);
 
 /* Puts the job into the queue of jobs that wait for a device. */
 void batches_enqueue(struct loop *loop, struct job *job);
-/* Puts the job into the queue of jobs that wait for a device. A check for which no device computes exact results is not
- * queued: its comparison starts at once, on the CPU. False: out of memory; the request has been answered. */
+/* Puts the job into the queue of jobs that wait for a device. A check is not queued if no device computes exact results
+ * for it. The CPU then starts the comparison at once. False: out of memory; the request has been answered. */
 bool batches_begin(struct loop *loop, struct job *job);
 /* Sends batches to devices while jobs wait and devices have room. */
 void batches_dispatch(struct loop *loop);

@@ -57,7 +57,7 @@ static void give_to_libuv(struct pieces *pieces)
     while (pieces->first && pieces->running < PIECES_AT_ONCE) {
         struct piece *piece = take_next(pieces);
         pieces->running++;
-        /* uv_queue_work() fails only if it gets no function, so it cannot fail here. */
+        /* uv_queue_work() fails only without a work function, so it cannot fail here. */
         if (uv_queue_work(pieces->loop, &piece->uv, run, after) != 0) abort();
     }
 }

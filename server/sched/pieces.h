@@ -31,7 +31,7 @@ struct pieces {
     uv_loop_t *loop;
     struct queue *queue; /* the queue of jobs, which knows the virtual time of each flow (client) */
     struct piece *first, **last;
-    int running; /* number of pieces that libuv has at the moment */
+    int running; /* number of pieces that were given to libuv and have not ended */
 };
 
 void pieces_init(struct pieces *pieces, uv_loop_t *loop, struct queue *queue);

@@ -95,8 +95,8 @@ bool waiting_is_used_in_place(const struct job *job)
 }
 
 /* Separates the job from its batches, because its request no longer waits. If no request waits for any job of a batch,
- * the batch is cancelled. Also frees the gradient sums of those parts that are back from their devices and are not
- * adding up. */
+ * the batch is cancelled. Also frees the memory for gradient sums of each part that is back from its device, unless the
+ * part was sent once more to add up sums. */
 static void leave_batches(struct job *job)
 {
     for (struct job_part *part = &job->part; part; part = part->next) {
@@ -119,7 +119,8 @@ static void give_up(struct request *request)
 }
 
 /* Cancels the work that still runs for a held request (one whose client's memory a device or thread uses), so that the
- * work ends soon. Then on_checked(), on_finished() or batches_done() hands the request back. */
+ * work ends soon. When it has ended, on_checked(), on_finished() or batches_done() gives the request back to its HTTP
+ * thread. */
 static void end_held(struct request *request)
 {
     if (request->state == REQUEST_FINISHING) request->job->finishing->cancelled = true;

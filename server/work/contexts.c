@@ -98,8 +98,7 @@ void contexts_free(struct contexts *contexts)
     if (contexts == NULL) return;
     for (int i = 0; i < contexts->max_count; i++) {
         struct entry *entry = &contexts->entries[i];
-        /* An entry in any other state would belong to a running request, but no request is left when the table is
-         * freed. */
+        /* In other states the entry would belong to a running request, but no request runs when the table is freed. */
         assert(entry->state == CONTEXT_FREE || entry->state == CONTEXT_READY);
         if (entry->state == CONTEXT_READY) job_release(empty(contexts, entry));
     }
@@ -219,8 +218,8 @@ void contexts_finish(struct contexts *contexts, const char *id, bool used)
     job_release(job);
 }
 
-/* Ends READY contexts (saved forwards) that are too old. If is_known is not NULL, it also ends contexts of accounts
- * that is_known() rejects. */
+/* Removes READY contexts (saved forwards) that have expired. If is_known is not NULL, also removes READY contexts whose
+ * account is_known() rejects. */
 static void end_some(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context)
 {

@@ -35,21 +35,21 @@ struct contexts;
 struct contexts *contexts_new(int64_t limit_bytes, int max_count, int64_t ttl_ms);
 void contexts_free(struct contexts *contexts);
 
-/* Reserves a context (saved forward) for problem `item` of the job before the forward runs, so that a forward without
- * room for its context need not run. The job's staging memory must already be leased (job->tensor_bytes). Writes the
- * context's id into the item's result. Until contexts_fill() the context cannot be taken and holds no reference.
- * Errors: BUSY (no room), QUOTA (no room for this account), TOO_LARGE (more than the table will ever have). */
+/* Reserves room for a context (saved forward) of problem `item`. Call this before the forward runs: without room it
+ * need not run. The job's staging memory must already be leased (job->tensor_bytes). The context's id is written into
+ * the item's result. Until contexts_fill() the context cannot be taken and holds no reference. Errors: BUSY (no room),
+ * QUOTA (no room for this account), TOO_LARGE (more than even an empty table has room for). */
 attn_status contexts_reserve(struct contexts *contexts, struct job *job, int item, attn_error *err);
 /* Call this when the forward of the context has run. From now on the context holds a reference to the job, and a
  * backward can take the context. */
 void contexts_fill(struct contexts *contexts, const char *id, int64_t now_ms);
-/* Frees the entry of a context (saved forward), filled or not, because the forward failed. */
+/* Call this if the forward of a context has failed. Frees the context's entry, filled or not. */
 void contexts_drop(struct contexts *contexts, const char *id);
 
 /* Takes a context (saved forward) for a backward. *job becomes a new reference to the job of the saved forward, and
  * *item the forward's index in that job. Until contexts_finish() the entry stays in the table and cannot be taken
- * again. Errors: NOT_FOUND (unknown, another account's, expired, used, or not ready; the text is always the same),
- * IN_USE (the same account has taken the context and not finished). */
+ * again. NOT_FOUND: the context is unknown, another account's, expired, used, or not ready (the text is the same for
+ * all). IN_USE: a backward of this account uses it now. */
 attn_status contexts_take(struct contexts *contexts, const struct caller *caller, const char *id, int64_t now_ms,
                           struct job **job, int *item, attn_error *err);
 /* Ends the use of a context (saved forward) by a backward. `used`: the backward ran, and the context is removed.
@@ -61,7 +61,7 @@ void contexts_expire(struct contexts *contexts, int64_t now_ms);
  * tokens were removed). A context that a backward is using stays. */
 void contexts_forget(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context);
-/* returns how many bytes of staging memory (memory for tensors) the contexts keep leased */
+/* returns how many bytes of staging memory (memory for tensors) the contexts use */
 int64_t contexts_bytes(struct contexts *contexts);
 /* writes how many contexts (saved forwards) are in each state */
 void contexts_count(struct contexts *contexts, int counts[CONTEXT_STATE_COUNT]);
@@ -70,9 +70,9 @@ void contexts_count(struct contexts *contexts, int counts[CONTEXT_STATE_COUNT]);
  * Each of these contexts then holds a reference to the job. The job's kernels must have run. */
 void contexts_fill_job(struct job *job);
 /* Ends the job's use of contexts (saved forwards). The owner of the job's request calls this when the outcome is known.
- * `answered`: the kernels ran, and the client will get the results. Then for each problem without an error the context
- * that it used is deleted, and the context that it made can be taken. Otherwise the contexts that it used can be taken
- * again, and those that it made are dropped. Further calls do nothing. */
+ * `answered`: the kernels ran, and the client will get the results. For each problem without an error, the context that
+ * it used is then deleted, and the context that it made can be taken. If `answered` is false, the contexts that the job
+ * used can be taken again, and those that it made are deleted. Further calls do nothing. */
 void contexts_finish_job(struct job *job, bool answered);
 
 #endif

@@ -30,8 +30,8 @@ struct job_transaction;
 struct region_uses;
 struct request;
 
-/* A piece of a job's memory that is copied to or from a device as a whole, before or after the kernels, unless the
- * device is unified (the CPU). */
+/* A range of a job's host memory that is copied as a whole: to the device before the kernels, or back after them. The
+ * CPU needs no copies. */
 struct job_region {
     char *memory;
     size_t bytes;
@@ -62,21 +62,20 @@ struct job_truth {
  * and their query heads, or some rows of its batch, or some of its queries. */
 enum job_way { JOB_WHOLE, JOB_BY_HEADS, JOB_BY_BATCH, JOB_BY_QUERIES, JOB_WAYS };
 
-/* The heads, batch rows or queries of one part of a cut job, and the part's share of the job's work. */
+/* What one part of a cut job computes: a range of heads, batch rows or queries, and the share of the job's work. */
 struct job_range {
     int64_t first, end; /* the range of heads, batch rows or queries: from `first` to end - 1 */
     double share;
 };
 
-/* The part of a job that one device computes. A job's parts form a list. Almost every job has one part, which is the
- * whole job. A job that takes long may be cut into several parts. The queue forgets a job when its first part leaves,
- * so all parts of a job leave at the same time.
+/* The part of a job that one device computes. The parts of a job form a list. Almost every job has one part, which is
+ * the whole job. A job that takes long may be cut into several parts, which are all sent to devices at the same time.
  *
- * 1. A part leaves (is sent to a device that can compute it) once. If the job has gradients that are sums over queries,
- *    each part is sent to the same device once more when all parts are back, to add up a share of these gradients.
+ * 1. A part is sent to a device once. If the job has gradients that are sums over queries, each part is sent to its
+ *    device once more when all parts are back. It then adds up a share of these gradients.
  * 2. A job is over when all its parts are back. The job may then be made a single part again, and queued as a whole.
- * 3. A job ran if all its parts ran. Otherwise its error is the first one in the list of parts that is not CANCELLED.
- *    The server cancels the other parts when one part fails, so CANCELLED is not the cause. */
+ * 3. A job succeeded if the kernels of all parts ran. Otherwise the job's error is the first error in the list of parts
+ *    that is not CANCELLED. When one part fails, the server cancels the others, so CANCELLED is never the cause. */
 struct job_part {
     struct job_part *next; /* next part of the same job; NULL: this is the last part */
     struct job *job;
@@ -122,8 +121,8 @@ static inline bool job_part_is_cut(const struct job_part *part)
 struct job {
     atomic_int references;
     struct staging_pool *staging;
-    /* `inputs`: the block of staging memory (memory for tensors) into which the parser wrote the inputs; the outputs
-     * follow behind the inputs. `spare`: a second block, for outputs that did not fit into the first one. */
+    /* `inputs`: the block of staging memory (memory for tensors) that holds the inputs as the parser wrote them, and
+     * behind them the outputs. `spare`: a second block, for outputs that did not fit into the first one. */
     struct staging_block *inputs, *spare;
     /* The number of parts of a job that is cut by queries and has gradients that are sums over queries (device/sums.c).
      * 0: the job has no such gradients, or is not cut by queries. */
@@ -131,18 +130,19 @@ struct job {
     proto_call *call;
     proto_result *results; /* the results: an array of call->count elements */
     /* An array of call->count plans (chosen kernels), one for each problem (job_problem()). prepare_job() makes the
-     * plans from the capabilities of the first device, and a device adapts them to its own addresses (batch_plan()). */
+     * plans for the first device, and each device adapts them to its own addresses (batch_plan()). */
     attn_plan *plans;
     int runnable; /* number of items (problems) without an error that a device must compute */
     double flops; /* floating-point operations of the items (problems) that a device computes */
-    /* bytes of the tensors of the items (problems) that a device computes, and of the keys and values that these items
-     * read in cache pages (attn_cost) */
+    /* bytes of all tensors that a device reads and writes for its items (problems), including the keys and values that
+     * it reads in cache pages (attn_cost) */
     double bytes;
     /* seconds that a device is expected to take for all items (problems) that it computes (attn_cost_of()) */
     double seconds;
     /* the value that `seconds` would have if the scores of all rows exceeded the range of float32 */
     double worst_seconds;
-    /* what takes most of the time of the costliest item, as a text from attn_cost; "": the products of q, k and v */
+    /* what dominates the time of the costliest item, as a text from attn_cost; "": the matrix products with q, k and
+     * v */
     const char *because;
     /* bytes of the job's blocks of staging memory (memory for tensors); the queue sums them over all waiting jobs */
     size_t tensor_bytes;
@@ -160,16 +160,16 @@ struct job {
      * none. The array is NULL if no item uses a context. */
     struct job **saved;
     struct region_uses
-        /* outputs to write to memory that client and server share, and tensors that the client shares in a GPU's
-         * memory; NULL: there are none left */
+        /* outputs that must be written to memory shared with the client, and tensors that the client has put into a
+         * GPU's memory; NULL: none */
         *shared;
     /* The rows of the client's lse that a device must check, because the CPU cannot read q or k. NULL: none */
     attn_lse_look *lse;
-    /* address, in the memory of the outputs, to which the device writes what it computes to check the given lse (member
+    /* address, in the memory of the outputs, for the values that the device computes to check the client's lse (member
      * `lse`) */
     void *lse_found;
     /* An array of call->count elements: what a device needs to verify each item's `out`, or to compute the exact
-     * results for a check. NULL: the job needs neither. A job with this member runs alone. */
+     * results for a check. NULL: the job needs neither. If it is not NULL, the job runs alone in its batch. */
     struct job_truth *truths;
     /* seconds that a device is expected to take for computing exact outputs (`truths`); the member `seconds` includes
      * them */
@@ -177,15 +177,14 @@ struct job {
     /* An array of call->count elements, which lies in the memory of the outputs. The device writes the differences
      * between each item's outputs and the exact outputs (float64) to this array. */
     attn_truth_distance (*truth_found)[ATTN_TRUTH_RESULTS];
-    /* true: the device has computed the exact results (float64) that `truths` describes; false: it has not, because it
-     * cannot compute exact results */
+    /* true: the device has computed the exact results (float64) that `truths` describes; false: it could not */
     bool truth_known;
     bool wants_verify, wants_save, wants_count;
     /* true: the request is a check, in which a judge on the CPU compares the client's results with exact results
      * (sched/finish.h); a device may compute the exact results */
     bool wants_judge;
-    /* true: the answer contains many numbers as text, whose length is measured in pieces before the answer is
-     * encoded */
+    /* true: the answer contains many numbers as text. The length of this text is measured in pieces before the answer
+     * is encoded. */
     bool wants_measure;
     /* true: the job has taken or reserved contexts (saved forwards), so its owner must call contexts_finish_job() */
     bool holds_contexts;
@@ -204,7 +203,7 @@ struct job {
     struct request *request;     /* the request that waits for the job; NULL: no client waits any more */
     struct finishing *finishing; /* the job's work after its run, such as verification; NULL: none */
     int parts_out;               /* number of parts that were sent to devices and are not back yet */
-    /* links in the list of all waiting jobs, and in the list of the jobs of its flow (client) */
+    /* links in two lists: all waiting jobs, and the waiting jobs of this job's flow (client) */
     struct job_links in_queue, in_flow;
     int64_t queued_ns;
     bool blocked; /* true if the job's cache transaction cannot begin yet: the job must then stay in the queue */
@@ -215,7 +214,7 @@ struct job {
 
     int batch_jobs; /* number of jobs in the batch in which the job runs; 0: the job runs alone on an HTTP thread */
     bool follows;   /* true: another job of the same KServe model is before this job in the batch */
-    /* time of the part that took longest so far; the answer reports this part's times by stage (batch_note_times()) */
+    /* time of the part that took longest so far; the answer reports the stages of this part (batch_note_times()) */
     int64_t longest_ns;
 
     struct job_part part;        /* the first part of the job */
@@ -241,14 +240,14 @@ void job_release(struct job *job);
 /* Returns the first part of the job that has not been sent to a device yet and that this device can compute. NULL:
  * there is none. */
 struct job_part *job_part_for(struct job *job, int device);
-/* Records that the part leaves for a device in this batch. The batch gets a reference to the part's job. Returns the
- * part. */
+/* Records that the part is being sent to a device in this batch. The batch gets a reference to the part's job. Returns
+ * the part. */
 struct job_part *job_part_leaves(struct job_part *part, struct batch *batch);
 /* Cuts a job into `count` parts, at least 2. The job must have one problem, and must not have been sent to a device.
  * False: out of memory, and the job is unchanged. */
 bool job_cut(struct job *job, enum job_way way, int count, const struct job_range *ranges);
-/* Makes a cut job a single part again, so that the whole job can leave for a device. Call this when no part is with
- * a device. */
+/* Makes a cut job a single part again, so that one device can compute the whole job. Call this when no device has a
+ * part of the job. */
 void job_join(struct job *job);
 static inline bool job_is_cut(const struct job *job)
 {
@@ -264,8 +263,8 @@ bool job_needs_device(const struct job *job, int device);
 bool job_ran(const struct job *job);
 const attn_error *job_error(const struct job *job); /* returns the first error of a job that did not run */
 
-/* Frees the memory of the job's tensors early. Call this when nobody reads the tensors any more, and only one reference
- * to the job is left. */
+/* Frees the memory of the job's tensors early. Call this when nobody reads the tensors any more, and the caller has the
+ * only reference to the job. */
 void job_release_memory(struct job *job);
 
 #endif

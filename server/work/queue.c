@@ -13,12 +13,12 @@
  * is full, because until then it can still grow.
  *
  * Invariants
- * 1. The next batch for a device begins with the first job that may leave for this device, from the flow with the least
- *    virtual time. The virtual time of a flow only grows, so no job is overtaken for ever. A job whose cache
- *    transaction cannot begin waits for a job that runs.
+ * 1. The next batch for a device begins with a job of the flow with the least virtual time: the flow's first job that
+ *    may be sent to this device. The virtual time of a flow only grows, so no job is overtaken for ever. A job whose
+ *    cache transaction cannot begin waits for a job that runs.
  * 2. A batch is bounded in problems (max_batch) and in work (QUEUE_BATCH_FLOPS). Finding it examines at most
- *    QUEUE_SCAN_MAX jobs. Jobs that cannot leave now, such as hundreds that wait for one cache, do not delay the
- *    jobs behind them: QUEUE_PASS_MAX of them are passed over, the same number for each flow.
+ *    QUEUE_SCAN_MAX jobs. Jobs that cannot be sent now, such as hundreds that wait for one cache, do not delay
+ *    the jobs behind them: up to QUEUE_PASS_MAX of them are passed over, divided equally among the flows.
  * 3. `places` counts the requests of all threads. `count` and `bytes` count the jobs in the list.
  * 4. A job is in the list of all jobs and in its flow's list. A flow is in the list of flows while its own list is
  *    not empty. */
@@ -181,8 +181,8 @@ static void move_forward(struct queue *queue, struct job *job)
         if (other->priority <= job->priority) break;
         change_places(&all, job, other);
         if (flow_of(queue, other) == flow_of(queue, job)) change_places(&own, job, other);
-        /* `other` moves towards the end of the queue. begin_transactions() searches from the end for jobs that were not
-         * scanned, and stops at the first scanned job. So `other` must not count as scanned any more. */
+        /* `other` moves towards the end of the queue. begin_transactions() searches for unscanned jobs from the end,
+         * and stops at the first scanned job. So `other` must count as unscanned. */
         other->scanned = false;
     }
 }
@@ -290,8 +290,8 @@ static double most_flops(const struct job *leader)
     return leader->memory_bound ? QUEUE_BATCH_STEP_FLOPS : QUEUE_BATCH_FLOPS;
 }
 
-/* Returns the first job of the flow (client) that may leave for the device now, or NULL if there is none among its
- * first `most` jobs. */
+/* Returns the flow's (client's) first job that may be sent to the device now, or NULL if there is none among its first
+ * `most` jobs. */
 static struct job *first_that_may_leave(const struct flow *flow, int device, int64_t most)
 {
     struct job *job = flow->first;
@@ -307,7 +307,8 @@ static bool goes_first(const struct job *a, int64_t a_ns, const struct job *b, i
     return a_ns != b_ns ? a_ns < b_ns : a->queued_ns < b->queued_ns;
 }
 
-/* Returns the job with which the device's next batch begins (its leader); NULL: no job may leave for the device. */
+/* Returns the leader of the device's next batch, which is the first job in it. NULL: no job can be sent to the device
+ * now. */
 static struct job *next_leader(struct queue *queue, const struct queue_taker *taker, int64_t now_ns)
 {
     struct job *best = NULL;

@@ -24,7 +24,7 @@ static const struct {
     const char *label;
     enum role owner;
     enum caller_place place; /* the kind of slot in the queue that a request in this state needs; CALLER_PLACES: none */
-    unsigned to;             /* the states to which a request in this state may move, as bits */
+    unsigned to;             /* the possible next states, as bits */
 } states[REQUEST_STATE_COUNT] = {
 #define X(id, label, owner, place, to) { label, ROLE_##owner, CALLER_##place, to },
     REQUEST_STATE_MAP(X)

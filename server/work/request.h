@@ -103,19 +103,20 @@ struct answer {
 };
 
 struct request {
-    struct message message; /* the message by which an HTTP thread sends the request to the main thread's mailbox */
+    struct message message; /* an HTTP thread sends this message, and with it the request, to the main thread's
+                             * mailbox */
     enum request_state state;
     bool counted; /* true: request_count() counts this request, because it is a request with tensors */
     struct server *server;
     int socket; /* the socket of the client's connection, which is watched for a hang-up; this struct does not own it */
-    /* The row of the table of routes with the request's path and method. If no row has the method, it is the first
-     * row with the path. NULL: the path is unknown. */
+    /* The route (row of the table of routes) that matches the request's path and method. If none matches both, the
+     * first route that matches the path. NULL: no route has the path. */
     const struct route *route;
     struct slice parameters[REQUEST_PARAMETERS]; /* parameters of the path, in the order of the route's pattern */
     /* the account (access token) of the client; the request holds a reference to the account; NULL: not determined yet,
      * or refused */
     struct caller *caller;
-    /* reference to the flow (client) to which device time is charged; NULL: the request has used no device time yet */
+    /* reference to the flow (client) that is charged for device time; NULL: the request has used no device time yet */
     struct flow *flow;
     char id[REQUEST_ID_BYTES];
     struct request_times times;
@@ -125,8 +126,8 @@ struct request {
     const proto_format *answer_as; /* format of the answer */
     proto_parser *parser;
     struct staging_block *block; /* block of staging memory (memory for tensors) into which the parser writes tensors */
-    /* number of bytes of `text`, or of the answer. They count towards the limit --staging-bytes, although they are not
-     * in staging memory (memory for tensors). */
+    /* number of bytes of `text`, or of the answer, that count towards the limit --staging-bytes. They are not in
+     * staging memory (memory for tensors) themselves. */
     size_t counted_bytes;
     /* the tensors of the body that lie in shared memory, until the job takes this list over; NULL: none */
     struct region_uses *shared;
@@ -153,7 +154,7 @@ struct request {
     bool held;
     /* neighbours in the list of all requests with suspended connections, in order of arrival */
     struct request *previous, *next;
-    struct hangup_watch *watch; /* watch for the client's hang-up; NULL: not watched, or not yet */
+    struct hangup_watch *watch; /* the watch that tells when the client hangs up; NULL: there is none yet */
 };
 
 /* Makes a request in the state RECEIVING, which the calling HTTP thread owns. The request is the first member of a
@@ -177,9 +178,9 @@ void request_fail_status(struct request *request, const attn_error *why);
  * member of the problem; this function changes that into a pointer into the body that the client sent. */
 void request_fail_in_job(struct request *request, const attn_error *why);
 
-/* Takes a slot in the queue for the request and releases the slot that the request had. A request takes a slot before
- * it moves to a state that needs one. On the move to a state that needs none, request_move() releases the slot. After
- * an error the request has no slot. Only the thread that owns the request may call this. */
+/* Takes a slot in the queue for the request and releases the slot that the request had. Call this before the request
+ * moves to a state that needs a slot; request_move() releases the slot on a move to a state that needs none. After an
+ * error the request has no slot. Only the thread that owns the request may call this. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
 /* Records the size of the request's text or answer. The text or answer counts as staging memory (the memory for

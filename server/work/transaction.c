@@ -39,8 +39,8 @@ static void copy_id(char to[CACHE_ID_BYTES], const char *from)
     if (from[length] != '\0') to[0] = '\0';
 }
 
-/* Checks the size of one axis of k or v, which the request appends to caches: it must be `want`. `of` says what has
- * that size. */
+/* Checks that one axis of k or v (which the request appends to caches) has the size `want`. `of` names, for the
+ * message, what this size must equal. */
 static attn_status check_size(attn_tensor_id id, const attn_tensor *t, int axis, int64_t want, const char *of,
                               attn_error *err)
 {
@@ -57,7 +57,7 @@ static attn_status check_new(const struct job *job, const struct cache_step *ste
 {
     const attn_tensor *const t = &job->call->items[0].problem.tensor[id];
     const char *const name = attn_tensors[id].name;
-    const int first = t->rank - 3; /* index of the axis for positions in the tensor */
+    const int first = t->rank - 3; /* index of the tensor's axis that counts positions */
     char member[32];
     attn_status status = ATTN_OK;
     if (t->dtype != step->shape.dtype) {
@@ -94,8 +94,7 @@ static attn_status take_new(struct job *job, struct cache_step *step, attn_error
     return status;
 }
 
-/* Checks that q fits the caches. The error speaks of q and the caches and not of k, because a client that sends q may
- * not have sent k. */
+/* Checks that q fits the caches. The error does not speak of k, because the client may have sent q without k. */
 static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, attn_error *err)
 {
     if (q->dtype != s->dtype && s->dtype != ATTN_F8E4M3)
@@ -109,8 +108,8 @@ static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, at
 }
 
 /* Returns the keys, or the values, of all pages of the pool as one tensor [page, position, head, column]. The numbers
- * begin at byte `offset` of each page. A row of the tensor has `columns` numbers. In memory the next row begins
- * `stored` numbers later, which is more than `columns` if the values are a part of the keys. */
+ * begin at byte `offset` of each page. A row of the tensor has `columns` numbers. In memory the rows are `stored`
+ * numbers apart, which is more than `columns` if the values are a part of the keys. */
 static attn_tensor of_pool(const struct cache_step *step, int64_t offset, int64_t columns, int64_t stored)
 {
     const struct cache_shape *const s = &step->shape;
@@ -128,8 +127,8 @@ static attn_tensor of_rows(void *data, attn_dtype dtype, int rank, int64_t rows,
     return attn_tensor_make(data, dtype, rank, (const int64_t[]){ rows, columns });
 }
 
-/* Makes k and v of the problem views of the pool of pages, and lets the problem use the transaction's page table and
- * lengths. */
+/* Sets the problem's k and v to views of the pool (the memory of all pages), and its page table and lengths to those of
+ * the transaction. */
 static void point(attn_problem *p, const struct cache_step *step, int32_t *table, int32_t *lengths)
 {
     const struct cache_shape *const s = &step->shape;
@@ -152,14 +151,14 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     own->table = calloc((size_t)step->most, sizeof *own->table);
     if (own->table == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     point(&item->problem, step, own->table, step->lengths);
-    /* Before the transaction begins there is no page table, but the problem is checked. The check accepts any page
-     * numbers, so all rows of the table are one row of zeros (stride 0). */
+    /* The problem is checked before the transaction begins, when there is no page table yet. The check accepts any page
+     * numbers. So one row of zeros stands for all rows of the table (stride 0). */
     item->problem.page_table.stride[0] = 0;
     item->problem.keep_mask_at_end = item->problem.keep_mask.rank >
                                      /* The caches of a request have different lengths, so the mask is aligned to their
                                       * ends: its last column belongs to the last key of each cache. */
                                      0;
-    /* `observe` includes the keys up to the end of the longest cache, in key_mass and in its default range of keys */
+    /* In an observe, key_mass and the default range of keys extend to the end of the longest cache. */
     if (item->problem.op == ATTN_OP_OBSERVE) {
         item->problem.observe.shown_keys = 1;
         for (int i = 0; i < step->rows; i++)
@@ -178,8 +177,8 @@ static void drop_started(struct job *job)
     *id = '\0';
 }
 
-/* Changes an error about the cache of a new sequence so that it names a tensor of the request. The cache gets its sizes
- * from the request's tensors, and the client knows nothing of the cache. */
+/* Changes an error about the cache of a new sequence so that it names a tensor of the request. The client does not know
+ * of the cache: the server made it with the sizes of the request's tensors. */
 static void point_at_tensor(attn_error *err)
 {
     static const struct {
@@ -265,8 +264,8 @@ attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_e
     struct cache_step *const step = &job->transaction->step;
     attn_status status = ATTN_OK;
     *wait = false;
-    /* A transaction that has waited usually still cannot begin. So caches_ask() tests this before memory is leased. A
-     * new transaction (scan 0) usually can begin, so it begins without this test. */
+    /* A transaction that has waited before usually must wait longer. caches_ask() finds this out before memory is
+     * leased. A new transaction (scan 0) usually can begin at once, so it does not ask first. */
     if (scan != 0) status = caches_ask(step, scan, wait, err);
     if (status != ATTN_OK || *wait) return status;
     size_t bytes;
