@@ -318,7 +318,7 @@ const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
     X(softcap, SOFTCAP, FLT_MIN, FLT_MAX, "0 or between 1.18e-38 and 3.4e38 (a float32)", \
       "where positive, s = softcap * tanh(s / softcap) after scale")
 
-/* ATTN_OP_OBSERVE computes statistics of the probabilities P (which keys the queries attend to), and no out */
+/* ATTN_OP_OBSERVE computes statistics of the probabilities P (which keys the queries attend to), but not out */
 typedef enum attn_op { ATTN_OP_FORWARD, ATTN_OP_BACKWARD, ATTN_OP_OBSERVE, ATTN_OP_COUNT } attn_op;
 const char *attn_op_name(attn_op op); /* "observe" */
 typedef enum attn_layout { ATTN_BSHD, ATTN_BHSD } attn_layout;
@@ -437,10 +437,10 @@ typedef struct attn_dims {
     int64_t B, H, Hk, Sq, Sk, D, Dv;
     bool packed;
     int64_t total_q,
-        /* In a packed problem, total_q is the number of rows of q and total_k that of k. With page_table, total_k is an
-         * upper bound on the number of keys of all sequences. */
+        /* In a packed problem, q has total_q rows and k has total_k rows. With page_table, total_k is an upper bound on
+         * the number of keys of all sequences. */
         total_k;
-    int64_t pages, page_size; /* with page_table: number of pages, and slots in a page; without: 0 */
+    int64_t pages, page_size; /* number of pages, and of slots in a page, if page_table is given; otherwise 0 */
     int64_t row_k;            /* Sk of a packed problem whose k is [B, Sk, Hk, D]; otherwise 0 */
 } attn_dims;
 
@@ -505,8 +505,8 @@ typedef struct attn_geometry {
 attn_status attn_check(const attn_problem *p, attn_error *err);
 
 /* In a checked observe (statistics of probabilities), replaces ends of -1 in `rows` and `keys` by the number of queries
- * or keys. It reads cu_seqlens and seqlens, which must be in host memory. Call it before attn_output() and the run of a
- * problem whose weights or map are wanted. */
+ * or keys. It reads cu_seqlens and seqlens, which must be in host memory. Call it before attn_output(), and before you
+ * run a problem whose outputs include weights or map. */
 void attn_observe_region(attn_problem *p);
 
 /* Fills *tensor with the shape and dtype of an output (attn_writes()) of a checked problem. The tensor becomes
@@ -666,7 +666,7 @@ typedef struct attn_device attn_device;
 typedef struct attn_stream attn_stream;
 
 typedef struct attn_device_options {
-    int threads; /* for the backend "cpu": number of worker threads; 0: one for each core that the process may use */
+    int threads; /* number of worker threads of the backend "cpu"; 0: one for each core that the process may use */
     int64_t memory_bytes; /* upper bound on device memory in bytes; 0: a fixed share of the device's memory */
     const char *script;   /* script of the errors that the backend "fake" produces (kernels/fake/fake.c) */
 } attn_device_options;
@@ -697,8 +697,8 @@ typedef struct attn_device_info {
     int64_t memory_total, memory_limit, memory_used;
 } attn_device_info;
 
-/* Returns the names of the backends in this build, the preferred one first, with NULL at the end. Devices of
- * "reference" and "paper" are used only if an option names them. */
+/* Returns the names of the backends in this build, the preferred one first, with NULL at the end. A server uses the
+ * devices of "reference" and "paper" only if its option --devices names them. */
 const char *const *attn_backends(void);
 /* returns whether the devices of this backend are not the host's processor; false for an unknown backend */
 bool attn_is_gpu(const char *backend);
@@ -940,8 +940,8 @@ typedef struct attn_merge_problem {
     attn_result whole;        /* written */
     /* inputs: gradients with respect to whole.out and whole.lse; a dlse that is not given counts as 0 */
     attn_tensor dout, dlse;
-    /* output, an array of `count` results: the gradients with respect to out and lse of each part. Requires dout. NULL:
-     * not wanted */
+    /* output: an array of `count` entries, the gradients with respect to out and lse of each part; requires dout. NULL:
+     * the gradients are not wanted */
     attn_result *gradients;
     attn_tensor dsinks; /* output [H]: gradient with respect to sinks. Requires dout and sinks */
 } attn_merge_problem;
@@ -959,9 +959,10 @@ attn_status attn_merge(attn_stream *stream, const attn_merge_problem *m, attn_er
 /* Estimates the cost of a merge that passed attn_merge_check(). Its `worst` equals its `seconds`. */
 attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem *m);
 
-/* Queues on the stream, behind the copies of q and k, sums of the rows that attn_lse_choose() picked. The tensors of
- * the problem are in device memory. `found` is device memory with the size of look->found, which the caller copies to
- * look->found afterwards. Returns UNSUPPORTED on a unified device. */
+/* Queues the computation of lse for the rows that attn_lse_choose() picked. Call it after the copies of q and k have
+ * been queued on the same stream. The tensors of the problem are in device memory. The results go to `found`, device
+ * memory of the size of look->found, and the caller copies them to look->found afterwards. Returns UNSUPPORTED on a
+ * unified device. */
 attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
                            attn_error *err);
 
@@ -1062,7 +1063,7 @@ attn_status attn_truth_need(const attn_capabilities *can, const attn_problem *pr
  * be freed when this returns. One launch of a kernel is meant to take 20 ms at most. On an H100 it takes longer where a
  * row sees more than 100,000 keys (with options 25,000), and for dk and dv where that many queries of a group see a
  * key. Call it from the stream's thread. Errors: UNSUPPORTED, CANCELLED (attn_stream_heed()), INVALID (no workspace),
- * those of the device. */
+ * and the errors of the device. */
 attn_status attn_truth_some(attn_stream *stream, const attn_problem *problem, const attn_truth *results,
                             void *workspace, int64_t *step, attn_error *err);
 
@@ -1077,7 +1078,7 @@ enum { ATTN_TRUTH_RESULTS = 5 }; /* the number of results that are compared: out
 /* Queues the comparison of the problem's results with `truth` (float64 results), behind the work that computes both.
  * `distances` is device memory for ATTN_TRUTH_RESULTS distances; a distance is 0 for a result that the problem or
  * `truth` lacks. All pointers in the arguments are device memory. The comparison takes as long as reading the results.
- * Call it from the stream's thread. Errors: UNSUPPORTED as in attn_truth_need(), those of the device. */
+ * Call it from the stream's thread. Errors: UNSUPPORTED as in attn_truth_need(), and the errors of the device. */
 attn_status attn_truth_compare(attn_stream *stream, const attn_problem *problem, const attn_truth *truth,
                                attn_truth_distance *distances, attn_error *err);
 

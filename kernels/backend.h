@@ -119,8 +119,8 @@ struct attn_backend {
  * may refuse the problem, in its backend's function plan(). */
 bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features);
 
-/* Makes a plan as attn_plan_make() does, but for the given `features`. Tests use it to add a feature that no kernel
- * supports. */
+/* Makes a plan as attn_plan_make() does, but takes the features from the parameter `features` and not from the problem.
+ * Tests use it to add a feature that no kernel supports. */
 attn_status attn_plan_for(const attn_capabilities *can, const attn_problem *problem, uint64_t features, attn_plan *plan,
                           attn_error *err);
 

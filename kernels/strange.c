@@ -36,7 +36,7 @@ struct look {
     attn_score_options options;
     double most, cheap_from;
     /* A row is slow to compute if the product of D, the scale, the largest |q| and the largest |k| reaches this number
-     * (attn_strange_limits.bound_from); infinite if no row can reach it. */
+     * (attn_strange_limits.bound_from). The number is infinite if no row can reach it. */
     double bound_from;
     bool gradients;
     double bound; /* upper bound on |scale q . k|, after softcap */
@@ -250,8 +250,8 @@ static const char *key_line(const struct look *look, const struct row *row, cons
     return (const char *)view->data + line * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* For float32 problems: returns whether the row may have scores of look->bound_from or more, judged by the largest
- * number of q near the row and the largest number of the keys that the row sees. */
+/* Returns whether the row of a float32 problem may have scores of look->bound_from or more. The estimate uses the
+ * largest number of q near the row and the largest number of k among the keys that the row sees. */
 static bool reaches_bound(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *q = &look->g.view[ATTN_T_q], *k = &look->g.view[ATTN_T_k];

@@ -26,8 +26,8 @@
 
 struct pool;
 
-/* A function that computes one item (turn) of a parallel loop. `worker` is the number of the thread: 0 for the thread
- * that called pool_run(), and at most pool_threads() - 1. Two threads in one loop never have the same number. */
+/* A function that computes one item (iteration) of a parallel loop. `worker` is the number of the thread: 0 for the
+ * thread that called pool_run(), and at most pool_threads() - 1. Two threads in one loop never have the same number. */
 typedef void (*pool_task)(void *context, int worker, int64_t item);
 
 /* Opens a pool of `threads` threads. The calling thread is one of them, and threads - 1 are started. 0 means one thread

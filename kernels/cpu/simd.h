@@ -99,7 +99,7 @@ enum {
 struct simd_score {
     float scale;   /* s = scale * S is the score before other options, in natural logarithms (not in base 2); S is the
                     * product q . k */
-    float softcap; /* if above 0, scores become softcap * tanh(s / softcap), where s is scale * S; 0: no softcap */
+    float softcap; /* above 0: scores become softcap * tanh(s / softcap), where s is scale * S; 0: no softcap */
 
     /* NULL, or the address of the bias of element (0, 0). Row r of the bias starts at r * bias_stride; a bias_stride of
      * 0 means one bias row for all rows. */

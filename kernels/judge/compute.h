@@ -64,7 +64,7 @@ struct compute {
     double *z, *P, *M, *slope, *dP;
     double *Q, *dO;         /* the tile's rows of q [tile, D] and of dout [tile, Dv] */
     double *out, *lse, *dq; /* results of the tile's rows: out [tile, Dv], lse [tile], dq [tile, D] */
-    double *top, *rest;     /* for each row of the tile: `top` is the row's largest score, and `rest` is lse - top */
+    double *top, *rest;     /* `top` is the largest score of each row of the tile, and `rest` is lse - top */
     double *delta;          /* [tile] */
     bool in_float;          /* true: compute_row_gradients() rounds to float32 after each step, as emulated kernels do
                              * (emulate.c) */
