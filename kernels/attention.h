@@ -184,8 +184,8 @@ typedef struct attn_axes {
     const char *plain, *packed;
     const char *paged; /* letters of the axes where page_table is given; NULL: page_table does not change the letters */
     attn_axes_kind kind;
-    /* id of the tensor whose axes this one copies (a gradient copies its input's); ATTN_TENSOR_COUNT: the tensor has
-     * its own axes */
+    /* id of the tensor that has the same axes (for a gradient, its input); ATTN_TENSOR_COUNT: the tensor has axes of
+     * its own */
     int like;
 } attn_axes;
 
@@ -399,8 +399,8 @@ typedef struct attn_problem {
 
     /* Only with page_table; may be NULL. An array int32 [B], in the same kind of memory (host or device) as seqlens_k.
      * The first prefix_keys[b] keys of batch row b lie in the same pages as the first keys of row b - 1, as in forks of
-     * one cache. prefix_keys[0] is 0. With prefix_keys a kernel may read keys that several rows share only once.
-     * prefix_keys change no bit of the results, and have no bit in attn_features(). */
+     * one cache. prefix_keys[0] is 0. If several rows share keys, a kernel can use prefix_keys to read these keys only
+     * once. prefix_keys change no bit of the results, and have no bit in attn_features(). */
     const int32_t *prefix_keys;
 
     /* Set by attn_queries_of(), if this problem is a part of a larger one: the number of queries of the whole problem.
@@ -574,8 +574,8 @@ extern const attn_option_info attn_options[ATTN_OPTION_END - ATTN_OPTION_FIRST -
  * shapes, dtypes and options, but no memory of tensors. */
 uint64_t attn_features(const attn_problem *p);
 
-/* Returns the floating point operations of a problem by the convention of the field: a forward has 2 * (D + Dv)
- * operations for each permitted (query, key, head) triple, and a backward has 2.5 times as many. Causal, window and
+/* Returns the number of floating point operations of a problem, by the convention of the field: a forward has 2 * (D +
+ * Dv) operations for each permitted (query, key, head) triple, and a backward has 2.5 times as many. Causal, window and
  * lengths are counted exactly; other masks count as if they hid nothing. The function uses a closed form, so it reads
  * only cu_seqlens and seqlens. */
 double attn_flops(const attn_problem *p);
@@ -605,10 +605,10 @@ typedef struct attn_verification {
  * For 1 x 1024 x 8 x 64 (B x Sq x H x Dv) all rows take some 0.2 s. */
 attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err);
 
-/* attn_verify() in steps, for a caller that may stop between two steps. attn_verifier_step() compares one row (up to 64
- * rows if all rows are compared), or prepares K and V of the next head. It returns true after the last step.
- * attn_verifier_close() may be called after any step, and then reports on the rows compared so far. The verifier
- * borrows `p` until attn_verifier_close(). */
+/* Does the work of attn_verify() in steps, for a caller that may stop between two steps. attn_verifier_step() compares
+ * one row (up to 64 rows if all rows are compared), or prepares K and V of the next head. It returns true after the
+ * last step. attn_verifier_close() may be called after any step, and then reports on the rows compared so far. The
+ * verifier borrows `p` until attn_verifier_close(). */
 typedef struct attn_verifier attn_verifier;
 attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err);
 bool attn_verifier_step(attn_verifier *verifier);
@@ -642,11 +642,11 @@ enum { ATTN_LSE_ROWS = 16, ATTN_LSE_VARIANTS = 12, ATTN_LSE_NUMBERS = ATTN_LSE_V
  * its tensors in host memory. */
 attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_error *err);
 
-/* attn_check_lse() in three steps, for q and k in a device's memory. attn_lse_choose() picks the rows to check; it
- * reads lse and lengths in host memory. attn_lse_start() (below) sums the rows on the device. attn_lse_judge() decides
- * whether lse is valid. */
+/* Three functions do the work of attn_check_lse() in steps, for q and k in a device's memory. attn_lse_choose() picks
+ * the rows to check; it reads lse and lengths in host memory. attn_lse_start() (below) computes lse of these rows on
+ * the device. attn_lse_judge() decides whether lse is valid. */
 typedef struct attn_lse_row {
-    int64_t b, h, i; /* the query row's place: sequence b, query head h, query i of the sequence */
+    int64_t b, h, i; /* the row is query i of query head h in sequence b */
     double lse;      /* lse of the row, as the client sent it (not computed) */
 } attn_lse_row;
 typedef struct attn_lse_look {
@@ -795,7 +795,7 @@ attn_status attn_plan_make(const attn_capabilities *can, const attn_problem *pro
 
 /* Makes a plan for `problem`, which must be the problem of the plan `made` with tensors at other addresses. The
  * function keeps the kernel of `made` if the capabilities and the set of unaligned tensors are the same. Otherwise it
- * chooses a kernel anew. */
+ * chooses a kernel as attn_plan_make() does. */
 attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, const attn_problem *problem,
                            attn_plan *plan, attn_error *err);
 
@@ -876,9 +876,9 @@ attn_status attn_copy_peer(attn_stream *stream, void *to, const attn_device *sou
                            attn_error *err);
 
 /* Computes `count` planned problems side by side. Pointers in the problems are device memory (index tensors too). The
- * plans must be made for the stream's device; the call borrows them. To the bit, each result depends on its own problem
- * alone, not on the other problems, their order, the threads or the load. `workspace` may be NULL; the call then
- * allocates one. After an error none of the outputs may be used. */
+ * plans must be made for the stream's device; the call borrows them. The bits of each result depend on its own problem
+ * alone: not on the other problems or their order, not on the threads or the load. `workspace` may be NULL; the call
+ * then allocates one. After an error none of the outputs may be used. */
 attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
 
 /* ---- Sums: arrays of float32 numbers (parts) are added up in a fixed order --------------------------------------- */
@@ -937,7 +937,7 @@ typedef struct attn_merge_problem {
     attn_layout layout;
     const attn_result *parts; /* an array of `count` results (out and lse), one for each part of the keys */
     attn_tensor sinks;        /* [H] */
-    attn_result whole;        /* written */
+    attn_result whole;        /* output: the merged out and lse */
     /* inputs: gradients with respect to whole.out and whole.lse; a dlse that is not given counts as 0 */
     attn_tensor dout, dlse;
     /* output: an array of `count` entries, the gradients with respect to out and lse of each part; requires dout. NULL:
@@ -983,7 +983,7 @@ attn_status attn_run_some(attn_stream *stream, const attn_plan *plans, int count
                           attn_error *err);
 bool attn_stream_left_rows(attn_stream *stream);
 
-/* Sets the cancel flag of this stream (NULL: none). While *cancel is not 0, attn_run() gives up: on the CPU between two
+/* Sets the cancel flag of this stream (NULL: none). If *cancel is not 0, attn_run() stops: on the CPU between two
  * tiles, on a GPU between two launches. It then returns CANCELLED, and none of the outputs may be used. Any thread may
  * set *cancel at any time with attn_cancel(). The memory at `cancel` must stay valid until the stream gets another
  * flag. */

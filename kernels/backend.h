@@ -24,9 +24,9 @@ struct attn_device {
 
 struct attn_stream {
     attn_device *device;
-    /* cancel flag of the stream's work, which attn_stream_heed() sets; stream_open() leaves it NULL */
+    /* address of the cancel flag of the stream's work; NULL until attn_stream_heed() sets it */
     const int *cancel;
-    const void *owner; /* owner of the stream's work, which attn_stream_serve() sets; stream_open() leaves it NULL */
+    const void *owner; /* owner of the stream's work; NULL until attn_stream_serve() sets it */
     /* nanoseconds that threads computed for the stream since attn_stream_serve(); only backends that compute on the
      * host's threads count them */
     int64_t spent_ns;

@@ -241,9 +241,8 @@ static double call_seconds(const struct rate *r)
     return r->op == ATTN_OP_FORWARD ? GPU_FORWARD_S : GPU_BACKWARD_S;
 }
 
-/* Returns the operation by whose measured rates the time of `op` is estimated. An observe (statistics of
- * probabilities) has the rates of a forward, because both compute scores; scores_made() says how many times an
- * observe computes them. */
+/* Returns the operation whose measured rates are used for `op`. An observe (statistics of probabilities) uses the rates
+ * of a forward, because both compute scores; scores_made() says how many times an observe computes each score. */
 static attn_op op_of_rates(attn_op op)
 {
     return op == ATTN_OP_OBSERVE ? ATTN_OP_FORWARD : op;

@@ -155,7 +155,7 @@ struct expected {
     /* the list of the request that has the part: "parts", or "gradients" for the gradients of the parts */
     const char *of;
     const char *name; /* "lse" */
-    unsigned dtypes;  /* attn_dtype bits */
+    unsigned dtypes;  /* allowed dtypes: bits of attn_dtype */
     int rank;         /* number of axes of the tensor; the next member has their sizes */
     int64_t shape[ATTN_MAX_RANK];
     const char *axes[ATTN_MAX_RANK]; /* name of each axis's size in messages ("Sq") */

@@ -16,14 +16,14 @@ enum {
     LEAST_ROWS = 8,
     /* finding a key in memory takes as long as reading KEY_NUMBERS elements (some 16 ns) */
     KEY_NUMBERS = 16,
-    /* how many elements of k may be read for all sampled rows together, in about a millisecond. The first LEAST_ROWS
-     * rows are read even beyond this limit */
+    /* largest number of elements of k that are read for all sampled rows together (about a millisecond of work). The
+     * first LEAST_ROWS rows are read even if they exceed this limit */
     NUMBERS = 1 << 19,
-    /* how many elements of k may be read for one row. If the row's keys have more, evenly spaced keys are read,
-     * beginning with a random key. */
+    /* largest number of elements of k that are read for one row. If the row's keys have more, only evenly spaced keys
+     * are read, beginning with a random key. */
     ROW_NUMBERS = 1 << 19,
-    ROW_KEYS = 1 << 16, /* how many keys may be read for one row, if only their bias and slopes are read and not their
-                         * elements */
+    /* largest number of keys that are tested for one row if only their bias and slopes are read, and not k */
+    ROW_KEYS = 1 << 16,
     /* smallest number of queries in a tile of any kernel. A kernel decides by the largest number of q in a row's tile
      * whether the row may have huge scores. The estimate therefore looks at TILE queries for each row. */
     TILE = 64,

@@ -235,8 +235,8 @@ struct flash {
      * dbias_slices: number of slices in all; dbias_blocks: number of slices in each [Sq, Sk] matrix of dbias */
     int64_t dbias_slices, dbias_blocks;
 
-    /* for each phase of the computation: `items` is the number of items (units of parallel work) of this problem, and
-     * `first` is the number of items of all problems before it */
+    /* `items` is the number of items (units of parallel work) that this problem has in each phase, and `first` is the
+     * number of items of all earlier problems together */
     int64_t items[FLASH_PHASES], first[FLASH_PHASES];
 };
 
@@ -257,7 +257,7 @@ struct flash_run {
     int count;
     struct flash *problems;
     char *scratch;
-    int64_t scratch_bytes; /* bytes of scratch memory for intermediate results that each thread has */
+    int64_t scratch_bytes; /* size in bytes of each thread's scratch memory (memory for intermediate results) */
     int64_t items[FLASH_PHASES];
     const int *cancel;
     bool small; /* true: all problems together are so little work that other threads are not woken */

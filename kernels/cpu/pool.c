@@ -387,7 +387,7 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
         }
         /* the lock is needed because threads that were started before may already read pool->threads */
         pthread_mutex_lock(&pool->lock);
-        /* updated after each start: if a later thread cannot be started, pool_close() joins this number of threads */
+        /* updated after each start, because pool_close() must join only threads that were started */
         pool->threads = n + 1;
         pthread_mutex_unlock(&pool->lock);
     }

@@ -44,7 +44,7 @@ struct pool_part {
     /* pointer that stands for the client of the pool (its owner); it is only compared with other pointers and never
      * followed */
     const void *owner;
-    /* flag for attn_is_cancelled(): when set, it ends a pause of the calling thread; NULL: no flag */
+    /* the caller's cancel flag: if it is set, a pause of the calling thread ends; NULL: no flag */
     const int *cancel;
     int computing; /* number of threads that are computing for this pool_part */
     int64_t began_ns, paused_ns, helped_ns;

@@ -52,7 +52,7 @@ struct reference {
     double *dK, *dV;            /* gradients of K and V in a backward, summed over the query heads of the group */
     double *q, *dq;             /* row i of q and of dq, D numbers each; row i is the row that is being computed */
     double *out, *dout;         /* row i of out and of dout, Dv numbers each */
-    bool *sees;                 /* for each key j: whether the query of the row may see key j */
+    bool *sees;                 /* sees[j] is true if the row sees key j */
     double *z, *derivative, *P; /* score z of each key, the derivative of z with respect to scale q . k, and P */
     /* the outputs key_mass and map of head h, in an observe (statistics of probabilities) */
     double *mass, *map;

@@ -280,8 +280,9 @@ bool candidate_is_explanation(const struct judge *j, const struct candidate *c)
     return c->second.row < 0 || (explains_all(j, c) && c->score < better_single(j, c) - JUDGE_PAIR_GAIN);
 }
 
-/* Returns, as bits, the wrong tensors (except lse) most of whose error the single mistake explains. Returns 0 if the
- * mistake makes the error of any wrong tensor larger. The caller's kernel may have further mistakes. */
+/* Returns, as bits, those wrong tensors (except lse) in which the single mistake explains most of the error. Returns 0
+ * if the mistake makes the error of some wrong tensor clearly larger (JUDGE_NOT_WORSE). The caller's kernel may have
+ * other mistakes too. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c)
 {
     const struct hypothesis *const h = &hypotheses[c->first.row];

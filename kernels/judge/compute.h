@@ -17,8 +17,8 @@
 #include "kernels/judge/products.h"
 #include "kernels/judge/variation.h"
 
-/* The largest number of keys of all packed sequences together. In a problem with more keys, the judge (which checks a
- * caller's results) does not test mistakes that mix sequences. */
+/* If packed sequences together have more keys than this, the judge (which checks a caller's results) does not test
+ * mistakes that mix sequences. */
 enum { COMPUTE_MIXED_KEYS = 16384 };
 
 /* A tile: consecutive queries of one head of one sequence, which are computed together. */

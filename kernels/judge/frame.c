@@ -200,7 +200,8 @@ static void cut(struct frame *f, const attn_problem *p, double share)
 
 /* ---- Reading the caller's tensors -------------------------------------------------------------------------------- */
 
-/* Returns the strides of a contiguous tensor. `heads_first`: the axis of heads comes before that of rows. */
+/* Returns the strides of a contiguous tensor. `heads_first` is true if the axis of heads comes before the axis of
+ * rows. */
 static struct reading reading_of(const attn_tensor *t, int64_t heads, int64_t rows, int64_t columns, bool heads_first)
 {
     struct reading r = { t->data, t->dtype, heads * rows * columns, 0, 0, 1 };

@@ -87,9 +87,9 @@ struct pass {
     struct frame *frame;
     /* indices of the tiles over which the pass goes, or unit numbers if by_units is true; NULL: all tiles */
     const int64_t *list;
-    /* true: `list` has unit numbers. false: the pass goes over tiles of queries. In the second case, the `list` of a
-     * backward has all tiles of a key/value head or none, because dk and dv are compared after a head's last tile. A
-     * pass without a list also goes over the tiles of keys that no query reads. */
+    /* true: `list` has unit numbers. false: the pass goes over tiles of queries. The `list` of a backward then has all
+     * tiles of a key/value head or none, because dk and dv are compared after a head's last tile. A pass without a list
+     * also goes over the tiles of keys that no query reads. */
     bool by_units;
     /* count: number of tiles (or units) that the pass goes over; at: number of tiles (or units) done so far */
     int64_t count, at;

@@ -104,8 +104,8 @@ typedef struct variation {
     /* true: a kernel with the mistake SOFTMAX_SPLITS_UNWEIGHTED averages over all splits of the keys, even those in
      * which the row sees no key */
     bool over_all;
-    /* If the last tile of keys is not full, its padding counts as keys of score 0. `tail` is the number of keys of a
-     * tile; 0: padding does not count. */
+    /* The mistake that the padding of the last tile of keys counts as keys of score 0. `tail` is the number of keys of
+     * a tile; 0: padding does not count, as is correct. */
     int64_t tail;
     bool tail_is_hidden; /* true: causal masking also applies to the padding that `tail` counts as keys */
     double sink_weight;
