@@ -466,8 +466,7 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         return view;
     }
     const bool side_by_side = letters[0] == 'b' && rank > 1 && letters[1] == 'k' && p->cu_seqlens_q.rank > 0;
-    /* with packed queries and k of [B, Sk, Hk, D], kernels read the two axes B and Sk of k as one axis of B * Sk
-     * keys */
+    /* if queries are packed and k is [B, Sk, Hk, D], kernels read the axes B and Sk of k as one axis of B * Sk keys */
     if (side_by_side) {
         view.row = t->shape[1] > 1 ? t->stride[1] : t->shape[0] > 1 ? t->stride[0] : 0;
         view.head = t->shape[2] > 1 ? t->stride[2] : 0;
@@ -643,14 +642,13 @@ bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, u
            d.Dv <= kernel->head_dim && (features & ~kernel->features) == 0;
 }
 
-/* ---- How much work a problem is: operations and scores ----------------------------------------------------------- */
+/* ---- How much work a problem needs: operations and scores -------------------------------------------------------- */
 
 double attn_flops(const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
     const bool alike = g.cu_q == NULL && g.seqlens_q == NULL &&
-                       /* true: without lengths (seqlens), so every batch row has the same number of (query, key)
-                        * pairs */
+                       /* without lengths (seqlens) every batch row has the same number of (query, key) pairs */
                        g.seqlens_k == NULL;
     double pairs = 0;
     if (g.dims.B == 0 || g.dims.Sq == 0 || g.dims.Sk == 0) return 0;

@@ -184,8 +184,8 @@ typedef struct attn_axes {
     const char *plain, *packed;
     const char *paged; /* letters of the axes where page_table is given; NULL: page_table does not change the letters */
     attn_axes_kind kind;
-    /* id of the tensor whose axes this one copies (a gradient copies its input's); ATTN_TENSOR_COUNT: the tensor has
-     * its own axes */
+    /* id of the tensor that has the same axes (for a gradient, its input); ATTN_TENSOR_COUNT: the tensor has axes of
+     * its own */
     int like;
 } attn_axes;
 
@@ -318,7 +318,7 @@ const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
     X(softcap, SOFTCAP, FLT_MIN, FLT_MAX, "0 or between 1.18e-38 and 3.4e38 (a float32)", \
       "where positive, s = softcap * tanh(s / softcap) after scale")
 
-/* ATTN_OP_OBSERVE computes statistics of the probabilities P (which keys the queries attend to), and no out */
+/* ATTN_OP_OBSERVE computes statistics of the probabilities P (which keys the queries attend to), but not out */
 typedef enum attn_op { ATTN_OP_FORWARD, ATTN_OP_BACKWARD, ATTN_OP_OBSERVE, ATTN_OP_COUNT } attn_op;
 const char *attn_op_name(attn_op op); /* "observe" */
 typedef enum attn_layout { ATTN_BSHD, ATTN_BHSD } attn_layout;
@@ -399,8 +399,8 @@ typedef struct attn_problem {
 
     /* Only with page_table; may be NULL. An array int32 [B], in the same kind of memory (host or device) as seqlens_k.
      * The first prefix_keys[b] keys of batch row b lie in the same pages as the first keys of row b - 1, as in forks of
-     * one cache. prefix_keys[0] is 0. With prefix_keys a kernel may read keys that several rows share only once.
-     * prefix_keys change no bit of the results, and have no bit in attn_features(). */
+     * one cache. prefix_keys[0] is 0. If several rows share keys, a kernel can use prefix_keys to read these keys only
+     * once. prefix_keys change no bit of the results, and have no bit in attn_features(). */
     const int32_t *prefix_keys;
 
     /* Set by attn_queries_of(), if this problem is a part of a larger one: the number of queries of the whole problem.
@@ -437,10 +437,10 @@ typedef struct attn_dims {
     int64_t B, H, Hk, Sq, Sk, D, Dv;
     bool packed;
     int64_t total_q,
-        /* In a packed problem, total_q is the number of rows of q and total_k that of k. With page_table, total_k is an
-         * upper bound on the number of keys of all sequences. */
+        /* In a packed problem, q has total_q rows and k has total_k rows. With page_table, total_k is an upper bound on
+         * the number of keys of all sequences. */
         total_k;
-    int64_t pages, page_size; /* with page_table: number of pages, and slots in a page; without: 0 */
+    int64_t pages, page_size; /* number of pages, and of slots in a page, if page_table is given; otherwise 0 */
     int64_t row_k;            /* Sk of a packed problem whose k is [B, Sk, Hk, D]; otherwise 0 */
 } attn_dims;
 
@@ -505,8 +505,8 @@ typedef struct attn_geometry {
 attn_status attn_check(const attn_problem *p, attn_error *err);
 
 /* In a checked observe (statistics of probabilities), replaces ends of -1 in `rows` and `keys` by the number of queries
- * or keys. It reads cu_seqlens and seqlens, which must be in host memory. Call it before attn_output() and the run of a
- * problem whose weights or map are wanted. */
+ * or keys. It reads cu_seqlens and seqlens, which must be in host memory. Call it before attn_output(), and before you
+ * run a problem whose outputs include weights or map. */
 void attn_observe_region(attn_problem *p);
 
 /* Fills *tensor with the shape and dtype of an output (attn_writes()) of a checked problem. The tensor becomes
@@ -574,8 +574,8 @@ extern const attn_option_info attn_options[ATTN_OPTION_END - ATTN_OPTION_FIRST -
  * shapes, dtypes and options, but no memory of tensors. */
 uint64_t attn_features(const attn_problem *p);
 
-/* Returns the floating point operations of a problem by the convention of the field: a forward has 2 * (D + Dv)
- * operations for each permitted (query, key, head) triple, and a backward has 2.5 times as many. Causal, window and
+/* Returns the number of floating point operations of a problem, by the convention of the field: a forward has 2 * (D +
+ * Dv) operations for each permitted (query, key, head) triple, and a backward has 2.5 times as many. Causal, window and
  * lengths are counted exactly; other masks count as if they hid nothing. The function uses a closed form, so it reads
  * only cu_seqlens and seqlens. */
 double attn_flops(const attn_problem *p);
@@ -605,10 +605,10 @@ typedef struct attn_verification {
  * For 1 x 1024 x 8 x 64 (B x Sq x H x Dv) all rows take some 0.2 s. */
 attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err);
 
-/* attn_verify() in steps, for a caller that may stop between two steps. attn_verifier_step() compares one row (up to 64
- * rows if all rows are compared), or prepares K and V of the next head. It returns true after the last step.
- * attn_verifier_close() may be called after any step, and then reports on the rows compared so far. The verifier
- * borrows `p` until attn_verifier_close(). */
+/* Does the work of attn_verify() in steps, for a caller that may stop between two steps. attn_verifier_step() compares
+ * one row (up to 64 rows if all rows are compared), or prepares K and V of the next head. It returns true after the
+ * last step. attn_verifier_close() may be called after any step, and then reports on the rows compared so far. The
+ * verifier borrows `p` until attn_verifier_close(). */
 typedef struct attn_verifier attn_verifier;
 attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err);
 bool attn_verifier_step(attn_verifier *verifier);
@@ -642,11 +642,11 @@ enum { ATTN_LSE_ROWS = 16, ATTN_LSE_VARIANTS = 12, ATTN_LSE_NUMBERS = ATTN_LSE_V
  * its tensors in host memory. */
 attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_error *err);
 
-/* attn_check_lse() in three steps, for q and k in a device's memory. attn_lse_choose() picks the rows to check; it
- * reads lse and lengths in host memory. attn_lse_start() (below) sums the rows on the device. attn_lse_judge() decides
- * whether lse is valid. */
+/* Three functions do the work of attn_check_lse() in steps, for q and k in a device's memory. attn_lse_choose() picks
+ * the rows to check; it reads lse and lengths in host memory. attn_lse_start() (below) computes lse of these rows on
+ * the device. attn_lse_judge() decides whether lse is valid. */
 typedef struct attn_lse_row {
-    int64_t b, h, i; /* the query row's place: sequence b, query head h, query i of the sequence */
+    int64_t b, h, i; /* the row is query i of query head h in sequence b */
     double lse;      /* lse of the row, as the client sent it (not computed) */
 } attn_lse_row;
 typedef struct attn_lse_look {
@@ -666,7 +666,7 @@ typedef struct attn_device attn_device;
 typedef struct attn_stream attn_stream;
 
 typedef struct attn_device_options {
-    int threads; /* for the backend "cpu": number of worker threads; 0: one for each core that the process may use */
+    int threads; /* number of worker threads of the backend "cpu"; 0: one for each core that the process may use */
     int64_t memory_bytes; /* upper bound on device memory in bytes; 0: a fixed share of the device's memory */
     const char *script;   /* script of the errors that the backend "fake" produces (kernels/fake/fake.c) */
 } attn_device_options;
@@ -697,8 +697,8 @@ typedef struct attn_device_info {
     int64_t memory_total, memory_limit, memory_used;
 } attn_device_info;
 
-/* Returns the names of the backends in this build, the preferred one first, with NULL at the end. Devices of
- * "reference" and "paper" are used only if an option names them. */
+/* Returns the names of the backends in this build, the preferred one first, with NULL at the end. A server uses the
+ * devices of "reference" and "paper" only if its option --devices names them. */
 const char *const *attn_backends(void);
 /* returns whether the devices of this backend are not the host's processor; false for an unknown backend */
 bool attn_is_gpu(const char *backend);
@@ -795,7 +795,7 @@ attn_status attn_plan_make(const attn_capabilities *can, const attn_problem *pro
 
 /* Makes a plan for `problem`, which must be the problem of the plan `made` with tensors at other addresses. The
  * function keeps the kernel of `made` if the capabilities and the set of unaligned tensors are the same. Otherwise it
- * chooses a kernel anew. */
+ * chooses a kernel as attn_plan_make() does. */
 attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, const attn_problem *problem,
                            attn_plan *plan, attn_error *err);
 
@@ -876,9 +876,9 @@ attn_status attn_copy_peer(attn_stream *stream, void *to, const attn_device *sou
                            attn_error *err);
 
 /* Computes `count` planned problems side by side. Pointers in the problems are device memory (index tensors too). The
- * plans must be made for the stream's device; the call borrows them. To the bit, each result depends on its own problem
- * alone, not on the other problems, their order, the threads or the load. `workspace` may be NULL; the call then
- * allocates one. After an error none of the outputs may be used. */
+ * plans must be made for the stream's device; the call borrows them. The bits of each result depend on its own problem
+ * alone: not on the other problems or their order, not on the threads or the load. `workspace` may be NULL; the call
+ * then allocates one. After an error none of the outputs may be used. */
 attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
 
 /* ---- Sums: arrays of float32 numbers (parts) are added up in a fixed order --------------------------------------- */
@@ -937,11 +937,11 @@ typedef struct attn_merge_problem {
     attn_layout layout;
     const attn_result *parts; /* an array of `count` results (out and lse), one for each part of the keys */
     attn_tensor sinks;        /* [H] */
-    attn_result whole;        /* written */
+    attn_result whole;        /* output: the merged out and lse */
     /* inputs: gradients with respect to whole.out and whole.lse; a dlse that is not given counts as 0 */
     attn_tensor dout, dlse;
-    /* output, an array of `count` results: the gradients with respect to out and lse of each part. Requires dout. NULL:
-     * not wanted */
+    /* output: an array of `count` entries, the gradients with respect to out and lse of each part; requires dout. NULL:
+     * the gradients are not wanted */
     attn_result *gradients;
     attn_tensor dsinks; /* output [H]: gradient with respect to sinks. Requires dout and sinks */
 } attn_merge_problem;
@@ -959,9 +959,10 @@ attn_status attn_merge(attn_stream *stream, const attn_merge_problem *m, attn_er
 /* Estimates the cost of a merge that passed attn_merge_check(). Its `worst` equals its `seconds`. */
 attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem *m);
 
-/* Queues on the stream, behind the copies of q and k, sums of the rows that attn_lse_choose() picked. The tensors of
- * the problem are in device memory. `found` is device memory with the size of look->found, which the caller copies to
- * look->found afterwards. Returns UNSUPPORTED on a unified device. */
+/* Queues the computation of lse for the rows that attn_lse_choose() picked. Call it after the copies of q and k have
+ * been queued on the same stream. The tensors of the problem are in device memory. The results go to `found`, device
+ * memory of the size of look->found, and the caller copies them to look->found afterwards. Returns UNSUPPORTED on a
+ * unified device. */
 attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
                            attn_error *err);
 
@@ -982,7 +983,7 @@ attn_status attn_run_some(attn_stream *stream, const attn_plan *plans, int count
                           attn_error *err);
 bool attn_stream_left_rows(attn_stream *stream);
 
-/* Sets the cancel flag of this stream (NULL: none). While *cancel is not 0, attn_run() gives up: on the CPU between two
+/* Sets the cancel flag of this stream (NULL: none). If *cancel is not 0, attn_run() stops: on the CPU between two
  * tiles, on a GPU between two launches. It then returns CANCELLED, and none of the outputs may be used. Any thread may
  * set *cancel at any time with attn_cancel(). The memory at `cancel` must stay valid until the stream gets another
  * flag. */
@@ -1062,7 +1063,7 @@ attn_status attn_truth_need(const attn_capabilities *can, const attn_problem *pr
  * be freed when this returns. One launch of a kernel is meant to take 20 ms at most. On an H100 it takes longer where a
  * row sees more than 100,000 keys (with options 25,000), and for dk and dv where that many queries of a group see a
  * key. Call it from the stream's thread. Errors: UNSUPPORTED, CANCELLED (attn_stream_heed()), INVALID (no workspace),
- * those of the device. */
+ * and the errors of the device. */
 attn_status attn_truth_some(attn_stream *stream, const attn_problem *problem, const attn_truth *results,
                             void *workspace, int64_t *step, attn_error *err);
 
@@ -1077,7 +1078,7 @@ enum { ATTN_TRUTH_RESULTS = 5 }; /* the number of results that are compared: out
 /* Queues the comparison of the problem's results with `truth` (float64 results), behind the work that computes both.
  * `distances` is device memory for ATTN_TRUTH_RESULTS distances; a distance is 0 for a result that the problem or
  * `truth` lacks. All pointers in the arguments are device memory. The comparison takes as long as reading the results.
- * Call it from the stream's thread. Errors: UNSUPPORTED as in attn_truth_need(), those of the device. */
+ * Call it from the stream's thread. Errors: UNSUPPORTED as in attn_truth_need(), and the errors of the device. */
 attn_status attn_truth_compare(attn_stream *stream, const attn_problem *problem, const attn_truth *truth,
                                attn_truth_distance *distances, attn_error *err);
 

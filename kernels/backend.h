@@ -24,9 +24,9 @@ struct attn_device {
 
 struct attn_stream {
     attn_device *device;
-    /* cancel flag of the stream's work, which attn_stream_heed() sets; stream_open() leaves it NULL */
+    /* address of the cancel flag of the stream's work; NULL until attn_stream_heed() sets it */
     const int *cancel;
-    const void *owner; /* owner of the stream's work, which attn_stream_serve() sets; stream_open() leaves it NULL */
+    const void *owner; /* owner of the stream's work; NULL until attn_stream_serve() sets it */
     /* nanoseconds that threads computed for the stream since attn_stream_serve(); only backends that compute on the
      * host's threads count them */
     int64_t spent_ns;
@@ -119,8 +119,8 @@ struct attn_backend {
  * may refuse the problem, in its backend's function plan(). */
 bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features);
 
-/* Makes a plan as attn_plan_make() does, but for the given `features`. Tests use it to add a feature that no kernel
- * supports. */
+/* Makes a plan as attn_plan_make() does, but takes the features from the parameter `features` and not from the problem.
+ * Tests use it to add a feature that no kernel supports. */
 attn_status attn_plan_for(const attn_capabilities *can, const attn_problem *problem, uint64_t features, attn_plan *plan,
                           attn_error *err);
 

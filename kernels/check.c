@@ -124,8 +124,8 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
                                    : "; a missing axis is written as 1");
 }
 
-/* Checks a tensor's dtype. Messages: "q: dtype is int32, must be float32, float16, bfloat16 or float8_e4m3fn", and for
- * other tensors "must be float16 as q's, or float32". */
+/* Checks a tensor's dtype. A message is, for example, "q: dtype is int32, must be float32, float16, bfloat16 or
+ * float8_e4m3fn". The rule for another tensor may depend on q: "must be float16 as q's, or float32". */
 static attn_status check_dtype(const attn_problem *p, attn_tensor_id id, attn_error *err)
 {
     const attn_dtype is = p->tensor[id].dtype, q = p->q.dtype;

@@ -228,10 +228,10 @@ static const struct extra {
 #define GPU_FORWARD_S  10e-6
 #define GPU_BACKWARD_S 20e-6
 
-/* Where head sizes are not multiples of eight, a GPU cannot copy pieces of 16 bytes. ODD_FORWARD and ODD_BACKWARD are
- * the nanoseconds that a block therefore needs in addition for each key and its value, per 64 columns. The forward's
- * number is smaller than the backward's, because in a forward another block computes while one block waits for its
- * copies. Kernels of float32 and kernels of the family SIMPLE do not copy such pieces. */
+/* Extra time of a GPU block if a head size is not a multiple of eight, so that the GPU cannot copy pieces of 16 bytes.
+ * ODD_FORWARD and ODD_BACKWARD are nanoseconds for each key and its value, per 64 columns. The forward's number is
+ * smaller, because in a forward another block computes while one block waits for its copies. Kernels of float32 and
+ * kernels of the family SIMPLE never copy pieces of 16 bytes. */
 #define ODD_FORWARD  50
 #define ODD_BACKWARD 115
 
@@ -241,9 +241,8 @@ static double call_seconds(const struct rate *r)
     return r->op == ATTN_OP_FORWARD ? GPU_FORWARD_S : GPU_BACKWARD_S;
 }
 
-/* Returns the operation by whose measured rates the time of `op` is estimated. An observe (statistics of
- * probabilities) has the rates of a forward, because both compute scores; scores_made() says how many times an
- * observe computes them. */
+/* Returns the operation whose measured rates are used for `op`. An observe (statistics of probabilities) uses the rates
+ * of a forward, because both compute scores; scores_made() says how many times an observe computes each score. */
 static attn_op op_of_rates(attn_op op)
 {
     return op == ATTN_OP_OBSERVE ? ATTN_OP_FORWARD : op;
@@ -269,34 +268,34 @@ bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype)
 
 enum {
     UNIT_ROWS = 64, /* number of rows of a head that a CPU thread computes together */
-    /* if query rows are few: number of keys that a thread of a CPU, or a block of the decode kernel, computes at a
-     * time */
+    /* number of keys that a CPU thread, or a GPU block of the decode kernel, computes at a time if query rows are
+     * few */
     UNIT_KEYS = 2048,
     /* number of rows (in a backward: of keys) that a block of Hopper and generic kernels computes */
     BLOCK = 128,
     OPTIONS_BLOCK = 64, /* number of rows that a block of the generic forward with options computes */
-    /* in kernels with one warp per query row: number of rows that a multiprocessor computes at a time */
+    /* number of rows that a multiprocessor computes at a time in kernels with one warp per query row */
     WARPS = 32,
     COLUMNS = 64, /* a tile's width is a multiple of this number of columns */
-    /* largest head size for which one block of the generic 16-bit kernels computes all columns. For larger heads, a
-     * block computes this many columns of a result, with scores from all columns of q and k. */
+    /* largest head size for which one block of the generic 16-bit kernels computes all columns of a result. For a
+     * larger head size, a block computes only this many columns of the result. */
     WIDE_COLUMNS = 256,
     WIDE_ROWS = 64,            /* number of rows that a block of sm90_wide computes */
     HOPPER_WIDE_COLUMNS = 512, /* number of columns of a result that a block of sm90_wide computes */
 };
 
-/* How much work of each kind a problem is. The rates are multiplied by these numbers. */
+/* The amounts of work that a problem needs. Each rate of a kernel (struct rate) is multiplied by one of these
+ * amounts. */
 struct work {
-    /* heads: rate.head is multiplied by this number of heads (in all sequences) or blocks */
+    /* heads: number of heads of all sequences together (in some kernels: of blocks); rate.head is the time of one */
     double heads, columns, numbers, triples;
-    /* tiled: number of (query, key, head) triples in whole tiles of the problem, padding included; tile_columns: number
+    /* tiled: number of (query, key, head) triples in all tiles, where every tile counts as full; tile_columns: number
      * of columns that blocks multiply for each triple */
     double tiled, tile_columns;
-    /* if D or Dv is not a multiple of 8 (ODD_FORWARD): number of keys that a block copies, summed over all blocks;
+    /* number of keys that a block copies, summed over all blocks, if D or Dv is not a multiple of 8 (see ODD_FORWARD);
      * otherwise 0 */
     double key_blocks;
-    /* for each kind of extra work (enum by): how many of the device's units (threads or multiprocessors) take part in
-     * it */
+    /* for each kind of work (enum by): how many of the device's units (CPU threads or GPU multiprocessors) share it */
     double by[ROWS + 1];
 };
 

@@ -36,17 +36,17 @@ struct attn_counter {
     /* planes_b: number of planes along the batch; heads: number of planes along the heads. (A plane is one batch row
      * and head, which stands for all batch rows and heads with equal masks.) */
     int64_t planes_b, heads;
-    /* number of (batch row, head) pairs with equal masks; tiles are counted for one pair (a plane) and multiplied by
-     * `each` */
+    /* number of (batch row, head) pairs that have the same masks as a counted plane; the plane's counts are multiplied
+     * by `each` */
     double each;
 
     /* `plane`: the plane (batch row and head) that is being counted. `next`: where the next step goes on in this plane,
      * as an index of a band (group of rows), of a block of keys, or of a row. */
     int64_t plane, next;
     attn_sequence s; /* the sequence of the plane (batch row and head) that is being counted */
-    /* For FlashMask (BY_KEYS): how many more elements each band of rows (as many rows as a tile has) sees than the band
-     * before it; see add_rows(). For keep_mask and bias (BY_ELEMENTS): number of visible elements in each block of
-     * keys. */
+    /* With FlashMask (BY_KEYS), an array of differences: the sum of entries 0 to n counts the elements of band n (as
+     * many rows as a tile has) whose key all rows of the band see; see add_rows(). With keep_mask and bias
+     * (BY_ELEMENTS), entry n is the number of visible elements in block n of keys. */
     int64_t *counts;
     attn_counts found;
 };
@@ -158,9 +158,9 @@ static bool step_by_formula(struct attn_counter *c)
 
 /* ---- Counting pairs key by key: FlashMask ------------------------------------------------------------------------ */
 
-/* Counts a key that rows [lo, hi) see. A band is a group of tile[0] rows. Bands that lie wholly inside the interval are
- * added to the array of differences `counts`. For the two bands at the ends of the interval, the function adds the
- * number of rows that see the key to `parts`. */
+/* Counts a key that rows [lo, hi) see, for each band (group of tile[0] rows). Bands that lie wholly inside [lo, hi) are
+ * counted in the array of differences `counts`. For the two bands at the ends of [lo, hi), the function adds the number
+ * of rows that see the key to `parts`. */
 static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *parts)
 {
     const int64_t b = c->tile[0];

@@ -18,7 +18,7 @@
 /* ---- Backends, and opening their devices ------------------------------------------------------------------------- */
 
 /* The backends of this build, in order of preference. A server takes the first backend that has a device. It takes
- * "reference" and "paper" only if an option names them. */
+ * "reference" and "paper" only if its option --devices names them. */
 static const attn_backend *const backends[] = {
 #ifdef ATTN_FAKE
     &attn_backend_fake,

@@ -155,10 +155,10 @@ struct expected {
     /* the list of the request that has the part: "parts", or "gradients" for the gradients of the parts */
     const char *of;
     const char *name; /* "lse" */
-    unsigned dtypes;  /* attn_dtype bits */
+    unsigned dtypes;  /* allowed dtypes: bits of attn_dtype */
     int rank;         /* number of axes of the tensor; the next member has their sizes */
     int64_t shape[ATTN_MAX_RANK];
-    const char *axes[ATTN_MAX_RANK]; /* for each axis, the name of its size in messages ("Sq") */
+    const char *axes[ATTN_MAX_RANK]; /* name of each axis's size in messages ("Sq") */
     bool has_memory;                 /* true: the tensor must have memory, unless it has no elements */
 };
 
@@ -173,7 +173,7 @@ static void name_of(const struct expected *e, bool pointer, char name[NAME_BYTES
 }
 
 /* Writes an error whose JSON pointer leads to the member `rest` of the tensor (such as "/shape/1"). The message is the
- * tensor's name, then `rule`. */
+ * tensor's name, followed by the text `rule`. */
 static attn_status refuse(const struct expected *e, const char *rest, const char *rule, attn_error *err)
 {
     char member[64], pointer[NAME_BYTES], name[NAME_BYTES];
@@ -230,7 +230,7 @@ static attn_status check_strides(const struct expected *e, const attn_tensor *fi
 
 /* Sizes of a merge, taken from the first part, and their names in messages. */
 struct shape {
-    int rank; /* of out */
+    int rank; /* number of axes of out */
     int64_t out[ATTN_MAX_RANK], lse[ATTN_MAX_RANK];
     const char *out_axes[ATTN_MAX_RANK], *lse_axes[ATTN_MAX_RANK];
     bool has_memory; /* true: the merge is about to run, so each of its tensors must have memory */

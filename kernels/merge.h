@@ -68,8 +68,8 @@ typedef struct attn_merge_row {
     /* index of the batch row, head and query; lse_at: index of the row in the array lse of each part */
     int64_t b, h, i, lse_at;
     float sink; /* the sink of the row's head; a merge treats it like the lse of one more part */
-    /* the largest lse of the parts and the sink, and the sum of the weights exp(lse - top) (0 where all parts are
-     * empty) */
+    /* `top`: the largest lse of the parts and the sink. `sum`: the sum of the weights exp(lse - top), which is 0 if all
+     * parts are empty */
     float top, sum;
 } attn_merge_row;
 

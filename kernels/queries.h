@@ -30,8 +30,8 @@ bool attn_queries_divide(const attn_problem *p);
 /* Makes the problem of queries `first` to `end` - 1 of a problem for which attn_queries_divide() is true. */
 attn_problem attn_queries_of(const attn_problem *p, int64_t first, int64_t end);
 
-/* Returns whether this tensor is an output of the problem whose numbers are sums over all queries. Such outputs are dk,
- * dv, dsinks, and the gradient of a bias that all queries share. */
+/* Returns whether this tensor is an output of the problem, and its numbers are sums over all queries. This is true of
+ * dk, dv, dsinks, and the gradient of a bias that all queries share. */
 bool attn_is_sum_of_queries(const attn_problem *p, attn_tensor_id id);
 
 /* Divides the queries into `count` ranges with about equally many visible (query, key) pairs. Range 0 begins at query

@@ -16,14 +16,14 @@ enum {
     LEAST_ROWS = 8,
     /* finding a key in memory takes as long as reading KEY_NUMBERS elements (some 16 ns) */
     KEY_NUMBERS = 16,
-    /* how many elements of k may be read for all sampled rows together, in about a millisecond. The first LEAST_ROWS
-     * rows are read even beyond this limit */
+    /* largest number of elements of k that are read for all sampled rows together (about a millisecond of work). The
+     * first LEAST_ROWS rows are read even if they exceed this limit */
     NUMBERS = 1 << 19,
-    /* how many elements of k may be read for one row. If the row's keys have more, evenly spaced keys are read,
-     * beginning with a random key. */
+    /* largest number of elements of k that are read for one row. If the row's keys have more, only evenly spaced keys
+     * are read, beginning with a random key. */
     ROW_NUMBERS = 1 << 19,
-    ROW_KEYS = 1 << 16, /* how many keys may be read for one row, if only their bias and slopes are read and not their
-                         * elements */
+    /* largest number of keys that are tested for one row if only their bias and slopes are read, and not k */
+    ROW_KEYS = 1 << 16,
     /* smallest number of queries in a tile of any kernel. A kernel decides by the largest number of q in a row's tile
      * whether the row may have huge scores. The estimate therefore looks at TILE queries for each row. */
     TILE = 64,
@@ -36,7 +36,7 @@ struct look {
     attn_score_options options;
     double most, cheap_from;
     /* A row is slow to compute if the product of D, the scale, the largest |q| and the largest |k| reaches this number
-     * (attn_strange_limits.bound_from); infinite if no row can reach it. */
+     * (attn_strange_limits.bound_from). The number is infinite if no row can reach it. */
     double bound_from;
     bool gradients;
     double bound; /* upper bound on |scale q . k|, after softcap */
@@ -250,8 +250,8 @@ static const char *key_line(const struct look *look, const struct row *row, cons
     return (const char *)view->data + line * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* For float32 problems: returns whether the row may have scores of look->bound_from or more, judged by the largest
- * number of q near the row and the largest number of the keys that the row sees. */
+/* Returns whether the row of a float32 problem may have scores of look->bound_from or more. The estimate uses the
+ * largest number of q near the row and the largest number of k among the keys that the row sees. */
 static bool reaches_bound(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *q = &look->g.view[ATTN_T_q], *k = &look->g.view[ATTN_T_k];

@@ -200,7 +200,7 @@ ATTN_HD int64_t attn_clamped_sum(int64_t first, int64_t count, int64_t limit)
     const int64_t rise = attn_clamp64(-first, 0, count); /* the terms of the sum before index `rise` are 0 */
     /* the terms of the sum from index `full` on are `limit` */
     const int64_t full = attn_clamp64(limit - first, rise, count);
-    /* the n terms of the sum between `rise` and `full` are start, start + 1, ... */
+    /* the n terms from index `rise` to `full` - 1 are start, start + 1, ... */
     const int64_t n = full - rise, start = first + rise;
     return n * start + (n > 0 ? (n % 2 ? n * ((n - 1) / 2) : n / 2 * (n - 1)) : 0) + (count - full) * limit;
 }

@@ -418,8 +418,8 @@ attn_status attn_lse_judge(const attn_problem *p, const attn_lse_look *look, att
                      exp(fmin(look->found[at][0] - look->row[at].lse, 700)), refused ? "at most 1" : "1", how);
 }
 
-/* Sums rows 0 to `first` - 1 of the list by the options as given. Returns whether the lse of every one of these rows is
- * correct. */
+/* Computes lse of rows 0 to `first` - 1 of the list, with the options as given. Returns whether the client's lse is
+ * correct in all of these rows. */
 static bool first_are_right(struct reader *r, attn_lse_look *look, int first)
 {
     int right = 0;
@@ -432,8 +432,8 @@ static bool first_are_right(struct reader *r, attn_lse_look *look, int first)
     return right == first;
 }
 
-/* Sums every row by every variant of the scores (way to compute them) that no earlier row has contradicted. If k is
- * only a part of the keys, the first row contradicts all variants, and no further rows are read. */
+/* Computes lse of each row by every variant of the scores (way to compute them) that no earlier row has ruled out. If k
+ * is only a part of the keys, the first row rules out all variants, and no further rows are read. */
 static void read_variants(struct reader *r, attn_lse_look *look, int first, int64_t multiply_adds)
 {
     enum { BASE_2 = 1u << ATTN_LSE_VARIANTS };

@@ -34,7 +34,8 @@ typedef struct lse_variant {
 } lse_variant;
 
 typedef struct lse_variants {
-    lse_variant list[ATTN_LSE_VARIANTS]; /* the variants; list[0] has the options as the client gave them */
+    /* the ways in which the client may have computed lse; list[0] is with all options as given */
+    lse_variant list[ATTN_LSE_VARIANTS];
 } lse_variants;
 
 /* Two sums over the keys of a row, relative to the row's largest score `top`. `sum` is the sum of exp(z - top).
@@ -146,8 +147,8 @@ ATTN_HD void lse_add_sink(const attn_geometry *g, const attn_lse_row *row, const
 extern "C" {
 #endif
 
-/* Returns the variants of a checked problem's scores: the ways in which the client may have computed lse. It reads no
- * tensor's memory. */
+/* Returns the ways (variants) in which the client of a checked problem may have computed lse. The function reads no
+ * memory of tensors. */
 lse_variants lse_variants_of(const attn_problem *p);
 /* Sums the rows in `look` by all variants of the scores and writes the sums to `found`, all in host memory. The fake
  * device calls it in place of a GPU's kernel. */

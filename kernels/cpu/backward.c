@@ -206,8 +206,8 @@ void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
 /* ---- Phase FLASH_KEYS: the gradients, chunk of keys by chunk of keys --------------------------------------------- */
 
 /* Waits until every chunk of keys before `chunk` has added its part of dQ to row tile (tile of query rows) `index`.
- * Chunks below *below have finished all row tiles, so the function does not look at them. It raises *below if further
- * chunks have finished. */
+ * Chunks with numbers less than *below have finished all row tiles, so the function does not test them. It raises
+ * *below if further chunks have finished all row tiles. */
 static void wait_for_turn(const struct flash *f, struct flash_progress *head, int64_t chunk, int64_t index,
                           int64_t *below)
 {

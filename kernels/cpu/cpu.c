@@ -36,10 +36,10 @@ enum {
     STREAMS = 2,
 };
 
-/* For each instruction set of simd.h: a number of operations per second that no thread reaches. The number is three
- * times the speed of the fastest core measured so far (kernels/MEASUREMENTS.md, "The CPU kernels"), and for arm64 three
- * times the peak of four units at 3.5 GHz. FASTEST_SCORES is a bound on scores per second. It comes from softmax, which
- * takes half a cycle per score on the widest vectors. */
+/* Upper bounds on the speed of one thread, by instruction set (simd.h). `flops` is three times the speed of the fastest
+ * core measured so far (kernels/MEASUREMENTS.md, "The CPU kernels"). For arm64 it is three times the peak of a core
+ * with four vector units at 3.5 GHz. FASTEST_SCORES bounds the scores per second of a thread: softmax takes half a
+ * clock cycle per score on the widest vectors. */
 static const struct {
     const char *name;
     double flops;

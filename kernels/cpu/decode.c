@@ -39,8 +39,8 @@ struct head {
 struct scratch {
     int64_t ldq, lds, ldo;
     struct head *heads;
-    /* Arrays for the bundle (heads that are computed together). Q, S, O, m and l have FLASH_BUNDLE_ROWS rows, which the
-     * heads share out among themselves. */
+    /* Arrays for the bundle (heads that are computed together). Q, S, O, m and l have FLASH_BUNDLE_ROWS rows in all,
+     * and each head of the bundle uses some of these rows. */
     float *Q, *S, *O, *m, *l, *rescale, *inverse, *drop;
     char *keys; /* memory in which STEP rows of k or v are collected if they lie in several pages */
     struct flash_limits limits;

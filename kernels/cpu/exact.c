@@ -54,7 +54,7 @@ struct row {
 struct keys {
     int64_t j;
     int n, seen;        /* n: number of keys; seen: number of keys that the row sees */
-    uint8_t sees[KEYS]; /* for each key: 1 if the row sees the key, otherwise 0 */
+    uint8_t sees[KEYS]; /* 1 for each key that the row sees, 0 for each other key */
     float bias[KEYS];   /* the bias of each key, if the problem has a bias */
     /* score of each visible key, and the derivative of the score with respect to scale q . k (score.h) */
     double z[KEYS], slope[KEYS];

@@ -2,7 +2,8 @@
  * the tiles of a problem.
  *
  * A run is the array of planned problems of one attn_run(). It is computed in phases. A phase is one parallel loop over
- * the items of all problems together, so many small problems cost no more barriers than one:
+ * the items of all problems together. A run of many small problems therefore has no more barriers between threads than
+ * a run of one problem:
  *
  *     phase            an item (unit of work) is           what an item does
  *     FLASH_PREPARE    a key tile; a head's mask rows      packs K and V for products; min and max FlashMask bounds
@@ -186,7 +187,7 @@ struct flash {
 
     /* packed K and V, as operands B of matrix products (simd.h): for each key tile K^T, then V */
     char *kv;
-    uint8_t *kv_values;   /* for each key tile, what packing found in its elements: bits of enum flash_values */
+    uint8_t *kv_values;   /* what packing found in the elements of each key tile: bits of enum flash_values */
     int64_t kv_key_bytes; /* bytes per key in `kv`, for packed K and V together */
     /* array [B][mask heads][mask_blocks] with the smallest and largest FlashMask bounds of each block of
      * FLASH_MASK_BLOCK keys */
@@ -203,8 +204,8 @@ struct flash {
     char *Qa, *dOa;           /* Q and dO packed for matrix products, one row after the other */
     char *Qat, *dOat;         /* Q^T and dO^T, packed for matrix products, one row tile after the other */
     float *lse2, *delta, *dQ; /* lse2: lse in base 2, or NaN for a row whose lse is in `strange` */
-    /* for each row whose P cannot be computed as exp2(score - lse2) in float32: its lse (exact.c); the entries of other
-     * rows are undefined */
+    /* lse of each row whose P cannot be computed as exp2(score - lse2) in float32 (see exact.c); the entries of all
+     * other rows are undefined */
     struct flash_strange *strange;
     /* what packing found in each row tile (bits of enum flash_values), at index row0 / FLASH_UNIT. The bit FLASH_WILD
      * refers to Q, and FLASH_UNREAL to dO. */
@@ -234,8 +235,8 @@ struct flash {
      * dbias_slices: number of slices in all; dbias_blocks: number of slices in each [Sq, Sk] matrix of dbias */
     int64_t dbias_slices, dbias_blocks;
 
-    /* for each phase of the computation: `items` is the number of items (units of parallel work) of this problem, and
-     * `first` is the number of items of all problems before it */
+    /* `items` is the number of items (units of parallel work) that this problem has in each phase, and `first` is the
+     * number of items of all earlier problems together */
     int64_t items[FLASH_PHASES], first[FLASH_PHASES];
 };
 
@@ -256,7 +257,7 @@ struct flash_run {
     int count;
     struct flash *problems;
     char *scratch;
-    int64_t scratch_bytes; /* bytes of scratch memory for intermediate results that each thread has */
+    int64_t scratch_bytes; /* size in bytes of each thread's scratch memory (memory for intermediate results) */
     int64_t items[FLASH_PHASES];
     const int *cancel;
     bool small; /* true: all problems together are so little work that other threads are not woken */
@@ -463,8 +464,8 @@ struct flash_top {
     double z[ATTN_MAX_TOP];
 };
 
-/* Returns the number that a score must exceed to be added: the smallest score in a full list; -INFINITY if the list is
- * not full. */
+/* Returns the number that a score must exceed to enter the list of largest scores: the smallest score in the list if
+ * the list is full, otherwise -INFINITY. */
 static inline double flash_top_least(const struct flash_top *top)
 {
     return top->count < top->most ? -INFINITY : top->z[top->count - 1];

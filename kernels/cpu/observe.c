@@ -99,9 +99,9 @@ static bool pack_keys(const struct flash *f, const struct flash_tile *t, int64_t
     return !tame && f->may_overflow;
 }
 
-/* Computes the scores of a row tile and keys j0 to j1 - 1, which lie in one key tile. *block becomes the part of
- * these keys that the row tile sees. S times *c is the scores in base 2. Returns false if the row tile sees none of
- * the keys. */
+/* Computes the scores of a row tile and keys j0 to j1 - 1, which lie in one key tile. *block becomes the part of these
+ * keys that the row tile sees. The scores in base 2 are S times *c. Returns false if the row tile sees none of the
+ * keys. */
 static bool score_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1, bool wild,
                         const struct scratch *s, struct visible_block *block, float *c)
 {

@@ -44,13 +44,13 @@ enum {
     /* while a thread polls: number of pause instructions between two reads of the clock, or between two yields of the
      * processor */
     POOL_YIELD_EVERY = 64,
-    /* nanoseconds between two checks of a paused thread whether its own work is cancelled */
+    /* a paused thread checks every so many nanoseconds whether its own work was cancelled */
     POOL_PAUSE_NS = 10000000,
 };
 
 struct parallel_for {
     struct parallel_for *next_loop;
-    atomic_int_fast64_t next; /* index of the first item (turn of the loop) that no thread has taken yet */
+    atomic_int_fast64_t next; /* index of the first item (iteration of the loop) that no thread has taken yet */
     int64_t items;
     pool_task task;
     void *context;
@@ -127,9 +127,9 @@ static bool take_item(struct parallel_for *loop, int worker)
     return true;
 }
 
-/* Takes and computes items (turns) of a loop, on a worker thread. The worker leaves the loop when another loop has been
- * posted. It also leaves when more threads compute than the pool has, because a thread with a loop of its own has begun
- * to compute. */
+/* Takes and computes items (iterations) of a loop, on a worker thread. The worker leaves the loop when another loop has
+ * been posted. It also leaves when more threads compute than the pool has, because a thread with a loop of its own has
+ * begun to compute. */
 static void help(struct pool *pool, struct parallel_for *loop, int worker, unsigned seen)
 {
     while (take_item(loop, worker) && atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads &&
@@ -193,9 +193,9 @@ static void count(struct pool *pool, struct pool_part *part, int change)
     if (change < 0 && pool->paused > 0) pthread_cond_broadcast(&pool->turn_cond);
 }
 
-/* Returns whether the owner of `part` (a client of the pool) has more threads than an equal share of the pool, while
- * other owners lack threads. `own` is 1 if the calling thread pauses and is to be counted as one more thread, otherwise
- * 0. The caller must hold pool->lock. */
+/* Returns whether more threads compute than the pool has, and the owner of `part` (a client of the pool) has more of
+ * these threads than an equal share. `own` is 1 if the calling thread is paused: it is then counted as if it computed.
+ * Otherwise `own` is 0. The caller must hold pool->lock. */
 static bool is_over_share(struct pool *pool, const struct pool_part *part, int own)
 {
     const int all = owners(pool), share = pool->threads / all;
@@ -203,8 +203,8 @@ static bool is_over_share(struct pool *pool, const struct pool_part *part, int o
     return threads_of_owner(pool, part) + own > (share > 1 ? share : 1);
 }
 
-/* Called between two items of a loop. Pauses the calling thread as long as its owner (a client of the pool) has more
- * threads than an equal share and other owners have fewer. */
+/* Called between two items of a loop. Pauses the calling thread while more threads compute than the pool has and the
+ * thread's owner (a client of the pool) has more of them than an equal share. */
 static void pause_for_others(struct pool *pool, struct pool_part *part)
 {
     if (part == NULL || atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads) return;
@@ -387,7 +387,7 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
         }
         /* the lock is needed because threads that were started before may already read pool->threads */
         pthread_mutex_lock(&pool->lock);
-        /* updated after each start: if a later thread cannot be started, pool_close() joins this number of threads */
+        /* updated after each start, because pool_close() must join only threads that were started */
         pool->threads = n + 1;
         pthread_mutex_unlock(&pool->lock);
     }

@@ -26,8 +26,8 @@
 
 struct pool;
 
-/* A function that computes one item (turn) of a parallel loop. `worker` is the number of the thread: 0 for the thread
- * that called pool_run(), and at most pool_threads() - 1. Two threads in one loop never have the same number. */
+/* A function that computes one item (iteration) of a parallel loop. `worker` is the number of the thread: 0 for the
+ * thread that called pool_run(), and at most pool_threads() - 1. Two threads in one loop never have the same number. */
 typedef void (*pool_task)(void *context, int worker, int64_t item);
 
 /* Opens a pool of `threads` threads. The calling thread is one of them, and threads - 1 are started. 0 means one thread
@@ -44,7 +44,7 @@ struct pool_part {
     /* pointer that stands for the client of the pool (its owner); it is only compared with other pointers and never
      * followed */
     const void *owner;
-    /* flag for attn_is_cancelled(): when set, it ends a pause of the calling thread; NULL: no flag */
+    /* the caller's cancel flag: if it is set, a pause of the calling thread ends; NULL: no flag */
     const int *cancel;
     int computing; /* number of threads that are computing for this pool_part */
     int64_t began_ns, paused_ns, helped_ns;

@@ -49,16 +49,16 @@ struct reference {
     attn_sequence s;
 
     double *K, *V;              /* K [Sk, D] and V [Sk, Dv] of key/value head hk */
-    double *dK, *dV;            /* for a backward: gradients of K and V, summed over the query heads of the group */
-    double *q, *dq;             /* for the row that is being computed: row i of q and of dq, D numbers each */
-    double *out, *dout;         /* for the row that is being computed: row i of out and of dout, Dv numbers each */
-    bool *sees;                 /* for each key j: whether the query of the row may see key j */
-    double *z, *derivative, *P; /* for each key: its score z, the derivative of z with respect to scale q . k, and P */
-    /* for an observe (statistics of probabilities): the outputs key_mass and map of head h */
+    double *dK, *dV;            /* gradients of K and V in a backward, summed over the query heads of the group */
+    double *q, *dq;             /* row i of q and of dq, D numbers each; row i is the row that is being computed */
+    double *out, *dout;         /* row i of out and of dout, Dv numbers each */
+    bool *sees;                 /* sees[j] is true if the row sees key j */
+    double *z, *derivative, *P; /* score z of each key, the derivative of z with respect to scale q . k, and P */
+    /* the outputs key_mass and map of head h, in an observe (statistics of probabilities) */
     double *mass, *map;
     struct seen {
-        /* for an observe (statistics of probabilities), over the rows of head h: the largest row_max, and the sum of
-         * the entropies */
+        /* In an observe (statistics of probabilities): `most` is the largest row_max of the rows of head h, and
+         * `entropy` is the sum of their entropies. */
         double most, entropy;
         int64_t rows; /* number of rows of head h that see at least one key */
     } seen;
@@ -490,7 +490,8 @@ static attn_status run_head(struct reference *r, int64_t b, int64_t hk, const in
 struct stretches {
     const attn_problem *p;
     const int *cancel;
-    /* Hk: number of key/value heads in one sequence; heads: number in all sequences; each: number in one stretch */
+    /* Hk: number of key/value heads in one sequence; heads: number in all sequences together; each: number that one
+     * stretch (heads computed by one thread) has */
     int64_t Hk, heads, each;
     _Atomic int status; /* ATTN_OK, or the error that occurred in a stretch */
 };

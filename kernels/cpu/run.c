@@ -144,7 +144,8 @@ static struct sums bound_sums(const struct flash *f)
                   total_k = d->packed ? d->total_k : d->B * d->Sk;
     const int64_t tiles = attn_min64(d->B, total_q) + add_product(0, 2 * G, total_q) / f->BM;
     const int64_t rows = add_product(add_product(0, G, total_q), FLASH_UNIT - 1, tiles);
-    /* the spans (runs of keys) of all sequences are at most 3/2 total_k / SPLIT_KEYS; here without the divisor */
+    /* All sequences together have at most 3/2 total_k / SPLIT_KEYS spans (runs of keys). The divisor SPLIT_KEYS follows
+     * below. */
     const int64_t spans = total_k + total_k / 2;
     sums.tiles = add_product(0, d->Hk, tiles);
     sums.rows = add_product(0, d->Hk, rows);
@@ -377,8 +378,8 @@ attn_status flash_run_bytes_exact(const struct simd *simd, int threads, const at
 
 typedef void (*phase_item)(const struct flash *f, char *scratch, int64_t item);
 
-/* For each operation and phase, the function that computes an item (unit of parallel work); NULL if the operation has
- * no items in the phase. */
+/* The functions that compute an item (unit of parallel work) of each phase, by operation. NULL: the operation has no
+ * items in that phase. */
 static const phase_item phase_items[ATTN_OP_COUNT][FLASH_PHASES] = {
     [ATTN_OP_FORWARD] = { [FLASH_PREPARE] = flash_forward_prepare_item,
                           [FLASH_FORWARD] = flash_forward_item,

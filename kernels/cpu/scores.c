@@ -57,8 +57,8 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
     for (int r = 0; wild && r < t->rows; r++)
         for (int x = 0; x < cols; x++) S[r * lds + x] += 0 * S[r * lds + x];
     if (f->plain && !wild && c >= FLT_MIN &&
-        /* If scores have no options but a positive scale c, S stays the products q . k, and softmax() multiplies S by
-         * c: a hidden score of -inf stays -inf. */
+        /* If scores have no options but a positive scale, S keeps the products q . k, and softmax() multiplies them by
+         * c. Hidden elements of S are -inf, and stay -inf because c is positive. */
         c <= FLT_MAX) {
         for (int head = 0; block->ranged && head < t->heads; head++)
             f->simd->hide(t->n, cols, S + (int64_t)head * t->n * lds, lds, limits->lo, limits->hi);

@@ -99,7 +99,7 @@ enum {
 struct simd_score {
     float scale;   /* s = scale * S is the score before other options, in natural logarithms (not in base 2); S is the
                     * product q . k */
-    float softcap; /* if above 0, scores become softcap * tanh(s / softcap), where s is scale * S; 0: no softcap */
+    float softcap; /* above 0: scores become softcap * tanh(s / softcap), where s is scale * S; 0: no softcap */
 
     /* NULL, or the address of the bias of element (0, 0). Row r of the bias starts at r * bias_stride; a bias_stride of
      * 0 means one bias row for all rows. */
@@ -116,11 +116,11 @@ struct simd_score {
     const uint8_t *keep;
     int64_t keep_stride;
 
-    /* for each row r: the row sees columns lo[r] to hi[r] - 1, which may be none. Both NULL: rows see all columns */
+    /* row r sees columns lo[r] to hi[r] - 1, which may be none; both NULL: every row sees all columns */
     const int *lo, *hi;
 
-    /* NULL, or for each column (key) c the rows (queries) from which FlashMask hides the key: row r is hidden if
-     * hide_lo[x][c] <= row0 + r < hide_hi[x][c], for x = 0 or 1. */
+    /* the rows (queries) from which FlashMask hides each column (key): column c is hidden from row r if hide_lo[x][c]
+     * <= row0 + r < hide_hi[x][c], for x = 0 or 1. NULL: no FlashMask */
     const int32_t *hide_lo[2], *hide_hi[2];
     int32_t row0;
 
@@ -141,8 +141,9 @@ struct simd_gradient {
     const float *lse2;
     const float *delta; /* delta of each of the `rows` rows: rowsum(dO * O) - dlse */
     const float *cap;   /* NULL, or the derivatives of softcap that score() wrote to its `cap` */
-    const float *drop;  /* NULL, or for each (query, key) pair 1 if dropout keeps it and 0 if dropout drops it */
-    float drop_scale;   /* dropout multiplies P by M = drop_scale * drop */
+    /* 1 for each (query, key) pair that dropout keeps, 0 for each pair that it drops; NULL: no dropout */
+    const float *drop;
+    float drop_scale; /* dropout multiplies P by M = drop_scale * drop */
 
     /* Results of gradient(); each pointer may be NULL. dZ = P (M dP - delta) with M = drop_scale * drop, and dS = dZ
      * cap. Where P is 0, dZ and dS are 0 even if dP is NaN. */

@@ -60,7 +60,8 @@ VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair p, int n, int rows)
 
 VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
 {
-    (void)ldb, (void)rows; /* `rows` is not needed: if there is no second row, the second half of each pair is zero */
+    /* not needed: a pair fills one line of a panel of B, and without a second row the pair's second half is zero */
+    (void)ldb, (void)rows;
     vh_store(B, vh_halves(p.rows));
 }
 

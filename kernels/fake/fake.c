@@ -184,24 +184,28 @@ struct command {
     void *to; /* address to which a command of kind COPY, PEER, MOVE, LSE or COMPARE writes */
     const void *from;
     size_t bytes;
-    /* for COPY: number of pieces of `bytes` bytes, and the distance in bytes from one piece's beginning to the next */
+    /* A command of kind COPY copies `rows` pieces of `bytes` bytes. The pitches are the distances in bytes between the
+     * beginnings of neighbouring pieces. */
     size_t rows, to_pitch, from_pitch;
     attn_direction direction;
-    /* for RUN, LSE, TRUTH and COMPARE: copies of the problems, which the command owns; for RUN their plans too */
+    /* copies of the problems of a command of kind RUN, LSE, TRUTH or COMPARE, and for RUN also of their plans; the
+     * command owns the copies */
     attn_problem *problems;
     attn_plan *plans;
-    attn_truth truth;       /* for TRUTH and COMPARE: the float64 results; a comparison writes its distances to `to` */
-    int64_t head;           /* for TRUTH, which computes one head per step: index of the next head, b * H + h */
-    attn_lse_look *look;    /* for LSE: a copy of the caller's struct, which the command owns; the sums are written to
-                             * `to` */
-    attn_merge_plan *merge; /* for MERGE: a copy of the merge, which the command owns */
-    struct fake_device *source; /* for PEER: the device from whose memory the command copies */
-    attn_sum *sum;              /* for SUM: a copy of the sum, which the command owns */
+    /* float64 results, which TRUTH computes and COMPARE reads; COMPARE writes its distances to `to` */
+    attn_truth truth;
+    int64_t head; /* index (b * H + h) of the next head that a command of kind TRUTH computes, one head per step */
+    /* rows that a command of kind LSE sums: a copy of the caller's struct, which the command owns. The sums go to
+     * `to` */
+    attn_lse_look *look;
+    attn_merge_plan *merge;     /* the merge of a command of kind MERGE: a copy, which the command owns */
+    struct fake_device *source; /* device from whose memory a command of kind PEER copies */
+    attn_sum *sum;              /* the sum of a command of kind SUM: a copy, which the command owns */
     int count;
     void *workspace;
     bool nan, left;
     int64_t slow_ms; /* milliseconds by which the fault launch.slow delays the call */
-    int slot;        /* of MARK */
+    int slot;        /* number of the slot in which a command of kind MARK records the time */
     int64_t put_ns;
 };
 
@@ -1185,8 +1189,8 @@ static bool is_held_up(const struct fake_stream *stream)
     return stream->never || (stream->hold && access(stream->hold, F_OK) == 0) || now_ns() < stream->until_ns;
 }
 
-/* Checks whether the stream is done. A call is not counted as an event while the script (of faults) delays the stream,
- * because the number of such calls depends on time. */
+/* Checks whether the stream is done. While the script of faults delays the stream, a call does not count as an event,
+ * because how often callers ask depends on time. */
 static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 {
     struct fake_stream *stream = stream_of(base);

@@ -15,12 +15,13 @@ enum { LSE = 1 }; /* index of lse in frame_tensors[] */
 /* The results that have numbers for each query, as bits of attn_tensor_id. */
 #define ROW_RESULTS (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dq))
 
-/* A mistake of precision is an explanation if the caller's results are, on average, nearer to the mistake's results
- * than to the truth (float64 results): the mean error must be less than JUDGE_PATTERN times as large. */
+/* A mistake of precision explains the caller's errors if the caller's results are nearer to the mistake's results than
+ * to the truth (float64 results): their mean difference from the mistake's results must be less than JUDGE_PATTERN
+ * times their mean difference from the truth. */
 #define JUDGE_PATTERN 0.5
-/* A mistake counts as one of several causes of an error under two conditions. With the mistake assumed, at most
- * JUDGE_PART of the error of some wrong tensor remains. And the error of no wrong tensor becomes more than
- * JUDGE_NOT_WORSE times as large. */
+/* A mistake counts as one of several causes of an error under two conditions. First, with the mistake assumed, at most
+ * JUDGE_PART of the error of some wrong tensor remains. Second, no wrong tensor's error grows to more than
+ * JUDGE_NOT_WORSE times its size. */
 #define JUDGE_PART      0.2
 #define JUDGE_NOT_WORSE 1.05
 /* A pair of mistakes is an explanation only if its score (a sum of logarithms, lower is better: see the top of this
@@ -279,8 +280,9 @@ bool candidate_is_explanation(const struct judge *j, const struct candidate *c)
     return c->second.row < 0 || (explains_all(j, c) && c->score < better_single(j, c) - JUDGE_PAIR_GAIN);
 }
 
-/* Returns, as bits, the wrong tensors (except lse) most of whose error the single mistake explains. Returns 0 if the
- * mistake makes the error of any wrong tensor larger. The caller's kernel may have further mistakes. */
+/* Returns, as bits, those wrong tensors (except lse) in which the single mistake explains most of the error. Returns 0
+ * if the mistake makes the error of some wrong tensor clearly larger (JUDGE_NOT_WORSE). The caller's kernel may have
+ * other mistakes too. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c)
 {
     const struct hypothesis *const h = &hypotheses[c->first.row];

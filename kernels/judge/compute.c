@@ -122,7 +122,7 @@ static double scale_of(const variation *v, attn_tensor_id id, int64_t b, int64_t
     return view->data ? attn_load(view->dtype, view->data, attn_at(view, b, hk, 0)) : 1;
 }
 
-/* Returns sequence b; if the variation is the mistake of mixing packed sequences, returns one sequence that contains
+/* Returns sequence b; if the variation has the mistake of mixing packed sequences, returns one sequence that contains
  * the rows of all packed sequences. */
 static attn_sequence sequence_of(const variation *v, int64_t b)
 {

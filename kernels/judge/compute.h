@@ -17,8 +17,8 @@
 #include "kernels/judge/products.h"
 #include "kernels/judge/variation.h"
 
-/* The largest number of keys of all packed sequences together. In a problem with more keys, the judge (which checks a
- * caller's results) does not test mistakes that mix sequences. */
+/* If packed sequences together have more keys than this, the judge (which checks a caller's results) does not test
+ * mistakes that mix sequences. */
 enum { COMPUTE_MIXED_KEYS = 16384 };
 
 /* A tile: consecutive queries of one head of one sequence, which are computed together. */
@@ -64,7 +64,7 @@ struct compute {
     double *z, *P, *M, *slope, *dP;
     double *Q, *dO;         /* the tile's rows of q [tile, D] and of dout [tile, Dv] */
     double *out, *lse, *dq; /* results of the tile's rows: out [tile, Dv], lse [tile], dq [tile, D] */
-    double *top, *rest;     /* for each row of the tile: `top` is the row's largest score, and `rest` is lse - top */
+    double *top, *rest;     /* `top` is the largest score of each row of the tile, and `rest` is lse - top */
     double *delta;          /* [tile] */
     bool in_float;          /* true: compute_row_gradients() rounds to float32 after each step, as emulated kernels do
                              * (emulate.c) */

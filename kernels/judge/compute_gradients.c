@@ -48,8 +48,7 @@ static void add_sums(const struct compute *c, const variation *v, const struct c
     }
 }
 
-/* Applies dropout to the weights P of a row, because dv is computed from the weights after dropout, and turns dP into
- * dS. */
+/* Turns the weights P of a row into the weights after dropout, from which dv is computed. Turns dP into dS. */
 void compute_row_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                            const struct compute_sums *sums, int64_t r)
 {

@@ -22,7 +22,7 @@ void compute_load_existing(struct compute *c, const variation *v, const struct c
 
 /* Returns n rounded up to a multiple of PRODUCTS_WIDTH, and at least PRODUCTS_WIDTH. */
 int64_t compute_padded(int64_t n);
-/* Rounds `count` numbers of x to TF32, if the variation is the mistake of rounding products' factors to TF32.
+/* Rounds `count` numbers of x to TF32, if the variation has the mistake of rounding the factors of products to TF32.
  * `of_values`: x are numbers of P or v, not of q or k. */
 void compute_round_operand(const variation *v, bool of_values, double *x, int64_t count);
 /* Computes C[rows, n] += A[rows, Sk] B[Sk, n]. The columns of A are keys, and only keys c->lo to c->hi - 1 count. If an

@@ -35,7 +35,7 @@ double compute_cut(attn_dtype dtype, double x)
     return x;
 }
 
-/* Rounds x to 10 mantissa bits, as TF32 has. `cuts`: rounds towards 0 instead of to the nearest. */
+/* Rounds x to 10 mantissa bits, as many as TF32 has: towards 0 if `cuts` is true, otherwise to the nearest. */
 static double to_tf32(double x, bool cuts)
 {
     uint64_t word;

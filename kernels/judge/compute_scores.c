@@ -190,8 +190,8 @@ static double not_rescaled(const struct compute *c, const variation *v, int64_t 
     return v->softmax == SOFTMAX_OUT_NOT_RESCALED ? sum : other;
 }
 
-/* For the mistake SOFTMAX_SPLITS_UNWEIGHTED: sets P to the weights that result if a kernel splits the keys and averages
- * the outs of the splits without weighting each out by its lse. */
+/* Computes the mistake SOFTMAX_SPLITS_UNWEIGHTED: sets P to the weights that result if a kernel splits the keys and
+ * averages the outs of the splits without weighting each out by its lse. */
 static void unweighted(const struct compute *c, const variation *v, const double *z, double *P)
 {
     const int64_t keys = attn_max64(1, attn_tiles(c->s.Sk, v->tile));

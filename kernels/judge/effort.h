@@ -9,11 +9,11 @@ enum {
     /* largest number of multiply-adds of a pass (a run over a problem's tiles) that always goes over all tiles; a
      * longer pass may leave out tiles */
     EFFORT_SMALL = 1 << 24,
-    /* for a problem of at most EFFORT_SMALL multiply-adds: number of correct kernels whose roundings the judge
-     * imitates */
+    /* number of correct kernels whose roundings the judge imitates for a small problem (at most EFFORT_SMALL
+     * multiply-adds) */
     EFFORT_EMULATIONS = 6,
-    /* for a problem of more multiply-adds than EFFORT_SMALL: number of correct kernels whose roundings the judge
-     * imitates */
+    /* number of correct kernels whose roundings the judge imitates for a problem of more than EFFORT_SMALL
+     * multiply-adds */
     EFFORT_EMULATIONS_LARGE = 2,
 };
 

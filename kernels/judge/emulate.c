@@ -47,7 +47,7 @@ int64_t emulate_floats(const struct compute *c)
 {
     int64_t floats;
     (void)places_of(c, NULL, &floats);
-    return floats + 16; /* 16 floats (64 bytes) more, so that the caller can align the scratch memory */
+    return floats + 16; /* room for 16 more floats (64 bytes), so that the caller can align the scratch memory */
 }
 
 static void narrow(const double *from, int64_t count, float *to)

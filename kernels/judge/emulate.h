@@ -13,7 +13,8 @@ struct emulation {
     int64_t tile;          /* number of keys in a tile */
     bool backwards;        /* true: the kernel goes from the last tile of keys to the first */
     bool normalized_first; /* true: the kernel divides P by the row's sum before it rounds P */
-    /* true: the attention sink counts in a row's maximum and sum after the last tile of keys, not before the first */
+    /* true: the kernel adds the attention sink to a row's maximum and sum after the last tile of keys; false: before
+     * the first tile */
     bool sink_last;
 };
 

@@ -132,9 +132,9 @@ static int64_t row_as_device(const struct frame *f, const struct tile *t)
     return (d->packed ? h * d->total_q + frame_first_row(f, t->b) : (t->b * d->H + h) * d->Sq) + t->first;
 }
 
-/* Returns the index in struct truth (float64 results) of the first key of head hk in sequence b. If the judge
- * computes these results itself, keys are stored in the order in which they are cut into tiles. f->lines is the
- * number of keys cut so far. */
+/* Returns the index in struct truth (float64 results) of the first key of head hk in sequence b. If a device computed
+ * these results, the keys have the order of attn_truth. If the judge computes them, keys are stored in the order in
+ * which they are cut into tiles, and f->lines is the number of keys cut so far. */
 static int64_t line_of(const struct frame *f, int64_t b, int64_t hk)
 {
     const attn_dims *const d = &f->g.dims;
@@ -200,7 +200,8 @@ static void cut(struct frame *f, const attn_problem *p, double share)
 
 /* ---- Reading the caller's tensors -------------------------------------------------------------------------------- */
 
-/* Returns the strides of a contiguous tensor. `heads_first`: the axis of heads comes before that of rows. */
+/* Returns the strides of a contiguous tensor. `heads_first` is true if the axis of heads comes before the axis of
+ * rows. */
 static struct reading reading_of(const attn_tensor *t, int64_t heads, int64_t rows, int64_t columns, bool heads_first)
 {
     struct reading r = { t->data, t->dtype, heads * rows * columns, 0, 0, 1 };

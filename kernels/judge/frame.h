@@ -81,9 +81,9 @@ struct truth {
 enum { FRAME_ROW_TENSORS = 3, FRAME_KEY_TENSORS = 5, FRAME_TENSORS = 8 };
 extern const attn_tensor_id frame_tensors[FRAME_TENSORS];
 
-/* Cuts the problem into tiles and chooses all of them, or about `share` of them. `as_device`: true if the rows of
- * struct truth (float64 results) have the order of attn_truth (kernels/attention.h); `share` must then be 1. Returns
- * false if memory runs out. */
+/* Cuts the problem into tiles and chooses a fraction of about `share` of them for the check (1: all tiles).
+ * `as_device`: true if the rows of struct truth (float64 results) have the order of attn_truth (kernels/attention.h);
+ * `share` must then be 1. Returns false if memory runs out. */
 bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *results, double share, bool as_device);
 void frame_close(struct frame *f);
 /* Returns the bytes of memory that frame_open() takes for about `share` of the tiles. `with_truth`: memory for the

@@ -397,8 +397,9 @@ HYPOTHESIS(not_rescaled)
     return f->most_k > tile && f->given & (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse));
 }
 
-/* Makes the mistake of leaving out one tile of keys. `of_all` says which of the tiles of all keys is dropped. `of_seen`
- * does the same for the tiles of only those keys that causal and window let the row see. */
+/* Makes the mistake of leaving out one tile of keys. The first TILES variants cut all keys into tiles, and `of_all`
+ * says which tile is dropped. All other variants cut only the keys that causal and window let the row see, and
+ * `of_seen` says which tile is dropped. */
 static bool drop(const struct hypothesis_facts *f, int n, variation *v, char words[HYPOTHESIS_WORDS],
                  enum variation_drop of_all, enum variation_drop of_seen)
 {

@@ -182,7 +182,7 @@ void judge_hurry(judge *j)
     while (f->p.op == ATTN_OP_BACKWARD && count > 0 && f->tiles[count].hk == f->tiles[count - 1].hk &&
            f->tiles[count].b == f->tiles[count - 1].b)
         count--;
-    if (count == 0) return; /* no key/value head is complete yet, so nothing can be left out */
+    if (count == 0) return; /* the truth of no key/value head is complete yet, so all rows stay chosen */
     leave_out_keys(f, count);
     f->count = j->pass.count = j->pass.at = count;
     f->whole = j->pass.sums = false;
@@ -239,8 +239,8 @@ static bool open_other(struct judge *j)
     if (j->facts.g.dims.packed || j->p.page_table.rank || attn_check(&other, &ignored) != ATTN_OK) return true;
     if (j->facts.g.dims.H < 2 || j->facts.most_q < 2 || frame_bytes(&other, 1, true) > JUDGE_BYTES) return true;
     j->has_other = frame_open(&j->other, &other, j->results, 1, false);
-    /* false: `other` reads the problem with heads and rows exchanged, where dbias, dsinks and dslopes would have other
-     * shapes. They are therefore not compared. */
+    /* With heads and rows exchanged, dbias, dsinks and dslopes would have other shapes. `whole` is set to false, so
+     * that these three are not compared. */
     j->other.whole = false;
     return j->has_other;
 }

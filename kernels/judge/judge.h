@@ -113,15 +113,15 @@ int64_t judge_elements(const attn_problem *problem, attn_tensor_id id);
  * computed the float64 results. INT64_MAX: more than a judge may take. */
 int64_t judge_bytes(const attn_problem *problem, bool has_truth, double seconds);
 
-/* Opens a judge. `problem` has passed attn_check() without its results; its op says whether gradients are computed.
- * results[id] are the caller's tensors. They are C-contiguous; a tensor that is not given has rank 0. At least one must
- * be given. A result may have the shape of another layout, because only its number of elements is checked. `truth` has
- * the float64 results of all rows that judge_wants() names, in host memory; the judge borrows them until judge_close().
- * If `truth` is NULL, the judge computes them. `seconds` is the time that the judge should take in all. Without
- * `truth`, the judge chooses as many rows as it can compute and emulate in a third of that time. With `truth` it
- * compares all rows, and emulates correct kernels in as many rows as it can in a third of that time. Errors: INVALID (a
- * result's size; the member is named), TOO_LARGE (JUDGE_BYTES of memory do not suffice for any part of the problem),
- * NO_MEMORY. */
+/* Opens a judge (a check of a caller's results). `problem` has passed attn_check() without its results; its op says
+ * whether gradients are computed. results[id] are the caller's tensors. They are C-contiguous; a tensor that is not
+ * given has rank 0. At least one must be given. A result may have the shape of another layout, because only its number
+ * of elements is checked. `truth` has the float64 results of all rows that judge_wants() names, in host memory; the
+ * judge borrows them until judge_close(). If `truth` is NULL, the judge computes them. `seconds` is the time that the
+ * judge should take in all. Without `truth`, the judge chooses as many rows as it can compute and emulate in a third of
+ * that time. With `truth` it compares all rows, and emulates correct kernels in as many rows as it can in a third of
+ * that time. Errors: INVALID (a result's size; the member is named), TOO_LARGE (JUDGE_BYTES of memory do not suffice
+ * for any part of the problem), NO_MEMORY. */
 attn_status judge_open(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT],
                        const attn_truth *truth, double seconds, judge **opened, attn_error *err);
 bool judge_step(judge *j);
@@ -133,8 +133,8 @@ bool judge_has_verdict(const judge *j);
 void judge_report(judge *j, judge_result *result);
 void judge_close(judge *j); /* closes a judge; does nothing if `j` is NULL */
 
-/* The seconds that a judge is expected to take. `truth` is for the float64 results of all rows and for imitating the
- * roundings of correct kernels. `all` is for the tests of all mistakes. */
+/* The seconds that a judge is expected to take. `truth` is the time of computing the float64 results of all rows and of
+ * imitating the roundings of correct kernels. `all` is the time of testing all mistakes. */
 typedef struct judge_cost {
     double truth, all;
 } judge_cost;

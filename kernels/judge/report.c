@@ -44,8 +44,8 @@ static judge_explanation explanation_of(const struct judge *j, const struct cand
     return e;
 }
 
-/* Returns whether the list of explanations already has the mistakes of candidate c (one mistake or two). The order of
- * two mistakes and the variants of a mistake do not matter. */
+/* Returns whether `list` has a candidate with the same mistakes as candidate c (one mistake or two). The order of two
+ * mistakes and the variants of a mistake do not matter. */
 static bool is_listed(const struct judge *j, const int *list, int count, const struct candidate *c)
 {
     for (int n = 0; n < count; n++) {
@@ -56,8 +56,9 @@ static bool is_listed(const struct judge *j, const int *list, int count, const s
     return false;
 }
 
-/* Returns the index of the best candidate that is an explanation and not listed yet; -1: all are listed. Of candidates
- * with about equal scores, the one that was tested first is the best. */
+/* Returns the index of the best candidate (one or two assumed mistakes) that explains the caller's errors and is not in
+ * `list` yet; -1 if there is none. Of two candidates with about equal scores, the one that was tested first counts as
+ * better. */
 static int best_left(const struct judge *j, const int *list, int count)
 {
     enum { NONE = -1 };
@@ -70,8 +71,8 @@ static int best_left(const struct judge *j, const int *list, int count)
     return best;
 }
 
-/* Call this function if no candidate explains the whole error. Returns the index of the single mistake that explains
- * the largest part of the error; -1: none explains a part. */
+/* Call this function if no candidate (one or two assumed mistakes) explains the caller's whole error. Returns the index
+ * of the single mistake that explains the largest part of the error; -1 if no mistake explains any part. */
 static int best_part(const struct judge *j)
 {
     int best = -1;

@@ -36,7 +36,7 @@ static void choose_units(struct judge *j)
 /* Chooses the tiles on which mistakes are tested: all tiles of a small problem, and all tiles if only dbias, dsinks or
  * dslopes are wrong. Otherwise it depends on the operation. In a forward the chosen tiles are evenly spread, and the
  * first and the last are among them. In a backward the chosen tiles are those of whole heads, from the first head on.
- * If units are sampled, choose_units() chooses instead. */
+ * If units_are_sampled() is true, choose_units() chooses instead. */
 void search_choose_sample(struct judge *j)
 {
     const struct frame *const f = &j->frame;

@@ -22,10 +22,10 @@
 enum {
     /* the largest number of candidates (single mistakes and pairs of mistakes) that a judge tests */
     CANDIDATES = 2048,
-    PAIR_FIRSTS = 5,    /* the largest number of mistakes that are tried as the first of a pair */
-    PAIR_SECONDS = 300, /* the largest number of mistakes that are tried as the second of a pair */
+    PAIR_FIRSTS = 5,    /* largest number of mistakes tried as the first mistake of a pair */
+    PAIR_SECONDS = 300, /* largest number of mistakes tried as the second mistake of a pair */
     CONFIRMED = 8,      /* the largest number of explanations that are tested on all tiles */
-    WORST_UNITS = 8, /* for each result, the number of units (tiles) with the largest errors that a judge remembers */
+    WORST_UNITS = 8,    /* number of units (tiles) with the largest errors that a judge remembers for each result */
 };
 
 /* A unit is the smallest part of a problem that a pass can compute separately: a tile of queries, or in a backward also
@@ -58,8 +58,8 @@ struct candidate {
     struct mistake first, second;
     /* differences between the caller's results and the results of a kernel with the candidate's mistakes */
     struct difference left[FRAME_TENSORS];
-    /* for mistakes that make random errors (of_size): differences between the results of a kernel with the mistake and
-     * the truth (float64 results) */
+    /* differences between the results of a kernel with the mistake and the truth (float64 results). They are computed
+     * only for mistakes that make random errors (of_size). */
     struct difference size[FRAME_TENSORS];
     /* Explanations are ordered by score, lowest (best) first. A mistake with score 0 explains nothing of the error. */
     double score;
@@ -85,11 +85,11 @@ struct worst_units {
 struct pass {
     variation v;
     struct frame *frame;
-    /* indices of the tiles of the pass, or unit numbers; NULL: the pass goes over all tiles */
+    /* indices of the tiles over which the pass goes, or unit numbers if by_units is true; NULL: all tiles */
     const int64_t *list;
-    /* true: `list` has unit numbers. false: the pass goes over tiles of queries. In the second case, the `list` of a
-     * backward has all tiles of a key/value head or none, because dk and dv are compared after a head's last tile. A
-     * pass without a list also goes over the tiles of keys that no query reads. */
+    /* true: `list` has unit numbers. false: the pass goes over tiles of queries. The `list` of a backward then has all
+     * tiles of a key/value head or none, because dk and dv are compared after a head's last tile. A pass without a list
+     * also goes over the tiles of keys that no query reads. */
     bool by_units;
     /* count: number of tiles (or units) that the pass goes over; at: number of tiles (or units) done so far */
     int64_t count, at;
@@ -137,8 +137,8 @@ struct judge {
     bool in_pass;
     int index; /* index of the present pass among the passes of its phase */
 
-    struct worst_units worst[FRAME_TENSORS]; /* for each of the caller's results: the units (tiles) with the largest
-                                              * errors */
+    /* the units (tiles) with the largest errors of each of the caller's results */
+    struct worst_units worst[FRAME_TENSORS];
     /* unit numbers of the units (tiles) in which the roundings of correct kernels are imitated; NULL: all tiles. The
      * list exists only if a device has computed the truth (float64 results) and emulating all tiles would take too
      * long. */
@@ -173,7 +173,7 @@ struct judge {
     int firsts[PAIR_FIRSTS], first_count, seconds[PAIR_SECONDS], second_count;
     int confirm[CONFIRMED], confirm_count; /* indices of the candidates (mistakes or pairs) that PHASE_CONFIRM tests on
                                             * all tiles */
-    bool tried[HYPOTHESES_MOST];           /* for each row of hypotheses[]: whether all of its variants were tested */
+    bool tried[HYPOTHESES_MOST];           /* entry n: all variants of row n of hypotheses[] were tested */
 };
 
 static inline bool state_is_given(const struct judge *j, attn_tensor_id id)
@@ -204,8 +204,8 @@ void pass_convert_keys(struct judge *j, int64_t key_tile);
  * found. */
 void verdict_decide(struct judge *j);
 
-/* Applies a mistake to *v, and writes what distinguishes the mistake's variant to `words`. Returns false if the mistake
- * does not apply to the problem. */
+/* Changes *v so that compute.c computes attention with the mistake. Writes to `words` what distinguishes the mistake's
+ * variant. Returns false if the mistake does not apply to the problem. */
 bool candidate_change(const struct judge *j, const struct mistake *m, variation *v, char words[HYPOTHESIS_WORDS]);
 /* candidate_begin() begins the pass (a run over tiles) that tests a candidate (one assumed mistake, or two assumed
  * together). `whole`: the pass goes over all tiles; otherwise over the sample (the tiles on which candidates are tested

@@ -92,8 +92,8 @@ static void step_unread(struct judge *j, int64_t key_tile)
 {
     struct pass *const pass = &j->pass;
     if (pass->converts) pass_convert_keys(j, key_tile);
-    /* unless the mistake mixes sequences: then queries read the keys of all sequences, and pass_settle_head() has
-     * handled this tile already */
+    /* If the mistake mixes sequences (one_sequence), queries read the keys of all sequences. pass_settle_head() has
+     * then handled this tile already. */
     else if (!pass->v.one_sequence) pass_settle_unread(j, &pass->frame->key_tiles[key_tile]);
 }
 

@@ -16,8 +16,9 @@
  * is smaller for a backward, which has units of both kinds and takes longer for each. */
 enum { LEAST_UNITS = 8, LEAST_UNITS_BACKWARD = 6 };
 
-/* A judge emulates correct kernels in as many units of each kind (tiles of queries, tiles of keys) as take this number
- * of multiply-adds per emulation, but in at least LEAST_UNITS units. */
+/* Bound on the work of emulating one correct kernel (imitating its roundings) in the units of one kind (tiles of
+ * queries, or tiles of keys), in multiply-adds. A judge emulates the kernel in as many units as this bound allows, but
+ * in at least LEAST_UNITS. */
 #define EMULATED_MULTIPLY_ADDS ((double)(INT64_C(1) << 31))
 
 /* Inserts a unit (a tile) with its error into a list of the units with the largest errors. If the list already has the

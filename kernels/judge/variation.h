@@ -88,21 +88,24 @@ typedef struct variation {
      * fewer */
     int64_t more_right;
     bool keep_inverted, one_sequence;
-    /* if above 0: the number of keys of a sequence, as rows see it, is rounded up to a multiple of this number */
+    /* above 0: rows see as many keys as if the sequence's number of keys were rounded up to a multiple of this number;
+     * 0: no rounding */
     int64_t whole_keys;
     /* true: rows see padding keys behind seqlens_k, but causal and window count from the true number of keys */
     bool padding_kept;
     enum variation_heads heads;
     enum variation_drop drop;
     enum variation_softmax softmax;
-    /* With SOFTMAX_SPLITS_UNWEIGHTED: number of splits of the keys. With ROUND_SUMS and ROUND_SUMS_BUT_QK: number of
-     * terms of a sum between two roundings. With other mistakes: number of keys of a tile. */
+    /* The meaning depends on the mistake. With SOFTMAX_SPLITS_UNWEIGHTED it is the number of splits of the keys. With
+     * ROUND_SUMS and ROUND_SUMS_BUT_QK it is the number of terms that a sum adds between two roundings. With all other
+     * mistakes it is the number of keys in a tile. */
     int64_t tile;
     bool backwards; /* true: the kernel goes from the last tile of keys to the first */
-    /* true: the average of SOFTMAX_SPLITS_UNWEIGHTED also counts splits in which the row sees no key */
+    /* true: a kernel with the mistake SOFTMAX_SPLITS_UNWEIGHTED averages over all splits of the keys, even those in
+     * which the row sees no key */
     bool over_all;
-    /* If the last tile of keys is not full, its padding counts as keys of score 0. `tail` is the number of keys of a
-     * tile; 0: padding does not count. */
+    /* The mistake that the padding of the last tile of keys counts as keys of score 0. `tail` is the number of keys of
+     * a tile; 0: padding does not count, as is correct. */
     int64_t tail;
     bool tail_is_hidden; /* true: causal masking also applies to the padding that `tail` counts as keys */
     double sink_weight;
@@ -119,10 +122,10 @@ typedef struct variation {
     bool backward_alone; /* true: only the backward has the mistake; out and lse are correct */
     bool no_delta, no_dlse, no_softcap_derivative, dv_unnormalized;
     double dq_factor, dk_factor;
-    /* index, in the group of a key/value head, of the only query head that is added to dk and dv; -1: all query heads
-     * of the group are added */
+    /* dk and dv are computed from only one query head of each group. The number is the index of this query head in its
+     * group. -1: from all query heads of the group, as is correct */
     int64_t only_member;
-    /* if above 0: dq is a sum over the last tile of keys only, and a tile has this many keys; 0: dq is a sum over all
+    /* above 0: dq is a sum over only the last tile of keys, and a tile has this many keys; 0: dq is a sum over all
      * keys */
     int64_t only_last_tile;
     /* If only_last_tile is set, this number says which tile of keys is the last. 0: the last tile of the sequence.

@@ -18,7 +18,7 @@ struct attn_verifier {
     /* total: number of query rows of the problem; n: number of rows verified so far; next: index of the next row to
      * verify, among all rows */
     int64_t total, n, next;
-    /* b, h: batch row and head of row `next`; first: index of the head's first row among all rows */
+    /* b, h: batch row and head that contain row `next`; first: index of this head's first row among all rows */
     int64_t b, h, first;
     int64_t keys_b, keys_hk; /* sequence and key/value head whose keys are loaded; -1: none */
 };

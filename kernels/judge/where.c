@@ -13,7 +13,8 @@
 
 enum { AXES = 4 };
 
-/* For each index of each axis of a tensor: the number of wrong elements that have this index. */
+/* Counts of a tensor's wrong elements: for each index of each axis, the number of wrong elements that have this
+ * index. */
 struct counts {
     int64_t size[AXES]; /* sizes of the four axes of `wrong`: batch rows, heads, queries (or keys), columns */
     int64_t *wrong[AXES];
@@ -151,7 +152,7 @@ struct search {
     const struct truth *t;
     const attn_tensor *results;
     judge_result *result;
-    double errors[JUDGE_WORST]; /* for each element of result->worst: its error divided by the tensor's limit */
+    double errors[JUDGE_WORST]; /* error of each element of result->worst, divided by the tensor's limit */
     struct counts counts;
 };
 
