@@ -7,15 +7,14 @@
  * query r / G of head r % G of the group. This file computes sequences of at most DECODE_ROWS rows (queries times heads
  * of a group); other kernels compute longer sequences.
  *
- * The keys of a sequence are divided into splits, one block each. A block leaves the partial result of its split in the
+ * The keys of a sequence are divided into splits, one block each. A block writes the partial result of its split to the
  * workspace: O (not divided by l), the maximum m and the sum l. combine_splits() adds up the partial results in the
  * order of the keys (Flash-Decoding, Dao et al. 2023; FlashAttention-2, arXiv:2307.08691, section 3.2). Where a
  * sequence has only one split, the split's block writes the result itself.
  *
  * Splits are added up within split groups of SPLIT_GROUP neighbours, then the groups are added up. Where a batch has
- * enough blocks, a block computes all splits of a group, one after the other, and leaves the sum of the group in the
- * workspace. A block of this kind makes the same additions in the same order as several blocks, with fewer partial
- * results.
+ * enough blocks, a block computes all splits of a group, one after the other, and writes only the sum of the group to
+ * the workspace. It makes the same additions in the same order as several blocks would, so the bits are the same.
  *
  * A block is four warps. Shared memory has a ring of SLOTS tiles of BN keys each, alternately of K and of V:
  *
@@ -99,7 +98,7 @@ template <typename T, int D> cudaError_t launch_stacks(const cuda_args &a, const
     return cudaPeekAtLastError();
 }
 
-/* Returns whether decode_few(), the variant for few rows, exists for this head size. */
+/* Returns whether decode_few(), the variant for at most 8 rows, is compiled for this head size. */
 constexpr bool has_few_form(int D)
 {
     return D == 128;
@@ -169,8 +168,8 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
  * at a time, so that no multiprocessor is idle. PLACES: number of blocks that run on a multiprocessor at a time. */
 const int FULL = 4, PLACES = 3;
 
-/* Lets a block compute a whole split group (SPLIT_GROUP neighbouring splits), if that leaves enough blocks to fill the
- * GPU. This changes no bit of the results. */
+/* Lets each block compute a whole split group (SPLIT_GROUP neighbouring splits) if the smaller number of blocks still
+ * fills the GPU. This changes no bit of the results. */
 void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, int64_t rows)
 {
     const int64_t groups = attn_tiles(y.p.splits, SPLIT_GROUP), blocks = d.B * d.Hk * groups;
@@ -182,7 +181,7 @@ void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, 
     y.blocks = blocks;
 }
 
-/* Returns how many sequences with `rows` rows each a block of decode_stacks() can compute together. */
+/* Returns how many sequences a block of decode_stacks() can compute together if each has `rows` rows. */
 template <int D> int sequences_of_stack(int64_t rows)
 {
     return (int)attn_min64(32, stack_shape<D>::BM / rows);

@@ -3,7 +3,7 @@
  *
  * A block reads the 128 rows of one tile once, keeps them in registers, finds the largest number, and writes hi and lo.
  * Memory bandwidth bounds the speed: 4 bytes are read and 4 are written per number. One launch splits all tensors of a
- * problem. Keys and values in pages have a variant of their own. Looking up pages takes registers, so one block fewer
+ * problem. Keys and values in pages have a separate variant, because looking up pages takes registers: one block fewer
  * fits on a multiprocessor. */
 #include "split.cuh"
 
