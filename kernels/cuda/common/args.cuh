@@ -32,13 +32,13 @@ struct cuda_args {
     uint64_t seed;
     /* dropout drops a pair whose 16 random bits (half of a Philox word) are below this number; 0: no dropout */
     uint32_t drop_below;
-    float drop_scale; /* the factor by which P is multiplied where dropout keeps the pair: 1 / (1 - dropout_p) */
-    /* index of head h of batch row b in dropout's random generator: drop_first + b * drop_batch + h */
+    float drop_scale; /* the factor by which P is multiplied if dropout keeps the pair: 1 / (1 - dropout_p) */
+    /* dropout's random generator gives head h of batch row b the number drop_first + b * drop_batch + h */
     int64_t drop_first, drop_batch;
     /* The index of a row in lse, delta and a recomputed out: row i of sequence b and head h has the index b * lse_batch
      * + h * lse_head + q_start + i. In a packed tensor, q_start is the sequence's first row. */
     int64_t lse_batch, lse_head;
-    /* in each head, this launch computes the tiles from this index on; in packed problems, the tiles of a head are
+    /* the index of the first tile that this launch computes in each head; in packed problems, the tiles of a head are
      * numbered across all sequences */
     int first_tile;
     /* true: a sequence may have fewer queries (or fewer keys) than its tensor has rows, because the problem is packed
@@ -88,8 +88,8 @@ static inline int64_t key_rows(const attn_dims &d)
     return d.Sk * d.Hk * (d.packed ? 1 : d.B);
 }
 
-/* Estimates the number of keys that a query sees. Packed sequences count as if all had the same length, because their
- * lengths are in device memory. */
+/* Estimates the number of keys that a query sees. For packed sequences the function assumes equal lengths, because the
+ * true lengths are in device memory. */
 static inline int64_t keys_of_row(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
@@ -318,7 +318,7 @@ static inline dim3 tile_grid(const attn_geometry &g, int rows)
                     : dim3((unsigned)attn_tiles(d.Sq, rows), (unsigned)d.H, (unsigned)d.B);
 }
 
-/* Reduces a grid of all tiles to the tiles of share number chip->share, which this launch computes. */
+/* Reduces a grid of all tiles to the tiles that this launch computes: those of share number chip->share. */
 static inline void take_share(const cuda_chip *chip, cuda_args &a, dim3 &grid)
 {
     const tile_range tiles = share_of(chip, grid.x);

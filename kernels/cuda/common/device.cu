@@ -49,7 +49,7 @@ CUDA_ERROR_MAP(X)
 
 /* ---- Opening and describing devices ------------------------------------------------------------------------------ */
 
-/* number of streams of a device: while one copies inputs, others compute or copy results, and one waits */
+/* number of streams of a device: at a time one can copy inputs, one compute, one copy results, and one wait */
 enum { STREAMS = 4 };
 
 /* Size classes of blocks of device memory: sizes are 2^n and 1.5 * 2^n bytes, so at most a third of a block is
@@ -104,8 +104,8 @@ struct device {
     int64_t memory_limit, memory_used, memory_taken;
     /* for each size class, a list of blocks that the caller has freed and that are kept for reuse */
     block *idle[CLASSES];
-    block *live; /* list of the memory blocks that callers use; the newest block comes first, because callers usually
-                  * free it first */
+    block *live; /* list of the memory blocks in use; the newest block comes first, because callers usually free it
+                  * first */
 };
 
 struct memory_range {
@@ -128,7 +128,7 @@ struct stream {
     /* true: a later launch computes the marked rows (rows that kernels could not compute), even in short problems
      * (where looks_for_rows() is false) */
     bool every_row;
-    /* true: the stream's newest kernel is one of decode.cu, and it writes the memory `written` */
+    /* true: the kernel that was last queued on the stream is one of decode.cu, and it writes the memory `written` */
     bool after_decode;
     memory_range written[2];
 };
@@ -151,7 +151,7 @@ attn_status check(device *d, cudaError_t code, const char *what, attn_error *err
 {
     if (code == cudaSuccess) return ATTN_OK;
     const cuda_error_info info = cuda_error_of((int)code);
-    cudaGetLastError(); /* clears the error, so that the next call does not return it again */
+    cudaGetLastError(); /* clears the error, so that later CUDA calls do not return it, too */
     if (info.sticky && d) d->lost.store(true, std::memory_order_relaxed);
     return attn_fail(err, info.status, "", "cuda: %s: %s (error %d)", what, info.name, (int)code);
 }
@@ -190,8 +190,8 @@ int first_kernel(attn_op op)
     return 0;
 }
 
-/* Returns whether ATTN_CUDA_COPIES is "threads". A kernel with two versions then runs the version that does not use
- * TMA. Tests compare the bits of both versions, and benchmarks compare their times. */
+/* Returns whether ATTN_CUDA_COPIES is "threads". If it is, a kernel that has a version with TMA and one without runs
+ * the version without TMA. Tests compare the bits of both versions, and benchmarks compare their times. */
 bool copies_by_threads()
 {
     const char *copies = getenv("ATTN_CUDA_COPIES");
@@ -380,8 +380,8 @@ void give_back(block *b)
     }
 }
 
-/* Allocates a memory block of a size class from the driver. The caller has already added the block's bytes to the
- * memory in use. */
+/* Allocates a memory block of a size class from the driver. The caller has already added its size to the count of bytes
+ * in use. */
 attn_status allocate(device *d, int size_class, block **taken, attn_error *err)
 {
     block *b = (block *)calloc(1, sizeof *b);
@@ -552,7 +552,7 @@ attn_status pin(attn_device *base, void *memory, size_t bytes, attn_error *err)
     if (status != ATTN_OK) return status;
     const cudaError_t code = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
     if (code == cudaSuccess) return ATTN_OK;
-    /* clears the error; if the device is lost, the next call on the device returns the error again */
+    /* clears the error, so that later CUDA calls do not return it, too; if the device is lost, they fail anyway */
     cudaGetLastError();
     return attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: cudaHostRegister: %s (error %d)", cuda_error_of((int)code).name,
                      (int)code);
@@ -591,13 +591,14 @@ size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
     if (rows < 2 * chip->step_seconds || is_decode(plan) || plan->kernel == &simple_forward.takes ||
         plan->kernel == &simple_backward.takes || plan->kernel == &simple_observe.takes)
         return 0;
-    /* the kernels of an observe (statistics of attention weights) keep the marks of rows in their own workspace */
+    /* the kernels of an observe (statistics of attention weights) have the marks of rows in their own workspace, so
+     * only the bytes before the marks are added here */
     if (plan->problem->op == ATTN_OP_OBSERVE) return MARKS_HEAD;
     return (size_t)(MARKS_HEAD + query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
 }
 
-/* Returns the row of cuda_kernels[] that a plan was made for. The row's first member is the attn_kernel to which the
- * plan points. */
+/* Returns the entry of cuda_kernels[] for which a plan was made. The entry's first member is the attn_kernel to which
+ * the plan points. */
 const cuda_kernel *kernel_of(const attn_plan *plan)
 {
     return reinterpret_cast<const cuda_kernel *>(plan->kernel);
@@ -907,7 +908,7 @@ cudaError_t launch_parts(device *d, cuda_chip *chip, stream *s, const attn_plan 
     return cudaSuccess;
 }
 
-/* Queues those steps (parts) of one problem that `steps` selects; NULL: all steps. */
+/* Queues those steps (parts) of one problem that `steps` selects. If `steps` is NULL, all steps are queued. */
 cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, cuda_steps *steps)
 {
     cuda_chip chip = d->chip;

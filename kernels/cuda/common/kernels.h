@@ -20,7 +20,7 @@
 
 struct cuda_kernel;
 
-/* Properties of the device, and options of one launch. Every kernel's launch() function gets this struct. */
+/* Properties of the device, and options of one launch. It is an argument of every kernel's launch() function. */
 struct cuda_chip {
     int major, minor;
     int multiprocessors;
@@ -59,7 +59,7 @@ struct cuda_chip {
  * rest. */
 struct cuda_steps {
     int64_t done; /* number of steps that attn_run_some() has queued, in earlier calls and in the present call */
-    /* index of the next step (launch), about which takes_step() decides */
+    /* index of the next step; takes_step() decides whether this call launches it */
     int64_t at;
     /* seconds of work that the present call of attn_run_some() may still queue; the call's first step is queued even if
      * it takes longer */
@@ -187,7 +187,7 @@ struct cuda_kernel {
  * head sizes */
 enum { TILE_HEAD_DIM = 256 };
 
-const int ANY_COMPUTE = 999; /* value of most_compute for a kernel that also runs on GPUs newer than all known ones */
+const int ANY_COMPUTE = 999; /* value of most_compute for a kernel that also runs on all future GPUs */
 
 /* Features that every kernel computes: the basic tensors and options, and masks that let each row see one interval of
  * keys. */

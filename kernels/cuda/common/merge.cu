@@ -11,8 +11,8 @@ namespace {
 
 enum { WARPS = 4, SINK_WARPS = 16, MOST_BLOCKS = 1 << 16 };
 
-/* Two numbers for each part of the keys of a row. share: the weight of the part's result in the row's result. dot: the
- * dot product of dout with the part's out. */
+/* Two numbers of one row for each part of the keys. `share`: the weight of the part's result in the row's result.
+ * `dot`: the dot product of dout with the part's out. */
 struct weights {
     float share[ATTN_MERGE_PARTS], dot[ATTN_MERGE_PARTS];
 };

@@ -344,13 +344,13 @@ again:
  * this value is too small to change an exponent. */
 const float ONE_KEY = FLT_MIN;
 
-/* Results of the forward that a backward needs: given by the client, or recomputed in the workspace. */
+/* Results of the forward that a backward needs. The client has given them, or they are recomputed in the workspace. */
 struct saved {
     float *lse, *delta;
     /* For |lse| below ATTN_LSE_MOST: 0, or ONE_KEY if the row sees one key. For a larger lse, the member `lse` is the
      * row's largest score, and `rest` is the logarithm of the sum of exponentials relative to that score. */
     float *rest;
-    /* for each row the sum of dZ times the distance from query to key; set only where dalibi_slopes is wanted */
+    /* for each row the sum of dZ times the distance from query to key; set only if dalibi_slopes is requested */
     float *far;
     attn_view out; /* the client's out; if the client gave none, the out recomputed in the workspace */
 };

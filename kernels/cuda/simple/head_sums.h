@@ -6,7 +6,7 @@
 #include "kernels/cuda/common/rows.cuh"
 
 /* Four sums over the pairs of one query and the keys that it sees: of P, of dZ, of P times distance, and of dZ times
- * distance. A pair's distance is that between the positions of its query and its key. */
+ * distance. Distance is the distance between the positions of query and key. */
 struct row_far_sums {
     float p, dz, p_far, dz_far;
 };

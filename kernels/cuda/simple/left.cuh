@@ -18,8 +18,8 @@ inline void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
     chip->steps->looked = true;
 }
 
-/* Calls launch(blocks, first, count, warps) in steps, to compute marked rows (rows that earlier kernels left to a later
- * launch). If there are many rows, a warp reads several marks. If the check for marked rows was queued in this call of
+/* Calls launch(blocks, first, count, warps) in steps, to compute marked rows (rows that earlier kernels could not
+ * compute). If there are many rows, a warp reads several marks. If the check for marked rows was queued in this call of
  * attn_run_some(), its result is known only at the next call, which then launches the steps. If the check found no
  * marked row, the steps count as done, but launch nothing. */
 template <typename F> void launch_left(const cuda_chip *chip, int64_t rows, double seconds_each, F launch)

@@ -28,12 +28,12 @@ struct observed_rows {
 void simple_observe_rows_left(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                               cudaStream_t stream);
 
-/* The functions simple_observe_find_nonfinite() and simple_observe_nonfinite_sums() are for problems whose lse is
- * given. In these problems no kernel has looked for scores that tensor cores cannot compute. Such a score makes an
- * element of key_mass, weights or map NaN or infinite. simple_observe_find_nonfinite() looks for these elements after
- * tensor cores have computed the outputs. simple_observe_nonfinite_sums() then recomputes the elements without the
- * strange rows (rows that tensor cores cannot compute), whose sums are added later. Both functions need rows.base and
- * rows.inverse of all rows. */
+/* The functions simple_observe_find_nonfinite() and simple_observe_nonfinite_sums() are for problems in which the
+ * client gives lse. In these problems no kernel has looked for scores that tensor cores cannot compute. Such a score
+ * makes an element of key_mass, weights or map NaN or infinite. simple_observe_find_nonfinite() looks for these
+ * elements after tensor cores have computed the outputs. simple_observe_nonfinite_sums() then recomputes the elements
+ * without the strange rows (rows that tensor cores cannot compute), whose sums are added later. Both functions need
+ * rows.base and rows.inverse of all rows. */
 void simple_observe_find_nonfinite(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                                    cudaStream_t stream);
 void simple_observe_nonfinite_sums(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,

@@ -47,8 +47,8 @@ DEVICE void for_wanted(int64_t first, int64_t count, int64_t warps, WANTED wante
     }
 }
 
-/* Computes rows that earlier launches only marked (cuda_args.rows_later). Mark n belongs to query_row(n). The argument
- * a.rows_later must be NULL; otherwise this launch would mark the rows again instead of computing them. */
+/* Computes rows that earlier launches could not compute and have marked (cuda_args.rows_later). Mark n belongs to
+ * query_row(n). The argument a.rows_later must be NULL; otherwise this launch, too, would only mark the rows. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, uint8_t *marks)
@@ -68,9 +68,9 @@ __global__ void __launch_bounds__(32 * WARPS)
 
 /* ---- The kernels of the backward --------------------------------------------------------------------------------- */
 
-/* Stores the two parts of the lse of a row: `lse`, the largest score, and `rest`. Kernels on tensor cores do not use an
- * `lse` that is huge. If the largest score itself is not huge, ATTN_LSE_MOST is therefore stored as `lse`, and the
- * difference is subtracted from `rest`. */
+/* Stores the two parts of the lse of a row: `lse`, the largest score, and `rest`. Kernels on tensor cores recognise
+ * such a row by its huge `lse`. If the largest score itself is not huge, ATTN_LSE_MOST is therefore stored as `lse`,
+ * and the difference is subtracted from `rest`. */
 DEVICE void store_parts(const saved &s, int64_t at, float2 parts)
 {
     const bool raised = parts.y != 0 && fabsf(parts.x) < ATTN_LSE_MOST;
@@ -148,8 +148,8 @@ __global__ void __launch_bounds__(32 * WARPS) dkdv_rows(const __grid_constant__ 
     if (d.Sk > 0 && n < d.Sk * d.Hk * (d.packed ? 1 : d.B)) dkdv_row_at<N, BY_WARP>(a, s, n);
 }
 
-/* Computes lse and rest (the two parts of a huge lse) of rows that earlier launches left. Later launches compute the
- * gradients of these rows. */
+/* Computes lse and rest (the two parts of a huge lse) of rows for which earlier launches have not done so. Later
+ * launches compute the gradients of these rows. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     lse_in_parts_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, saved s)
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         [&](int64_t n) { dkdv_row_at<N, BY_LANES>(a, s, n); });
 }
 
-/* Returns dZ of a pair, computed from the pair's rows of q, k, v and dout; 0 where the pair is hidden. */
+/* Returns dZ of a pair, computed from the pair's rows of q, k, v and dout. Returns 0 if the pair is hidden. */
 template <int N> DEVICE float dz_of(const cuda_args &a, const saved &s, const head_args &x, int64_t i, int64_t j)
 {
     if (i >= x.s.Sq || s.lse[lse_at(a, x, i)] == -CUDART_INF_F || !visible(a, x, i, j)) return 0;

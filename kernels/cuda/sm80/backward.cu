@@ -11,9 +11,9 @@
  *                                                               sums in global memory
  *
  * The order of the additions to dQ is not fixed, so the last bits of dQ vary from run to run. With `deterministic` no
- * block adds to sums in global memory: a second kernel computes dQ by query tiles. The second kernel computes S and dP
- * again, so a backward takes seven matrix products instead of five. dK and dV are always deterministic, because one
- * block adds up the heads of a group in order.
+ * block adds to sums in global memory: a second kernel computes dQ by query tiles. It recomputes S and dP, so that a
+ * backward takes seven matrix products instead of five. dK and dV are always deterministic, because one block adds up
+ * the heads of a group in order.
  *
  *   prepare     computes delta = rowsum(dO O) - dlse, and lse in base 2, both by query tiles; zeroes the sums of dQ
  *   dkdv_wide   the main kernel, one block per key tile, for head dims to 128 without options (softcap, bias, masks,
@@ -26,7 +26,7 @@
  *
  * prepare and finish are in backward_common.cuh, dkdv_wide is in backward_wide.cuh.
  *
- * Rows whose result is not finite are computed again by rows.cuh, which skips hidden pairs (see forward.cu). */
+ * The functions of rows.cuh, which skip hidden pairs, recompute rows whose result is not finite (see forward.cu). */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 #include "backward_wide.cuh"

@@ -189,8 +189,8 @@ template <int BN> DEVICE void find_queries(key_place &place)
     place.last = max((min(j_last - place.limit.lo + 1, Sq) + BM - 1) / BM, place.first);
 }
 
-/* Stores a warp's sums (blocks of 16 x 8) in shared memory at `memory`. tile.cuh has the functions that write rows of
- * the result from there. */
+/* Stores a warp's sums (blocks of 16 x 8) in shared memory at `memory`. From there, functions of tile.cuh write rows of
+ * the result to global memory. */
 template <typename T, int D, int MT, int NT>
 DEVICE void stage_block(void *memory, bool pieces, const float (&c)[MT][NT][4], int row, int column, int lane)
 {

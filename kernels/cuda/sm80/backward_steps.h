@@ -5,8 +5,8 @@
  *   prepare_backward launches `prepare`: delta = rowsum(dO O) - dlse, lse and delta by query tiles, zeros in the
  *                    sums of dQ
  *   the main kernel  computes dK and dV, and adds dQ of its keys to the float32 sums; then dQ = scale * sums
- *   end_backward     computes rows that earlier kernels have only marked, and dbias, dalibi_slopes and dsinks if
- *   requested
+ *   end_backward     computes rows that earlier kernels have only marked; computes dbias, dalibi_slopes and dsinks if
+ *                    they are requested
  *
  * sm90/backward/backward.cu has its own `prepare` (sm90/backward/backward_prepare.cuh). */
 #ifndef ATTN_SM80_BACKWARD_STEPS_H
@@ -26,7 +26,7 @@ struct row_values {
 };
 
 /* The workspace as kernels see it: lse and delta of each row (`saved` of rows.cuh), row_values of every query tile, and
- * the float32 sums of dQ of every query tile (64 queries by 64, 128 or 256 columns; NULL where dQ is not wanted). */
+ * the float32 sums of dQ of every query tile (64 queries by 64, 128 or 256 columns; NULL if dq is not requested). */
 struct backward_scratch {
     saved s;
     row_values *values;
@@ -55,8 +55,8 @@ template <int D> DEVICE int fragment_at(int q, int d)
 int backward_class(const attn_dims &d);
 
 /* Returns the bytes of workspace for the steps of a backward before and after its main kernel. The main kernel's own
- * workspace lies behind these bytes. Returns 0 if out and lse are not given and no kernel of this chip computes them.
- * `adds` is true if the main kernel may add to float32 sums of dQ in any order. */
+ * workspace lies behind these bytes. Returns 0 if the client has not given out and lse and no kernel of this chip
+ * computes them. `adds` is true if the main kernel may add to float32 sums of dQ in any order. */
 size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 
 struct backward_run {

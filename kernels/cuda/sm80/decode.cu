@@ -9,10 +9,10 @@
  *
  * The keys of a sequence are divided into splits, one block each. A block writes the partial result of its split to the
  * workspace: O (not divided by l), the maximum m and the sum l. combine_splits() adds up the partial results in the
- * order of the keys (Flash-Decoding, Dao et al. 2023; FlashAttention-2, arXiv:2307.08691, section 3.2). Where a
- * sequence has only one split, the split's block writes the result itself.
+ * order of the keys (Flash-Decoding, Dao et al. 2023; FlashAttention-2, arXiv:2307.08691, section 3.2). If a sequence
+ * has only one split, the split's block writes the result itself.
  *
- * Splits are added up within split groups of SPLIT_GROUP neighbours, then the groups are added up. Where a batch has
+ * Splits are added up within split groups of SPLIT_GROUP neighbours, then the groups are added up. If a batch has
  * enough blocks, a block computes all splits of a group, one after the other, and writes only the sum of the group to
  * the workspace. It makes the same additions in the same order as several blocks would, so the bits are the same.
  *
@@ -26,16 +26,14 @@
  *
  * With up to 16 rows, each warp takes a part of the tile's keys for all rows, with m, l and O of its own. With up to 64
  * rows, each warp takes 16 of the rows for all keys. Blocks of up to 8 rows with head sizes 65 to 128 (one query of
- * most models) have a variant of their own (decode_few()). Because 8 rows are half an operand of a tensor core
- * instruction, this variant computes O^T += V^T P^T, with half the products and half the registers. decode_few() loads
- * a split's first tiles before anything else. Three blocks fit on a multiprocessor of Hopper, so that memory is not
- * idle while one block begins or ends. Loads of K and V have the L2 policy evict-first, so that partial results stay in
- * the L2.
+ * most models) have a separate variant (decode_few()). Because 8 rows are half an operand of a tensor core instruction,
+ * this variant computes O^T += V^T P^T, with half the products and half the registers. decode_few() loads a split's
+ * first tiles before anything else. Three blocks fit on a multiprocessor of Hopper, so that memory is not idle while
+ * one block begins or ends. Loads of K and V have the L2 policy evict-first, so that partial results stay in the L2.
  *
- * Where sequences of a batch share a prefix (decode_places.cuh), the prefix is read once for several sequences (a
- * stack). decode_stacks() runs first and computes the splits of the prefix for the rows of all sequences of a stack,
- * one below the other. Each row has the same bits as without the stack. decode_splits() runs next and skips these
- * splits.
+ * If sequences of a batch share a prefix (decode_places.cuh), the prefix is read once for several sequences (a stack).
+ * decode_stacks() runs first and computes the splits of the prefix for the rows of all sequences of a stack, one below
+ * the other. Each row has the same bits as without the stack. decode_splits() runs next and skips these splits.
  *
  * The bits of a result depend on the problem alone: the keys that a sequence's queries see, and its number of rows,
  * determine its splits (split_keys()); the batch and the device do not. A packed problem may hold both short sequences
@@ -52,9 +50,9 @@
  * On Hopper sm90/decode/decode.cu lets TMA load keys and values where possible. Results have the same bits.
  * decode_wide.cu computes head sizes above 256. decode_launch.cuh has decode_splits() and combine_splits().
  *
- * Float8 keys and values stay float8 in shared memory, which halves the time of reading them (float8.cuh). Float8 has a
- * variant of its own, which computes P V in float16. Problems with options (softcap, bias, masks, ...) use the variant
- * for 16-bit numbers, whose loader converts float8 numbers one by one to 16-bit numbers.
+ * Float8 keys and values stay float8 in shared memory, which halves the time of reading them (float8.cuh). The variant
+ * for float8 computes P V in float16. Problems with options (softcap, bias, masks, ...) use the variant for 16-bit
+ * numbers, whose loader converts float8 numbers one by one to 16-bit numbers.
  *
  * Every kernel has a second variant for problems with options, as in forward.cu. A block whose result is not finite
  * repeats its split with zeros in place of those values (numbers of V) that are not finite. In the end the block

@@ -14,7 +14,7 @@
  *   begin(queries)       requests the first tiles; lets queries() write Q to shared memory, where all threads can read
  *                        it when next() has returned
  *   next<VALUES>()       returns the next tile of V or K, when it has arrived
- *   clear_tail(tile, j)  sets those rows of tile j to 0 that are past the sequence, where copies do not do that
+ *   clear_tail(tile, j)  sets the rows of tile j that are past the sequence to 0, if the copies have not done so
  *   changed()            each thread that has written to a tile, or to its memory, calls it before a block barrier
  *   release()            a warp calls it when it has read the tile
  *   FEW_ADDRESSES        1: the kernel's registers are scarce, so fragments take few address registers; see keys_of()
@@ -524,7 +524,7 @@ template <class X> DEVICE void name_rows(shared<X> &sm, const cuda_args &a, cons
     }
 }
 
-/* Replaces NaN and infinities in a tile of V by zeros. */
+/* Replaces NaN and infinities of a tile of V by zeros. */
 template <typename T, class X> DEVICE void clear_values(uint16_t *values)
 {
     uint8_t *const bytes = (uint8_t *)values;

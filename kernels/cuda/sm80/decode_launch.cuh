@@ -135,8 +135,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     __shared__ float part[COMBINE_WARPS][COLUMNS];
     __shared__ float2 parts_ml[COMBINE_WARPS];
     __shared__ double parts_sum[COMBINE_WARPS];
-    /* the arguments for a row that the block computes again, key by key; in shared memory, because registers are
-     * scarce */
+    /* the arguments for a row that the block recomputes key by key; in shared memory, because registers are scarce */
     __shared__ head_args of_head;
     const attn_geometry &g = a.g;
     const int Hk = (int)g.dims.Hk, b = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk), group = (int)g.group;

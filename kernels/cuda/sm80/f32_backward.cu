@@ -27,9 +27,9 @@
  * (split.cuh).
  *
  * The order of the additions to dQ is not fixed, so the last bits of dQ vary from run to run. With `deterministic` no
- * block adds to sums in global memory: a second kernel computes dQ by query tiles. The second kernel computes S and dP
- * again, so a backward takes seven products instead of five. dK and dV are always deterministic. With head dims above
- * 128, dK and dV do not both fit in registers. One launch computes dK and another dV, so S is computed twice.
+ * block adds to sums in global memory: a second kernel computes dQ by query tiles. It recomputes S and dP, so that a
+ * backward takes seven products instead of five. dK and dV are always deterministic. With head dims above 128, dK and
+ * dV do not both fit in registers. One launch computes dK and another dV, so S is computed twice.
  *
  *   prepare    computes delta = rowsum(dO O) - dlse (simple.cu), and writes lse to a dense array
  *   split      converts Q, K, V and dO to planes of float16 (f32_split.cu)
@@ -75,7 +75,7 @@ template <bool SCORE_MODS> struct tile<256, SCORE_MODS> {
 };
 
 enum part { DK = 1, DV = 2 };
-/* number of elements in a row of dS in shared memory: eight pieces of 16 bytes, even where BM (queries per tile) is
+/* number of elements in a row of dS in shared memory: eight pieces of 16 bytes, even if BM (queries per tile) is
  * smaller */
 enum { DS_ROW = 64 };
 
@@ -197,7 +197,7 @@ DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, in
 
 /* A round (iteration of the block's loop) computes one tile of queries. The loop visits tiles `first` to `first` +
  * `tiles` - 1 of query head h, then the same tiles of head h + 1, and so on. With options, the block skips rounds
- * without a visible pair; a list has the other rounds. */
+ * without a visible pair. */
 struct query_round {
     int n, h, row_tile;
 };
@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                     for (int e = 0; e < 4; e++)
                         kept[nt][e] = st.kept[nt * 8 + lane % 4 * 2 + e % 2][e / 2] >> (lane / 4) & 1
                                           ? S[nt][e]
-                                          : 0; /* without dropout's factor drop_scale, which multiplies dV at the end */
+                                          : 0; /* dropout's factor drop_scale is applied to dV at the end */
                 split_fragments<BM>(ah, al, kept);
             } else split_fragments<BM>(ah, al, S);
             opaque(o_columns_at);

@@ -53,7 +53,7 @@ template <int D, bool SCORE_MODS> struct shared {
 /* P is stored as 2^P_BITS times the probability, and l is the sum of this P. P_UNIT is 2^-P_BITS. */
 const float P_BITS = 15, P_UNIT = 1.0f / 32768;
 
-/* Returns the maximum m of a row rounded to a multiple of 1/16 (above 2^18, to a multiple of a larger number). Adding
+/* Returns the maximum m of a row, rounded to a multiple of 1/16 (maxima above 2^18: to a coarser multiple). Adding
  * P_BITS = 15 to a rounded maximum is then exact. Huge maxima are not rounded: see in_base_2(). */
 DEVICE float rounded(float m)
 {

@@ -94,7 +94,7 @@ cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const 
         if ((unsigned)planes[n].heads > heads) heads = (unsigned)planes[n].heads;
     }
     for (int n = count; n <= MOST; n++) jobs.first[n] = blocks;
-    /* the tensors of one call are either all packed or all not packed, so planes[0] stands for all of them */
+    /* either all tensors of a call are packed or none is, so planes[0] stands for all of them */
     const dim3 grid(blocks, heads, planes[0].packed ? 1 : (unsigned)d.B);
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
     switch (split_class(d)) {

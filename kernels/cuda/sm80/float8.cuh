@@ -71,7 +71,7 @@ DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
             rows_of_b(bytes, nt, kk);
 #pragma unroll
             for (int n = 0; n < 4; n++) {
-                /* neighbouring products add to different sums, so that no product waits for the one before it */
+                /* successive products add to different sums, so that no product waits for the previous product */
                 const int e = n % 2 * 2 + n / 2;
                 uint32_t low, high;
                 halves_of(bytes[e], low, high);

@@ -23,10 +23,10 @@
  *
  * Some rows of a tile may see a key whose row of V has a NaN or an infinity, while other rows do not see that key. In
  * the product P V, P = 0 times such a value is NaN, even in rows that do not see the key. A block whose result is not
- * finite therefore processes its tiles once more, with zeros in place of NaN and infinities of V: rows that do not see
- * these values then get correct results. After that the block computes the rows that do see such a value one by one
- * (rows.cuh, which skips hidden keys). The test for finite results costs one instruction per output element; the second
- * pass runs only where inputs hold NaN or infinities. */
+ * finite therefore visits its tiles a second time, with zeros in place of NaN and infinities of V. Rows that do not see
+ * these values then have correct results. After that the block computes the rows that do see such a value one by one,
+ * with the functions of rows.cuh, which skip hidden keys. The test for finite results costs one instruction per output
+ * element. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/rows.cuh"
 #include "decode.h"
@@ -175,7 +175,7 @@ again:
             finite &= is_sound_score<SCORE_MODS>(row.m);
             if (!SCORE_MODS && row.m == -CUDART_INF_F) {
                 const int i = place.i0 + (warp * MT + mt) * 16 + half * 8 + lane / 4;
-                /* a maximum of -inf is correct only if the row sees no key; otherwise the row must be computed again */
+                /* a maximum of -inf is correct only if the row sees no key; otherwise the row must be recomputed */
                 finite &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);
             }
 #pragma unroll

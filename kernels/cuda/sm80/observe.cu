@@ -43,7 +43,7 @@ struct finish_args {
     int sums;
 };
 
-/* Returns whether tensor cores have computed this row correctly. */
+/* Returns whether the maximum and sums that tensor cores computed for this row are correct. */
 DEVICE bool is_computed(const cuda_args &a, const finish_args &f, const row &r, const float4 &part, float m,
                         float given)
 {

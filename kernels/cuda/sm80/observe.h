@@ -1,22 +1,22 @@
 /* observe.h: the passes of an observe (the operation that reports which keys the queries attend to) on tensor cores.
- * observe.cu launches them. For Hopper GPUs, two of these passes have kernels of their own (sm90/observe/). */
+ * observe.cu launches them. For two of these passes, Hopper GPUs have separate kernels (sm90/observe/). */
 #ifndef ATTN_SM80_OBSERVE_H
 #define ATTN_SM80_OBSERVE_H
 
 #include "kernels/cuda/simple/observe.h"
 
-/* Number of keys of a chunk. The sums of a row are made chunk by chunk, and the chunks are added in the order of keys.
- * The number of thread blocks that share a row therefore changes no bit of the sums. */
+/* Number of keys of a chunk. Each row is summed chunk by chunk, and the sums of the chunks are added in the order of
+ * keys. The bits of the result therefore do not depend on the number of thread blocks among which a row is divided. */
 enum { OBSERVE_CHUNK = 4096 };
 
 /* The maxima and sums of rows over their keys. The keys of a row are divided into parts, each with its own maximum and
  * sums. part[n * rows + r] belongs to part number n of the row with index r (see lse_at()). */
 struct observed_parts {
-    /* x: the row's largest score over these keys, or with no options the largest q.k; y, z: the sums l and e
-     * (observe_rows.cu), relative to x; w: 1 where a block has written the part */
+    /* x: the row's largest score over the keys of the part, or without options the largest q.k; y, z: the sums l and e
+     * (observe_rows.cu), relative to x; w: 1 if a block has written the part */
     float4 *part;
     int64_t rows;
-    int blocks; /* number of blocks that share the keys of a row; 1: each row has one part */
+    int blocks; /* number of blocks among which the keys of a row are divided; 1: each row has one part */
 };
 
 /* For each row, x is `base` and y is `inverse`. From these numbers and a score z in base 2, later passes compute a

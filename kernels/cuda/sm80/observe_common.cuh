@@ -78,7 +78,7 @@ cudaError_t launch_share(const cuda_chip *chip, cuda_args a, dim3 grid, int bloc
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
 
-/* Returns the tile of a block. *number becomes the block's number among the blocks that share this tile. The first
+/* Returns the tile of a block. *number becomes the block's number among the blocks that compute this tile. The first
  * blocks get the last tiles, because under a causal mask the last tiles take longest. */
 DEVICE int shared_tile(const cuda_args &a, int blocks, int *number)
 {

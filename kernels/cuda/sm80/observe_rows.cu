@@ -1,6 +1,6 @@
 /* observe_rows.cu: the pass over the rows of an observe (the operation that reports which keys the queries attend to),
  * on tensor cores. The pass computes each row's largest score m, l = sum exp2(z - m) and e = sum exp2(z - m) (z - m).
- * Where only maxima are wanted, no exponential is computed. A second kernel finds the largest scores of each row
+ * If only maxima are requested, no exponential is computed. A second kernel finds the largest scores of each row
  * (top_keys).
  *
  * Each lane has its own m, l and e over its own keys of a row, so lanes exchange no data in the loop. m may be up to 8

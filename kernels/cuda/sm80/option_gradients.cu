@@ -1,6 +1,6 @@
-/* option_gradients.cu: dbias and dalibi_slopes on tensor cores by mma.sync, for inputs of 16 bits and head dims up to
- * 256. Both families of kernels (sm80, sm90) launch this kernel after those of dq, dk and dv. It computes once more,
- * tile by tile:
+/* option_gradients.cu: dbias and dalibi_slopes on tensor cores by mma.sync, for 16-bit inputs and head dims up to 256.
+ * Both families of kernels (sm80, sm90) launch this kernel after those of dq, dk and dv. It computes once more, tile by
+ * tile:
  *
  *     S = Q K^T       dP = dO V^T       P = exp(S with all options - lse)       dZ = P (dP - delta)
  *
@@ -8,9 +8,9 @@
  * up:
  *
  *   EACH_PAIR     dbias of all batch rows, heads and queries: each tile of dZ is a tile of dbias
- *   OVER_HEADS    dbias that batch rows or heads share: a block owns a tile of dbias, and adds up dZ of all heads and
+ *   OVER_HEADS    dbias shared by batch rows or heads: a block owns a tile of dbias, and adds up dZ of all heads and
  *                 batch rows in registers
- *   OVER_QUERIES  dbias that queries share: a block owns 128 keys, and adds up dZ of all queries that see the keys
+ *   OVER_QUERIES  dbias shared by queries: a block owns 128 keys, and adds up dZ of all queries that see the keys
  *   OF_ROWS       dalibi_slopes: a block owns 128 queries and computes the sum of dZ times distance of each query;
  *                 head_sums.cu adds up the queries of a head
  *
@@ -63,13 +63,13 @@ struct work {
     /* true: Q and dO stay in shared memory while the block visits one tile of keys after the other */
     bool resident;
     bool bias_stays; /* true: the block's tile of the bias stays in shared memory (shared_bias) */
-    bool given;      /* true: the client gave out and lse; false: they are recomputed */
+    bool given;      /* true: the client gave out and lse; false: out and lse are recomputed */
     /* bias_in_pairs: elements 2 n and 2 n + 1 of a row of the bias are aligned, so that one instruction can read both.
      * dbias_in_pairs: one instruction can write both elements of a row of dbias. */
     bool bias_in_pairs, dbias_in_pairs;
 };
 
-/* A tile of pairs: queries from i0 on and keys from j0 on of head h of sequence b. */
+/* A tile of pairs in head h of sequence b: the queries from i0 on and the keys from j0 on. */
 struct pair_tile_place {
     int b, h, i0, j0;
 };
@@ -437,8 +437,7 @@ DEVICE void gradients_of_pairs(const cuda_args &a, const work &w, const warp_pai
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float p = exp2_fast(S[mt][nt][e] - lse2[mt][e / 2]);
-                /* If P is 0, dS must be 0, although dP may not be finite. P is 0 where the pair is hidden, or where P
-                 * was rounded to 0. */
+                /* If P is 0 (the pair is hidden, or P was rounded to 0), dS must be 0 even if dP is not finite. */
                 dP[mt][nt][e] = p > 0 ? p * (dP[mt][nt][e] - delta[mt][e / 2]) : 0;
                 S[mt][nt][e] = p > 0 ? p : 0;
             }
@@ -467,7 +466,7 @@ __device__ __noinline__ void careful_block(const cuda_args &a, const saved &s, c
         float p = hidden ? 0 : exp2_fast(exponent_of(a, s, x, query, z, lse_in_base_2(lse)));
         const float drop = hidden ? 0 : dropout(a, x, query, key);
         float dz = p == 0 ? 0 : p * (drop == 0 ? -delta : drop * pairs.w[r][c] - delta);
-        /* If P is NaN although lse is not, compute P again from the rows of q and k. */
+        /* If P is NaN although lse is not, recompute P from the rows of q and k. */
         unsigned again = __ballot_sync(ALL_LANES, p != p && lse == lse);
         for (; again; again &= again - 1) {
             const int from = __ffs(again) - 1, m = n - (int)threadIdx.x % 32 + from;
@@ -702,7 +701,8 @@ __global__ void __launch_bounds__(THREADS, 1)
                 }
     }
     cp_async_wait<0>();
-    __syncthreads(); /* after this barrier no thread reads or writes the buffers of chunks */
+    __syncthreads(); /* after this barrier no thread reads or writes the buffers of chunks, so they may be
+                      * overwritten */
     const int64_t to = attn_at(&w.to, v.b, v.h, 0) + v.part * w.part_elements;
     x.i = v.i0 + row + lane / 4;
     x.j = v.j0 + column + lane % 4 * 2;

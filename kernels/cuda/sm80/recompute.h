@@ -32,8 +32,8 @@ static inline size_t recomputed_lse_bytes(const attn_dims &d)
     return (size_t)query_rows(d) * sizeof(float);
 }
 
-/* Plans the forward that recomputes out (of `dtype`) and lse for a backward. `out` and `lse` may be NULL if only the
- * plan's workspace size is wanted. Returns false if `kernel` does not compute this forward. */
+/* Plans the forward that recomputes out (of `dtype`) and lse for a backward. `out` and `lse` may be NULL if the caller
+ * needs only the plan's workspace size. Returns false if `kernel` does not compute this forward. */
 static inline bool plan_recomputed(recomputed_forward *f, const cuda_kernel &kernel, const cuda_chip *chip,
                                    const attn_plan *backward, void *out, void *lse, attn_dtype dtype = ATTN_F32)
 {

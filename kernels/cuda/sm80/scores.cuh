@@ -192,7 +192,7 @@ template <int NT> DEVICE float largest_of_row(const float (&S)[NT][4], int half)
     return fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
 }
 
-/* Turns the scores S of a row into 2^(c S + offset). Returns the sum of those numbers of the row that this lane has. */
+/* Replaces the scores S of a row by 2^(c S + offset). Returns this lane's part of the row's sum. */
 template <int NT> DEVICE float exponents_of_row(float (&S)[NT][4], int half, float c, float offset)
 {
     float sum = 0;

@@ -93,8 +93,8 @@ static __device__ __noinline__ void list_seen_keys(const cuda_args &a, int b, in
     });
 }
 
-/* Lists the rounds (tiles of BM queries) in which some query sees a key from j0 to j1 - 1. The rounds are the tiles
- * `first` to `first` + `tiles` - 1 of each head of the group, head after head. */
+/* Lists the rounds (tiles of BM queries) in which at least one query sees a key from j0 to j1 - 1. The rounds are the
+ * tiles `first` to `first` + `tiles` - 1 of each head of the group, head after head. */
 template <int BM, int THREADS>
 static __device__ __noinline__ void list_seen_rounds(const cuda_args &a, int b, int hk, int j0, int j1, int first,
                                                      int tiles, seen_tiles &seen)
@@ -106,7 +106,7 @@ static __device__ __noinline__ void list_seen_rounds(const cuda_args &a, int b, 
     });
 }
 
-/* Returns the next visible tile of the list below n, or first - 1 if there is none. */
+/* Returns the last visible tile before tile n, or `first` - 1 if there is none. */
 DEVICE int seen_tile_below(const seen_tiles &seen, int n, int first)
 {
     for (n--; n >= first && n < SEEN_TILES; n = n / 32 * 32 - 1) {
@@ -116,7 +116,7 @@ DEVICE int seen_tile_below(const seen_tiles &seen, int n, int first)
     return max(n, first - 1);
 }
 
-/* Returns the next visible tile behind tile n, or `end` if there is none. */
+/* Returns the first visible tile after tile n, or `end` if there is none. */
 DEVICE int seen_tile_above(const seen_tiles &seen, int n, int end)
 {
     for (n++; n < end && n < SEEN_TILES; n = n / 32 * 32 + 32) {

@@ -12,7 +12,7 @@
 
 #include "ptx.cuh"
 
-/* Returns where piece c (16 bytes) of row r lies in a tile in shared memory, in elements of 16 bits. With D = 32 two
+/* Returns the offset of piece c (16 bytes) of row r in a tile in shared memory, in 16-bit elements. With D = 32 two
  * rows together span all banks of shared memory. */
 template <int D> DEVICE int at(int r, int c)
 {
@@ -181,7 +181,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
                 const int entry = first / page_size;
                 table = g->page_table + b * g->page_table_row + entry;
                 slot = first - entry * page_size;
-                page = first < rows ? *table : 0; /* page_table has no entry for rows past the sequence's end */
+                page = first < rows ? *table : 0; /* page_table has no entry for rows past the end */
             }
             const char *const from = data + page * page_bytes + slot * row_bytes;
 #pragma unroll
@@ -216,7 +216,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
 #pragma unroll 1
             for (int n = 0; n < ROWS / STEP; n++) {
                 const int line = first + r + n * STEP;
-                /* page_table has no entry for rows past the sequence's end, so these rows must not be looked up */
+                /* page_table has no entry for rows past the sequence's end, so it is not read for them */
                 const bool valid = column && line < rows;
                 copy(to, r + n * STEP, c,
                      (const char *)view->data +

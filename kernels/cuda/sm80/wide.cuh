@@ -42,7 +42,7 @@ DEVICE void store_columns(const attn_view &result, int64_t b, int64_t h, int64_t
                           int width, const float (&O)[MT][DT][4], void *staged)
 {
     const int HALF = COLUMNS / 2, lane = threadIdx.x % 32, mine = threadIdx.x / 32 * MT * 16;
-    /* All warps of the block must store their columns in the same form, as T or as float. With two forms a warp could
+    /* All warps of the block must store their columns with the same type, T or float. With different types a warp could
      * overwrite rows that another warp has stored. */
     const bool pieces = in_pieces<T>(columns_from(result, column0), b, h, line, width);
 #pragma unroll

@@ -10,13 +10,14 @@
  *     dk    S^T += K Q^T      P  = exp(S - lse)    dP^T += V dO^T    dS = P (dP - delta)      dk += dS^T Q
  *     dv    S^T += K Q^T      P  = exp(S - lse)                                               dv += P^T dO
  *
- * A warp keeps P in shared memory (park()) while dP takes the registers of S. Blocks of different columns compute the
- * same S and dP again. For each pair of a query and a key, dq and dk take ceil(D / COLUMNS) (D + Dv + COLUMNS)
- * multiplications each, and dv takes ceil(Dv / COLUMNS) (D + COLUMNS). Compared with the usual five products, the three
- * gradients together take 2.6 times as many multiplications at D = Dv = 512, and 4.6 times as many at 1024. Blocks
- * share no sums, so all gradients are deterministic.
+ * A warp keeps P in shared memory (park()) while dP takes the registers of S. S and dP are recomputed for every COLUMNS
+ * columns, by a different block. For each pair of a query and a key, dq and dk each take ceil(D / COLUMNS) (D + Dv +
+ * COLUMNS) multiplications, and dv takes ceil(Dv / COLUMNS) (D + COLUMNS). Compared with the usual five products, the
+ * three gradients together take 2.6 times as many multiplications at D = Dv = 512, and 4.6 times as many at 1024.
+ * Blocks share no sums, so all gradients are deterministic.
  *
- * Rows whose results are not finite are only marked, as in wide_forward.cu; later launches compute the marked rows. */
+ * If a row's result is not finite, the kernel only marks the row, as in wide_forward.cu; later launches compute the
+ * marked rows. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 #include "backward_common.cuh"
@@ -393,8 +394,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* The workspace has this many bytes before the marks. A mark is one byte per row, and is not 0 if a later launch must
- * compute the row. The first of the bytes before the marks is cuda_args.rows_found. */
+/* The number of bytes in the workspace before the marks of rows; the first of these bytes is cuda_args.rows_found. A
+ * row's mark is one byte, which is not 0 if a later launch must compute the row. */
 enum { MARKS_HEAD = 16 };
 
 size_t mark_bytes(const attn_dims &d)

@@ -117,7 +117,7 @@ DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2],
         row.l = whole_sum(row.l);
         const float factor = row.l == 0 ? 0 : v_scale / row.l;
         sound &= is_sound_score<X::SCORE_MODS>(row.m) && row.l - row.l == 0;
-        /* a maximum of -inf is correct only if the row sees no key; otherwise the row must be computed again */
+        /* a maximum of -inf is correct only if the row sees no key; otherwise the row must be recomputed */
         if (!X::SCORE_MODS && row.m == -CUDART_INF_F) {
             const int i = place.i0 + r;
             sound &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);

@@ -35,8 +35,8 @@ struct truth_args {
     cuda_args a;
     dense q, k, v, dout;
     row_sum *sums;
-    /* The addresses to which results are written; NULL: the result is not wanted. A backward always has an address for
-     * out, because delta is computed from out. */
+    /* The addresses to which results are written; NULL: the result is not requested. A backward always has an address
+     * for out, because delta is computed from out. */
     attn_truth to;
     attn_score_options_as<double> scores;
     double drop_scale;

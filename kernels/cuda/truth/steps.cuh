@@ -82,7 +82,7 @@ DEVICE void apply_options(const truth_args &t, const head_args &x, double scale,
 
 /* ---- Products of a warp, in float64 ------------------------------------------------------------------------------ */
 
-/* Adds X Y^T, for a chunk of channels of X and Y, to `c`. Each warp computes 16 rows of X, with all rows of Y. */
+/* Adds X Y^T over a chunk of channels to `c`. Each warp multiplies 16 rows of X by all rows of Y. */
 DEVICE void add_scores(fragment &c, const float *x, const float *y)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -108,7 +108,7 @@ DEVICE void add_scores(fragment &c, const float *x, const float *y)
 typedef double result_fragment[N_WIDTH][4];
 
 /* Adds P Z to `result`. With g = lane / 4 and q = lane % 4, a lane's p[n][2 r + e] belongs to row g + 8 r and column 8
- * n + 2 q + e of operand A, which is P. The rows of Z are taken in the order of A's columns. */
+ * n + 2 q + e of operand A, which is P. Rows of Z are loaded in the order of A's columns. */
 DEVICE void add_product(result_fragment &result, const fragment &p, const float *z, int width)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;

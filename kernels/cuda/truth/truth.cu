@@ -1,5 +1,5 @@
-/* truth.cu: computes attention in float64 on tensor cores, the truth that other results are compared with
- * (attn_truth_some()).
+/* truth.cu: computes attention in float64 on tensor cores (attn_truth_some()). Other results are compared with these
+ * results.
  *
  *   widen       converts q, k, v and dout exactly to float32 without gaps, whatever their dtype, strides or pages. A
  *               byte per row says whether the row has a NaN or an infinity.
@@ -200,8 +200,8 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
     w.row = place.row, w.part = place.part;
     w.rows = (int)(BY_KEYS ? w.s.Sk : w.s.Sq), w.columns = (int)(BY_KEYS ? w.s.Sq : w.s.Sk);
     w.first_row = first_row(g.dims, w.s, BY_KEYS, w.b, w.h) + w.row;
-    /* The first and the last column that a row sees grow with the row's number. The tile's range of columns therefore
-     * begins with the first column of its first row, and ends with the last column of its last row. */
+    /* The first and the last column that a row sees do not decrease from row to row. The tile's range of columns
+     * therefore begins with the first column of its first row, and ends with the last column of its last row. */
     w.begin = (int)columns_of<BY_KEYS>(g, w.s, w.row).lo / COLUMNS * COLUMNS;
     w.end = (int)columns_of<BY_KEYS>(g, w.s, min(w.row + ROWS, w.rows) - 1).hi;
     w.chunks = w.o.x.width / CHUNK, w.chunks2 = has_two_products(PASS) ? w.o.x2.width / CHUNK : 0;
@@ -488,7 +488,7 @@ struct layout {
 };
 
 /* Reserves `count` elements in the workspace, and sets `to` to their address. `base` is the start of the workspace, or
- * NULL if only the size of the workspace is wanted. */
+ * NULL if the caller needs only the size of the workspace. */
 template <typename T> void take(layout &l, char *base, T *&to, int64_t count, int64_t each)
 {
     int64_t bytes;
