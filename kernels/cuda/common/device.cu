@@ -122,8 +122,9 @@ struct stream {
     volatile uint32_t *note;
     uint32_t notes; /* number of notes (numbers that the stream writes to *note) queued on the stream so far */
     int *counter;   /* a counter in device memory for the kernels of this stream (see cuda_chip) */
-    /* Two bytes of pinned memory. [0] is cuda_chip.found. [1] becomes 1 if kernels have marked rows that they could not
-     * compute, and no later launch computes these rows. The host must then compute the problem again (left_rows()). */
+    /* Two bytes of pinned memory. found[0] is cuda_chip.found. found[1] becomes 1 if kernels have marked rows that they
+     * could not compute, and no later launch computes these rows; the host must then recompute the problem
+     * (left_rows()). */
     uint8_t *found;
     /* true: a later launch computes the marked rows (rows that kernels could not compute), even in short problems
      * (where looks_for_rows() is false) */

@@ -64,8 +64,8 @@ struct cuda_steps {
     /* seconds of work that the present call of attn_run_some() may still queue; the call's first step is queued even if
      * it takes longer */
     double seconds;
-    bool more; /* true: a step was left to the next call of attn_run_some(), because this call's `seconds` were used
-                * up */
+    bool more; /* true: at least one step is left to the next call of attn_run_some(), because `seconds` is used up or
+                * because the step needs the result of a check (`looked`) */
     bool any;  /* true: this call of attn_run_some() has queued a step (a part of a long problem) */
     bool idle; /* true: all work of earlier calls of attn_run_some() had ended when this call began */
     /* true: this call of attn_run_some() has queued a check for marked rows (rows that a later launch must compute);

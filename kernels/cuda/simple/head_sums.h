@@ -11,10 +11,10 @@ struct row_far_sums {
     float p, dz, p_far, dz_far;
 };
 
-/* Returns the sum of dZ times distance over the pairs of query i. Distances may be several hundred, so an error of the
- * row's delta would become large. If the client gave no out, delta comes from a forward that rounds P to the tensors'
- * dtype. In that case the function corrects delta with sums over the same pairs. With the correct delta, the sum of dZ,
- * with the sink's part, is dlse; the sum of P, with the sink's part, is 1. */
+/* Returns the sum of dZ times distance over the pairs of query i. Distances may be several hundred, so a small error of
+ * the row's delta would cause a large error of the sum. If the client gave no out, delta comes from a forward that
+ * rounds P to the tensors' dtype. In that case the function corrects delta with sums over the same pairs. With the
+ * correct delta, the sum of dZ, with the sink's part, is dlse; the sum of P, with the sink's part, is 1. */
 DEVICE float far_of_row(const cuda_args &a, const saved &s, const head_args &x, int64_t i, const row_far_sums &sum,
                         bool given)
 {

@@ -35,8 +35,8 @@ namespace {
 
 enum { WARPS = 4, THREADS = 32 * WARPS };
 
-/* How keys and values are stored in shared memory. KEYS_AS_T: as type T, to which the loader converts them.
- * KEYS_AS_FLOAT8: as float8, which the kernel converts to T in registers (float8.cuh). */
+/* The type with which keys and values are stored in shared memory. KEYS_AS_T: type T, to which the loader converts
+ * them. KEYS_AS_FLOAT8: float8, which the kernel converts to T in registers (float8.cuh). */
 enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
 
 /* A block of decode_stacks() computes this many tiles of 16 rows: rows of several sequences that see the same keys. */
@@ -901,11 +901,11 @@ constexpr size_t shared_bytes()
     return narrow > wide ? narrow : wide;
 }
 
-/* A block of decode_stacks(): computes split `index` (a part of the keys) of one key/value head for a stack, which is a
- * group of sequences whose common keys are read once. Neighbouring sequences that share the split form a run, and the
- * block computes the split once for all sequences of a run. If several blocks read the same keys, the first block reads
- * them from memory, and the other blocks find them in the L2 cache. A sequence whose result is not finite gets NaN as m
- * and l of its first row, and decode_splits(), which runs next, computes its split. */
+/* The code of a block of decode_stacks(): computes split number `index` (a part of the keys) of one key/value head for
+ * a stack (a group of sequences whose common keys are read once). Neighbouring sequences that share the split form a
+ * run, and the block computes the split once for all sequences of a run. If several blocks read the same keys, the
+ * first block reads them from memory, and the other blocks find them in the L2 cache. A sequence whose result is not
+ * finite gets NaN as m and l of its first row, and decode_splits(), which runs next, computes its split. */
 template <typename T, class X, template <typename, class> class RING, class KEPT>
 DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {

@@ -121,10 +121,10 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
 
 /* Combines the partial results of all splits into out and lse. A block computes rows blockIdx.y, blockIdx.y +
  * gridDim.y, ... of one key/value head of a sequence. Each warp adds up every eighth split group. The block then adds
- * up the sums of its warps, always in the same order. A lane has neighbouring columns of out. Above head size 256,
- * block blockIdx.z computes the columns from 256 blockIdx.z on, and block 0 writes lse. Rows of huge scores, and rows
- * whose sums overflow, are computed one by one, key by key. A block of this kernel should start as soon as a block of
- * decode_splits() ends on a multiprocessor, so it must not need more registers than that block. */
+ * up the sums of its warps, always in the same order. For head sizes above 256, block blockIdx.z computes the columns
+ * from 256 blockIdx.z on, and block 0 writes lse. Rows of huge scores, and rows whose sums overflow, are computed one
+ * by one, key by key. A block of this kernel should start as soon as a block of decode_splits() ends on a
+ * multiprocessor, so it must not need more registers than that block. */
 template <int D>
 __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
                                                    : D == 128 ? 3
@@ -156,8 +156,8 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         const float2 *ml = p.ml + place.saved + r;
         const float *O = p.O + (place.saved + r) * D + column0 + lane * C;
         const float sink = sink_in_base_2(sink_of(a, h));
-        /* If a block has added up a split group (SPLIT_GROUP neighbouring splits), the group has one partial result;
-         * otherwise each split has one. */
+        /* The number of partial results of a split group (SPLIT_GROUP neighbouring splits): one if a block has added up
+         * the group, otherwise one for each split. */
         const int each = p.splits_per_block > 1 ? 1 : SPLIT_GROUP;
         float m = -CUDART_INF_F, l = 0, o[C] = {};
         for (int s = warp * SPLIT_GROUP; s < splits; s += COMBINE_WARPS * SPLIT_GROUP) {

@@ -82,8 +82,8 @@ DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
 }
 
 /* Computes O += P V for float8 values and one block of 16 rows (accumulate() of scores.cuh is for 16-bit values). The
- * function multiplies in float16, whose range suffices for P. columns_of_b(bytes, u, kk) loads channels 32 u .. 32 u +
- * 31 of keys 16 kk .. 16 kk + 15. */
+ * function multiplies in float16, whose range suffices because P is at most 1. columns_of_b(bytes, u, kk) loads
+ * channels 32 u .. 32 u + 31 of keys 16 kk .. 16 kk + 15. */
 template <int NT, int DT, typename B>
 DEVICE void accumulate_float8(float (&O)[DT][4], const float (&P)[NT][4], B columns_of_b)
 {

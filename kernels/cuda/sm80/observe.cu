@@ -2,7 +2,7 @@
  * attention.h) on tensor cores by mma.sync, for any GPU from compute capability 8.0 on.
  *
  *   pass     a block has                      the block computes                                   file
- *   rows     queries, all keys in chunks      maxima, and sums of exponentials where wanted        observe_rows.cu
+ *   rows     queries, all keys in chunks      maxima, and sums of exponentials if requested        observe_rows.cu
  *   finish   rows, one per thread             row_max, lse, entropy; base and inverse of a row     observe.cu
  *   top      queries, all keys                top_keys, top_weights                                observe_rows.cu
  *   mass     keys, all queries                key_mass                                             observe_mass.cu

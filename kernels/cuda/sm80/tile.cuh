@@ -5,8 +5,10 @@
  * that neither copies nor ldmatrix have bank conflicts. A fragment is read from a tile in four ways (mma.m16n8k16, see
  * ptx.cuh):
  *
- *   a_rows     operand A, the tile's rows are its m      b_rows     operand B, the tile's rows are its n (Q K^T: both)
- *   a_columns  operand A, the tile's columns are its m   b_columns  operand B, the tile's rows are its k (V in P V) */
+ *   a_rows     rows of the tile are rows of A (Q in Q K^T)
+ *   a_columns  columns of the tile are rows of A
+ *   b_rows     rows of the tile are columns of B (K in Q K^T)
+ *   b_columns  columns of the tile are columns of B (V in P V) */
 #ifndef ATTN_SM80_TILE_CUH
 #define ATTN_SM80_TILE_CUH
 
@@ -119,8 +121,8 @@ template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_load
 template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THREADS, ONCE, true> {
     typedef tile_row<T, D> tile;
     static const int PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    /* Number of rows in a chunk. If the page size is a multiple of CHUNK, a chunk lies in one page, and one entry of
-     * page_table is read for it. */
+    /* Number of rows in a chunk. If the page size is a multiple of CHUNK, each chunk lies in one page, so only one
+     * entry of page_table is read for it. */
     static const int CHUNK = STEP > 16 ? STEP : 16;
     const attn_geometry *g;
     const attn_view *view;

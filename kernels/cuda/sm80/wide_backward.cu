@@ -164,8 +164,8 @@ DEVICE void load_chunk(const cuda_args &a, const block_place &p, stage &to, int 
     cp_async_commit();
 }
 
-/* Begins to load the second operand of the last product of round n, which multiplies dS or P: the block's columns of
- * the tile's k, q or dout. */
+/* Begins to load an operand of the last product of round n: the block's columns of the tile's k, q or dout. The product
+ * multiplies them by dS or P. */
 template <gradient G> DEVICE void load_columns(const cuda_args &a, const block_place &p, stage &to, int n)
 {
     load_rows<TILE, COLUMNS>(a, p,

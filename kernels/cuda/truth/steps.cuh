@@ -176,8 +176,8 @@ template <typename T> DEVICE T sum_of_quad(T x)
 /* The online softmax of a row: maximum m, sum l, and the number of visible pairs (`seen`). Four lanes share a row. They
  * all have the row's m; l, `seen` and `seen_z` of a lane are over the lane's own columns. */
 struct online_row {
-    double m, l, seen_z; /* seen_z: the sum of the scores of the keys seen so far; if the row sees one key, seen_z is
-                          * that key's score */
+    double m, l, seen_z; /* `seen_z`: the sum of the scores of visible keys; with one visible key it is this key's
+                          * score */
     int seen;
 };
 

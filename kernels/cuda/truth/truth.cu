@@ -148,8 +148,7 @@ struct block_work {
     /* `row`: the tile's first row in the sequence; `rows` and `columns`: how many rows and columns the sequence has */
     int row, rows, columns;
     int begin, end;      /* rows of the tile can see only the columns `begin` to `end` - 1 */
-    int chunks, chunks2; /* chunks: number of chunks of channels of X Y^T; chunks2: number of chunks of channels of X2
-                          * Y2^T */
+    int chunks, chunks2; /* `chunks`, `chunks2`: number of chunks of channels of X Y^T, and of X2 Y2^T */
     /* `members`: number of query heads that the block visits; `part`: which group of WIDTH columns of the result the
      * block computes */
     int members, part;
