@@ -1,9 +1,10 @@
-/* args.cuh: a problem as kernels see it, and the score of one (query, key) pair with every option.
+/* args.cuh: the arguments of kernels (a problem's tensors, sizes and options), and the score of one (query, key) pair
+ * with every option.
  *
  * The host resolves an attn_problem once (attn_geometry_of()), and passes the result to the kernels by value. These
  * parameters take about 1.3 KB, which the constant cache broadcasts. The functions below compute a score as
- * kernels/README.md defines it, in float, one step per line. Every kernel that computes single scores uses them, so all
- * kernels agree. */
+ * kernels/README.md defines it, in float, one step per line. Every kernel that computes scores one by one calls these
+ * functions, so all kernels compute the same scores. */
 #ifndef ATTN_CUDA_ARGS_CUH
 #define ATTN_CUDA_ARGS_CUH
 
@@ -17,7 +18,7 @@
 
 #define DEVICE __device__ __forceinline__
 
-/* Returns the block's dynamic shared memory as a struct S, which each kernel defines for itself. */
+/* Returns the block's dynamic shared memory as a struct S. Each kernel defines its own S. */
 template <class S> DEVICE S &block_memory()
 {
     extern __shared__ __align__(1024) char memory[];
@@ -31,28 +32,28 @@ struct cuda_args {
     uint64_t seed;
     /* dropout drops a pair whose 16 random bits (half of a Philox word) are below this number; 0: no dropout */
     uint32_t drop_below;
-    float drop_scale; /* the factor by which P is multiplied where dropout keeps the pair: 1 / (1 - dropout_p) */
-    /* index of head h of batch row b in dropout's random generator: drop_first + b * drop_batch + h */
+    float drop_scale; /* the factor by which P is multiplied if dropout keeps the pair: 1 / (1 - dropout_p) */
+    /* dropout's random generator gives head h of batch row b the number drop_first + b * drop_batch + h */
     int64_t drop_first, drop_batch;
-    /* lse, delta and a recomputed out are indexed alike: row i of sequence b and head h is at b * lse_batch + h *
-     * lse_head + q_start + i. In a packed tensor, q_start is the sequence's first row. */
+    /* The index of a row in lse, delta and a recomputed out: row i of sequence b and head h has the index b * lse_batch
+     * + h * lse_head + q_start + i. In a packed tensor, q_start is the sequence's first row. */
     int64_t lse_batch, lse_head;
-    /* in each head, this launch computes the tiles from this index on; in packed problems, the tiles of a head are
+    /* the index of the first tile that this launch computes in each head; in packed problems, the tiles of a head are
      * numbered across all sequences */
     int first_tile;
     /* true: a sequence may have fewer queries (or fewer keys) than its tensor has rows, because the problem is packed
      * or has seqlens */
     bool ends_of_queries, ends_of_keys;
-    /* the kernel leaves out packed sequences of at most this many rows (queries times heads of a group), which
-     * decode.cu computes; 0: it leaves out none */
+    /* the kernel skips packed sequences of at most this many rows (queries times heads of a group), because decode.cu
+     * computes them; 0: no sequence is skipped */
     int decode_rows;
     /* Bytes in which a kernel marks rows that it cannot compute: one byte per row of lse, and one per row of dk. A
      * later launch (simple/simple.cu) computes the marked rows. *rows_found becomes 1 if any row is marked. In a short
      * problem these pointers are NULL, and the kernel computes all rows itself. */
     uint8_t *rows_later, *keys_later, *rows_found;
-    /* Memory for saved.lse and saved.rest of rows.cuh. A backward stores the lse of a row with huge scores in these two
-     * numbers, because one float would round it too much. A forward kernel that gets these pointers writes only these
-     * two numbers. The pointers are NULL in all other launches. */
+    /* The arrays saved.lse and saved.rest of rows.cuh. A backward keeps the lse of a row with huge scores as two
+     * numbers, because one float would round it too much. A forward kernel to which these pointers are given writes
+     * only these two arrays. The pointers are NULL in all other launches. */
     float *part_lse, *part_rest;
 };
 
@@ -87,8 +88,8 @@ static inline int64_t key_rows(const attn_dims &d)
     return d.Sk * d.Hk * (d.packed ? 1 : d.B);
 }
 
-/* Estimates the number of keys that a query sees. Packed sequences count as if all had the same length, because their
- * lengths are in device memory. */
+/* Estimates the number of keys that a query sees. For packed sequences the function assumes equal lengths, because the
+ * true lengths are in device memory. */
 static inline int64_t keys_of_row(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
@@ -150,7 +151,7 @@ DEVICE head_args head_args_of(const cuda_args &a, int64_t b, int64_t h)
     return x;
 }
 
-/* Returns whether query i sees key j by keep_mask, FlashMask and bias: a bias of -inf hides the key. */
+/* Returns whether keep_mask, FlashMask and bias let query i see key j; a bias of -inf hides the key. */
 DEVICE bool visible_by_mask(const cuda_args &a, const head_args &x, int64_t i, int64_t j)
 {
     const attn_geometry &g = a.g;
@@ -182,7 +183,7 @@ template <typename real> DEVICE float saturated(real z)
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : (float)z;
 }
 
-/* Returns z plus what bias and ALiBi add to the score of the pair (i, j). */
+/* Returns the score z of the pair (i, j) plus its terms of bias and ALiBi. */
 template <typename real> DEVICE real with_bias(const cuda_args &a, const head_args &x, int64_t i, int64_t j, real z)
 {
     const attn_view &bias = a.g.view[ATTN_T_bias];
@@ -194,8 +195,8 @@ template <typename real> DEVICE real with_bias(const cuda_args &a, const head_ar
     return z;
 }
 
-/* Returns the score z of a visible pair, given its q.k. *derivative becomes dz / d(scale q.k) (score.h). z is NaN where
- * q.k or a partial sum of it overflows float32; rows.cuh computes such a row with score_in_double(). */
+/* Returns the score z of a visible pair, given its q.k. *derivative becomes dz / d(scale q.k) (score.h). z is NaN if
+ * q.k or a partial sum of it overflows float32; rows.cuh computes the score of such a pair with score_in_double(). */
 DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float dot, float *derivative)
 {
     float z = attn_score_of(&x.options, &x.s, i, j, x.scale * dot, derivative);
@@ -203,8 +204,8 @@ DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j,
     return fabsf(dot) <= FLT_MAX ? z : CUDART_NAN_F;
 }
 
-/* Does what score() does, for a q.k that does not fit in a float32. Returns the score z (as x) and its derivative dz /
- * d(scale q.k) (as y). */
+/* Like score(), but in double, for a q.k that does not fit in a float32. Returns the score z (as x) and its derivative
+ * dz / d(scale q.k) (as y). */
 DEVICE float2 score_in_double_inline(const cuda_args &a, const head_args &x, int64_t i, int64_t j, double dot)
 {
     const double scale = a.g.scale * (double)scale_of(a.g.view[ATTN_T_q_scale], x.b, x.hk) *
@@ -219,13 +220,13 @@ static __device__ __noinline__ float2 score_in_double(const cuda_args &a, const 
     return score_in_double_inline(a, x, i, j, dot);
 }
 
-/* Scores of this size and more are huge. Neighbouring float32 numbers are then so far apart that P is 1 for a row's
- * largest score and 0 for all lower scores, in base 2 and in base e. */
+/* Scores with at least this magnitude are called huge. Neighbouring float32 numbers of this magnitude are so far apart
+ * that P is 1 for a row's largest score and 0 for all lower scores, in base 2 and in base e. */
 const float HUGE_SCORE = 8589934592.0f;
 
 /* Returns the score of a visible pair, or of a sink, in base 2. The result is never -inf, which stands for a hidden
- * pair. A score z with |z| >= HUGE_SCORE is returned unchanged, because its conversion could overflow; P is correct
- * even so. */
+ * pair. A score z with |z| >= HUGE_SCORE is returned unchanged, because its conversion could overflow; P is
+ * nevertheless correct (see HUGE_SCORE). */
 DEVICE float in_base_2(float z)
 {
     const float y = z * LOG2E, most = HUGE_SCORE - 512;
@@ -233,15 +234,15 @@ DEVICE float in_base_2(float z)
     return fabsf(z) >= HUGE_SCORE ? z : y > most ? most : y < -most ? -most : y;
 }
 
-/* Returns the lse of a row. m is the row's largest score (from in_base_2()), and l the sum of the exponentials of its
- * scores minus m. */
+/* Returns the lse of a row. m is the row's largest score (from in_base_2()), and l the sum of the exponentials of the
+ * differences between scores and m. */
 DEVICE float lse_of_sum(float m, float l)
 {
     return l == 0 ? -CUDART_INF_F : fabsf(m) >= HUGE_SCORE ? m : m * LN2 + logf(l);
 }
 
-/* Returns whether causal, window and lengths let query i see any key. If the result is true although the row's largest
- * score is -inf, all q.k of the row are outside the range of float32. */
+/* Returns whether causal, window and lengths let query i see at least one key. If they do, and the row's largest score
+ * is nevertheless -inf, all q.k of the row are outside the range of float32. */
 DEVICE bool sees_keys(const attn_geometry &g, const attn_sequence &s, int64_t i)
 {
     const attn_range keys = attn_keys_of(&g, &s, i);
@@ -285,8 +286,8 @@ DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
 }
 
 /* Returns the sequence to which tile number `tile` of a packed problem belongs. A tile has `unit` rows. The tiles of
- * sequence b begin with number cu[b] / unit + extra * b, where cu is cu_seqlens. Each sequence has `extra` additional
- * tile numbers, for tiles that are not full. */
+ * sequence b begin with number cu[b] / unit + extra * b, where cu is cu_seqlens. The term with `extra` leaves room for
+ * a sequence's last tile, which may not be full. */
 DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int extra, int tile)
 {
     int low = 0, high = (int)sequences;
@@ -307,9 +308,9 @@ DEVICE int64_t lse_at(const cuda_args &a, const head_args &x, int64_t i)
 /* ---- Which tile of query rows a thread block computes ------------------------------------------------------------ */
 
 /* Returns the grid for one block per tile of `rows` query rows: (tiles, heads, batch), or for packed problems (tiles of
- * all sequences, heads). In a packed problem, sequence b owns the tiles from number cu_seqlens[b] / rows + b on, up to
- * the first tile of sequence b + 1. This range has at least as many tiles as the sequence needs. A block finds its
- * sequence by bisection. */
+ * all sequences, heads). In a packed problem, sequence b has the tiles from number cu_seqlens[b] / rows + b on, up to
+ * the first tile of sequence b + 1. These are at least as many tiles as the sequence needs. A block finds its sequence
+ * by bisection. */
 static inline dim3 tile_grid(const attn_geometry &g, int rows)
 {
     const attn_dims &d = g.dims;
@@ -317,7 +318,7 @@ static inline dim3 tile_grid(const attn_geometry &g, int rows)
                     : dim3((unsigned)attn_tiles(d.Sq, rows), (unsigned)d.H, (unsigned)d.B);
 }
 
-/* Reduces a grid of all tiles to the tiles of share number chip->share, which this launch computes. */
+/* Reduces a grid of all tiles to the tiles that this launch computes: those of share number chip->share. */
 static inline void take_share(const cuda_chip *chip, cuda_args &a, dim3 &grid)
 {
     const tile_range tiles = share_of(chip, grid.x);
@@ -337,8 +338,8 @@ struct tile_place {
     bool exists;
 };
 
-/* Returns the place of the grid's tile `tile_index`: its head, sequence and first query. Blocks with low numbers get
- * the last tiles of a head, because under a causal mask the last tiles take longest. */
+/* Returns the head, sequence and first query of the grid's tile number `tile_index`. Blocks with low numbers get the
+ * last tiles of a head, because under a causal mask the last tiles take longest. */
 template <int rows> DEVICE tile_place tile_place_of(const cuda_args &a, unsigned tile_index)
 {
     const int tile = a.first_tile + (int)(gridDim.x - 1 - tile_index);

@@ -6,11 +6,12 @@
  *
  * Invariants
  *
- * 1. Every call of the CUDA runtime is checked, and its error goes through the table of errors.h. A sticky error
- *    becomes ATTN_DEVICE_LOST for this and every later call on the device. Any other error fails only the one call.
+ * 1. Every call of the CUDA runtime is checked, and the table of errors.h says what its error means. After a sticky
+ *    error, this call and every later call on the device return ATTN_DEVICE_LOST. Any other error fails only the one
+ *    call.
  * 2. Device memory is allocated by cudaMalloc and kept. A block that the caller frees goes to a list of its size class
  *    and is used again. Under a steady load there is therefore no cudaMalloc, which would synchronise the device.
- *    Allocated memory never exceeds memory_limit, except for blocks that another thread is freeing now. Where an
+ *    Allocated memory never exceeds memory_limit, apart from blocks that are being freed at the moment. Where an
  *    allocation would exceed memory_limit, or the card has no memory left, blocks kept in the lists are freed first.
  *    `lock` is held only for the few instructions that reserve bytes. The driver is called without holding `lock`,
  *    because cudaMalloc and cudaFree may wait for all work of the device.
@@ -48,7 +49,7 @@ CUDA_ERROR_MAP(X)
 
 /* ---- Opening and describing devices ------------------------------------------------------------------------------ */
 
-/* number of streams of a device: one copies inputs, one computes, one copies results, one waits */
+/* number of streams of a device: at a time one can copy inputs, one compute, one copy results, and one wait */
 enum { STREAMS = 4 };
 
 /* Size classes of blocks of device memory: sizes are 2^n and 1.5 * 2^n bytes, so at most a third of a block is
@@ -68,15 +69,15 @@ const struct {
 } tensor_cores[] = { { 80, 2048 }, { 86, 1024 },  { 87, 1024 },  { 89, 1024 },
                      { 90, 4096 }, { 100, 8192 }, { 103, 8192 }, { 120, 1024 } };
 
-enum { COUNTER_BYTES = 128 }; /* bytes of a stream's counter: a whole cache line, so that streams do not share a line */
+enum { COUNTER_BYTES = 128 }; /* bytes of a stream's counter: a whole cache line, so that no counters share one */
 
-/* The most work that one call of attn_run_some() queues, as a multiple of step_seconds() (the longest time of a step, a
+/* One call of attn_run_some() queues work for at most this constant times step_seconds() (the longest time of a step, a
  * part of a long problem). Queued work cannot be cancelled, and it delays all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
-/* The workspace has this many bytes before the marks. A mark is one byte per row of the problem, and is not 0 if a
- * later launch must compute the row. The last byte before the marks is cuda_args.rows_found, unless rows_found is in
- * pinned memory. */
+/* The number of bytes in the workspace before the marks of rows. A row's mark is one byte, which is not 0 if a later
+ * launch must compute the row. The last byte before the marks is cuda_args.rows_found, unless rows_found lies in pinned
+ * memory of the host. */
 enum { MARKS_HEAD = 16 };
 
 struct block {
@@ -103,12 +104,13 @@ struct device {
     int64_t memory_limit, memory_used, memory_taken;
     /* for each size class, a list of blocks that the caller has freed and that are kept for reuse */
     block *idle[CLASSES];
-    block *live; /* list of the memory blocks that callers use; the newest block comes first, because callers usually
-                  * free it first */
+    block *live; /* list of the memory blocks in use; the newest block comes first, because callers usually free it
+                  * first */
 };
 
 struct memory_range {
-    const char *begin, *end; /* the memory from `begin` up to, but not including, `end`; both NULL: no memory */
+    const char *begin, *end; /* the memory from `begin` up to, but not including, `end`; both pointers are NULL if there
+                              * is no memory */
 };
 
 struct stream {
@@ -120,13 +122,14 @@ struct stream {
     volatile uint32_t *note;
     uint32_t notes; /* number of notes (numbers that the stream writes to *note) queued on the stream so far */
     int *counter;   /* a counter in device memory for the kernels of this stream (see cuda_chip) */
-    /* Two bytes of pinned memory. [0] is cuda_chip.found. [1] becomes 1 if kernels have marked rows that they could not
-     * compute, and no later launch computes these rows. The host must then compute the problem again (left_rows()). */
+    /* Two bytes of pinned memory. found[0] is cuda_chip.found. found[1] becomes 1 if kernels have marked rows that they
+     * could not compute, and no later launch computes these rows; the host must then recompute the problem
+     * (left_rows()). */
     uint8_t *found;
-    /* true: a later launch computes all marked rows (those that kernels could not compute), even in short problems
-     * (looks_for_rows() is false) */
+    /* true: a later launch computes the marked rows (rows that kernels could not compute), even in short problems
+     * (where looks_for_rows() is false) */
     bool every_row;
-    /* true: the stream's newest kernel is one of decode.cu, and it writes the memory `written` */
+    /* true: the kernel that was last queued on the stream is one of decode.cu, and it writes the memory `written` */
     bool after_decode;
     memory_range written[2];
 };
@@ -149,7 +152,7 @@ attn_status check(device *d, cudaError_t code, const char *what, attn_error *err
 {
     if (code == cudaSuccess) return ATTN_OK;
     const cuda_error_info info = cuda_error_of((int)code);
-    cudaGetLastError(); /* clears the error, so that the next call does not return it again */
+    cudaGetLastError(); /* clears the error, so that later CUDA calls do not return it, too */
     if (info.sticky && d) d->lost.store(true, std::memory_order_relaxed);
     return attn_fail(err, info.status, "", "cuda: %s: %s (error %d)", what, info.name, (int)code);
 }
@@ -171,14 +174,15 @@ int device_count(void)
     return count;
 }
 
-/* The share of the GPU's free memory that this process may allocate, unless an option says otherwise. Free memory is
- * measured at attn_device_open(). The rest is for the CUDA context, the kernels, and other processes. */
+/* The part of the GPU's free memory that this process may allocate, if the options of attn_device_open() set no limit.
+ * Free memory is measured at attn_device_open(). The other 15 percent are for the CUDA context, the kernels, and other
+ * processes. */
 const double MEMORY_SHARE = 0.85;
 
 /* Returns the index in cuda_kernels[] of the first kernel that may compute the operation `op`. The environment variable
- * ATTN_CUDA_FAMILY=NAME names a family of kernels (sm90, generic, ...), and kernels that stand before this family in
- * the table are then not tried. Slower kernels can thus be tested and timed. The variable has no effect on an operation
- * without a kernel of this family. */
+ * ATTN_CUDA_FAMILY=NAME names a family of kernels (sm90, generic, ...). Kernels before this family in the table are
+ * then not tried, so that slower kernels can be tested and timed. The variable has no effect on an operation for which
+ * the family has no kernel. */
 int first_kernel(attn_op op)
 {
     const char *family = getenv("ATTN_CUDA_FAMILY");
@@ -187,16 +191,17 @@ int first_kernel(attn_op op)
     return 0;
 }
 
-/* Returns whether ATTN_CUDA_COPIES is "threads". A kernel with two versions then runs the version that does not use
- * TMA. Tests compare the bits of both versions, and benchmarks compare their times. */
+/* Returns whether ATTN_CUDA_COPIES is "threads". If it is, a kernel that has a version with TMA and one without runs
+ * the version without TMA. Tests compare the bits of both versions, and benchmarks compare their times. */
 bool copies_by_threads()
 {
     const char *copies = getenv("ATTN_CUDA_COPIES");
     return copies && strcmp(copies, "threads") == 0;
 }
 
-/* Returns the longest time that a step (a part of a long problem) may take, in seconds. ATTN_CUDA_STEP_US=N sets it to
- * N microseconds. Tests use this to check on small problems that steps do not change the bits of results. */
+/* Returns the longest time in seconds that a step (a part of a long problem) may take. The environment variable
+ * ATTN_CUDA_STEP_US=N sets it to N microseconds. With a small N, tests check on small problems that dividing a problem
+ * into steps does not change the bits of results. */
 double step_seconds()
 {
     const char *microseconds = getenv("ATTN_CUDA_STEP_US");
@@ -204,7 +209,7 @@ double step_seconds()
     return seconds > 0 ? seconds : STEP_SECONDS;
 }
 
-/* Lists the kernels that this device can run: the rows of cuda_kernels[] for its compute capability. */
+/* Lists the kernels that this device can run: the entries of cuda_kernels[] for its compute capability. */
 void list_kernels(device *d)
 {
     const int compute = d->chip.major * 10 + d->chip.minor;
@@ -220,7 +225,7 @@ void list_kernels(device *d)
     can->facts_bytes = sizeof d->chip;
 }
 
-/* Returns the driver's function that makes a stream write a 32-bit number to memory; NULL where the driver has no such
+/* Returns the driver's function that makes a stream write a 32-bit number to memory, or NULL if the driver has no such
  * function. */
 PFN_cuStreamWriteValue32_v11070 word_writer()
 {
@@ -296,8 +301,8 @@ void device_close(attn_device *base)
     free(d);
 }
 
-/* Fills in the operations and bytes per second of the hardware at its highest clock rates. A GPU under load may run at
- * lower rates. */
+/* Fills in the operations and bytes per second of the hardware at its highest clock rates. A GPU under load may have
+ * lower clock rates. */
 void describe_peak(const device *d, attn_device_info *info)
 {
     const int compute = d->chip.major * 10 + d->chip.minor;
@@ -376,8 +381,8 @@ void give_back(block *b)
     }
 }
 
-/* Allocates a memory block of a size class from the driver. The caller has already added the block's bytes to the
- * memory in use. */
+/* Allocates a memory block of a size class from the driver. The caller has already added its size to the count of bytes
+ * in use. */
 attn_status allocate(device *d, int size_class, block **taken, attn_error *err)
 {
     block *b = (block *)calloc(1, sizeof *b);
@@ -385,8 +390,8 @@ attn_status allocate(device *d, int size_class, block **taken, attn_error *err)
     b->size_class = size_class;
     cudaError_t code = cudaMalloc(&b->memory, (size_t)class_bytes(size_class));
     if (code == cudaErrorMemoryAllocation) {
-        /* The driver has no memory left, perhaps because another process has taken some. Free the blocks that are kept
-         * for reuse, and try the allocation again. */
+        /* The driver has no memory left, perhaps because another process uses it. Free the blocks that are kept for
+         * reuse, and try the allocation a second time. */
         cudaGetLastError();
         pthread_mutex_lock(&d->lock);
         block *const kept = kept_blocks(d);
@@ -473,8 +478,8 @@ void staging_free(attn_device *base, void *memory, size_t bytes)
 
 /* ---- Memory of other processes, imported by a handle ------------------------------------------------------------- */
 
-/* Returns the error for a memory handle (CUDA IPC) that the driver refused. As long as the device works, every error
- * code means that the client sent a wrong handle, even a code that means a lost device in other calls. */
+/* Returns the error for a memory handle (CUDA IPC) that the driver refused. If the device still works, the client has
+ * sent a wrong handle, even if the same error code means a lost device in other calls. */
 attn_status refuse_import(device *d, cudaError_t code, attn_error *err)
 {
     size_t free_bytes, total_bytes;
@@ -548,7 +553,7 @@ attn_status pin(attn_device *base, void *memory, size_t bytes, attn_error *err)
     if (status != ATTN_OK) return status;
     const cudaError_t code = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
     if (code == cudaSuccess) return ATTN_OK;
-    /* clears the error; if the device is lost, the next call on the device returns the error again */
+    /* clears the error, so that later CUDA calls do not return it, too; if the device is lost, they fail anyway */
     cudaGetLastError();
     return attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: cudaHostRegister: %s (error %d)", cuda_error_of((int)code).name,
                      (int)code);
@@ -576,8 +581,8 @@ bool is_decode(const attn_plan *plan)
     return plan->kernel == &decode_forward.takes || plan->kernel == &wide_decode_forward.takes;
 }
 
-/* Returns the number of bytes for the marks of rows that kernels leave to a later launch (cuda_args.rows_later).
- * Returns 0 where kernels leave no row: in short problems, in decode.cu and in simple.cu. */
+/* Returns the number of bytes for the marks of rows that a later launch must compute (cuda_args.rows_later). Returns 0
+ * if kernels compute all their rows themselves: in short problems, in decode.cu and in simple.cu. */
 size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -587,13 +592,14 @@ size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
     if (rows < 2 * chip->step_seconds || is_decode(plan) || plan->kernel == &simple_forward.takes ||
         plan->kernel == &simple_backward.takes || plan->kernel == &simple_observe.takes)
         return 0;
-    /* the kernels of an observe (statistics of attention weights) keep the marks of rows in their own workspace */
+    /* the kernels of an observe (statistics of attention weights) have the marks of rows in their own workspace, so
+     * only the bytes before the marks are added here */
     if (plan->problem->op == ATTN_OP_OBSERVE) return MARKS_HEAD;
     return (size_t)(MARKS_HEAD + query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
 }
 
-/* Returns the row of cuda_kernels[] that a plan was made for. The row's first member is the attn_kernel to which the
- * plan points. */
+/* Returns the entry of cuda_kernels[] for which a plan was made. The entry's first member is the attn_kernel to which
+ * the plan points. */
 const cuda_kernel *kernel_of(const attn_plan *plan)
 {
     return reinterpret_cast<const cuda_kernel *>(plan->kernel);
@@ -603,8 +609,8 @@ bool plan(const attn_capabilities *can, attn_plan *plan)
 {
     const cuda_chip *const chip = static_cast<const cuda_chip *>(can->facts);
     if (!kernel_of(plan)->plan(chip, plan)) return false;
-    /* launch_steps() puts the marks (a byte for each row that a later launch may have to compute) behind the kernel's
-     * own workspace, so the sizes are added */
+    /* the workspace has the kernel's own memory, and behind it the marks of rows (a byte for each row, see
+     * launch_steps()) */
     const size_t marks = mark_bytes(chip, plan);
     if (marks) plan->workspace_bytes = aligned(plan->workspace_bytes) + aligned(marks);
     return true;
@@ -695,7 +701,7 @@ attn_status copy(attn_stream *base, void *to, const void *from, size_t bytes, at
                  "cudaMemcpyAsync", err);
 }
 
-/* Makes a two-dimensional copy. Where the rows are farther apart than the driver allows, it makes one copy per row. */
+/* Makes a two-dimensional copy. If the rows are farther apart than the driver allows, it makes one copy per row. */
 attn_status copy_rows(attn_stream *base, const attn_rows *rows, attn_direction direction, attn_error *err)
 {
     const size_t most = INT32_MAX;
@@ -724,7 +730,7 @@ attn_status moves(attn_stream *base, const attn_move *list, int64_t count, attn_
 }
 
 /* Lets device `d`, which must be the thread's current device, access the memory of device number `index` directly. The
- * function asks the driver only once. If the driver refuses, peer copies go through the host's memory. */
+ * driver is asked only once. If it refuses, copies between the two devices go through the host's memory. */
 void allow_peer(device *d, int index)
 {
     const uint64_t bit = index < 64 ? UINT64_C(1) << index : 0;
@@ -815,15 +821,15 @@ bool has_steps(const device *d, const attn_plan *plan)
            plan->kernel == &simple_forward.takes || plan->problem->op != ATTN_OP_FORWARD;
 }
 
-/* Queues those steps of a long problem that chip->steps selects: first the steps of the problem's kernel, then the
- * steps that compute marked rows (rows that the kernel could not compute). In a problem too short for looks_for_rows()
- * there are only the kernel's steps. If these steps mark rows, left_rows() tells the caller of attn_run_some(), and the
- * caller computes the problem again. */
+/* Queues those steps (launches) of a long problem that chip->steps selects: first the steps of the problem's kernel,
+ * then the steps that compute marked rows (rows that the kernel could not compute). A problem too short for
+ * looks_for_rows() has only the kernel's steps. If these steps mark rows, left_rows() reports it to the caller of
+ * attn_run_some(), who computes the problem again. */
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)
                                      /* if a problem is not divided into steps, the kernel computes all rows itself and
-                                      * marks none for a later launch */
+                                      * marks no row for a later launch */
                                      : 0;
     const bool forward = plan->problem->op == ATTN_OP_FORWARD, by_rows = plan->kernel == &simple_forward.takes;
     if (marks) {
@@ -849,9 +855,9 @@ cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan 
     return cudaPeekAtLastError();
 }
 
-/* Returns how a long problem is divided into parts: how many batch rows and how many key/value heads a part has. The
- * parts are launched one after the other, and the division changes no bit of the results. If a gradient is a sum over
- * batch rows (or heads), a part has all batch rows (or all heads). */
+/* Returns how a long problem is divided into parts, which are launched one after the other: how many batch rows and how
+ * many key/value heads a part has. The division changes no bit of the results. If a gradient is a sum over batch rows,
+ * each part has all batch rows; if it is a sum over heads, each part has all heads. */
 attn_part part_of(const device *d, const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
@@ -870,8 +876,8 @@ attn_part part_of(const device *d, const attn_plan *plan)
     return part;
 }
 
-/* Makes a plan for a part (`some`) of the problem of another plan (`whole`), with the same kernel. Returns false where
- * the part would need more workspace than the whole problem. */
+/* Makes a plan for a part (`some`) of the problem of the plan `whole`, with the same kernel. Returns false if the part
+ * would need more workspace than the whole problem. */
 bool plan_part(const device *d, const attn_plan *whole, const attn_problem *some, attn_plan *plan)
 {
     *plan = *whole;
@@ -903,7 +909,7 @@ cudaError_t launch_parts(device *d, cuda_chip *chip, stream *s, const attn_plan 
     return cudaSuccess;
 }
 
-/* Queues those steps (parts) of one problem that `steps` selects; NULL: all steps. */
+/* Queues those steps (parts) of one problem that `steps` selects. If `steps` is NULL, all steps are queued. */
 cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, cuda_steps *steps)
 {
     cuda_chip chip = d->chip;
@@ -921,8 +927,8 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     }
     if (!takes_step(&chip, tile_seconds(&chip, plan))) return cudaSuccess;
     chip.after_decode = s->after_decode && reads_no_results(s, plan->problem);
-    /* if this problem queues no kernel (a decode without query rows), s->after_decode and s->written still describe the
-     * stream's previous kernel */
+    /* If this problem queues no kernel (a decode without query rows), s->after_decode and s->written must stay
+     * unchanged, because they describe the stream's last kernel. */
     if (!decodes || dims.B * dims.H * dims.Sq > 0) {
         s->after_decode = decodes;
         s->written[0] = range_of(plan->problem->out);
@@ -931,15 +937,15 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     return kernel_of(plan)->launch(&chip, s->cuda, plan, scratch);
 }
 
-/* Queues the problems of `plans`. The caller has allocated the workspace `scratch`. `steps` selects which steps (parts
- * of long problems) to queue; NULL: all steps. */
+/* Queues the problems of `plans` on the stream. The caller has allocated the workspace `scratch`. `steps` selects the
+ * steps (parts of a long problem) to queue; NULL: all steps. */
 attn_status run_with(stream *s, const attn_plan *plans, int count, char *scratch, cuda_steps *steps, attn_error *err)
 {
     device *d = device_of(s->base.device);
     char *const begin = scratch;
     for (int i = 0; i < count && !(steps && steps->more); i++) {
         if (attn_is_cancelled(s->base.cancel)) return attn_given_up(err);
-        /* In the list of problems, an empty problem separates two groups. Both groups use the same workspace, one after
+        /* An empty problem in the list separates two groups of problems. Both groups use the same workspace, one after
          * the other (see attn_workspace()). */
         if (attn_is_empty(plans[i].problem)) {
             scratch = begin;
@@ -966,7 +972,8 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
     }
     if (status == ATTN_OK)
         status = run_with(stream_of(base), plans, count, (char *)(own ? own : workspace), nullptr, err);
-    /* kernels use the workspace `own` until they end, so this function waits for them before it frees `own` */
+    /* if `own` is not NULL, the kernels use it as workspace, so this function waits for their end before it frees
+     * `own` */
     if (own) {
         attn_error late;
         const attn_status waited = wait(base, &late);
@@ -979,8 +986,8 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
     return status;
 }
 
-/* Sets *steps for one call of run_some() or truth(). The call may queue work for SOME_STEPS times the longest time of a
- * step (a part of a long problem). Earlier calls have queued `done` steps. */
+/* Sets *steps for one call of run_some() or truth(), which may queue work for SOME_STEPS times the longest time of a
+ * step (a part of a long problem). Earlier calls for the same problem have queued `done` steps. */
 attn_status begin_steps(attn_stream *base, int64_t done, cuda_steps *steps, attn_error *err)
 {
     device *d = device_of(base->device);

@@ -1,8 +1,8 @@
 /* merge.cu: attn_merge() for GPUs: merges attention results over parts of the keys into the result over all keys. A
- * warp computes one row. First its lanes find the weights of the parts, each lane for some parts. Then each lane adds
- * up every 32nd column over the parts, in their order. For gradients each lane then adds up its columns of dout * out
- * of a part, and the warp adds up the lanes. A second kernel, with a block for each head, computes dsinks, which is a
- * sum over rows. The order of its additions is always the same. */
+ * warp computes one row. First the lanes compute the weights of the parts, each lane for some of the parts. Then each
+ * lane adds up every 32nd column over the parts, in their order. For gradients each lane then adds up dout * out of a
+ * part over its columns, and the warp adds up the lanes' sums. A second kernel, with a block for each head, computes
+ * dsinks, which is a sum over rows. The order of its additions is always the same. */
 #include "kernels/merge.h"
 
 #include "kernels/cuda/common/args.cuh"
@@ -11,8 +11,8 @@ namespace {
 
 enum { WARPS = 4, SINK_WARPS = 16, MOST_BLOCKS = 1 << 16 };
 
-/* Two numbers for each part of the keys of a row. share: the weight of the part's result in the row's result. dot: the
- * dot product of dout with the part's out. */
+/* Two numbers of one row for each part of the keys. `share`: the weight of the part's result in the row's result.
+ * `dot`: the dot product of dout with the part's out. */
 struct weights {
     float share[ATTN_MERGE_PARTS], dot[ATTN_MERGE_PARTS];
 };
@@ -24,8 +24,7 @@ DEVICE int lane()
 
 DEVICE void find_shares(const attn_merge_plan &m, const attn_merge_row &row, weights &w)
 {
-    /* after this barrier this row's weights may overwrite those of the previous row, because all lanes have read the
-     * old ones */
+    /* after this barrier all lanes have read the previous row's weights, so this row's weights may overwrite them */
     __syncwarp();
     for (int p = lane(); p < m.count; p += 32) w.share[p] = attn_merge_share(&row, m.part_lse[p][row.lse_at]);
     __syncwarp();

@@ -1,10 +1,11 @@
-/* moves.cu: attn_moves(): one kernel makes many small copies, or clears memory. It writes the new keys and values of a
- * decode step to their pages. A cudaMemcpyAsync for each copy would take some 2 us, and a decode step of 64 KV caches
- * makes 128 copies.
+/* moves.cu: attn_moves() for GPUs: one kernel makes many small copies, or clears memory. For example, it writes the new
+ * keys and values of a decode step to their pages. A decode step of 64 KV caches makes 128 copies, and a call of
+ * cudaMemcpyAsync for each copy would take about 2 us.
  *
- * The list of moves is the kernel's argument, MOST moves per launch. A block copies PIECE bytes of one move. A thread
- * copies AT_ONCE pieces of 16 bytes where the addresses are aligned, otherwise single bytes. The same kernel copies
- * small problems that are computed together from staging memory and back. */
+ * The kernel's argument is a list of at most MOST moves (copies). A block copies PIECE bytes of one move. A thread
+ * copies AT_ONCE pieces of 16 bytes if the addresses are aligned, otherwise single bytes. The same kernel copies the
+ * tensors of small problems that are computed together between staging memory (pinned memory of the host) and the
+ * device. */
 #include "kernels/cuda/common/kernels.h"
 
 namespace {
@@ -31,8 +32,8 @@ __global__ void __launch_bounds__(THREADS) move(const __grid_constant__ list l)
     uint4 word[AT_ONCE];
 #pragma unroll
     for (int n = 0; n < AT_ONCE;
-         /* start all loads before the next loop needs any of them: loads from host memory (staging) take long, so many
-          * must be in flight */
+         /* start all loads before the next loop uses their values: loads from host memory take long, so many must be in
+          * flight */
          n++) {
         const size_t i = threadIdx.x + n * THREADS;
         word[n] = from && i < words ? ((const uint4 *)from)[i] : make_uint4(0, 0, 0, 0);

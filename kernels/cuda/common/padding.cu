@@ -1,7 +1,7 @@
-/* padding.cu: the results of padding rows, which lie past a sequence's length in seqlens_q, or in the gaps between
- * packed sequences. Kernels do not write padding rows. Before kernels run, this file writes -inf to the lse of padding
- * rows, and 0 to all other results of padding rows. For an observe (statistics of attention weights) it fills all
- * outputs before kernels run, as attn_fill_padding() does. */
+/* padding.cu: writes the results of padding rows, which lie past a sequence's length in seqlens_q, or in the gaps
+ * between packed sequences. Other kernels do not write padding rows. Before they run, this file writes -inf to the lse
+ * of padding rows, and 0 to their other results. For an observe (statistics of attention weights) it fills the whole
+ * outputs, like attn_fill_padding(). */
 #include "kernels/cuda/common/args.cuh"
 
 namespace {
@@ -12,7 +12,7 @@ struct padded {
     attn_view view;
     /* sizes of the tensor; `rows` is the number of rows of one batch element, or of all packed sequences together */
     int64_t rows, heads, columns;
-    const int32_t *cu; /* cu_seqlens; NULL where the tensor is not packed */
+    const int32_t *cu; /* cu_seqlens; NULL if the tensor is not packed */
     bool of_queries, lse;
 };
 

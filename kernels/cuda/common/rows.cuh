@@ -1,5 +1,5 @@
-/* rows.cuh: functions by which one warp computes one row of a forward, of dq, or of dk and dv. They skip hidden pairs
- * instead of multiplying them by zero.
+/* rows.cuh: functions with which one warp computes one row of out, of dq, or of dk and dv. Pairs of a query and a key
+ * that are hidden are skipped, not multiplied by zero.
  *
  * simple.cu consists of these functions. Kernels on tensor cores call these functions for tiles whose result is not
  * finite (see sm80/forward.cu). A lane holds every 32nd channel: N registers for D up to 32 N.
@@ -17,8 +17,8 @@
 #include "kernels/cuda/common/args.cuh"
 #include "kernels/cuda/common/kernels.h"
 
-/* Values of N, the number of channels per lane, for head sizes up to TILE_HEAD_DIM, up to 576 (multi-head latent
- * attention), and up to ATTN_MAX_HEAD_DIM. */
+/* Values of N (number of channels per lane): CHANNELS for head sizes up to TILE_HEAD_DIM, LATENT_CHANNELS up to 576
+ * (multi-head latent attention), WIDE_CHANNELS up to ATTN_MAX_HEAD_DIM. */
 enum { CHANNELS = TILE_HEAD_DIM / 32, LATENT_CHANNELS = 576 / 32, WIDE_CHANNELS = ATTN_MAX_HEAD_DIM / 32 };
 
 template <int N>
@@ -31,7 +31,7 @@ DEVICE void load_row(const attn_view &view, int64_t b, int64_t h, int64_t line, 
     }
 }
 
-/* Loads a row of k or v, as load_row() does, but from its page if the keys and values are in pages (page_table). */
+/* Loads a row of k or v, like load_row(), and also finds rows that lie in pages (page_table). */
 template <int N>
 DEVICE void load_key(const attn_geometry &g, const attn_view &view, int64_t b, int64_t hk, int64_t line, int64_t D,
                      float (&channel)[N])
@@ -58,8 +58,8 @@ enum row_way { BY_WARP, BY_LANES };
 
 const unsigned ALL_LANES = 0xffffffff;
 
-/* Calls add(n, channels) for each n of the bit set `set`, in order. `channels` holds the lane's N channels of the row
- * that begins at element at(n). The function loads several rows ahead, to hide latency. */
+/* Calls add(n, channels) for each bit n that is 1 in `set`, in order. `channels` are the lane's N channels of the row
+ * that begins at element at(n). The function loads several rows in advance, to hide latency. */
 template <int N, attn_dtype DTYPE, class AT, class ADD>
 DEVICE void for_rows_as(const void *data, int64_t D, unsigned set, AT at, ADD add)
 {
@@ -100,8 +100,8 @@ template <int N> DEVICE float dot(const float (&x)[N], const float (&y)[N])
 }
 
 /* Returns the dot product of row x, which is the same for all lanes, with row y, which differs from lane to lane. The
- * order of the additions is that of dot() and score_of_rows(), so that the bits of the results are the same: first the
- * channels d, d + 32, ... for each d below 32, then these 32 sums as warp_sum() adds them. */
+ * additions have the same order as in dot() and score_of_rows(), so that the results have the same bits: first the
+ * channels d, d + 32, ... for each d below 32, then these 32 sums in the order of warp_sum(). */
 template <typename SUM, attn_dtype DTYPE>
 DEVICE SUM dot_of_lane_as(const attn_view &x, int64_t x_at, const void *y, int64_t y_at, int64_t D)
 {
@@ -155,8 +155,8 @@ static __device__ __noinline__ float zero_of_lane(const attn_view &y, int64_t y_
     }
 }
 
-/* Returns the score of a pair, as score_of_rows() does, but each lane has a pair (i, j) of its own. x_at and y_at are
- * where the pair's rows begin in x and y, which are q and k, or k and q. */
+/* Returns the score of a pair. In contrast to score_of_rows(), each lane has a pair (i, j) of its own. One of x and y
+ * is q, the other is k; the pair's rows begin at x_at in x and at y_at in y. */
 DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i, int64_t j, const attn_view &x,
                            int64_t x_at, const attn_view &y, int64_t y_at, float *derivative)
 {
@@ -171,10 +171,10 @@ DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i,
     return in_double.x;
 }
 
-/* Computes the running maxima of 32 steps of an online softmax at once. Step n adds the key of lane n. `z` is the score
- * of the lane's key; `seen` is false if the lane has no key. Returns the maximum up to and including the lane's key;
- * *before becomes the maximum without that key. *m becomes the maximum over all 32 keys and those before them. A NaN
- * stays in all later maxima. */
+/* Computes the running maxima of an online softmax over 32 keys, one in each lane, in the order of the lanes. `z` is
+ * the score of the lane's key; `seen` is false if the lane has no key. Returns the maximum of *m and all scores up to
+ * and including the lane's; *before becomes this maximum without the lane's score. *m becomes the maximum including all
+ * 32 keys. A NaN stays in all later maxima. */
 DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
 {
     const int lane = threadIdx.x % 32;
@@ -206,14 +206,14 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
     return z.x;
 }
 
-/* Kernels on tensor cores compute rows whose largest score is below this limit. forward_row() computes rows with larger
- * scores. Kernels on tensor cores subtract the row's largest score, rounded in base 2, from scores that are not
- * rounded. From scores of 2^24 on the largest P is therefore not exactly 1, and from 2^28 on it may exceed the range of
- * float16. */
+/* Kernels on tensor cores compute only rows whose largest score is below this limit; forward_row() computes the other
+ * rows. Kernels on tensor cores subtract the row's largest score, rounded to float32 in base 2, from scores that are
+ * not rounded. For scores of 2^24 and more the row's largest P is therefore not exactly 1, and for 2^28 and more it may
+ * exceed the range of float16. */
 const float SCORE_MOST = 1 << 27;
 
-/* Returns whether tensor cores computed a row correctly, given its largest score m. BUT_HUGE is true for kernels that
- * take scores from in_base_2(). These kernels compute rows of huge scores correctly, too. */
+/* Returns whether tensor cores computed a row correctly, given the row's largest score m. BUT_HUGE is true for kernels
+ * that take scores from in_base_2(); only these kernels compute rows of huge scores correctly. */
 template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
 {
     return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
@@ -230,11 +230,11 @@ DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 
 /* Says which rows forward_row() writes. EVERY_ROW: all rows. UNSOUND_ROWS: only rows that tensor cores cannot compute,
  * because their result is not finite or their scores are huge. UNSOUND_ROWS_BUT_HUGE: like UNSOUND_ROWS, but without
- * rows whose largest score is HUGE_SCORE or more in size. This value is for kernels that compute rows of huge scores
- * correctly (see in_base_2()). */
+ * rows whose largest score has a magnitude of HUGE_SCORE or more. It is for kernels that compute these rows correctly
+ * (see in_base_2()). */
 enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
 
-/* Returns whether forward_row() must replace the result of tensor cores in out and lse. */
+/* Returns whether forward_row() must replace the out and lse that tensor cores computed for a row. */
 template <int N>
 DEVICE bool is_unsound(const cuda_args &a, const head_args &x, int64_t i, const attn_view &out, float m, float l)
 {
@@ -253,8 +253,8 @@ DEVICE bool is_unsound(const cuda_args &a, const head_args &x, int64_t i, const 
     return !__all_sync(0xffffffff, finite);
 }
 
-/* Computes an online softmax over the visible keys of query i, and writes out and lse. If lse_dense is not NULL, lse
- * goes to lse_dense. */
+/* Computes an online softmax over the visible keys of query i, and writes out and lse. If lse_dense is not NULL, lse is
+ * written to lse_dense instead of the tensor lse. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ void forward_row(const cuda_args &a, const head_args &x, int64_t i, const attn_view &out,
                                                 float *lse_dense, rows_written which)
@@ -266,15 +266,16 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
     }
     const int64_t hk = x.hk, D = g.dims.D, Dv = g.dims.Dv;
     const attn_view &view_q = g.view[ATTN_T_q], &view_k = g.view[ATTN_T_k], &view_v = g.view[ATTN_T_v];
-    /* o is the sum of P V times `unit`, which is 1 at first. If the sum overflows, the row is computed again with a
-     * unit of 2^-40. */
+    /* o is the sum of P V times `unit`. `unit` is 1 at first; if the sum overflows, the row is recomputed with
+     * 2^-40. */
     float unit = 1;
     float q[N], k[N], v[N], derivative;
     if (WAY == BY_WARP) load_row(view_q, x.b, x.h, x.s.q_start + i, D, q);
     const attn_range keys = attn_keys_of(&g, &x.s, i);
 again:
     float o[N] = {};
-    /* the sums begin with the sink: m is the sink's score, so the sink's exponential is 1 */
+    /* The sums begin with the sink: m is the sink's score, and l is exp(sink - m) = 1. Without a sink, m is -inf and l
+     * is 0. */
     float m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
     for (int64_t first = keys.lo; first < keys.hi && WAY == BY_LANES; first += 32) {
         const int64_t j = first + threadIdx.x % 32;
@@ -288,8 +289,8 @@ again:
         const float m_new = maximum_of_lanes(z, seen, &before, &m);
         const float rescale = before == -CUDART_INF_F ? 0 : expf(before - m_new), p = expf(z - m_new);
         const float kept = p * dropout(a, x, i, mine) * unit;
-        /* A key with P of 0 changes nothing, unless its row of v is not finite. Where scores are huge, nearly all keys
-         * have P of 0, and are skipped. */
+        /* A key with a P of 0 changes nothing, unless its row of v has a number that is not finite. In rows of huge
+         * scores nearly all keys have a P of 0 and are skipped. */
         const float zero = zero_of_lane(view_v, attn_key_at(&g, &view_v, x.b, hk, x.s.k_start + mine), Dv);
         const bool counts = seen && !(p == 0 && rescale == 1 && zero == 0);
         for_rows<N>(
@@ -339,19 +340,19 @@ again:
 
 /* ---- The backward of one row ------------------------------------------------------------------------------------- */
 
-/* A saved.rest of this value tells kernels that the row sees exactly one key. Kernels subtract saved.rest from
- * exponents of P; this value is too small to change an exponent. */
+/* The value of saved.rest for a row that sees exactly one key. Kernels subtract saved.rest from the exponents of P, and
+ * this value is too small to change an exponent. */
 const float ONE_KEY = FLT_MIN;
 
-/* Results of the forward that a backward needs: given by the client, or recomputed in the workspace. */
+/* Results of the forward that a backward needs. The client has given them, or they are recomputed in the workspace. */
 struct saved {
     float *lse, *delta;
-    /* For |lse| below ATTN_LSE_MOST: 0, or ONE_KEY if the row sees one key. For a larger lse, `lse` becomes the row's
-     * largest score, and `rest` the logarithm of the sum of exponentials relative to that score. */
+    /* For |lse| below ATTN_LSE_MOST: 0, or ONE_KEY if the row sees one key. For a larger lse, the member `lse` is the
+     * row's largest score, and `rest` is the logarithm of the sum of exponentials relative to that score. */
     float *rest;
-    /* for each row the sum of dZ times the distance from query to key; set only where dalibi_slopes is wanted */
+    /* for each row the sum of dZ times the distance from query to key; set only if dalibi_slopes is requested */
     float *far;
-    attn_view out; /* the out that the client gave; if there is none, out as recomputed in the workspace */
+    attn_view out; /* the client's out; if the client gave none, the out recomputed in the workspace */
 };
 
 /* Returns the number of floats that `saved` needs in the workspace: lse, delta, rest and, for dalibi_slopes, far. */
@@ -368,21 +369,20 @@ static inline void lay_out_saved(saved *s, const attn_dims &d, void *memory)
 }
 
 /* Returns lse in base 2, as kernels on tensor cores use it. The result is +inf for a row that sees no key. The result
- * is NaN if P cannot be computed from lse; kernels then compute the tiles with this row pair by pair. */
+ * is NaN if P cannot be computed from lse; kernels then compute the tiles that contain this row pair by pair. */
 DEVICE float lse_in_base_2(float lse)
 {
     return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns whether kernels on tensor cores compute the two parts (lse and rest) of this row's huge lse. If not, single
- * warps compute them. Tensor cores can do so if scores come from in_base_2(): see sm80/forward.cu. */
+/* Returns whether kernels on tensor cores compute the two parts (lse and rest) of this row's huge lse. If not, a single
+ * warp computes them. Tensor cores can compute the parts if scores come from in_base_2() (see sm80/forward.cu). */
 DEVICE bool is_parted_by_tiles(const cuda_args &a, float lse)
 {
     return a.part_lse && fabsf(lse) >= HUGE_SCORE && lse != -CUDART_INF_F;
 }
 
-/* Returns the exponent of P in base 2, given a score y of query i from in_base_2(). lse2 is lse_in_base_2() of the
- * row's lse. */
+/* Returns log2 of P for a score y of query i; y comes from in_base_2(). `lse2` is lse_in_base_2() of the row's lse. */
 DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x, int64_t i, float y, float lse2)
 {
     if (lse2 == lse2) return y - lse2;
@@ -391,17 +391,18 @@ DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x,
     return is_parted_by_tiles(a, m) ? y - m - s.rest[at] * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns two numbers (x, y) that stand for the lse of row i. If lse is huge, x is the row's largest score, and y is
- * the logarithm of the sum of exponentials relative to x. The function computes x and y anew, because rounding has
- * removed the logarithm from lse. If lse is not huge, x is lse and y is 0. If `now` is false, x is lse and y is 0 also
- * for a huge lse whose two parts are computed by tiles or by a later launch. The whole warp calls it. */
+/* Returns the lse of row i as two numbers (x, y). If lse is huge, x is the row's largest score, and y is the logarithm
+ * of the sum of exponentials relative to x. The function computes both from q and k, because rounding has removed the
+ * logarithm from lse. If lse is not huge, x is lse and y is 0. The same holds if `now` is false and tensor cores or a
+ * later launch compute the two parts. The whole warp calls it. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
                                                    bool now = false)
 {
     if (lse != lse || lse == -CUDART_INF_F || fabsf(lse) < ATTN_LSE_MOST) return make_float2(lse, 0);
     if (!now && is_parted_by_tiles(a, lse)) return make_float2(lse, 0);
-    if (!now && a.rows_later) { /* the row needs no mark, because lse_in_parts_left() recognises the row by its lse */
+    if (!now && a.rows_later) { /* a later launch of lse_in_parts_left() computes the row; it needs no mark, because it
+                                 * has a huge lse */
         leave_to_later(a, a.rows_found, 1);
         return make_float2(lse, 0);
     }
@@ -437,8 +438,8 @@ static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const hea
     return make_float2(m, l == 0 ? 0 : logf(l));
 }
 
-/* Returns whether query i sees exactly one key. Two keys near the query's own position are tested first, because most
- * rows see them. The whole warp calls it. */
+/* Returns whether query i sees exactly one key. The function first tests two keys near the query's own position,
+ * because most queries see both and the answer is then no. The whole warp calls it. */
 DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
 {
     const attn_geometry &g = a.g;
@@ -456,9 +457,9 @@ DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
     return seen == 1;
 }
 
-/* If a row sees only one key, its lse differs from the key's score only by rounding. Returns the largest difference
- * that rounding can make between lse and that score. Tiles of float32 kernels add 15 to exponents in base 2
- * (f32_forward.cu), so small scores are rounded as coarsely as scores of 15. */
+/* Returns the largest difference that rounding can make between the lse of a row that sees only one key and the score
+ * of this key. The kernels for float32 on tensor cores add 15 to exponents in base 2 (f32_forward.cu), so they round
+ * small scores as coarsely as scores of 15. */
 DEVICE float one_key_slack(float lse)
 {
     return 0x1p-18f + ATTN_LSE_SLACK * fabsf(lse);
@@ -491,7 +492,7 @@ DEVICE pair_gradient gradient(const cuda_args &a, const head_args &x, int64_t i,
     return gradient_of_score(a, x, i, j, z, derivative, lse, rest, delta, dout_v);
 }
 
-/* Computes the whole row of dq for query i. */
+/* Computes the row of dq for query i, over all its keys. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, const head_args &x, int64_t i)
 {
@@ -540,8 +541,8 @@ static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, c
     store_row(g.view[ATTN_T_dq], x.b, x.h, line, D, dq, x.scale);
 }
 
-/* Computes the whole rows of dk and dv, if they are wanted, for key j of key/value head hk. Both rows are sums over the
- * query heads of the group, added in order. */
+/* Computes the rows of dk and dv, if requested, for key j of key/value head hk. Both rows are sums over the query heads
+ * of the group, which are added in order. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ void dkdv_row(const cuda_args &a, const saved &s, int64_t b, int64_t hk, int64_t j)
 {

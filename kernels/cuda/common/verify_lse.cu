@@ -1,14 +1,14 @@
-/* verify_lse.cu: attn_lse_start() for q and k in a GPU's memory: sums the exponentials of rows of scores in double.
- * kernels/verify_lse.c compares the sums with the lse that a client has given. A block computes one row, with one
- * variant of the scores (for example without a mask); the block's threads share the keys. */
+/* verify_lse.cu: attn_lse_start() for q and k in a GPU's memory: adds up the exponentials of the scores of some rows in
+ * double. kernels/verify_lse.c compares the sums with the lse that a client has given. A block computes one row, with
+ * one variant of the scores (for example without a mask). The keys are divided among the block's threads. */
 #include "kernels/verify_lse.h"
 
 #include "kernels/cuda/common/kernels.h"
 
 namespace {
 
-/* A thread reads the channels of its key one after the other, and waits for the loads. A block has many threads, so
- * that other threads compute meanwhile. */
+/* A thread reads the channels of its key one after the other, and waits for each load. A block has many threads, so
+ * that some compute while others wait. */
 enum { THREADS = 1024 };
 
 struct lse_args {

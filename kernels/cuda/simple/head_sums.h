@@ -6,15 +6,15 @@
 #include "kernels/cuda/common/rows.cuh"
 
 /* Four sums over the pairs of one query and the keys that it sees: of P, of dZ, of P times distance, and of dZ times
- * distance. A pair's distance is that between the positions of its query and its key. */
+ * distance. Distance is the distance between the positions of query and key. */
 struct row_far_sums {
     float p, dz, p_far, dz_far;
 };
 
-/* Returns the sum of dZ * distance over the pairs of query i. A distance may be several hundred, and multiplies any
- * error of the row's delta. Where no out was given, delta comes from a forward that rounds P to the tensors' dtype. In
- * that case the function finds the error of delta from the same pairs: with the correct delta, dZ plus the sink's share
- * adds up to dlse, and P plus the sink's share adds up to 1. */
+/* Returns the sum of dZ times distance over the pairs of query i. Distances may be several hundred, so a small error of
+ * the row's delta would cause a large error of the sum. If the client gave no out, delta comes from a forward that
+ * rounds P to the tensors' dtype. In that case the function corrects delta with sums over the same pairs. With the
+ * correct delta, the sum of dZ, with the sink's part, is dlse; the sum of P, with the sink's part, is 1. */
 DEVICE float far_of_row(const cuda_args &a, const saved &s, const head_args &x, int64_t i, const row_far_sums &sum,
                         bool given)
 {
@@ -28,7 +28,7 @@ DEVICE float far_of_row(const cuda_args &a, const saved &s, const head_args &x, 
     return (sum.dz_far - off * sum.p_far) / all;
 }
 
-/* Computes dalibi_slopes from s.far (the sum of dZ times distance of each row), and dsinks from s.lse, s.rest and
+/* Computes dalibi_slopes from s.far (for each row the sum of dZ times distance), and dsinks from s.lse, s.rest and
  * s.delta. A gradient that the problem does not request is not computed. */
 cudaError_t sum_heads(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s,
                       cudaStream_t stream);

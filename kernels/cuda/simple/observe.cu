@@ -9,11 +9,12 @@
  *   map       a cell of the grid over the region                    map
  *   heads     a head (a block), from the results of its rows        max_logit, mean_entropy
  *
- * The kernel `rows` leaves two numbers of each row in the workspace (observe.h); later kernels compute P from
- * them and from scores, which they compute again. Sums of many P are double.
+ * The kernel `rows` stores two numbers of each row in the workspace (observe.h). Later kernels recompute the scores,
+ * and compute P from the scores and these two numbers. Sums of many P are double.
  *
- * The kernels on tensor cores (sm80/observe.cu) launch these kernels for strange rows: those that tiles cannot
- * compute. Where rows.strange is given, a kernel computes only strange rows, and adds to the sums of other rows. */
+ * sm80/observe.cu, which uses tensor cores, launches these kernels for strange rows (rows that tensor cores cannot
+ * compute). If rows.strange is not NULL, a kernel computes only strange rows, and adds their P to the sums of the other
+ * rows. */
 #include "kernels/cuda/common/kernels.h"
 #include "left.cuh"
 #include "observe_row.cuh"
@@ -21,22 +22,22 @@
 
 namespace {
 
-/* Returns whether this launch computes the row with index `at`. A launch computes all rows, or only strange rows (those
- * that tiles cannot compute), or only rows that are not strange. */
+/* Returns whether this launch computes the row with index `at`. A launch computes all rows, or only strange rows (rows
+ * that tensor cores cannot compute), or only rows that are not strange. */
 DEVICE bool is_wanted(const observed_rows &rows, int64_t at)
 {
     return !rows.strange || (rows.strange[at] != 0) != rows.nonfinite_sums;
 }
 
-/* Returns whether this launch has anything to compute. A launch for strange rows (those that tiles cannot compute) has
- * nothing to do where no row is strange. */
+/* Returns whether this launch has anything to compute. A launch for strange rows (rows that tensor cores cannot
+ * compute) has nothing to compute if no row is strange. */
 DEVICE bool has_wanted(const observed_rows &rows)
 {
     return rows.nonfinite_sums ? *rows.nonfinite : !rows.found || *rows.found;
 }
 
-/* Returns whether this launch computes an element of key_mass, weights or map. `x` is the element's value so far. A
- * launch for nonfinite_sums computes only elements that are not finite. */
+/* Returns whether this launch computes an element of key_mass, weights or map. A launch for nonfinite_sums computes
+ * only elements whose value so far, `x`, is not finite. */
 DEVICE bool is_wanted_sum(const observed_rows &rows, float x)
 {
     return !rows.nonfinite_sums || x - x != 0;
@@ -48,8 +49,8 @@ template <class VISIT> DEVICE void for_work(int64_t first, int64_t count, VISIT 
     for (int64_t n = warp_index(); n < count; n += (int64_t)gridDim.x * WARPS) visit(first + n);
 }
 
-/* Writes a sum to *to. If kernels on tensor cores have already written the sum of other rows to *to, the function adds
- * its sum to *to. */
+/* Writes a sum to *to, or adds it to *to if kernels on tensor cores have already written the sum of other rows
+ * there. */
 DEVICE void store_sum(const observed_rows &rows, float *to, double sum)
 {
     *to = (float)(rows.strange && !rows.nonfinite_sums ? (double)*to + sum : sum);
@@ -69,8 +70,8 @@ __global__ void __launch_bounds__(32 * WARPS) observe_rows(const __grid_constant
 
 /* ---- Results that are sums or parts of the probabilities --------------------------------------------------------- */
 
-/* Computes key_mass of key n: the sum of the key's probabilities over the queries. Number n counts the keys of all
- * query heads, head after head. The lanes of the warp share the queries. */
+/* Computes key_mass of key n: the sum of the key's probabilities over the queries. Keys are counted over all query
+ * heads, head after head. The queries are divided among the lanes of the warp. */
 DEVICE void mass_of_key(const cuda_args &a, int64_t n, const observed_rows &rows)
 {
     const attn_geometry &g = a.g;
@@ -188,8 +189,8 @@ __global__ void __launch_bounds__(32 * WARPS) observe_map(const __grid_constant_
     if (has_wanted(rows)) for_work(first, count, [&](int64_t n) { sum_of_cell(a, n, rows); });
 }
 
-/* Sets *rows.nonfinite if an output has an element that is not finite. The output has `lines` lines of `width` elements
- * for each head. A warp reads PIECE elements of a line at a time. */
+/* Sets *rows.nonfinite if an output has an element that is not finite. For each head the output has `lines` rows of
+ * `width` elements. A warp reads PIECE elements of a row at a time. */
 DEVICE void find_nonfinite_in(const cuda_args &a, const observed_rows &rows, const attn_view &view, int64_t lines,
                               int64_t width)
 {
@@ -263,8 +264,9 @@ __global__ void __launch_bounds__(HEAD_THREADS)
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* Divides `count` rows, keys or cells into steps, and calls launch(blocks, first, count) for each. Where rows.strange
- * is given, launch_left() makes the calls, and they compute only strange rows (those that tiles cannot compute). */
+/* Divides `count` rows, keys or cells into steps, and calls launch(blocks, first, count) for each. If rows.strange is
+ * not NULL, launch_left() makes these calls, and they compute only strange rows (rows that tensor cores cannot
+ * compute). */
 template <typename F>
 void launch_each(const cuda_chip *chip, const observed_rows &rows, int64_t count, double seconds_each, F launch)
 {
@@ -273,8 +275,8 @@ void launch_each(const cuda_chip *chip, const observed_rows &rows, int64_t count
         in_steps(chip, count, seconds_each,
                  [&](int64_t first, int64_t part) { launch(blocks_for(part), first, part); });
     } else if (chip->rows_found) {
-        /* if this call does not check for marked rows (chip->found is NULL), the host finds the marks after the
-         * problem, and then computes the whole problem again */
+        /* If this call does not check for marked rows (chip->found is NULL), nothing more is launched here. If the host
+         * finds marks at the problem's end, it computes the whole problem again. */
         if (!chip->found) return;
         launch_left(chip, count, seconds_each, [&](unsigned blocks, int64_t first, int64_t part, int64_t) {
             launch((unsigned)attn_min64(blocks, busy), first, part);

@@ -1,9 +1,9 @@
-/* observe_row.cuh: functions by which one warp computes a query's row of an observe (the operation that reports which
- * keys the queries attend to): the row's maximum, sums and largest scores. observe.cu consists of these functions, and
- * the kernels on tensor cores (sm80/observe.cu) call them for rows that tiles cannot compute.
+/* observe_row.cuh: functions for an observe (the operation that reports which keys the queries attend to). With them
+ * one warp computes the maximum, the sums and the largest scores of a query's row. The kernels of observe.cu consist of
+ * these functions, and sm80/observe.cu launches those kernels for rows that tensor cores cannot compute.
  *
- * The entropy -sum P ln P is computed from l = sum exp2(z - m) and e = sum exp2(z - m) (z - m), without a difference of
- * large numbers, as in cpu/observe.c. */
+ * As in cpu/observe.c, the entropy -sum P ln P is computed from l = sum exp2(z - m) and e = sum exp2(z - m) (z - m),
+ * because this avoids subtracting large numbers. */
 #ifndef ATTN_CUDA_SIMPLE_OBSERVE_ROW_CUH
 #define ATTN_CUDA_SIMPLE_OBSERVE_ROW_CUH
 
@@ -34,9 +34,8 @@ DEVICE int64_t key_at(const cuda_args &a, const head_args &x, int64_t j)
     return attn_key_at(&a.g, &a.g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j);
 }
 
-/* Returns the score of query i, which is the same in all lanes, and key j, which differs between lanes. The result is
- * valid where the lane's bit in `set` is 1. The whole warp calls this function, and at least one bit of `set` must be
- * 1. */
+/* Returns the score of query i, which is the same in all lanes, and of the lane's own key j. The result is valid in
+ * lanes whose bit in `set` is 1; at least one bit must be 1. The whole warp calls this function. */
 DEVICE float score_of_key(const cuda_args &a, const head_args &x, int64_t i, int64_t j, unsigned set, int64_t first)
 {
     const int64_t mine = set >> (threadIdx.x % 32) & 1 ? j : first + __ffs(set) - 1;
@@ -97,22 +96,23 @@ DEVICE void add_to_top(top_list &top, int64_t most, bool seen, float z, int64_t 
 
 /* ---- The other results of a row ---------------------------------------------------------------------------------- */
 
-/* Returns the lse that the client has given for a row; 0 where none is given. */
+/* Returns the lse that the client has given for a row, or 0 if the client has given none. */
 DEVICE float given_lse_of(const cuda_args &a, const head_args &x, int64_t i)
 {
     const attn_view &view = a.g.view[ATTN_T_lse];
     return a.g.observe.given_lse ? ((const float *)view.data)[attn_at(&view, x.b, x.h, x.s.q_start + i)] : 0;
 }
 
-/* Returns whether a given lse determines the sum of a row's exponentials. An lse of ATTN_LSE_MOST or more in size does
- * not: float32 rounds all bits of the sum away. The kernel then computes the sum. */
+/* Returns whether the client's lse determines the sum of a row's exponentials. An lse with a magnitude of ATTN_LSE_MOST
+ * or more does not, because rounding to float32 has removed all bits of the sum. In that case the kernel computes the
+ * sum. */
 DEVICE bool says_lse(float lse)
 {
     return fabsf(lse) < ATTN_LSE_MOST || lse == -CUDART_INF_F || lse != lse;
 }
 
-/* The results of a row, with the numbers `base` and `inverse`, from which later kernels compute the row's probabilities
- * (observed_rows). `from` is log2 of the probability of the row's largest score; only end_of_row() uses it. */
+/* The results of a row. Later kernels compute the row's probabilities from `base` and `inverse` (see observed_rows).
+ * `from` is log2 of the probability of the row's largest score; only end_of_row() uses it. */
 struct row_end {
     float lse, base, inverse, entropy;
 };
@@ -143,8 +143,8 @@ DEVICE row_end end_of_row(float m, float l, float e, float sink, bool given, flo
     return end;
 }
 
-/* Writes the outputs of a row, and the row's numbers in observed_rows, which later kernels need. One thread calls
- * it. */
+/* Writes the outputs of a row. Also writes the row's numbers in observed_rows, which later kernels need. One thread
+ * calls it. */
 DEVICE void store_end(const cuda_args &a, const head_args &x, int64_t i, const row_end &end, float most,
                       const observed_rows &rows)
 {

@@ -9,48 +9,47 @@
 /* Computes delta of every query (s.delta). If the client gave lse (`given`), also computes s.lse and s.rest from it. */
 void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t stream);
 
-/* Computes rows of a forward that the forward's kernel could not compute and only marked (rows_later). `plan` is the
- * plan of the forward. */
+/* Computes the rows that the kernel of a forward could not compute and has marked in rows_later. `plan` is the plan of
+ * the forward. */
 void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t stream);
 
-/* Computes, in one launch, rows of a forward that the forward's kernel could not compute and only marked
- * (a.rows_later). */
+/* Computes, in one launch, the rows that the kernel of a forward could not compute and has marked in a.rows_later. */
 void simple_marked_rows(const cuda_chip *chip, cuda_args a, cudaStream_t stream);
 
-/* Computes the rows of dq, dk and dv that the kernel of a backward could not compute and only marked. Call it before
- * simple_gradients(). */
+/* Computes the rows of dq, dk and dv that the kernel of a backward marked because tensor cores cannot compute them.
+ * Call it before simple_gradients(). */
 void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_args a, const saved &s,
                            cudaStream_t stream);
 
-/* Computes the rows of dq, dk and dv that the kernel of a backward could not compute and only marked (a.rows_later and
- * a.keys_later). There is one launch for queries and one for keys. */
+/* Computes the rows of dq, dk and dv that the kernel of a backward could not compute and has marked in a.rows_later and
+ * a.keys_later. One launch computes dq, another dk and dv. */
 void simple_marked_gradients(const cuda_chip *chip, cuda_args a, const saved &s, cudaStream_t stream);
 
-/* Computes dbias, dalibi_slopes and dsinks from s.lse and s.delta, where the problem requests these gradients. */
+/* Computes those of the gradients dbias, dalibi_slopes and dsinks that the problem requests, from s.lse and s.delta. */
 void simple_gradients(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s,
                       cudaStream_t stream);
 
 /* ---- How long the kernels take ----------------------------------------------------------------------------------- */
 
 /* Seconds that simple.cu takes for a pair of a query and a key, on an H100 whose 132 multiprocessors are all busy. The
- * time is a constant plus an amount for every 32 channels. tests/gpu/rates.c measured both numbers. A backward takes
- * BACKWARD_PAIR once in each of three loops: dq; dk and dv; dalibi_slopes. */
+ * time is a constant plus an amount for every 32 channels; tests/gpu/rates.c measured the constant and the amount. A
+ * backward takes the time BACKWARD_PAIR in each of three loops: for dq, for dk and dv, and for dalibi_slopes. */
 struct pair_cost {
     double each, each_32_channels;
 };
 const pair_cost FORWARD_PAIR = { 0.45e-9, 0.2e-9 }, BACKWARD_PAIR = { 0.6e-9, 0.24e-9 },
                 DBIAS_PAIR = { 1.7e-9, 0.22e-9 };
-/* the time is multiplied by this factor if a lane has more than CHANNELS channels of a row, because they do not fit
- * into registers */
+/* simple.cu takes this many times as long if a lane has more than CHANNELS channels of a row, because they do not fit
+ * in registers */
 const double WIDE_COST = 2;
 
-/* Rows that tensor cores cannot compute may take this many times as long as other rows of simple.cu, because their
- * scores are computed in double and from parts. Rows of huge scores take less, because nearly all their keys have a P
- * of 0. */
+/* A row that tensor cores cannot compute may take simple.cu up to this many times as long as an ordinary row, because
+ * its scores are computed in double and its lse has two parts. Rows of huge scores take less time, because nearly all
+ * their keys have a P of 0. */
 const double LEFT_COST = 3.5;
 
-/* The largest number of terms of one sum that a warp adds, one after the other, in one launch. A term takes some 4 us
- * where few warps run. */
+/* A warp adds at most this many terms of a sum in one launch, one after the other, so that no launch takes long. A term
+ * takes about 4 us if few warps run. */
 const int64_t MOST_IN_A_ROW = 4096;
 
 static inline double pair_seconds(const cuda_chip *chip, const attn_geometry &g, const pair_cost &cost)
@@ -66,7 +65,7 @@ static inline double row_seconds(const cuda_chip *chip, const attn_geometry &g, 
 }
 
 /* Returns the number of multiplications for a pair of a query and a key in sm80/wide_forward.cu or
- * sm80/wide_backward.cu. There each block computes the scores again for its own columns of the result. */
+ * sm80/wide_backward.cu. In these files, each block computes the scores itself for its own columns of the result. */
 static inline double wide_products(int64_t D, int64_t Dv, bool backward)
 {
     const int64_t columns = TILE_HEAD_DIM, of_D = attn_tiles(D, columns), of_Dv = attn_tiles(Dv, columns);
@@ -80,7 +79,7 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
     const bool hopper = strncmp(plan->kernel->name, "sm90", 4) == 0;
-    /* kernels on tensor cores compute at least 64 channels, also where D or Dv is smaller */
+    /* kernels on tensor cores compute at least 64 channels, even if D or Dv is smaller */
     const int64_t D = attn_max64(g.dims.D, 64), Dv = attn_max64(g.dims.Dv, 64);
     const bool wide = attn_max64(D, Dv) > TILE_HEAD_DIM && !hopper, backward = plan->problem->op == ATTN_OP_BACKWARD;
     const double flops = 2 * (wide ? wide_products(D, Dv, backward) : (double)(D + Dv) * (backward ? 2.5 : 1)),
@@ -92,10 +91,10 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
 }
 
 /* Returns whether the host checks for marked rows (rows that tensor cores could not compute) in the middle of a
- * problem, before the launches that compute these rows. The check waits for the stream for some 30 us. The function
- * returns true only if these 30 us are less than one percent of the problem's time. In a shorter problem the host
- * checks only at the end (attn_stream_left_rows()). If the host finds marked rows at the end, it computes the problem
- * again. */
+ * problem, before the launches that compute these rows. For the check the host waits for the stream, which costs about
+ * 30 us. The function returns true only if this is less than one percent of the problem's time. In a shorter problem
+ * the host checks only at the end (attn_stream_left_rows()); if it then finds marked rows, it computes the whole
+ * problem again. */
 static inline bool looks_for_rows(const cuda_chip *chip, const attn_plan *plan)
 {
     return tile_seconds(chip, plan) >= chip->step_seconds / 4;

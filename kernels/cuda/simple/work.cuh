@@ -30,7 +30,7 @@ DEVICE int64_t divide(int64_t n, int64_t by, int64_t &rest)
     return quotient;
 }
 
-/* Returns the head and position of query row number n. Rows are counted over the rows of all heads, head after head. */
+/* Returns the head and position of query row number n. Rows are counted over all heads, head after head. */
 DEVICE row query_row(const cuda_args &a, int64_t n)
 {
     const attn_dims &d = a.g.dims;

@@ -6,28 +6,27 @@
  *
  *     S^T = K Q^T            dP^T = V dO^T
  *     P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)          in registers
- *     dV += P^T dO           dK += dS^T Q                       in registers, for a warp's own keys: no sum
- *                                                               crosses a warp
+ *     dV += P^T dO           dK += dS^T Q                       in registers, for a warp's own keys
  *     dQ  = dS K                                                dS goes through shared memory; dQ is added to float32
  *                                                               sums in global memory
  *
  * The order of the additions to dQ is not fixed, so the last bits of dQ vary from run to run. With `deterministic` no
- * block adds to sums in global memory: a second kernel computes dQ by query tiles. The second kernel computes S and dP
- * again, so a backward takes seven matrix products instead of five. dK and dV are always deterministic, because one
- * block adds up the heads of a group in order.
+ * block adds to sums in global memory: a second kernel computes dQ by query tiles. It recomputes S and dP, so that a
+ * backward takes seven matrix products instead of five. dK and dV are always deterministic, because one block adds up
+ * the heads of a group in order.
  *
  *   prepare     computes delta = rowsum(dO O) - dlse, and lse in base 2, both by query tiles; zeroes the sums of dQ
  *   dkdv_wide   the main kernel, one block per key tile, for head dims to 128 without options (softcap, bias, masks,
- *               ...); it is designed for speed
- *   dkdv_tiles  the main kernel for problems with options, and for head dims above 128. Head dims above 128 leave no
- *               registers for both dK and dV: each of two launches computes one of them, and both compute S. A warp
- *               has 16 keys and all queries of the tile
+ *               ...); the fastest variant
+ *   dkdv_tiles  the main kernel for problems with options, and for head dims above 128. With head dims above
+ *               128, dK and dV do not both fit in registers: one launch computes dK and another dV, and both compute S.
+ *               A warp has 16 keys and all queries of the tile
  *   finish      dQ = scale * sum, in the dtype of dq; with `deterministic` dq_tiles instead, one block per query tile
- *   option_gradients.cu   dbias, dalibi_slopes, dsinks where wanted
+ *   option_gradients.cu   computes dbias, dalibi_slopes and dsinks if requested
  *
  * prepare and finish are in backward_common.cuh, dkdv_wide is in backward_wide.cuh.
  *
- * Rows whose result is not finite are computed again by rows.cuh, which skips hidden pairs (see forward.cu). */
+ * The functions of rows.cuh, which skip hidden pairs, recompute rows whose result is not finite (see forward.cu). */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 #include "backward_wide.cuh"
@@ -69,8 +68,8 @@ template <int D, bool SCORE_MODS> struct shared {
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* Adds dQ = dS K over the block's keys to the float32 sums of dQ of a tile of queries. Each warp computes 16 of the
- * tile's 64 queries and some of the columns, at most 64 columns at a time. */
+/* Computes dS K over the block's keys, and adds it to the float32 sums of dQ of a tile of queries. Each warp computes
+ * 16 of the tile's 64 queries and some of the columns, at most 64 columns at a time. */
 template <typename T, int D, bool SCORE_MODS>
 DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, uint32_t tileK, int warp, int lane)
 {
@@ -128,8 +127,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     loader<D, THREADS>(g.view[ATTN_T_k], b, hk, place.s.k_start, Sk, g.dims.D).template load<BN>(sm.K, j0);
     loader<D, THREADS>(g.view[ATTN_T_v], b, hk, place.s.k_start, Sk, g.dims.Dv).template load<BN>(sm.V, j0);
 
-    /* Loads the queries of round n of the block's loop. A round is one tile of queries of one query head: tile n %
-     * tiles of query head n / tiles of the group. */
+    /* Loads the queries of round n of the block's loop: tile n % `tiles` of query head n / `tiles` of the group. */
     auto fetch = [&](int n, int stage) {
         const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
         const int i0 = (first + n % tiles) * BM;
@@ -219,7 +217,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
                                   lane % 4 * 2) = pack<T>(dP[nt][half * 2], dP[nt][half * 2 + 1]);
         }
 
-        /* Add what this tile of queries contributes to the gradients: dV += P^T dO and dK += dS^T Q. */
+        /* Add this tile's terms to the gradients: dV += P^T dO and dK += dS^T Q. */
 #pragma unroll
         for (int kk = 0; kk < BM / 16; kk++) {
             uint32_t ap[4], as[4];
@@ -339,7 +337,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             j = seen_tile_above(sm.seen, j - 1, last);
             if (j == last) break;
         }
-        __syncthreads(); /* after this barrier no thread reads the previous tile, and the next copy may overwrite it */
+        __syncthreads(); /* after this barrier no thread reads the previous tile, so the next copy may overwrite it */
         K.template load<BN>(sm.K, j * BN);
         V.template load<BN>(sm.V, j * BN);
         cp_async_commit();
@@ -436,9 +434,9 @@ size_t align_up(size_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
-/* Sizes in bytes of the parts of the workspace (scratch memory), in their order: lse, delta and rest of each row
- * (saved_floats()); row_values of the query tiles; float32 sums of dQ; the workspace of option_gradients(). If out and
- * lse are not given, out and lse of the recomputed forward follow. */
+/* The sizes in bytes of the parts of the workspace. They lie in this order: lse, delta and rest of each row
+ * (saved_floats()); row_values of the query tiles; float32 sums of dQ; the workspace of option_gradients(). If the
+ * client has not given out and lse, the out and lse that a forward recomputes follow. */
 struct parts {
     size_t rows, values, sums, gradients, out, lse, total;
 };
@@ -483,7 +481,7 @@ cudaError_t launch_dkdv(const cuda_chip *chip, cuda_args a, const scratch &w, cu
     return code;
 }
 
-/* The smallest shared memory, in bytes, with which the kernel dkdv_wide can run: it then has one tile of dS instead of
+/* The bytes of shared memory with which the kernel dkdv_wide can just run: with memory for one tile of dS instead of
  * two. */
 template <int D> constexpr size_t least_wide = sizeof(shared_wide<D>) - sizeof(shared_wide<D>::dS) / 2;
 
@@ -540,8 +538,8 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const scratch 
     }
 }
 
-/* The largest number of bytes of shared memory that a block of the kernels in this file needs, in the variant with
- * `options` or in the one without. */
+/* Returns the bytes of shared memory that the kernels of this file need (the maximum over the kernels), in the variant
+ * with `options` or in the variant without. */
 template <int D> size_t most_shared(bool options, bool deterministic)
 {
     size_t keys = options ? sizeof(shared<D, true>) : sizeof(shared<D, false>);
@@ -550,8 +548,8 @@ template <int D> size_t most_shared(bool options, bool deterministic)
     return keys > dq ? keys : dq;
 }
 
-/* Functions that launch the kernels before and after the main kernel, prepare() and finish(), by head size and
- * dtype. */
+/* Functions that launch the variants of prepare() (before the main kernel) and finish() (after it) for a head size and
+ * a dtype. */
 template <typename T, int D> void launch_prepare(const cuda_args &a, const scratch &w, dim3 grid, cudaStream_t stream)
 {
     prepare<T, D><<<grid, 128, 0, stream>>>(a, w);
@@ -581,8 +579,8 @@ const steps_row &steps_for(const attn_dims &d)
     return steps[D == 64 ? 0 : D == 128 ? 1 : 2];
 }
 
-/* Returns whether this file's kernels add to float32 sums of dQ in global memory. They do so unless the option
- * `deterministic` is set. */
+/* Returns whether this file's kernels add dQ to float32 sums in global memory with atomics. They do so unless the
+ * problem has `deterministic` set. */
 bool adds_dq(const attn_plan *plan)
 {
     return !plan->problem->deterministic;

@@ -1,6 +1,6 @@
-/* backward_common.cuh: code that the variants of backward.cu share. It has the kernels that run before the main kernel
- * (prepare) and after it (finish). It says where query tiles and their sums of dQ lie, which keys a block has, and how
- * results are stored. */
+/* backward_common.cuh: code that the variants of backward.cu share: the kernels that run before the main kernel
+ * (prepare) and after it (finish), and functions that find query tiles, sums of dQ and a block's keys, and store
+ * results. */
 #ifndef ATTN_SM80_BACKWARD_COMMON_CUH
 #define ATTN_SM80_BACKWARD_COMMON_CUH
 
@@ -39,7 +39,7 @@ DEVICE void load_values(row_values *to, const row_values *from)
 /* ---- The kernel `prepare`: lse and delta of each row ------------------------------------------------------------- */
 
 /* For each row of the tile whose lse is too large for one float32, computes the lse as two numbers (lse and rest). The
- * function determines again which tile the block has, so that prepare() need not keep the tile in registers. */
+ * function finds the block's tile itself, so that prepare() need not keep the tile in registers. */
 __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const saved &s, unsigned tile)
 {
     const tile_place place = tile_place_of<BM>(a, tile);
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(128, 8)
     const int64_t line = x.s.q_start + place.i0, o_at = attn_at(&w.s.out, x.b, x.h, line) + d,
                   do_at = attn_at(&dout, x.b, x.h, line) + d;
     const bool pieces = in_pieces<T>(w.s.out, x.b, x.h, line, Dv) && in_pieces<T>(dout, x.b, x.h, line, Dv);
-    const int mine = threadIdx.x; /* at the end this thread writes the lse of row `mine`, which it loads here */
+    const int mine = threadIdx.x; /* this thread loads the lse of row `mine` here, and writes it at the end */
     float y = -CUDART_INF_F, less = 0;
     if (mine < rows) {
         y = ((const float *)lse.data)[attn_at(&lse, x.b, x.h, line + mine)];
@@ -131,7 +131,8 @@ __global__ void __launch_bounds__(128, 8)
         w.values[tile].lse2[mine] = lse_in_base_2(y);
         w.values[tile].delta[mine] = delta;
     }
-    if (any_huge) { /* rare: some row of the tile has a huge lse, which is stored as two numbers (see saved.rest) */
+    if (any_huge) { /* rare: at least one row of the tile has a huge lse, which is stored as two numbers (see
+                     * saved.rest) */
         __syncthreads();
         lse_of_tile_in_parts(a, w.s, kept(blockIdx.x));
     }
@@ -139,15 +140,16 @@ __global__ void __launch_bounds__(128, 8)
 
 /* ---- dK, dV and the sums of dQ: code shared by dkdv_wide and dkdv_tiles --------------------------------------- */
 
-/* The keys of a block, and the query tiles that see any of these keys. In a packed problem, tiles of keys are numbered
- * across all sequences. The tiles of sequence b begin with tile number cu_k[b] / BN + b (see tile_place_of()). */
+/* The keys of a block, and the query tiles that see at least one of these keys. In a packed problem, tiles of keys are
+ * numbered across all sequences. The tiles of sequence b begin with tile number cu_k[b] / BN + b (see
+ * tile_place_of()). */
 struct key_place {
     attn_sequence s;
     limits limit;
     int b, hk, j0;
     int rows;        /* number of rows of dk and dv to write; rows at or past the length in seqlens_k are written as
                       * zeros */
-    int first, last; /* at least one of the block's keys is visible to query tiles `first` to `last` - 1 */
+    int first, last; /* the query tiles `first` to `last` - 1 see at least one of the block's keys */
 };
 
 /* Returns the block's keys. The members about query tiles are not set yet: find_queries() sets them while the keys are
@@ -187,8 +189,8 @@ template <int BN> DEVICE void find_queries(key_place &place)
     place.last = max((min(j_last - place.limit.lo + 1, Sq) + BM - 1) / BM, place.first);
 }
 
-/* Stores a warp's sums (blocks of 16 x 8) in shared memory at `memory`. tile.cuh has the functions that write rows of
- * the result from there. */
+/* Stores a warp's sums (blocks of 16 x 8) in shared memory at `memory`. From there, functions of tile.cuh write rows of
+ * the result to global memory. */
 template <typename T, int D, int MT, int NT>
 DEVICE void stage_block(void *memory, bool pieces, const float (&c)[MT][NT][4], int row, int column, int lane)
 {
@@ -222,8 +224,9 @@ template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float f
 /* ---- The kernel `finish`: dQ from its sums ----------------------------------------------------------------------- */
 
 /* Stores dQ = scale * sums, in the dtype of dq. One block computes one query tile of one head. */
-/* Reading fast needs many loads in flight, so the launch bound makes four blocks fit on a multiprocessor. Without the
- * bound, dq_row(), which computes single rows again, would take so many registers that only two blocks fit. */
+/* The launch bound limits registers so that four blocks fit on a multiprocessor, which makes many loads in flight and
+ * fast reading possible. Without the bound only two blocks would fit, because dq_row(), which recomputes single rows,
+ * takes many registers. */
 template <typename T, int D>
 __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {
@@ -275,7 +278,7 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
     }
     const bool poisoned = __syncthreads_or(!finite);
     if (pieces) store_rows<D, 256>(dq, x.b, x.h, line, 0, rows, width, staged_rows, true, threadIdx.x);
-    if (poisoned) { /* Find again which tile the block has: registers are too scarce to keep it until here. */
+    if (poisoned) { /* find the block's tile once more, because there were no registers to keep it until here */
         __syncthreads();
         const tile_place again = tile_place_of<BM>(a, kept(blockIdx.x));
         for (int r = warp; r < rows; r += 8) dq_row(a, w.s, again.x, again.i0 + r);

@@ -7,22 +7,22 @@
 
 namespace {
 
-/* Reading shared memory bounds the speed of the products: a fragment of 512 bytes takes 4 cycles, in which the
- * tensor cores compute one to two products. A warp therefore computes blocks of 32 x 32 or 32 x 64, in which a
- * fragment serves two to four products:
+/* Reading operands from shared memory limits the speed: a fragment of 512 bytes takes 4 cycles, in which the tensor
+ * cores compute one to two products. A warp therefore computes blocks of 32 x 32 or 32 x 64 results, for which each
+ * fragment is used in two to four products:
  *
- *   S^T, dP^T   32 keys x 32 queries; for head dims to 64 in two rounds per tile of queries; for larger head dims
- *               a pair of warps shares the keys, and each warp has half of the queries
+ *   S^T, dP^T   32 keys x 32 queries. For head dims to 64 a warp takes two rounds per tile of queries. For larger head
+ *               dims two warps share the keys, and each warp has half of the queries
  *   dV, dK      32 keys x 64 channels, over the tile's queries; P^T and dS^T come from registers, and for head dims
  *               above 64 from the shared memory of the pair of warps
  *   dQ          32 queries x 32 channels, over the block's keys
  *
- * dQ of a query tile needs dS of all warps. A block computes dQ one tile later than dS, so that each tile costs only
- * one barrier of the block. */
+ * dQ of a query tile needs dS of all warps. A block computes dQ of a tile in the iteration after dS, so that each
+ * iteration needs only one barrier of the block. */
 template <int D> struct wide;
 template <> struct wide<64> {
     static const int QW = 1, BLOCKS = 2;
-}; /* QW of struct wide: number of warps that share 32 keys; BLOCKS: thread blocks per multiprocessor at a time */
+}; /* QW: number of warps that share 32 keys; BLOCKS: number of thread blocks that a multiprocessor runs at a time */
 template <> struct wide<128> {
     static const int QW = 2, BLOCKS = 1;
 };
@@ -55,8 +55,8 @@ template <typename T> DEVICE void write_block(uint16_t *tile, const float (&c)[2
                               lane % 4 * 2) = pack<T>(c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
 }
 
-/* Barrier for the two warps that share 32 keys. Each of the two warps calls it at every tile of queries. A tile whose
- * pairs are all hidden does not need the barrier, but race checkers would report a race without it. */
+/* Barrier for the two warps that share 32 keys. Each of the two warps calls it once for every tile of queries. For a
+ * tile whose pairs are all hidden the call is unnecessary, but without it race checkers would report a race. */
 DEVICE void pair_barrier(int pair)
 {
     switch (pair) {
@@ -79,7 +79,7 @@ template <typename T> DEVICE void pack_block(uint32_t (&f)[2][4], const float (&
 #define FRAGMENTS(how, D, count, tile, from, k) \
     _Pragma("unroll") for (int t_ = 0; t_ < count; t_++) how<D>(f[t_], tile, (from) + t_ * 16, k, lane)
 
-/* ds_stride: number of elements between the two buffers for dS, or 0 if there is only one buffer */
+/* `ds_stride`: number of elements between the two buffers for dS, or 0 if there is only one buffer */
 template <typename T, int D>
 __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     dkdv_wide(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w, limits whole, int ds_stride)
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     find_queries<BN>(place);
     const int jl = place.j0 + key, first = place.first, last = place.last, rounds = (last - first) * (int)g.group;
 
-    /* the query tile to load next: its head h, its index in the head (tile), and its first query (i0_next) */
+    /* the query tile to load next: its head `h`, its index in the head (`tile`), and its first query (`i0_next`) */
     int h = place.hk * (int)g.group, tile = first, i0 = 0, i0_next = 0;
     loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
     loader<D, THREADS> dO(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
                                         /* a tile takes kilobytes of memory, so there are fewer than 2^31 tiles, and an
                                          * int can hold their number */
                                         0);
-    /* where the float32 sums of dQ of the next, the present and the previous query tile begin */
+    /* the offsets at which the float32 sums of dQ of the next, the present and the previous query tile begin */
     int sums_next = 0, sums_now = 0, sums_before;
 
     const float scale_log2 = (float)g.scale * LOG2E;
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
         }
     }
 
-    /* Find again which keys the block has: registers are too scarce in the loop to keep them. */
+    /* Find the block's keys once more, because the loop has no registers to keep them. */
     place = key_place_of<BN>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
     const attn_view &dk = g.view[ATTN_T_dk], &dv = g.view[ATTN_T_dv];
     bool finite = scale_block(dK, (float)g.scale);

@@ -7,15 +7,14 @@
  * query r / G of head r % G of the group. This file computes sequences of at most DECODE_ROWS rows (queries times heads
  * of a group); other kernels compute longer sequences.
  *
- * The keys of a sequence are divided into splits, one block each. A block leaves the partial result of its split in the
+ * The keys of a sequence are divided into splits, one block each. A block writes the partial result of its split to the
  * workspace: O (not divided by l), the maximum m and the sum l. combine_splits() adds up the partial results in the
- * order of the keys (Flash-Decoding, Dao et al. 2023; FlashAttention-2, arXiv:2307.08691, section 3.2). Where a
- * sequence has only one split, the split's block writes the result itself.
+ * order of the keys (Flash-Decoding, Dao et al. 2023; FlashAttention-2, arXiv:2307.08691, section 3.2). If a sequence
+ * has only one split, the split's block writes the result itself.
  *
- * Splits are added up within split groups of SPLIT_GROUP neighbours, then the groups are added up. Where a batch has
- * enough blocks, a block computes all splits of a group, one after the other, and leaves the sum of the group in the
- * workspace. A block of this kind makes the same additions in the same order as several blocks, with fewer partial
- * results.
+ * Splits are added up within split groups of SPLIT_GROUP neighbours, then the groups are added up. If a batch has
+ * enough blocks, a block computes all splits of a group, one after the other, and writes only the sum of the group to
+ * the workspace. It makes the same additions in the same order as several blocks would, so the bits are the same.
  *
  * A block is four warps. Shared memory has a ring of SLOTS tiles of BN keys each, alternately of K and of V:
  *
@@ -27,16 +26,14 @@
  *
  * With up to 16 rows, each warp takes a part of the tile's keys for all rows, with m, l and O of its own. With up to 64
  * rows, each warp takes 16 of the rows for all keys. Blocks of up to 8 rows with head sizes 65 to 128 (one query of
- * most models) have a variant of their own (decode_few()). Because 8 rows are half an operand of a tensor core
- * instruction, this variant computes O^T += V^T P^T, with half the products and half the registers. decode_few() loads
- * a split's first tiles before anything else. Three blocks fit on a multiprocessor of Hopper, so that memory is not
- * idle while one block begins or ends. Loads of K and V have the L2 policy evict-first, so that partial results stay in
- * the L2.
+ * most models) have a separate variant (decode_few()). Because 8 rows are half an operand of a tensor core instruction,
+ * this variant computes O^T += V^T P^T, with half the products and half the registers. decode_few() loads a split's
+ * first tiles before anything else. Three blocks fit on a multiprocessor of Hopper, so that memory is not idle while
+ * one block begins or ends. Loads of K and V have the L2 policy evict-first, so that partial results stay in the L2.
  *
- * Where sequences of a batch share a prefix (decode_places.cuh), the prefix is read once for several sequences (a
- * stack). decode_stacks() runs first and computes the splits of the prefix for the rows of all sequences of a stack,
- * one below the other. Each row has the same bits as without the stack. decode_splits() runs next and skips these
- * splits.
+ * If sequences of a batch share a prefix (decode_places.cuh), the prefix is read once for several sequences (a stack).
+ * decode_stacks() runs first and computes the splits of the prefix for the rows of all sequences of a stack, one below
+ * the other. Each row has the same bits as without the stack. decode_splits() runs next and skips these splits.
  *
  * The bits of a result depend on the problem alone: the keys that a sequence's queries see, and its number of rows,
  * determine its splits (split_keys()); the batch and the device do not. A packed problem may hold both short sequences
@@ -53,9 +50,9 @@
  * On Hopper sm90/decode/decode.cu lets TMA load keys and values where possible. Results have the same bits.
  * decode_wide.cu computes head sizes above 256. decode_launch.cuh has decode_splits() and combine_splits().
  *
- * Float8 keys and values stay float8 in shared memory, which halves the time of reading them (float8.cuh). Float8 has a
- * variant of its own, which computes P V in float16. Problems with options (softcap, bias, masks, ...) use the variant
- * for 16-bit numbers, whose loader converts float8 numbers one by one to 16-bit numbers.
+ * Float8 keys and values stay float8 in shared memory, which halves the time of reading them (float8.cuh). The variant
+ * for float8 computes P V in float16. Problems with options (softcap, bias, masks, ...) use the variant for 16-bit
+ * numbers, whose loader converts float8 numbers one by one to 16-bit numbers.
  *
  * Every kernel has a second variant for problems with options, as in forward.cu. A block whose result is not finite
  * repeats its split with zeros in place of those values (numbers of V) that are not finite. In the end the block
@@ -99,7 +96,7 @@ template <typename T, int D> cudaError_t launch_stacks(const cuda_args &a, const
     return cudaPeekAtLastError();
 }
 
-/* Returns whether decode_few(), the variant for few rows, exists for this head size. */
+/* Returns whether decode_few(), the variant for at most 8 rows, is compiled for this head size. */
 constexpr bool has_few_form(int D)
 {
     return D == 128;
@@ -169,8 +166,8 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
  * at a time, so that no multiprocessor is idle. PLACES: number of blocks that run on a multiprocessor at a time. */
 const int FULL = 4, PLACES = 3;
 
-/* Lets a block compute a whole split group (SPLIT_GROUP neighbouring splits), if that leaves enough blocks to fill the
- * GPU. This changes no bit of the results. */
+/* Lets each block compute a whole split group (SPLIT_GROUP neighbouring splits) if the smaller number of blocks still
+ * fills the GPU. This changes no bit of the results. */
 void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, int64_t rows)
 {
     const int64_t groups = attn_tiles(y.p.splits, SPLIT_GROUP), blocks = d.B * d.Hk * groups;
@@ -182,7 +179,7 @@ void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, 
     y.blocks = blocks;
 }
 
-/* Returns how many sequences with `rows` rows each a block of decode_stacks() can compute together. */
+/* Returns how many sequences a block of decode_stacks() can compute together if each has `rows` rows. */
 template <int D> int sequences_of_stack(int64_t rows)
 {
     return (int)attn_min64(32, stack_shape<D>::BM / rows);

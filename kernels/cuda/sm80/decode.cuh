@@ -5,8 +5,8 @@
  *                       compute capability 8.0 on
  *   copies_by_engine    a warp requests boxes from TMA (sm90/decode/decode.cu)
  *
- * Both ways load the same tiles in the same order, and give results with the same bits. They differ only in where the
- * channels of a row lie in shared memory (CHUNK).
+ * Both ways load the same tiles in the same order, and give results with the same bits. They differ only in the
+ * position of a row's channels in shared memory (CHUNK).
  *
  * RING<T, X> is a block's ring of tiles, K and V alternately:
  *
@@ -14,7 +14,7 @@
  *   begin(queries)       requests the first tiles; lets queries() write Q to shared memory, where all threads can read
  *                        it when next() has returned
  *   next<VALUES>()       returns the next tile of V or K, when it has arrived
- *   clear_tail(tile, j)  sets those rows of tile j to 0 that are past the sequence, where copies do not do that
+ *   clear_tail(tile, j)  sets the rows of tile j that are past the sequence to 0, if the copies have not done so
  *   changed()            each thread that has written to a tile, or to its memory, calls it before a block barrier
  *   release()            a warp calls it when it has read the tile
  *   FEW_ADDRESSES        1: the kernel's registers are scarce, so fragments take few address registers; see keys_of()
@@ -35,20 +35,21 @@ namespace {
 
 enum { WARPS = 4, THREADS = 32 * WARPS };
 
-/* How keys and values are stored in shared memory. KEYS_AS_T: as type T, to which the loader converts them.
- * KEYS_AS_FLOAT8: as float8, which the kernel converts to T in registers (float8.cuh). */
+/* The type with which keys and values are stored in shared memory. KEYS_AS_T: type T, to which the loader converts
+ * them. KEYS_AS_FLOAT8: float8, which the kernel converts to T in registers (float8.cuh). */
 enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
 
 /* A block of decode_stacks() computes this many tiles of 16 rows: rows of several sequences that see the same keys. */
 enum { STACK_TILES = 2 };
 
-/* Where the head size is above 256 (WIDE_HEAD), each warp of a block computes WARP_CHANNELS of the channels. */
+/* For head sizes above 256 (WIDE_HEAD) the warps of a block divide the channels: each warp computes WARP_CHANNELS of
+ * them. */
 enum { WARP_CHANNELS = 128 };
 
 /* The shape of a block. Its WM * WK * WD warps are divided by rows (WM), by keys of a tile (WK) and by columns of V
- * (WD). Tiles of float8 keys have twice as many keys as tiles of 16-bit keys, or the ring has twice as many slots. FEW:
+ * (WD). With float8 keys, a tile has twice as many keys as with 16-bit keys, or the ring has twice as many tiles. FEW:
  * the block has at most 8 rows, and computes O^T as V^T P^T, with half the products and half the registers. WIDE_HEAD:
- * a warp multiplies its own channels of Q and K, and the warps add up their scores (see add_up_scores()). */
+ * each warp multiplies some of the channels of Q and K, and the warps add up their scores (see add_up_scores()). */
 template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STACK = 1, bool FEW_ = false> struct shape {
     static const bool FEW = FEW_;
     static const bool WIDE_HEAD = D_ > TILE_HEAD_DIM;
@@ -59,7 +60,8 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
                                               : 1,
                      WK = WIDE || WIDE_HEAD ? 1 : WARPS / WD;
     static const int THREADS = 32 * WM * WK * WD;
-    static const bool STACKED = STACK > 1; /* true: a block has STACK times 16 rows, from several sequences */
+    static const bool STACKED = STACK > 1; /* true: the block computes STACK times 16 rows, which belong to several
+                                            * sequences */
     static const bool SCORE_MODS = SCORE_MODS_, PAGED = PAGED_, FLOAT8 = AS == KEYS_AS_FLOAT8;
     static const bool MORE_KEYS = FLOAT8 && !WIDE && D >= 128;
     static const int BM = FEW ? (int)FEW_ROWS : 16 * WM,
@@ -74,7 +76,7 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
 };
 
 /* The shape of a block with more than NARROW rows. Such a shape exists only for head sizes up to 256; for larger head
- * sizes this is the narrow shape. */
+ * sizes this is the shape of a block with at most NARROW rows. */
 template <int D, bool SCORE_MODS, bool PAGED, keys_as AS>
 using many_rows_shape = shape<D, (D <= TILE_HEAD_DIM), SCORE_MODS, PAGED, AS>;
 
@@ -84,9 +86,9 @@ template <int D> using stack_shape = shape<D, false, false, true, KEYS_AS_T, STA
 /* The shape of a block with at most FEW_ROWS rows. */
 template <int D, bool PAGED, keys_as AS> using few_shape = shape<D, false, false, PAGED, AS, 1, true>;
 
-/* SPLIT_GROUP: number of splits that are added up to one partial result. SPLIT_GROUP_ROWS: the largest number of rows
- * of a block that computes all splits of a group. The sums of the group lie in shared memory beside the ring of
- * tiles. */
+/* SPLIT_GROUP: number of splits (parts of the keys) whose partial results are added up to one. SPLIT_GROUP_ROWS: only
+ * blocks of at most this many rows compute all splits of a group. They keep the group's sums in shared memory, beside
+ * the ring of tiles. */
 enum { SPLIT_GROUP = 4, SPLIT_GROUP_ROWS = 8 };
 
 /* Blocks per multiprocessor; more blocks leave each thread fewer registers. Before compute capability 9.0 shared memory
@@ -100,8 +102,8 @@ template <int D, bool SCORE_MODS> constexpr int blocks_of = D > TILE_HEAD_DIM ? 
 /* Number of threads of a block that computes splits with head sizes up to D. */
 template <int D> constexpr int threads_of = shape<D, false, false, false, KEYS_AS_T>::THREADS;
 
-/* The scores of a tile of keys, as each warp has computed them from its own channels: for each block of 8 keys the four
- * accumulators of each lane. For head sizes up to 256 the arrays have only one element, and are not used. */
+/* The scores of a tile of keys that each warp has computed from its own channels: for each block of 8 keys, the four
+ * accumulators of each lane. Only head sizes above 256 use the arrays; for smaller head sizes they have one element. */
 template <class X> struct scores_of_warps {
     float4 of_lane[X::WIDE_HEAD ? X::WD : 1][X::WIDE_HEAD ? X::KW / 8 : 1][X::WIDE_HEAD ? 32 : 1];
 };
@@ -111,23 +113,24 @@ template <class X> struct shared {
         alignas(128) uint16_t Q[X::BM * X::D];
         alignas(128) uint16_t ring[X::SLOTS][X::BN * X::WIDTH];
         float S[X::SCORE_MODS ? X::THREADS / 32 : 1][16]
-               /* memory for each warp's scores while options (softcap, bias, masks) are applied to them */
+               /* each warp's scores, while options (softcap, bias, masks) are applied to them */
                [X::SCORE_MODS ? X::KW + 4 : 1];
-        scores_of_warps<X> scores[X::WIDE_HEAD ? 2 : 1]; /* the scores of two tiles of keys, so that one tile's scores
-                                                          * may still be read when the next tile's scores are written */
+        scores_of_warps<X> scores[X::WIDE_HEAD ? 2 : 1]; /* The scores of tiles of keys. With WIDE_HEAD there are two
+                                                          * tiles: one tile's scores may still be read when the next
+                                                          * tile's scores are written. */
     };
     union { /* O overwrites the tiles when the block has read its last tile */
         tiles tile;
         float O[X::WK][X::BM][X::D + 4];
     };
-    /* maximum m and sum l of each row, from each warp; at the end, m is replaced by the factor of the warp's O */
+    /* each warp's maximum m and sum l of each row; at the end, m is replaced by the factor of the warp's O */
     float m[X::WK][X::BM], l[X::WK][X::BM];
     float top[X::BM], sum[X::BM]; /* maximum (top) and sum of each row, over all warps of the block */
-    /* sum of O over those splits of the current split group (SPLIT_GROUP neighbouring splits) that have been
-     * computed; blocks of wide heads compute one split each */
+    /* The sum of O over the computed splits of the current split group (SPLIT_GROUP neighbouring splits). A block of
+     * wide heads computes only one split, so it needs no such sum. */
     float split_group_O[X::WIDE_HEAD ? 1 : (int)SPLIT_GROUP_ROWS][X::WIDE_HEAD ? 4 : X::D];
     float2 split_group_ml[SPLIT_GROUP_ROWS];
-    int i[X::BM], h[X::BM]; /* i: for each row of the block its query; h: for each row its query head */
+    int i[X::BM], h[X::BM]; /* for each row of the block: its query (i) and its query head (h) */
     float slope[X::BM];
     /* if keys are float8: the factor that converts each row's scores to base 2, see load_permuted_queries() */
     float factor[X::FLOAT8 ? X::BM : 1];
@@ -135,9 +138,9 @@ template <class X> struct shared {
 
 /* ---- Computing one row of a split alone -------------------------------------------------------------------------- */
 
-/* Computes the partial result of query i over keys first to last - 1, skipping hidden keys (see rows.cuh). The function
- * writes the result only if tensor cores cannot compute it: the result is not finite, or scores are huge. One warp
- * calls the function, and each lane has N channels. */
+/* Computes the partial result of query i over the keys `first` to `last` - 1 without tensor cores, skipping hidden keys
+ * (see rows.cuh). The function writes the result only if tensor cores cannot compute it, because it is not finite or
+ * scores are huge. One warp calls the function, and each lane has N channels. */
 template <int N>
 __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last,
                                         float *O, float2 *ml)
@@ -171,8 +174,8 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
 /* The keys of a split, and the tiles in which they are loaded. */
 struct split_place {
     int first, last;  /* the keys `first` to `last` - 1 of the sequence; `first` is a multiple of BN (keys per tile) */
-    int tiles, steps; /* tiles: index of the split's first tile; steps: number of tiles to load (K[j] and V[j] are two
-                       * tiles) */
+    int tiles, steps; /* `tiles`: index of the split's first tile; `steps`: number of tiles to load (K[j] and V[j] count
+                       * as two) */
 };
 
 template <class X> DEVICE split_place split_place_of(const group_place &place, int index)
@@ -251,9 +254,9 @@ template <typename T, class X> struct copies_by_threads {
 };
 
 /* The functions below load fragments of a tile in the ring. A tile has ROWS rows of WIDTH elements, stored as chunks of
- * CHUNK columns, one chunk after the other (tile.cuh). `chunk` is where the chunk begins, in elements from the start of
- * the tile (0 if there is only one chunk). With FEW_ADDRESSES a lane stores one address, and computes each other
- * address from it with one instruction. */
+ * CHUNK columns, one chunk after the other (tile.cuh). `chunk` is the offset of the chunk in elements from the start of
+ * the tile (0 if there is only one chunk). With FEW_ADDRESSES a lane keeps one address in a register, and computes
+ * every other address from it with one instruction. */
 template <int D, bool FEW_ADDRESSES>
 DEVICE void queries_of(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {
@@ -322,10 +325,10 @@ template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, co
     }
 }
 
-/* Converts eight bfloat16 of a row to float16 times a power of two; LANES neighbouring lanes share a row. The power
- * makes the row's largest number 2^14 or more, and `factor` is divided by the power. Returns false where the conversion
- * loses a bit: where a number is 2^31 times smaller than its row's largest, or `factor` exceeds float32's range.
- * Infinities and NaN stay infinite and NaN. */
+/* Multiplies eight bfloat16 numbers of a row by a power of two, and converts them to float16. LANES neighbouring lanes
+ * share a row. The power makes the row's largest number 2^14 or more, and `factor` is divided by the power. Returns
+ * false if the conversion is not exact: if a number is 2^31 times smaller than the row's largest, or `factor` exceeds
+ * float32's range. Infinities and NaN stay infinite and NaN. */
 template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &factor)
 {
     uint32_t most = 0;
@@ -334,7 +337,7 @@ template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &fa
 #pragma unroll
     for (int step = LANES / 2; step; step /= 2) most = max(most, __shfl_xor_sync(0xffffffff, most, step));
     const int exponent = (int)(most >> 7), power = most == 0 || exponent == 255 ? 0 : 141 - max(exponent, 1);
-    /* 2^power may exceed the range of a float, so the numbers are multiplied by two factors, 2^half and 2^rest */
+    /* 2^power may exceed the range of a float, so numbers are multiplied by 2^half and then by 2^rest */
     const int half = power / 2, rest = power - half;
     const float up = __int_as_float((127 + half) << 23), up_more = __int_as_float((127 + rest) << 23);
     factor = factor * __int_as_float((127 - half) << 23) * __int_as_float((127 - rest) << 23);
@@ -351,11 +354,11 @@ template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &fa
     return exact;
 }
 
-/* Loads Q in the order that scores_of_float8() needs. A negative scale changes the sign of Q. A scale of 0 makes Q
- * zeros, except numbers that are not finite. bfloat16 becomes float16, because float8 keys can be converted to float16
- * in a third of the instructions that bfloat16 takes. Each row then has a factor of its own in sm.factor, which
- * converts its scores to base 2. Returns false where the conversion would not be exact (scaled_halves_of()); then Q is
- * bfloat16, and one factor `c` holds for all rows. */
+/* Loads Q in the order that scores_of_float8() needs. A negative scale changes the sign of Q. If the scale is 0, all
+ * finite numbers of Q become 0. bfloat16 numbers of Q are converted to float16, because float8 keys can be converted to
+ * float16 in a third of the instructions that conversion to bfloat16 takes. Each row then has its own factor in
+ * sm.factor, which converts its scores to base 2. Returns false if the conversion of Q would not be exact
+ * (scaled_halves_of()); Q then stays bfloat16, and the factor `c` converts the scores of all rows. */
 template <typename T, class X>
 DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group_place &place, float c)
 {
@@ -448,9 +451,9 @@ DEVICE bool is_finite(const float4 &o)
     return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
 }
 
-/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on. The function is for thread blocks of
- * few rows. Each thread computes and stores its own sums, so no barrier is needed. Returns false if a sum is not
- * finite, or if scores are huge. */
+/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on, in blocks of at most 8 rows. Each
+ * thread computes and stores its own sums, so no barrier is needed. Returns false if a sum is not finite, or if scores
+ * are huge. */
 template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int64_t saved, int rows)
 {
     const int D = X::D;
@@ -477,10 +480,10 @@ template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int
     return finite;
 }
 
-/* Adds a split's partial result to the sum of the earlier splits of its split group (SPLIT_GROUP neighbouring
- * splits). The call for the group's last split stores the sum in the workspace, in row `to`. If `from_workspace` is
- * true, the split was computed a second time, and its result is in the workspace, from row `saved` on, and not in
- * shared memory. */
+/* Adds a split's partial result to the sum of the earlier splits of its split group (SPLIT_GROUP neighbouring splits).
+ * The call for the group's last split stores the sum in the workspace, in row `to`. `from_workspace`: the split's
+ * partial result is in the workspace, from row `saved` on, because the split was computed a second time; otherwise it
+ * is in shared memory. */
 template <class X>
 DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from_workspace, int64_t saved, bool first,
                                bool last, int64_t to)
@@ -507,7 +510,7 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
     }
 }
 
-/* Writes the query, query head and ALiBi slope of each row of the block to shared memory. */
+/* Writes the query number, query head and ALiBi slope of each row of the block to shared memory. */
 template <class X> DEVICE void name_rows(shared<X> &sm, const cuda_args &a, const group_place &place, int rows)
 {
     const int group = (int)a.g.group;
@@ -521,7 +524,7 @@ template <class X> DEVICE void name_rows(shared<X> &sm, const cuda_args &a, cons
     }
 }
 
-/* Replaces NaN and infinities in a tile of V by zeros. */
+/* Replaces NaN and infinities of a tile of V by zeros. */
 template <typename T, class X> DEVICE void clear_values(uint16_t *values)
 {
     uint8_t *const bytes = (uint8_t *)values;
@@ -533,7 +536,7 @@ template <typename T, class X> DEVICE void clear_values(uint16_t *values)
         }
 }
 
-/* Multiplies each of the lane's two rows of O by the row's factor. */
+/* Multiplies each of the lane's two rows of O by the row's factor in `by`. */
 template <int DT> DEVICE void multiply_rows(float (&O)[DT][4], const float (&by)[2])
 {
 #pragma unroll
@@ -542,7 +545,7 @@ template <int DT> DEVICE void multiply_rows(float (&O)[DT][4], const float (&by)
         for (int e = 0; e < 4; e++) O[dt][e] *= by[e / 2];
 }
 
-/* Multiplies one of the lane's two rows of O by a factor. */
+/* Multiplies one of the lane's two rows of O by the factor `by`. */
 template <int DT> DEVICE void multiply_row(float (&O)[DT][4], int half, float by)
 {
 #pragma unroll
@@ -552,7 +555,8 @@ template <int DT> DEVICE void multiply_row(float (&O)[DT][4], int half, float by
     }
 }
 
-/* Multiplies the rows of O^T by factors, in thread blocks of few rows. Lane 4 r passes the factor of row r. */
+/* Multiplies the rows of O by factors, in blocks of at most 8 rows, where warps hold O^T. Lane 4 r passes the factor of
+ * row r. */
 template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
 {
     const int t = threadIdx.x % 4;
@@ -563,8 +567,8 @@ template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
         for (int e = 0; e < 4; e++) O[dt][e] *= by_row[e % 2];
 }
 
-/* Writes a warp's O^T to shared memory, in thread blocks of few rows. With t = lane % 4, a lane has rows 2 t and 2 t +
- * 1 of two of every 16 channels. With 16-bit keys the two channels are lane / 4 and lane / 4 + 8; with float8 keys they
+/* Writes a warp's O^T to shared memory, in blocks of at most 8 rows. With t = lane % 4, a lane has rows 2 t and 2 t + 1
+ * of two of every 16 channels. With 16-bit keys the two channels are lane / 4 and lane / 4 + 8; with float8 keys they
  * are lane / 4 * 2 and lane / 4 * 2 + 1. */
 template <class X, int DT>
 DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, int wk, int rows)
@@ -586,8 +590,8 @@ DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, in
     }
 }
 
-/* Writes a warp's O, m and l to shared memory, as partial sum number wk of the block. Before this, l is summed over the
- * warp's lanes. The warp has the rows from m0 on and the columns from d0 on. */
+/* Adds up l over the warp's lanes, and writes the warp's O, m and l to shared memory, as partial sum number `wk` of the
+ * block. The warp has the rows from m0 on and the columns from d0 on. */
 template <class X, int DT>
 DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[2], float (&l)[2], int m0, int d0,
                        int wk, int rows)
@@ -625,7 +629,7 @@ DEVICE void wait_and_let_begin()
     launch_dependents();
 }
 
-/* Adds up the scores S of all warps, each of which has computed S from its own channels, in the order of the warps. S
+/* Adds up the scores S of all warps, in the order of the warps; each warp has computed S from some of the channels. S
  * becomes this sum in every warp. The scores of two consecutive tiles of keys need different memory (`sums`), because a
  * slow warp may still read the scores of the earlier tile. */
 template <class X, int NT> DEVICE void add_up_scores(float (&S)[NT][4], scores_of_warps<X> &sums)
@@ -646,11 +650,13 @@ template <class X, int NT> DEVICE void add_up_scores(float (&S)[NT][4], scores_o
     }
 }
 
-/* Adds O += P V for one tile of V, from row k0 of the tile on. The warp computes columns of O from d0 on. */
+/* Computes O += P V with rows of one tile of V, from row k0 of the tile on. The warp computes columns of O from d0
+ * on. */
 template <typename T, class X, int CHUNK, bool FEW_ADDRESSES, int DT, int NT>
 DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_t *values, int d0, int k0, int lane)
 {
-    const int BN = X::BN, first = X::FLOAT8 ? d0 / 2 : d0; /* first: the warp's first column of V, in 16-bit words */
+    const int BN = X::BN, first = X::FLOAT8 ? d0 / 2 : d0; /* `first`: the warp's first column of V, counted in 16-bit
+                                                            * words */
     const auto turned = [&](uint32_t(&f)[4], int dt, int kk) {
         turned_values_of<X::WIDTH, CHUNK, BN>(f, values, first, dt * 16, k0 + kk * 16, lane);
     };
@@ -663,8 +669,9 @@ DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_
     else accumulate<T>(*(float(*)[1][DT][4]) & O, *(const float(*)[1][NT][4]) & P, columns);
 }
 
-/* Computes again, one by one, those rows of a split that tensor cores cannot compute (a result is not finite, or scores
- * are huge). A warp computes a row. `saved` is the row of the workspace where the split's partial results begin. */
+/* Recomputes, one by one, the rows of a split that tensor cores cannot compute, because a result is not finite or
+ * scores are huge. A warp computes a row. `saved` is the row of the workspace where the split's partial results
+ * begin. */
 template <class X>
 DEVICE void repair_rows(const shared<X> &sm, const cuda_args &a, const plan &p, const group_place &place,
                         const split_place &keys, int64_t saved)
@@ -679,11 +686,11 @@ DEVICE void repair_rows(const shared<X> &sm, const cuda_args &a, const plan &p, 
     }
 }
 
-/* Computes split `index` of one key/value head: the rows of Q against the keys of the split. Writes the rows of `out`
- * if the sequence has one split, otherwise partial results in the workspace. If a result is not finite, the function
- * repeats the split with zeros in place of infinities and NaN of V. If STACKED is true, the rows belong to `sequences`
- * neighbouring sequences, `place` is the place of the first sequence, and decode_splits() repeats splits whose results
- * are not finite. */
+/* Computes attention of the rows of Q over the keys of split number `index` of one key/value head. Writes the rows of
+ * `out` if the sequence has one split, otherwise partial results in the workspace. If a result is not finite, the
+ * function repeats the split with zeros in place of infinities and NaN of V. If STACKED is true, the rows belong to
+ * `sequences` neighbouring sequences, of which `place` describes the first, and decode_splits() later repeats splits
+ * whose results are not finite. */
 template <typename T, class X, template <typename, class> class RING>
 DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory,
                   typename RING<T, X>::kept &kept, int sequences = 1)
@@ -700,7 +707,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     RING<T, X> ring(kept, sm, a, x, keys);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = X::STACKED ? place.rows * sequences : place.rows;
     const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW,
-              d0 = warp % X::WD * (D / X::WD); /* the warp's first row, key of a tile, and column */
+              d0 = warp % X::WD * (D / X::WD); /* the warp's first row, key and column of a tile */
     const bool idle = m0 >= rows;
     /* the channels of Q and K that the warp multiplies: CHANNELS_OF_WARP channels from c0 on */
     const int CHANNELS_OF_WARP = X::WIDE_HEAD ? D / X::WD : D, c0 = X::WIDE_HEAD ? d0 : 0;
@@ -718,7 +725,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
                     : X::FLOAT8                 ? fabsf(x.scale) * LOG2E
                                                 : x.scale * LOG2E;
 
-    bool halves = true; /* true if Q is float16 in shared memory, which happens only where keys are float8 */
+    bool halves = true; /* for float8 keys: true if Q is float16, false if Q has type T */
     const auto load_rows = [&] {
         if (X::FEW) prepare_rows(); /* prepare_rows() runs while the first copies of K and V are in flight */
         if constexpr (X::FLOAT8) halves = load_permuted_queries<T, X>(sm, a, place, c);
@@ -885,7 +892,7 @@ again:
     }
 }
 
-/* The shared memory, in bytes, that a block needs in any variant, for few rows or many. */
+/* The bytes of shared memory that a block needs: the maximum over the variants for few and for many rows. */
 template <typename T, int D, bool SCORE_MODS, keys_as AS, template <typename, class> class RING>
 constexpr size_t shared_bytes()
 {
@@ -894,11 +901,11 @@ constexpr size_t shared_bytes()
     return narrow > wide ? narrow : wide;
 }
 
-/* A block of decode_stacks(): computes split `index` (a part of the keys) of one key/value head for a stack, which is a
- * group of sequences whose common keys are read once. Neighbouring sequences that share the split form a run, and the
- * block computes the split once for all sequences of a run. If several blocks read the same keys, the first block reads
- * them from memory, and the other blocks find them in the L2 cache. A sequence whose result is not finite gets NaN as m
- * and l of its first row, and decode_splits(), which runs next, computes its split. */
+/* The code of a block of decode_stacks(): computes split number `index` (a part of the keys) of one key/value head for
+ * a stack (a group of sequences whose common keys are read once). Neighbouring sequences that share the split form a
+ * run, and the block computes the split once for all sequences of a run. If several blocks read the same keys, the
+ * first block reads them from memory, and the other blocks find them in the L2 cache. A sequence whose result is not
+ * finite gets NaN as m and l of its first row, and decode_splits(), which runs next, computes its split. */
 template <typename T, class X, template <typename, class> class RING, class KEPT>
 DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {
@@ -906,9 +913,9 @@ DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kep
     const int first = (int)(blockIdx.x % stacks) * p.stack, hk = (int)(blockIdx.x / stacks % Hk),
               index = (int)(blockIdx.x / stacks / Hk), lane = threadIdx.x % 32;
     uint32_t shares = __ballot_sync(0xffffffff, lane < p.stack && splits_shared(a, p, first + lane, hk).has(index));
-    while (shares) { /* bit s is 1 if sequences first + s and first + s - 1 of the stack share the split */
-        /* bits in a run of 1 stand for sequences that share the split: one sequence for each bit, and the sequence
-         * before the first bit's */
+    while (shares) { /* bit s of `shares` is 1 if sequences `first` + s and `first` + s - 1 share the split */
+        /* A run of n bits that are 1 stands for n + 1 neighbouring sequences that share the split: one for each bit,
+         * and the sequence before the first bit's. */
         const int begin = __ffs(shares) - 2, length = __ffs(~(shares >> (begin + 1)));
         split<T, X, RING>(a, p, group_place_of(a, p, first + begin, hk), index, memory, kept, length);
         shares &= ~0u << (begin + length - 1) << 1;
@@ -926,7 +933,7 @@ inline dim3 grid_of_splits(const attn_dims &d, const plan &p, int64_t blocks)
     return p.few ? dim3((unsigned)d.Hk, (unsigned)p.walkers, (unsigned)d.B) : dim3((unsigned)blocks);
 }
 
-/* A block of decode_splits(): computes the splits that belong to the block. */
+/* The code of a block of decode_splits(): computes the block's splits. */
 template <typename T, int D, bool SCORE_MODS, bool PAGED, keys_as AS, template <typename, class> class RING,
           class KEPT_NARROW, class KEPT_WIDE>
 DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NARROW narrow, KEPT_WIDE wide)
@@ -965,7 +972,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
                     bool done = own >= end;
                     if (before.has(own) || after.has(own)) {
                         const float sum = p.ml[place.saved + (int64_t)own * place.rows].y;
-                        done = sum == sum; /* a sum of NaN marks a split that decode_stacks() could not compute */
+                        done = sum == sum; /* decode_stacks() stores NaN as the sum of a split that it could not
+                                            * compute */
                     }
                     const uint32_t left = __ballot_sync(0xffffffff, !done);
                     index += (left ? __ffs(left) - 1 : 31) * step;
@@ -980,9 +988,9 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
         if (index < end) split<T, many_rows_shape<D, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, wide);
 }
 
-/* A block of decode_few(): computes splits of few rows. With p.ahead, the stream's previous kernel writes nothing that
- * this kernel reads. The block then copies keys at once, and waits for the previous kernel only before it writes (in
- * split()). */
+/* The code of a block of decode_few(): computes splits of at most 8 rows. If p.ahead is true, the stream's previous
+ * kernel writes nothing that this kernel reads. In that case the block copies keys at once, and waits for the previous
+ * kernel's end only before it writes (in split()). */
 template <typename T, int D, bool PAGED, keys_as AS, template <typename, class> class RING, class KEPT>
 DEVICE void walk_few(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {

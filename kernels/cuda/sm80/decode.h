@@ -1,8 +1,8 @@
-/* decode.h: lets other kernels leave decoding to decode.cu. A packed problem may have long sequences and sequences of
- * few rows (queries times heads of a group). A kernel for long sequences runs first and skips sequences of few rows
- * (cuda_chip::decode_rows); then decode.cu computes the skipped sequences.
+/* decode.h: declarations of decode.cu, and functions with which other kernels use it. A packed problem may have long
+ * sequences and sequences of few rows (queries times heads of a group). A kernel for long sequences runs first and
+ * skips sequences of few rows (cuda_chip::decode_rows). Then decode.cu computes the skipped sequences.
  *
- * A kernel that leaves sequences to decode.cu has a second row in cuda_kernels[], with the same features:
+ * A kernel that uses decode.cu in this way has a second row in cuda_kernels[], with the same features:
  *     { { "sm90+decode", ... }, 90, 90, plan_with_decode<sm90_forward>, launch_with_decode<sm90_forward> } */
 #ifndef ATTN_CUDA_DECODE_H
 #define ATTN_CUDA_DECODE_H
@@ -12,13 +12,14 @@
 enum { DECODE_ROWS = 64 };
 
 bool decode_fits(const attn_geometry &g);
-size_t decode_workspace(const attn_geometry &g); /* the bytes of workspace that decode.cu needs, a multiple of 1024 */
+size_t decode_workspace(const attn_geometry &g); /* bytes of workspace that decode.cu needs, rounded up to a multiple of
+                                                  * 1024 */
 cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
 
 /* Computes the splits of decode.cu with TMA, the unit of Hopper GPUs that copies boxes of tensors
- * (sm90/decode/decode.cu). Returns false, and launches nothing, unless all this holds: compute capability 9.0, pages
- * whose number of keys is a multiple of 8, strides that are multiples of 16 bytes, no options, and a driver that makes
- * tensor maps. */
+ * (sm90/decode/decode.cu). Returns false, and launches nothing, unless all these conditions hold: the compute
+ * capability is 9.0; the number of keys of a page is a multiple of 8; strides are multiples of 16 bytes; the problem
+ * has no options; the driver can make tensor maps. */
 struct cuda_args;
 struct decode_plan;
 bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,

@@ -1,5 +1,5 @@
-/* decode_launch.cuh: what decode.cu and decode_wide.cu share: a kernel that computes splits, the kernel that combines
- * splits, and the plan of a launch. decode.cu explains the design. */
+/* decode_launch.cuh: code that decode.cu and decode_wide.cu share: a kernel that computes splits, the kernel that
+ * combines splits, and the plan of a launch. decode.cu explains the design. */
 #ifndef ATTN_SM80_DECODE_LAUNCH_CUH
 #define ATTN_SM80_DECODE_LAUNCH_CUH
 
@@ -44,13 +44,13 @@ template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_W
     return sum;
 }
 
-/* The number of columns of out that a block of combine_splits() computes, at most one per thread. Above head size 256
- * several blocks share the columns. */
+/* The number of columns of out that a block of combine_splits() computes, at most one per thread. For head sizes above
+ * 256 the columns are divided among several blocks. */
 template <int D> constexpr int columns_of = D < COMBINE_THREADS ? D : (int)COMBINE_THREADS;
 
-/* Computes a row of the forward, key by key, for the columns of out from `column0` on. A whole block does what a warp
- * does in forward_row() of rows.cuh. A thread has every 256th channel of q and k, and one channel of v. The function
- * does not call functions of rows.cuh, because a kernel that calls a function needs a stack and starts later. */
+/* Computes a row of the forward, key by key, for the columns of out from `column0` on. It is forward_row() of rows.cuh
+ * for a whole block instead of a warp. A thread has every 256th channel of q and k, and one channel of v. The code is
+ * inline, because a kernel that calls a function needs a stack and starts later. */
 template <int D>
 DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, int column0,
                                  double (&parts)[COMBINE_WARPS])
@@ -70,8 +70,8 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
     const attn_range keys = attn_keys_of(&g, &x.s, i);
     float unit = 1, o, m, l;
 #pragma unroll 1
-    /* The first round computes with a unit of 1. If a sum overflows, a second round computes all sums again with a unit
-     * of 2^-40. */
+    /* Sums of P V are multiplied by `unit`, which is 1 in the first round. If a sum overflows, a second round
+     * recomputes all sums with a unit of 2^-40. */
     for (int turn = 0; turn < 2; turn++) {
         o = 0;
         m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
@@ -121,10 +121,10 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
 
 /* Combines the partial results of all splits into out and lse. A block computes rows blockIdx.y, blockIdx.y +
  * gridDim.y, ... of one key/value head of a sequence. Each warp adds up every eighth split group. The block then adds
- * up the sums of its warps, always in the same order. A lane has neighbouring columns of out. Above head size 256,
- * block blockIdx.z computes the columns from 256 blockIdx.z on, and block 0 writes lse. Rows of huge scores, and rows
- * whose sums overflow, are computed one by one. A block of this kernel starts as soon as a block of decode_splits()
- * ends on a multiprocessor, so it must not need more registers than that block. */
+ * up the sums of its warps, always in the same order. For head sizes above 256, block blockIdx.z computes the columns
+ * from 256 blockIdx.z on, and block 0 writes lse. Rows of huge scores, and rows whose sums overflow, are computed one
+ * by one, key by key. A block of this kernel should start as soon as a block of decode_splits() ends on a
+ * multiprocessor, so it must not need more registers than that block. */
 template <int D>
 __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
                                                    : D == 128 ? 3
@@ -135,8 +135,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     __shared__ float part[COMBINE_WARPS][COLUMNS];
     __shared__ float2 parts_ml[COMBINE_WARPS];
     __shared__ double parts_sum[COMBINE_WARPS];
-    /* the arguments for a row that the block computes again, key by key; in shared memory, because registers are
-     * scarce */
+    /* the arguments for a row that the block recomputes key by key; in shared memory, because registers are scarce */
     __shared__ head_args of_head;
     const attn_geometry &g = a.g;
     const int Hk = (int)g.dims.Hk, b = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk), group = (int)g.group;
@@ -149,16 +148,16 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     const int rows = place.rows, splits = place.splits;
     wait_for_prerequisites();
     if (rows == 0 || splits == 1) return;
-    /* one bit for each row of this block (at most DECODE_ROWS / 4 rows); 1: the row must be computed alone, key by
-     * key */
+    /* one bit for each row of this block (at most DECODE_ROWS / 4 rows); 1: tensor cores cannot compute the row, so it
+     * is computed key by key */
     uint32_t repair = 0;
     for (int r = blockIdx.y; r < rows; r += gridDim.y) {
         const int i = r / group, h = (int)x.h + r % group;
         const float2 *ml = p.ml + place.saved + r;
         const float *O = p.O + (place.saved + r) * D + column0 + lane * C;
         const float sink = sink_in_base_2(sink_of(a, h));
-        /* where a block adds up a split group (SPLIT_GROUP neighbouring splits), the group has one partial result;
-         * otherwise each split has one */
+        /* The number of partial results of a split group (SPLIT_GROUP neighbouring splits): one if a block has added up
+         * the group, otherwise one for each split. */
         const int each = p.splits_per_block > 1 ? 1 : SPLIT_GROUP;
         float m = -CUDART_INF_F, l = 0, o[C] = {};
         for (int s = warp * SPLIT_GROUP; s < splits; s += COMBINE_WARPS * SPLIT_GROUP) {
@@ -195,7 +194,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         float top = sink;
         for (int w = 0; w < COMBINE_WARPS; w++) top = fmaxf(top, parts_ml[w].x);
         const float base = top == -CUDART_INF_F ? 0 : top;
-        /* the sink is added once per row, not once per split */
+        /* the sum over the splits begins with the sink's exponential, which splits do not contain */
         float sum = exp2_fast(sink - base), factors[COMBINE_WARPS];
 #pragma unroll
         for (int w = 0; w < COMBINE_WARPS; w++) {
@@ -217,13 +216,14 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         }
         if (column0 + d == 0 && lse.data)
             ((float *)lse.data)[attn_at(&lse, x.b, h, x.s.q_start + i)] = lse_of_sum(top, sum);
-        /* sets the row's bit if the row must be computed alone, key by key; after this barrier the next row may
-         * overwrite `part` */
+        /* set the row's bit if tensor cores could not compute the row; after this barrier the next row may overwrite
+         * `part` */
         repair |= (uint32_t)(__syncthreads_or(!finite) != 0) << (r / gridDim.y);
     }
     for (int r = blockIdx.y; repair; r += gridDim.y, repair >>= 1)
         if (repair & 1) {
-            __syncthreads(); /* after this barrier no thread reads `of_head` of the previous row */
+            __syncthreads(); /* after this barrier no thread reads the previous row's values in `of_head`, so they may
+                              * be overwritten */
             if (threadIdx.x == 0) of_head = head_args_of(a, b, x.h + r % group);
             __syncthreads();
             forward_row_by_block<D>(a, of_head, r / group, column0, parts_sum);
@@ -238,11 +238,12 @@ inline int class_of(const attn_dims &d)
     return D <= 64 ? 64 : D <= 128 ? 128 : D <= 256 ? 256 : D <= 512 ? 512 : 1024;
 }
 
-/* What the launch of a problem needs: the plan, the numbers of blocks, the bytes of workspace. */
+/* What the launch of a problem needs: the plan, the numbers of blocks, and the number of rows of partial results. */
 struct launch_plan {
     plan p;
     int64_t blocks;
-    unsigned combine_rows; /* gridDim.y of combine_splits(): number of blocks that share the rows of a key/value head */
+    unsigned combine_rows; /* gridDim.y of combine_splits(): number of blocks among which the rows of a key/value head
+                            * are divided */
     /* number of rows of partial results in the workspace (each split has a row of O for each of its rows); 0: no
      * sequence has more than one split */
     int64_t rows;
@@ -270,7 +271,7 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
         y.combine_rows = 4;
     } else {
         const int64_t rows = d.Sq * g.group;
-        /* number of keys that at least one query may see */
+        /* an upper bound of the number of keys that the queries of a sequence see */
         const int64_t keys = attn_min64(d.Sk, g.left + g.right + d.Sq + SPLIT_ALIGN);
         const int64_t splits = most_splits(keys, rows > NARROW, float8, y.p.wide_heads);
         y.p.splits = y.p.walkers = (int)splits;
@@ -281,7 +282,7 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
     return y;
 }
 
-/* The largest number of devices for which `struct once` can remember that a kernel's one-time setup is done. */
+/* `struct once` remembers for at most this many devices whether a kernel's one-time setup is done. */
 enum { DEVICES = 64 };
 struct once {
     /* 0: the kernel is not set up on the device; 1: it is set up; 2: it is set up, and programmatic dependent launch is
@@ -310,7 +311,7 @@ cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, boo
     return cudaSuccess;
 }
 
-/* Launches combine_splits(), if a sequence has more than one split. `overlap` is what prepare() has set: true if
+/* Launches combine_splits() if a sequence has more than one split. `overlap` comes from prepare(); it is true if
  * combine_splits() may start before decode_splits() ends. */
 template <int D> cudaError_t launch_combine(const cuda_args &a, const launch_plan &y, bool overlap, cudaStream_t stream)
 {
@@ -320,7 +321,7 @@ template <int D> cudaError_t launch_combine(const cuda_args &a, const launch_pla
                          0, stream, a, y.p);
 }
 
-/* Returns whether the numbers of blocks are within CUDA's limits for the size of a grid. */
+/* Returns whether the grid sizes of the decode kernels are within CUDA's limits. */
 inline bool blocks_fit(const attn_geometry &g)
 {
     return launch_plan_of(g, false).blocks <= INT32_MAX && g.dims.B * g.dims.Hk <= INT32_MAX;
@@ -339,7 +340,7 @@ inline void place_partial_results(launch_plan &y, const attn_dims &d, void *work
     y.p.ml = (float2 *)(y.p.O + y.rows * class_of(d));
 }
 
-/* Returns whether q, k and v are the only tensors that the kernels read. */
+/* Returns whether the kernels read no tensors other than q, k and v. */
 inline bool reads_no_more(const attn_geometry &g)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)

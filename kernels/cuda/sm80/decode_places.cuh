@@ -6,14 +6,14 @@
 #include "decode.h"
 #include "tile.cuh"
 
-/* Says how blocks find their splits. The blocks of a key/value head are numbered; the number of a block is its slot. In
- * a problem that is not packed, a batch row has one slot for every `splits_per_block` splits. With stacks
- * (decode_stacks()), a batch row has `walkers` slots, and each slot takes every `walkers`-th of the splits that
- * decode_stacks() has not computed. In a packed problem, sequence b has the slots from cu_k[b] / unit + extra * b on. A
- * block finds its sequence by bisection. A sequence may have more slots than it needs, so some blocks have no work. */
+/* Says how thread blocks find their splits. In a problem that is not packed, each batch row and key/value head has
+ * `walkers` blocks: one for every `splits_per_block` splits. With stacks (decode_stacks()), each block computes every
+ * `walkers`-th of the splits that decode_stacks() has not computed. In a packed problem, sequence b has the blocks from
+ * number cu_k[b] / unit + extra * b on, and a block finds its sequence by bisection. A sequence may have more blocks
+ * than it needs, so some blocks have no work. */
 struct decode_plan {
     int splits, splits_per_block; /* splits_per_block: number of splits that a block computes, 1 or SPLIT_GROUP */
-    int walkers;                  /* number of slots (blocks) of each batch row and key/value head */
+    int walkers;                  /* number of thread blocks of each batch row and key/value head */
     int unit, extra;
     /* true: the kernel's arguments alone determine the splits; false: the splits also depend on device memory, which
      * the previous kernel may still write */
@@ -21,17 +21,17 @@ struct decode_plan {
     /* true: every sequence has at most FEW_ROWS rows, and decode_few() computes them, with a grid of Hk x walkers x B
      * blocks */
     bool few;
-    /* true: the stream's previous kernel writes nothing that this kernel reads, except the workspace; `ahead` is true
-     * only if `few` is true */
+    /* true: apart from the workspace, the stream's previous kernel writes nothing that this kernel reads, so this
+     * kernel may read its inputs early; only possible if `few` is true */
     bool ahead;
-    bool float8;     /* true: keys and values are float8, and the variant for float8 keys computes them */
+    bool float8;     /* true: keys and values are float8, and the kernel variant for float8 is launched */
     bool wide_heads; /* true: D or Dv is above 256 */
     bool options;    /* true: the problem has options (softcap, bias, masks, ...), so scores come from in_base_2() */
     /* the largest number of sequences whose rows decode_stacks() computes together; 0: decode_stacks() is not
      * launched */
     int stack;
-    /* for packed problems: number of rows of partial results per key/value head; the rows of sequence b begin with row
-     * cu_k[b] / KEYS_A_ROW */
+    /* For packed problems: number of rows of partial results per key/value head. The rows of sequence b begin at index
+     * cu_k[b] / KEYS_A_ROW. */
     int64_t head_rows;
     float *O;   /* O of each partial result, in rows of D numbers; NULL if no sequence has more than one split */
     float2 *ml; /* for each row of the partial results: the maximum m in base 2 (as x) and the sum l (as y) */
@@ -51,19 +51,19 @@ enum {
 /* Every split begins at a multiple of this many keys. The number is a multiple of BN (keys per tile) of every shape. */
 const int SPLIT_ALIGN = 128;
 
-/* In sequences of more than LONG_FLOAT8 keys, float8 splits have up to MOST_FLOAT8 keys, unless a block has many
- * rows. */
+/* If keys are float8 and a sequence has more than LONG_FLOAT8 keys, its splits have up to MOST_FLOAT8 keys, unless a
+ * block has many rows. */
 enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
 
-/* Returns the number of keys of a split. A split must be long enough that writing and combining partial results takes
- * little time. It must be short enough that all multiprocessors are busy to the end: eight key/value heads with sixteen
- * splits each fill a GPU. Splits are longer where a block has more rows (`wide`), whose partial results are larger.
- * Float8 splits of long sequences are longer, because reading their keys takes half as long. Splits of wide heads
- * (above 256) are shorter, because their keys are larger. */
+/* Returns the number of keys of a split. Splits must be long enough that writing and combining partial results takes
+ * little time, and short enough that all multiprocessors are busy to the end: eight key/value heads with sixteen splits
+ * each fill a GPU. If blocks have many rows (`wide`), splits are longer, because partial results are larger. If keys
+ * are float8, splits of long sequences are longer, because reading them takes half as long. For head sizes above 256
+ * splits are shorter, because their keys are larger. */
 template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide, bool float8, bool wide_heads)
 {
-    const I least = wide ? 512 : 128, /* the smallest number of keys of a split; it must be a power of two, because `&
-                                       * -least` rounds to its multiples */
+    const I least = wide ? 512 : 128, /* the smallest number of keys of a split; a power of two, because `& -least`
+                                       * rounds to multiples of `least` */
         most = wide_heads                     ? 512
                : wide                         ? 2048
                : float8 && keys > LONG_FLOAT8 ? MOST_FLOAT8
@@ -72,8 +72,8 @@ template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide,
     return even < least ? least : even > most ? most : even;
 }
 
-/* Returns the largest number of splits that a sequence of up to `keys` keys may have. More keys may have fewer splits:
- * 2048 keys have 16 splits of 128 keys, and 2049 keys have 9 splits of 256. */
+/* Returns the largest number of splits that a sequence of up to `keys` keys may have. A sequence with more keys may
+ * have fewer splits: 2048 keys have 16 splits of 128 keys, but 2049 keys have 9 splits of 256. */
 inline int64_t most_splits(int64_t keys, bool wide, bool float8, bool wide_heads)
 {
     const int64_t least = wide ? 512 : 128, most = wide_heads ? 512 : wide ? 2048 : 1024;
@@ -89,15 +89,16 @@ typedef decode_plan plan;
  * 17 to 64 rows (see split_keys()). */
 const int KEYS_A_ROW = 4;
 
-/* The work of a block: one key/value head of a sequence, and the query heads that share this key/value head. */
+/* What a block computes: one key/value head of a sequence, for all query heads that share this key/value head. */
 struct group_place {
     head_args x; /* arguments of score() for the first query head of the group */
-    int rows;    /* number of rows (queries times heads of the group); 0: another kernel computes this sequence */
-    /* no row sees a key outside `first` to `last` - 1; the keys `first` to `last` - 1 are divided into `splits` (at
-     * least 1) splits of `length` keys */
+    int rows;    /* number of rows (queries times heads of the group); 0: a kernel of another file computes this
+                  * sequence */
+    /* all keys that rows see lie from `first` to `last` - 1; these keys are divided into `splits` (at least 1) splits
+     * of `length` keys */
     int first, last, length, splits;
-    /* first row of the sequence's partial results in the workspace: all rows of split 0, then all rows of split 1, and
-     * so on */
+    /* index of the sequence's first row of partial results in the workspace; all rows of split 0 come first, then all
+     * rows of split 1, and so on */
     int64_t saved;
 };
 
@@ -121,13 +122,13 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
     return place;
 }
 
-/* Does what group_place_of() does, but only for problems that are not packed and have few rows. The function must be
- * fast, because a kernel's first copies wait for its result, so it computes in 32 bits. It does not set members that
- * only options need. */
+/* Like group_place_of(), but only for problems that are not packed and have at most FEW_ROWS rows. A kernel's first
+ * copies wait for the result, so the function computes in 32 bits to be fast. It does not set members that only options
+ * need. */
 DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk)
 {
     const attn_geometry &g = a.g;
-    /* clamping a window to this many keys changes no result for lengths up to 2^30 */
+    /* a window is clamped to this many keys to fit in 32 bits, which changes no result for lengths up to 2^30 */
     const int64_t far = INT64_C(1) << 30;
     const int group = (int)g.group, Sq = (int)g.dims.Sq, Sk = g.seqlens_k ? g.seqlens_k[b] : (int)g.dims.Sk,
               align = g.top_left ? 0 : Sk - Sq, left = (int)attn_min64(g.left, far),
@@ -153,10 +154,10 @@ DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk
 /* ---- Sequences with a common prefix -------------------------------------------------------------------------------
  *
  * Neighbouring sequences of a batch have their first keys in the same pages if their KV caches are forks of one cache
- * (attn_problem::prefix_keys). They share a split (a part of the keys that one block computes) if it lies wholly in
- * those pages, begins and ends at the same keys in each sequence, and no row's causal or window limit cuts it. For a
- * shared split the sequences differ only in their queries, and decode_stacks() reads the split's keys once for all of
- * them. Which sequences are computed together changes only the time, and no bit of a row. */
+ * (attn_problem::prefix_keys). They share a split (a part of the keys that one block computes) under three conditions:
+ * it lies wholly in those pages, it begins and ends at the same keys in each sequence, and every row sees all its keys.
+ * decode_stacks() reads the keys of a shared split once for all of these sequences. Computing sequences together saves
+ * time and changes no bit of a result. */
 struct split_range {
     int first, end;
     DEVICE bool has(int index) const { return index >= first && index < end; }
@@ -186,7 +187,7 @@ DEVICE split_range splits_shared(const cuda_args &a, const plan &p, int b, int h
 /* ---- Combining two partial results ------------------------------------------------------------------------------- */
 
 /* Combines two partial results into one, relative to the larger of their maxima. Two kernels use this struct and must
- * get the same bits, so its operations are intrinsics, whose rounding the compiler cannot change. */
+ * compute the same bits, so its operations are intrinsics, whose rounding the compiler cannot change. */
 struct fold {
     float m, keep, add;
     DEVICE fold(float m_before, float m_next)

@@ -1,11 +1,11 @@
 /* f32_backward.cu: flash attention backward for float32 on tensor cores, by mma.sync, for any GPU of compute capability
  * 8.0 or above whose blocks can have enough shared memory (plan()).
  *
- * The algorithm is backward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 2, with transposed scores). A float32
- * number is stored as a pair of float16, and three float16 products make one float32 product (split.cuh). A block owns
- * BN keys of one key/value head, whose K and V stay in shared memory. For every query head of the group, the block
- * visits the queries that see these keys, in tiles of BM. A warp owns 16 keys. Each query tile is one round of the
- * block's loop:
+ * The algorithm is the same as in backward.cu (FlashAttention-2, arXiv:2307.08691, Algorithm 2, with transposed
+ * scores). A float32 number is stored as a pair of float16, and three float16 products make one float32 product
+ * (split.cuh). A block owns BN keys of one key/value head, whose K and V stay in shared memory. For every query head of
+ * the group, the block visits the queries that see these keys, in tiles of BM. A warp owns 16 keys. Each query tile is
+ * one round of the block's loop:
  *
  *     wait Q, dO, lse, delta
  *     S^T = K Q^T       P^T = exp(S^T - lse)              P^T stays in registers as an A operand
@@ -23,12 +23,13 @@
  *
  *     |dS_ij| <= |dO_i| |v_j| + |delta_i|      (|x|: the largest norm of a row of the tile)
  *
- * near 2^14. Sums over rounds are float32, and each round's products start from 0 (split.cuh).
+ * near 2^14. Sums over rounds are float32, and the products of each round are first added up separately, from 0 on
+ * (split.cuh).
  *
  * The order of the additions to dQ is not fixed, so the last bits of dQ vary from run to run. With `deterministic` no
- * block adds to sums in global memory: a second kernel computes dQ by query tiles. The second kernel computes S and dP
- * again, so a backward takes seven products instead of five. dK and dV are always deterministic. Head dims above 128
- * leave no registers for both dK and dV: each of two launches computes one (S is computed twice).
+ * block adds to sums in global memory: a second kernel computes dQ by query tiles. It recomputes S and dP, so that a
+ * backward takes seven products instead of five. dK and dV are always deterministic. With head dims above 128, dK and
+ * dV do not both fit in registers. One launch computes dK and another dV, so S is computed twice.
  *
  *   prepare    computes delta = rowsum(dO O) - dlse (simple.cu), and writes lse to a dense array
  *   split      converts Q, K, V and dO to planes of float16 (f32_split.cu)
@@ -38,8 +39,8 @@
  *
  * finish and dq are in f32_dq.cuh.
  *
- * rows.cuh computes tiles whose result is not finite, and tiles that depend on a wide tile. A wide tile has rows whose
- * numbers are all too small for the tile's exponent (split.cuh). */
+ * The functions of rows.cuh recompute tiles whose result is not finite, and compute tiles that depend on a wide tile (a
+ * tile with rows whose numbers are all too small for the tile's exponent, see split.cuh). */
 #include <stddef.h>
 
 #include "kernels/cuda/simple/simple.h"
@@ -47,7 +48,7 @@
 #include "recompute.h"
 #include "seen_tiles.cuh"
 
-/* The row of the kernel table for the forward in float32; f32_forward.cu defines it. */
+/* The entry of the kernel table for the forward in float32; f32_forward.cu defines it. */
 extern const cuda_kernel f32_forward;
 cudaError_t f32_forward_parts(const cuda_chip *chip, cuda_args a, const split_planes &k, const split_planes &v,
                               cudaStream_t stream);
@@ -74,7 +75,7 @@ template <bool SCORE_MODS> struct tile<256, SCORE_MODS> {
 };
 
 enum part { DK = 1, DV = 2 };
-/* number of elements in a row of dS in shared memory: eight pieces of 16 bytes, even where BM (queries per tile) is
+/* number of elements in a row of dS in shared memory: eight pieces of 16 bytes, even if BM (queries per tile) is
  * smaller */
 enum { DS_ROW = 64 };
 
@@ -89,7 +90,8 @@ template <int D, bool SCORE_MODS> struct shared {
     /* dS^T, the transposed gradient of the scores: a row is a key, a column a query */
     alignas(1024) uint16_t dS[2 * BN * DS_ROW];
     float lse2[BM], delta[BM];
-    /* for each query of the tile: the argument `slack` of of_one_key() if the query sees only one key, otherwise 0 */
+    /* for each query of the tile: the factor by which P may differ from 1 if the query sees only one key (see
+     * of_one_key()), otherwise 0 */
     float one_key[BM];
     staged_queries<BM> options[SCORE_MODS ? BN / 16 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
@@ -105,8 +107,8 @@ template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 
 /* ---- The kernel that computes dK, dV and the sums of dQ ---------------------------------------------------------- */
 
-/* Returns how many tiles of BM queries see any of the BN keys from key j0 on; `first` becomes the first of these
- * tiles. */
+/* Returns the number of tiles of BM queries in which at least one query sees one of the BN keys from key j0 on. `first`
+ * becomes the first of these tiles. */
 template <int BN, int BM>
 DEVICE int query_tiles_of(const attn_geometry &g, const attn_sequence &sequence, int j0, int &first)
 {
@@ -146,8 +148,8 @@ DEVICE void stage_ds(uint16_t *dS, const uint32_t (&hi)[KK][4], const uint32_t (
         }
 }
 
-/* Adds dQ = dS K over the block's keys to the float32 sums of a query tile. Each warp has a group of 16 queries and
- * some of the columns. */
+/* Computes dS K over the block's keys, and adds it to the float32 sums of dQ of a query tile. Each warp computes 16 of
+ * the queries and some of the columns. */
 template <int D, bool SCORE_MODS>
 DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, float dq_unit, int warp, int lane)
 {
@@ -174,8 +176,8 @@ DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, float dq_unit, int wa
     }
 }
 
-/* Stores a warp's 16 rows of dk or dv, if the problem wants them, from key `first` of the sequence on. Rows from `end`
- * on do not exist. */
+/* Stores a warp's 16 rows of dk or dv, from key `first` of the sequence on, if the problem requests this gradient. Rows
+ * at or past `end` do not exist. */
 template <int DT>
 DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, int hk, int64_t start, int first, int end,
                        int width, int lane)
@@ -193,9 +195,9 @@ DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, in
     }
 }
 
-/* A round of the block's loop visits one tile of queries. The loop visits tiles `first` to `first` + `tiles` - 1 of
- * query head h, then the tiles with the same numbers of head h + 1, and so on. With options, a list says which rounds
- * have a visible pair, and the block skips all other rounds. */
+/* A round (iteration of the block's loop) computes one tile of queries. The loop visits tiles `first` to `first` +
+ * `tiles` - 1 of query head h, then the same tiles of head h + 1, and so on. With options, the block skips rounds
+ * without a visible pair. */
 struct query_round {
     int n, h, row_tile;
 };
@@ -240,7 +242,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     int first = 0;
     const int tiles = query_tiles_of<BN, BM>(g, sequence, j0, first), rounds = tiles * (int)g.group;
 
-    /* tiles of V are numbered like tiles of K, so k_tile is also the index of the tile of V */
+    /* K and V have the same tiles, so k_tile is also the index of the tile of V */
     const int64_t k_tile = split_tile_of(planes.k, b, hk, sequence.k_start) + j0 / SPLIT_ROWS;
     load_planes<D, BN, THREADS>(sm.K, planes.k.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     load_planes<D, BN, THREADS>(sm.V, planes.v.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
@@ -313,7 +315,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             apply_options(S, sm.options[warp], a, s, x, limit, Sq, i0, j0 + warp * 16, unit, sm.lse2, P_BITS, lane);
         } else hide_hidden_queries<BM>(S, limit, Sk, i0, j0 + warp * 16, lane);
 
-        /* P is stored as 2^P_BITS exp(S - lse), so that small probabilities stay within the range of float16. */
+        /* The loop turns S into P, stored as 2^P_BITS exp(S - lse) so that small P stay within the range of float16. */
         float top_delta = 0;
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
@@ -330,7 +332,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         }
         uint32_t ah[NT / 2][4], al[NT / 2][4];
 
-        /* Add this tile's part of the gradient of V: dV += P^T dO. */
+        /* Add this tile's terms to the gradient of V: dV += P^T dO. */
         if (PARTS & DV) {
             const float dv_unit = power_of_two(-o_stats.exponent) * P_UNIT;
             if (SCORE_MODS && a.drop_below) {
@@ -342,7 +344,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                     for (int e = 0; e < 4; e++)
                         kept[nt][e] = st.kept[nt * 8 + lane % 4 * 2 + e % 2][e / 2] >> (lane / 4) & 1
                                           ? S[nt][e]
-                                          : 0; /* drop_scale, dropout's factor of P, multiplies dV at the end */
+                                          : 0; /* dropout's factor drop_scale is applied to dV at the end */
                 split_fragments<BM>(ah, al, kept);
             } else split_fragments<BM>(ah, al, S);
             opaque(o_columns_at);
@@ -356,7 +358,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             opaque(o_at);
             multiply_rows<D, 1, BM, BN>(rows_of_dP, v_at, o_at);
 
-            /* dS = P (dP - delta). It is stored multiplied by 2^exponent, so that it fits float16's range. */
+            /* Compute dS = P (dP - delta), multiplied by 2^exponent, so that it fits in float16's range. */
             for (int r = lane; r < BM; r += 32) top_delta = fmaxf(top_delta, fabsf(sm.delta[r]));
             top_delta = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(top_delta)));
             const float o_unit = power_of_two(-o_stats.exponent), v_unit = power_of_two(-v_stats.exponent);
@@ -379,7 +381,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                 }
             }
 
-            /* Add this tile's part of the gradient of K, dK += dS^T Q. Also write dS^T to shared memory, for dQ. */
+            /* Add this tile's terms to the gradient of K: dK += dS^T Q. Also write dS^T to shared memory, for dQ. */
             const float q_unit = power_of_two(-exponent) * power_of_two(-q_stats.exponent);
             split_fragments<BM>(ah, al, dP);
             if (want_dq) stage_ds<BN>(sm.dS, ah, al, warp, lane);
@@ -425,8 +427,9 @@ static_assert(tile<64, false>::BM == tile<128, false>::BM && tile<128, true>::BM
 
 const attn_tensor_id split_ids[] = { ATTN_T_q, ATTN_T_k, ATTN_T_v, ATTN_T_dout };
 
-/* The parts of the workspace, in this order: lse and delta; float32 sums of dQ; planes (hi and lo of q, k, v and dout).
- * If out and lse are not given, out, lse and the workspace of the recomputed forward follow. */
+/* The parts of the workspace. They lie in this order: lse and delta; float32 sums of dQ; planes (hi and lo of q, k, v
+ * and dout). If the client has not given out and lse, a forward recomputes them, and out, lse and the workspace of that
+ * forward follow. */
 struct parts {
     size_t rows, sums, planes, out, lse, forward, total;
 };
@@ -442,8 +445,8 @@ size_t lay_out(const attn_dims &d, void *memory, split_planes (&planes)[4])
     return total;
 }
 
-/* Returns the sizes of the workspace's parts. `forward` is the number of bytes that the recomputed forward needs, or 0
- * if out and lse are given. */
+/* Returns the sizes of the workspace's parts. `forward` is the number of bytes that the forward of out and lse needs,
+ * or 0 if the client has given out and lse. */
 parts parts_of(const attn_plan *plan, size_t forward)
 {
     const attn_geometry &g = plan->geometry;
@@ -515,7 +518,7 @@ cudaError_t launch_width(const cuda_chip *chip, const cuda_args &a, const backwa
                    : launch_variant<D, false>(chip, a, planes, s, sums, stream);
 }
 
-/* The largest number of bytes of shared memory that a block of the problem's kernels needs. */
+/* Returns the bytes of shared memory that the backward's kernels need: the maximum over the kernels. */
 template <int D, bool SCORE_MODS> size_t most_shared(bool deterministic)
 {
     const size_t dkdv = shared_bytes<D, SCORE_MODS>(), dq = deterministic ? sizeof(shared_dq<D, SCORE_MODS>) : 0;
@@ -543,8 +546,8 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return true;
 }
 
-/* prepare_tiles() computes what the main kernel's tiles read: delta, lse, and the float16 parts of q, k, v and dout.
- * launch_tiles() then computes the share of the tiles that chip->share selects. */
+/* prepare_tiles() computes what the main kernel reads: delta, lse, and the float16 parts of q, k, v and dout.
+ * launch_tiles() then launches the main kernel on those tiles that chip->share selects. */
 cudaError_t prepare_tiles(const cuda_chip *chip, const cuda_args &a, const backward_planes &planes, const saved &s,
                           float *sums, size_t sums_bytes, cudaStream_t stream)
 {

@@ -1,6 +1,6 @@
-/* f32_dq.cuh: how f32_backward.cu computes dQ. All blocks of keys add to float32 sums of dQ; with `deterministic` a
- * kernel computes dQ by query tiles instead. Code that this kernel and the kernel of dK and dV (dkdv) share is also
- * here. */
+/* f32_dq.cuh: code of f32_backward.cu that computes dQ: the kernel `finish`, which computes dQ from the sums to which
+ * all blocks of keys have added, and the kernel `dq`, which with `deterministic` computes dQ by query tiles. Code that
+ * `dq` and the kernel of dK and dV (dkdv) share is also here. */
 #ifndef ATTN_SM80_F32_DQ_CUH
 #define ATTN_SM80_F32_DQ_CUH
 
@@ -32,7 +32,7 @@ template <int D, int ROWS>
 DEVICE void add_products_of_columns(float (&sum)[D / 8][4], const uint32_t (&ah)[ROWS / 16][4],
                                     const uint32_t (&al)[ROWS / 16][4], uint32_t b, float unit)
 {
-    /* number of pairs of column blocks (8 columns each) that are multiplied together: as many as registers allow */
+    /* number of pairs of column blocks (8 columns each) that are multiplied at a time: as many as fit in registers */
     const int PAIRS = D == 64 ? 4 : D == 128 ? 2 : 1;
 #pragma unroll
     for (int dt = 0; dt < D / 8; dt += 2 * PAIRS) {
@@ -50,7 +50,7 @@ DEVICE void add_products_of_columns(float (&sum)[D / 8][4], const uint32_t (&ah)
     }
 }
 
-/* Stores two neighbouring floats, columns d and d + 1, of a row of `width` columns. Columns past the width are not
+/* Stores two neighbouring floats, columns d and d + 1, of a row of `width` columns. Columns at or past `width` are not
  * stored. `pairs` is true if rows are 8-byte aligned and `width` is even, so that one instruction can store both
  * floats. */
 DEVICE void store_two(float *row, int d, int width, bool pairs, float x, float y)
@@ -66,16 +66,16 @@ DEVICE bool starts_on_pairs(const attn_view &view, const float *row, int64_t wid
     return width % 2 == 0 && view.row % 2 == 0 && (uint64_t)row % 8 == 0;
 }
 
-/* Returns P of a pair, multiplied by 2^P_BITS like the argument p. If the query sees only one key, whose score differs
- * from lse only by rounding, P is exactly 1. `slack` is e to the power of one_key_slack(lse) for a row that sees one
- * key, and 0 for any other row. */
+/* Returns `p`, a probability times 2^P_BITS, with one correction: if the query sees only one key, and P differs from 1
+ * by at most the factor `slack`, the probability becomes exactly 1. `slack` is e to the power of one_key_slack(lse) for
+ * a row that sees only one key, and 0 for any other row. */
 DEVICE float of_one_key(float p, float slack)
 {
     const float unit = 1 / P_UNIT;
     return p * slack >= unit && p <= unit * slack ? unit : p;
 }
 
-/* Returns an exponent e such that dS 2^e is at most about 2^14, which float16 can hold, if |dS| <= bound. */
+/* Returns an exponent e such that |dS| 2^e is at most about 2^14, which float16 can hold, for all |dS| <= bound. */
 DEVICE int exponent_for(float bound)
 {
     const int E = (int)(__float_as_uint(bound) >> 23 & 255) - 127;
@@ -170,7 +170,8 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     uint32_t q_at = by_16<D>(sm.Q, lane) + warp * 32 * D, o_at = by_16<D>(sm.dO, lane) + warp * 32 * D;
     uint32_t k_at = by_8<D>(sm.K, lane), v_at = by_8<D>(sm.V, lane), k_columns_at = by_16<D>(sm.K, lane);
     float lse2[2], delta[2], dQ[DT][4] = {}, top_delta = 0;
-    /* for each of the thread's two rows: the argument `slack` of of_one_key() if the row sees only one key, else 0 */
+    /* For each of the thread's two rows: the factor by which P of a row with only one key may differ from 1 through
+     * rounding of lse (see of_one_key()); 0 if the row sees several keys. */
     float one_key[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -198,7 +199,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     for (; j < last; j = above(j)) {
         const int64_t t = k_tile + j * BN / SPLIT_ROWS;
         const split_stats k_stats = planes.k.stats[t], v_stats = planes.v.stats[t];
-        __syncthreads(); /* after this barrier no thread reads the previous tile, and the next copy may overwrite it */
+        __syncthreads(); /* after this barrier no thread reads the previous tile, so the next copy may overwrite it */
         load_planes<D, BN, THREADS>(sm.K, planes.k.data + t * 2 * SPLIT_ROWS * D, j * BN % SPLIT_ROWS);
         load_planes<D, BN, THREADS>(sm.V, planes.v.data + t * 2 * SPLIT_ROWS * D, j * BN % SPLIT_ROWS);
         cp_async_commit();

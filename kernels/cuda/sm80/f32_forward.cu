@@ -1,17 +1,17 @@
 /* f32_forward.cu: flash attention forward for float32 on tensor cores, by mma.sync, for any GPU from compute capability
  * 8.0 on.
  *
- * The algorithm is forward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 1). A float32 number is stored as a pair
- * of float16, and three float16 products make one float32 product. split.cuh explains this method; its error is about
- * as large as that of float32 itself. A kernel that runs first splits K and V; each block splits its Q. S = Q K^T and P
- * V are products of pairs; P is split in registers; softmax, O and lse are float32.
+ * The algorithm is the same as in forward.cu (FlashAttention-2, arXiv:2307.08691, Algorithm 1). A float32 number is
+ * stored as a pair of float16 numbers, and three float16 products make one float32 product. split.cuh explains this
+ * method, whose error is about as large as that of float32 arithmetic. A kernel that runs first splits K and V into
+ * pairs. Each block splits its rows of Q, and P in registers. Softmax, O and lse are float32.
  *
  * Registers hold 2^15 P instead of P, and 2^15 l instead of l, so that small probabilities stay within float16's range.
  *
- * Where a row sees only one key, out is a bitwise copy of the key's row of v. Values that are not finite are handled as
- * in forward.cu: the block computes its tile again with zeros in their place, then rows.cuh computes the rows that see
- * a value that is not finite. If a tile that a block reads is wide (has rows whose numbers are all too small for the
- * tile's exponent, see split.cuh), rows.cuh computes all rows of the block. */
+ * If a row sees only one key, out is a bitwise copy of the key's row of v. Numbers that are not finite are handled as
+ * in forward.cu: the block recomputes its tile with zeros in their place, and the functions of rows.cuh compute the
+ * rows that see such a number. If a tile that a block reads is wide (has rows whose numbers are all too small for the
+ * tile's exponent, see split.cuh), the functions of rows.cuh compute all rows of the block. */
 #include "forward_steps.cuh"
 #include "seen_tiles.cuh"
 #include "split.cuh"
@@ -53,7 +53,7 @@ template <int D, bool SCORE_MODS> struct shared {
 /* P is stored as 2^P_BITS times the probability, and l is the sum of this P. P_UNIT is 2^-P_BITS. */
 const float P_BITS = 15, P_UNIT = 1.0f / 32768;
 
-/* Returns the maximum m of a row rounded to a multiple of 1/16 (above 2^18, to a multiple of a larger number). Adding
+/* Returns the maximum m of a row, rounded to a multiple of 1/16 (maxima above 2^18: to a coarser multiple). Adding
  * P_BITS = 15 to a rounded maximum is then exact. Huge maxima are not rounded: see in_base_2(). */
 DEVICE float rounded(float m)
 {
@@ -66,8 +66,8 @@ struct forward_planes {
 };
 
 /* Splits the block's rows of Q into high and low float16 halves (planes hi and lo) in shared memory. All BM rows are
- * multiplied by one power of two, 1 / q_unit. score_bound times the largest number of K bounds all scores. If Q is wide
- * (some rows have only small numbers, see split.cuh), score_bound is 16 times larger than necessary. */
+ * multiplied by one power of two, 1 / q_unit. No score is larger than score_bound times the largest number of K. If
+ * some rows of Q have only small numbers ("wide", see split.cuh), score_bound is 16 times larger than necessary. */
 template <int D, bool SCORE_MODS>
 DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const tile_place &place, float &q_unit,
                           float &score_bound)
@@ -91,10 +91,10 @@ DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const t
     score_bound = top * (float)a.g.dims.D * fabsf(place.x.scale) * (is_wide(top, least) ? 16 : 1);
 }
 
-/* Takes one step of the online softmax. S becomes P: the probability times 2^(P_BITS - shift). `shift` is above 0 only
- * for tiles of V with small numbers. `c` converts a score in S to base 2. `rescale` becomes the factor for O. With
- * options, P is multiplied by 2^(P_BITS - shift) at the end, because P_BITS - shift would be lost to rounding if it
- * were added to the exponent of a huge score. */
+/* Takes one step of the online softmax. S becomes P, which here is the probability times 2^(P_BITS - shift). `shift` is
+ * above 0 only for tiles of V with small numbers. `c` converts a score in S to base 2. `rescale` becomes the factor for
+ * O. With options, P is multiplied by 2^(P_BITS - shift) at the end; P_BITS - shift cannot be added to the exponent,
+ * because next to a huge score rounding would lose it. */
 template <bool SCORE_MODS, int NT>
 DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&rescale)[2], float c, int shift)
 {
@@ -130,7 +130,7 @@ template <int MT, int DT> DEVICE void multiply(float (&O)[MT][DT][4], float fact
             for (int e = 0; e < 4; e++) O[mt][dt][e] *= factor;
 }
 
-/* Adds up l over the four lanes that share a row, and divides O by it. Returns whether all of O is finite. */
+/* Adds up l over the four lanes that share a row, and divides O by the sum. Returns whether all of O is finite. */
 template <bool SCORE_MODS, int DT>
 DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, float o_unit)
 {
@@ -153,8 +153,8 @@ DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, 
     return is_finite;
 }
 
-/* Stores ROWS rows of out, which lie in shared memory, from row `first` of the block's tile on. If `copies` is true, a
- * row that sees only one key becomes a copy of that key's row of v, bit by bit. */
+/* Writes ROWS rows of out from shared memory to global memory, beginning with row `first` of the block's tile. If
+ * `copies` is true, a row that sees only one key becomes an exact copy of that key's row of v. */
 template <int D, int ROWS>
 DEVICE void store_rows_or_values(const cuda_args &a, const head_args &x, const float *staged, int q0, int first,
                                  const limits &limit, bool copies, int lane)
@@ -209,7 +209,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     /* All rows see all keys of tiles free_first to free_last - 1, so these tiles need no test for causal or window. */
     const int free_first = (int)attn_tiles(open.lo, BN), free_last = (int)(open.hi / BN);
 
-    /* indices of the head's first tile of K and of V (32 bits suffice, because 2^31 tiles would have 2^46 bytes) */
+    /* index of the head's first tile, which is the same for K and V (32 bits suffice, because 2^31 tiles would take
+     * 2^46 bytes) */
     const int k_tile = (int)split_tile_of(planes.k, place.x.b, place.x.hk, place.x.s.k_start);
 
     /* Loads tile j of K or V, which has been split into high and low float16 halves. */
@@ -224,18 +225,17 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     split_queries<D, SCORE_MODS>(sm, a, place, q_unit, score_bound);
 
     bool clean = false; /* true in the second pass of the loop, in which zeros replace infinities and NaN of V */
-    /* true: the numbers of a tile differ too much in size to be stored as pairs of float16, so forward_row() computes
-     * all rows of the block */
+    /* true: numbers of a tile differ too much in size to be split into float16 halves, so forward_row() computes all
+     * rows of the block */
     bool wide = false;
 again:
-    /* O holds sums of P V 2^o_exponent. A tile of V is stored times 2^exponent, with an exponent of its own; o_exponent
-     * is the smallest exponent of the tiles visited so far. */
+    /* O is the sum of P V times 2^o_exponent. Each tile of V is stored times 2^exponent with its own exponent, and
+     * o_exponent is the smallest of these exponents so far. */
     int o_exponent = 126;
     float O[MT][DT][4];
     softmax_row rows[MT][2];
     const float sink = sink_in_base_2(sink_of(a, place.x.h)), sink_m = rounded(sink),
-                /* scale_log2 times the unit of K's tile (2^-exponent) is the factor that converts a score in S to base
-                 * 2. */
+                /* scale_log2 times 2^-exponent of the tile of K is the factor that converts a score in S to base 2 */
         scale_log2 = place.x.scale * LOG2E * q_unit;
     begin_rows(O, rows, sink_m, sink != -CUDART_INF_F && lane % 4 == 0 ? exp2_fast(sink - sink_m) * (1 / P_UNIT) : 0);
 
@@ -245,12 +245,12 @@ again:
         const split_stats ks = planes.k.stats[k_tile + j * BN / SPLIT_ROWS],
                           vs = planes.v.stats[k_tile + j * BN / SPLIT_ROWS];
         /* Tensor cores cannot compute scores above 2^22, because rounding errors of such scores are so large that P
-         * could exceed float16's range. If a tile of K or Q is wide (some rows have only small numbers, split.cuh), the
-         * limit is 16 times lower, to keep the absolute error of scores small. For Q the factor of 16 is in
-         * score_bound. */
+         * could exceed float16's range. If a tile of K or Q is wide (has rows with only small numbers, see split.cuh),
+         * the limit is 16 times lower, to keep the absolute error of scores small. For Q, score_bound contains the
+         * factor 16. */
         wide |= vs.wide || !(score_bound * ks.top < (ks.wide ? 1 << 18 : 1 << 22));
-        /* If a tile of V has smaller numbers than the tiles visited earlier, P of this tile is divided by 2^shift, so
-         * that O need not be multiplied. In most problems all tiles of V have one exponent, and shift is 0. */
+        /* If a tile of V has a larger exponent than O (its numbers are smaller), its P is divided by 2^shift, so that O
+         * keeps its exponent. In most problems all tiles of V have the same exponent, and shift is 0. */
         int shift = vs.top > 0 ? vs.exponent - o_exponent : 0;
         float o_rescale = 1;
         if (shift < 0) {
@@ -265,8 +265,8 @@ again:
         __syncthreads();
         load(sm.V, planes.v, j);
 
-        /* True if some row of this warp sees some key of the tile. For a warp with two 16-row blocks it is always true,
-         * because registers are too scarce for the test. */
+        /* True if at least one row of this warp sees a key of the tile. Warps with two 16-row blocks have too few
+         * registers for this test, so for them it is always true. */
         const int w0 = q0 + warp * MT * 16;
         const bool active = MT == 2 || (j * BN < w0 + MT * 16 - 1 + limit.hi && (j + 1) * BN > w0 + limit.lo);
         uint32_t ph[MT][NT / 2][4], pl[MT][NT / 2][4];
@@ -301,7 +301,8 @@ again:
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) load(sm.K, planes.k, next);
 
-        /* O = rescale O + P V, for PAIRS pairs of blocks of 8 columns at a time: as many as registers allow. */
+        /* O = rescale O + P V. The loop computes PAIRS pairs of 8-column blocks at a time, as many as fit in
+         * registers. */
         const int PAIRS = D == 256 ? 1 : 2;
         if (!active) {
             if (o_rescale != 1) multiply(O, o_rescale);
@@ -330,7 +331,7 @@ again:
         }
     }
 
-    /* out = O / l, lse = m + ln l. First find again which tile the block has, because the loop leaves no registers to
+    /* Compute out = O / l and lse = m + ln l. The block's tile is found once more, because the loop has no registers to
      * keep it. */
     unsigned block = blockIdx.x;
     asm volatile("" : "+r"(block));
@@ -348,14 +349,14 @@ again:
         goto again;
     }
     if (SCORE_MODS && a.part_lse) {
-        /* with an l of NaN, store_parts() computes all rows of the block one by one */
+        /* an l of NaN makes store_parts() compute all rows of the block one by one */
         if (wide)
             for (int n = 0; n < 2 * MT; n++) rows[n / 2][n % 2].l = CUDART_NAN_F;
         store_parts<Shape>(a, x, q0, rows);
         return;
     }
-    /* Rows of out go to global memory through the memory of Q, where rows of D floats just fit. A warp reads back only
-     * rows that it wrote. Piece c (eight floats) of row r lies at place c ^ (r % 8) of its row. */
+    /* Rows of out go to global memory through the shared memory of Q, where rows of D floats just fit. A warp reads
+     * only rows that it wrote itself. Piece c (eight floats) of row r is stored as piece c ^ (r % 8) of the row. */
     float *const staged = reinterpret_cast<float *>(sm.Q);
     __syncthreads();
     for_own_rows<Shape>([&](int mt, int half, int r) {
@@ -444,8 +445,8 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
 
 } // namespace
 
-/* Computes both parts of the lse of rows with huge scores (a.part_lse and a.part_rest) in float32 problems, as
- * forward_parts() in forward.cu does for 16-bit numbers. */
+/* Computes the lse of rows with huge scores as two numbers, a.part_lse and a.part_rest, in float32 problems.
+ * forward_parts() in forward.cu does this for 16-bit inputs. */
 cudaError_t f32_forward_parts(const cuda_chip *chip, cuda_args a, const split_planes &k, const split_planes &v,
                               cudaStream_t stream)
 {

@@ -3,7 +3,7 @@
  *
  * A block reads the 128 rows of one tile once, keeps them in registers, finds the largest number, and writes hi and lo.
  * Memory bandwidth bounds the speed: 4 bytes are read and 4 are written per number. One launch splits all tensors of a
- * problem. Keys and values in pages have a variant of their own. Looking up pages takes registers, so one block fewer
+ * problem. Keys and values in pages have a separate variant, because looking up pages takes registers: one block fewer
  * fits on a multiprocessor. */
 #include "split.cuh"
 
@@ -94,7 +94,7 @@ cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const 
         if ((unsigned)planes[n].heads > heads) heads = (unsigned)planes[n].heads;
     }
     for (int n = count; n <= MOST; n++) jobs.first[n] = blocks;
-    /* the tensors of one call are either all packed or all not packed, so planes[0] stands for all of them */
+    /* either all tensors of a call are packed or none is, so planes[0] stands for all of them */
     const dim3 grid(blocks, heads, planes[0].packed ? 1 : (unsigned)d.B);
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
     switch (split_class(d)) {

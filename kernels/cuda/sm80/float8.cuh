@@ -1,18 +1,18 @@
-/* float8.cuh: tiles of float8_e4m3fn that are widened to 16 bits in registers, for kernels whose time is spent
- * reading keys and values.
+/* float8.cuh: tiles of float8_e4m3fn keys and values, which lanes convert to 16 bits in registers. This is for kernels
+ * that spend most of their time reading keys and values.
  *
- * A tile is rows of D bytes, swizzled like D / 2 elements of 16 bits (tile.cuh), and ldmatrix reads it as 16-bit
- * elements. A lane therefore gets two neighbouring float8 in place of one element, and the order of channels within
- * a product changes:
+ * A row of a tile has D bytes, and is swizzled like D / 2 elements of 16 bits (tile.cuh). ldmatrix reads the tile as
+ * 16-bit elements. A lane therefore gets two neighbouring float8 numbers in place of one element, and the order of
+ * channels within a product changes:
  *
  *   Q K^T  A lane has channels 4 t .. 4 t + 3 of 16 (t: lane % 4) where the instruction expects 2 t, 2 t + 1, 2 t + 8,
  *          2 t + 9. A sum over channels stays the same if Q's channels are in that order too: permuted_word().
  *   P V    A lane has channels 2 n and 2 n + 1 of two keys. Even channels form one block of eight columns, and odd
  *          channels another. A lane's accumulators are therefore channels 4 t .. 4 t + 3 of 16: four_channels().
  *
- * Four float8 become float16 in two instructions, where the GPU has such an instruction, and bfloat16 in eight. P V is
- * therefore computed in float16. Q K^T is computed in float16 too, if each row of Q is float16 times a power of two
- * (load_permuted_queries() in decode.cuh). */
+ * On GPUs with an instruction for it, converting four float8 to float16 takes two instructions; to bfloat16 it takes
+ * eight. P V is therefore computed in float16. Q K^T is computed in float16 too, if each row of Q is float16 times a
+ * power of two (load_permuted_queries() in decode.cuh). */
 #ifndef ATTN_SM80_FLOAT8_CUH
 #define ATTN_SM80_FLOAT8_CUH
 
@@ -47,8 +47,8 @@ template <> DEVICE uint32_t from_halves<__half>(uint32_t x)
     return x;
 }
 
-/* Returns where two channels of Q are stored, in the order of channels in which float8 keys reach a lane. Eight words
- * hold 16 channels of a row, two channels each. The result is the index of the word with channels 2 w and 2 w + 1. */
+/* Returns the index of the word in which channels 2 w and 2 w + 1 of a row of Q are stored. Eight words hold 16
+ * channels, two in each word, in the order in which a lane receives the channels of float8 keys. */
 DEVICE int permuted_word(int w)
 {
     return w % 2 * 4 + w / 2;
@@ -71,7 +71,7 @@ DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
             rows_of_b(bytes, nt, kk);
 #pragma unroll
             for (int n = 0; n < 4; n++) {
-                /* neighbouring products add to different sums, so that no product waits for the one before it */
+                /* successive products add to different sums, so that no product waits for the previous product */
                 const int e = n % 2 * 2 + n / 2;
                 uint32_t low, high;
                 halves_of(bytes[e], low, high);

@@ -10,22 +10,23 @@
  *                        m, l, P = softmax_step(S);  O = rescale O + P V[j]
  *     out = O / l,  lse = m + ln l
  *
- * A warp owns 16 MT of the rows, and four lanes share a row, so the softmax needs no other warp. S and P have the same
- * layout in registers, so P needs no shared memory. m may be up to 8 (base 2) below the maximum, so that O is rescaled
- * only once or twice per row, not once per tile. Shared memory holds tiles as rows of D elements in 16-byte pieces;
- * piece c of row r lies at c ^ (r % 8), so that neither copies nor ldmatrix have bank conflicts.
+ * A warp owns 16 MT of the rows, and four lanes share a row, so the softmax needs no data of other warps. S and P have
+ * the same layout in registers, so P needs no shared memory. m may be up to 8 (base 2) below the maximum, so that O is
+ * rescaled only once or twice per row, not once per tile. A row of a tile in shared memory consists of 16-byte pieces.
+ * Piece c of row r is stored as piece c ^ (r % 8), so that neither copies nor ldmatrix have bank conflicts.
  *
- * Each kernel has two variants: plain (lengths, causal and window, which give each row an interval of keys; a scale
- * above 0), and with options (softcap, bias, ALiBi, keep_mask, FlashMask, dropout, any scale), which treats every score
- * by the functions of args.cuh. A row without visible keys gets an out of 0 and an lse of -inf. Rows that do not
- * consist of aligned 16-byte pieces (D not a multiple of 8, odd strides) are loaded element by element.
+ * Each kernel has two variants. The plain variant computes problems with lengths, causal and window, which let each row
+ * see one interval of keys, and with a scale above 0. The variant with options (softcap, bias, ALiBi, keep_mask,
+ * FlashMask, dropout, any scale) applies the functions of args.cuh to every score. A row without visible keys gets an
+ * out of 0 and an lse of -inf. Rows that do not consist of aligned 16-byte pieces (D not a multiple of 8, odd strides)
+ * are loaded element by element.
  *
- * Some rows of a tile may see a key whose V holds NaN or infinity, while other rows do not see that key. In the product
- * P V, P = 0 times such a value is NaN, even in rows that do not see the key. A block whose result is not finite
- * therefore processes its tiles once more, with zeros in place of NaN and infinities of V: rows that do not see these
- * values then get correct results. After that the block computes the rows that do see such a value one by one
- * (rows.cuh, which skips hidden keys). The test for finite results costs one instruction per output element; the second
- * pass runs only where inputs hold NaN or infinities. */
+ * Some rows of a tile may see a key whose row of V has a NaN or an infinity, while other rows do not see that key. In
+ * the product P V, P = 0 times such a value is NaN, even in rows that do not see the key. A block whose result is not
+ * finite therefore visits its tiles a second time, with zeros in place of NaN and infinities of V. Rows that do not see
+ * these values then have correct results. After that the block computes the rows that do see such a value one by one,
+ * with the functions of rows.cuh, which skip hidden keys. The test for finite results costs one instruction per output
+ * element. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/rows.cuh"
 #include "decode.h"
@@ -79,8 +80,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* Begin to load Q as soon as the block's rows are known, and the last tile of keys as soon as its number is known.
-     * The copies then run while the rest is computed. */
+    /* Begin to load Q as soon as the block's rows are known, and the last tile of keys as soon as its index is known,
+     * so that these copies run while other indices are computed. */
     row_place place = row_place_of<BM>(a, whole, blockIdx);
     if (!place.exists) return;
     if (SCORE_MODS && a.part_lse && !has_parts<BM>(a, head_args_of(a, place.b, place.h), place.i0)) return;
@@ -106,8 +107,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     head_args x; /* the head's arguments for options (softcap, bias, masks); unset in the variant without options */
     if (SCORE_MODS) x = head_args_of(a, place.b, place.h);
 
-    /* for D = 128 `across` is kept in a register, because computing it again for each fragment was 3 % slower on an
-     * H200 */
+    /* for D = 128 `across` is kept in a register, because computing it for each fragment made the kernel 3 % slower on
+     * an H200 */
     const uint32_t start = smem_addr(&sm), down = start + lane_down<D>(lane);
     const uint32_t across = D == 128 ? kept(start + lane_across<D>(lane)) : start + lane_across<D>(lane);
     /* offsets of the tiles from the start of shared memory */
@@ -155,8 +156,8 @@ again:
         accumulate<T>(O, S, [&](uint32_t(&f)[4], int dt, int kk) { b_columns_of<D>(f, down, tileV, dt * 8, kk * 16); });
     }
 
-    /* out = O / l, lse = m + ln l. First find again which tile the block has, because registers are too scarce in the
-     * loop to keep it. */
+    /* Compute out = O / l and lse = m + ln l. The block's tile is found once more, because the loop has no registers to
+     * keep it. */
     place = row_place_of<BM>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
     const float v_scale = scale_of(g.view[ATTN_T_v_scale], place.b, place.hk) *
                           (SCORE_MODS && a.drop_below ? a.drop_scale : 1);
@@ -174,7 +175,7 @@ again:
             finite &= is_sound_score<SCORE_MODS>(row.m);
             if (!SCORE_MODS && row.m == -CUDART_INF_F) {
                 const int i = place.i0 + (warp * MT + mt) * 16 + half * 8 + lane / 4;
-                /* a maximum of -inf is correct only if the row sees no key; otherwise the row must be computed again */
+                /* a maximum of -inf is correct only if the row sees no key; otherwise the row must be recomputed */
                 finite &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);
             }
 #pragma unroll

@@ -3,8 +3,8 @@
  *
  * Template argument X is a kernel's shape: BM queries, BN keys, MT blocks of 16 rows per warp, THREADS threads.
  * X::SCORE_MODS is the variant with options (softcap, bias, masks, ...), which has one 16-row block per warp. O, S and
- * `rows` are fragments: row r of a block of 16 rows lies in lanes r % 8 * 4 to r % 8 * 4 + 3, in half r / 8 of each
- * lane's numbers. */
+ * `rows` are fragments of mma.sync: four lanes, from lane r % 8 * 4 on, hold row r of a block of 16 rows. Each of these
+ * lanes holds two rows of the block, r % 8 and r % 8 + 8. */
 #ifndef ATTN_SM80_FORWARD_STEPS_CUH
 #define ATTN_SM80_FORWARD_STEPS_CUH
 
@@ -13,7 +13,7 @@
 
 namespace {
 
-/* A thread's state of one row of its tile: the maximum m (base 2) and the lane's part of the sum l. */
+/* A thread's state of one row: the row's maximum m (base 2), and the lane's part of the row's sum l. */
 struct softmax_row {
     float m, l;
 };
@@ -23,8 +23,8 @@ template <class X> struct scores_on_their_way {
     float S[X::SCORE_MODS ? X::BM : 1][X::SCORE_MODS ? X::BN + 4 : 1];
 };
 
-/* Sets the state of rows that have seen no key yet. The maximum m is the sink's score, or -inf without a sink. The sum
- * l begins with the sink's share in one of the row's four lanes, and with 0 in the other lanes. */
+/* Sets the state of rows before their first key: O is 0, and m and l are the sink's score (-inf without a sink) and the
+ * sink's exponential. Only one of a row's four lanes passes the exponential as `l`; the other lanes pass 0. */
 template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_row (&rows)[MT][2], float m, float l)
 {
 #pragma unroll
@@ -36,9 +36,9 @@ template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_
     }
 }
 
-/* Takes one step of the online softmax: the scores S become probabilities P. The maximum m changes only when it has
- * grown by more than 8 in base 2, so that O is hardly ever rescaled. P and l may therefore be 2^8 times larger than
- * usual, which costs no accuracy. `c` converts a score in S to base 2. */
+/* Takes one step of the online softmax: the scores S become probabilities P. The maximum m is updated only if the new
+ * maximum is larger by more than 8 (in base 2), so that O is hardly ever rescaled. P and l may therefore be up to 2^8
+ * times larger than with the exact maximum, which costs no accuracy. `c` converts a score in S to base 2. */
 template <int NT, int DT>
 DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&rows)[2], float c)
 {
@@ -47,7 +47,7 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        /* the maximum row.m is in base 2, and c converts scores to base 2 */
+        /* c converts the largest score to base 2, because row.m is in base 2 */
         const float top = largest_of_row(S, half) * c;
         const bool grows = top > row.m + 8;
         const float m = grows ? top : row.m;
@@ -75,8 +75,9 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
     }
 }
 
-/* Applies options to the scores of keys from j * BN on; S times `unit` is q.k. In the variant without options the
- * function only sets scores outside the interval of causal and window to -inf, and only if `bounded` is true. */
+/* Applies masks and options to the scores of key tile j, whose first key is j * BN; S times `unit` is q.k. In the
+ * variant without options, the function sets scores outside the interval of causal and window to -inf if `bounded` is
+ * true, and otherwise does nothing. */
 template <class X, int NT>
 DEVICE void change_or_hide(float (&S)[X::MT][NT][4], scores_on_their_way<X> &way, const cuda_args &a,
                            const head_args &x, const limits &limit, int Sq, int q0, int j, bool bounded, float unit)
@@ -127,7 +128,7 @@ template <typename T, class X, int D> DEVICE void clear_not_finite(uint16_t *V)
     __syncthreads();
 }
 
-/* Adds up the sum l of a row. Each of the row's four lanes has a part of it. */
+/* Returns the sum l of a whole row. Each of the row's four lanes passes its own part of the sum. */
 DEVICE float whole_sum(float l)
 {
     l += __shfl_xor_sync(0xffffffff, l, 1);
@@ -135,17 +136,17 @@ DEVICE float whole_sum(float l)
     return l;
 }
 
-/* Stores a row's lse, where it is wanted and the row exists. The row's four lanes call it. */
+/* Stores a row's lse, if lse is requested and the row exists. The row's four lanes call it. */
 DEVICE void store_lse(const attn_view &lse, int64_t b, int64_t h, int64_t row, bool exists, const softmax_row &of)
 {
     if (exists && threadIdx.x % 4 == 0 && lse.data)
         ((float *)lse.data)[attn_at(&lse, b, h, row)] = lse_of_sum(of.m, of.l);
 }
 
-/* has_parts() returns whether any of the ROWS rows from i0 on has a huge lse (is_parted_by_tiles()). store_parts()
- * stores the two parts, lse and rest, of the lse of these rows. If tensor cores cannot compute a row, store_parts()
- * computes the row's two parts with one warp. The whole block calls has_parts() at its beginning and store_parts() at
- * its end. */
+/* has_parts() returns whether at least one of the ROWS rows from i0 on has a huge lse that this kernel must compute as
+ * two numbers (is_parted_by_tiles()). store_parts() stores the two numbers, lse and rest. If tensor cores cannot
+ * compute a row, store_parts() computes both numbers with one warp. The whole block calls has_parts() at its beginning
+ * and store_parts() at its end. */
 template <int ROWS> DEVICE bool has_parts(const cuda_args &a, const head_args &x, int64_t i0)
 {
     const int64_t i = i0 + threadIdx.x;
@@ -174,8 +175,8 @@ DEVICE void store_parts(const cuda_args &a, const head_args &x, int64_t i0, cons
     }
 }
 
-/* Launches a kernel with one block per head and tile of queries, for the tiles of share number chip->share. The tiles
- * are divided into chip->shares shares. */
+/* Launches a kernel with one block per head and tile of queries, for the tiles of one of chip->shares shares: number
+ * chip->share. */
 template <class X, auto kernel, typename... Args>
 cudaError_t launch_tiles(const cuda_chip *chip, cuda_args a, size_t shared_bytes, cudaStream_t stream,
                          const Args &...args)

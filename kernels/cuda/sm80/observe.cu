@@ -2,7 +2,7 @@
  * attention.h) on tensor cores by mma.sync, for any GPU from compute capability 8.0 on.
  *
  *   pass     a block has                      the block computes                                   file
- *   rows     queries, all keys in chunks      maxima, and sums of exponentials where wanted        observe_rows.cu
+ *   rows     queries, all keys in chunks      maxima, and sums of exponentials if requested        observe_rows.cu
  *   finish   rows, one per thread             row_max, lse, entropy; base and inverse of a row     observe.cu
  *   top      queries, all keys                top_keys, top_weights                                observe_rows.cu
  *   mass     keys, all queries                key_mass                                             observe_mass.cu
@@ -12,15 +12,17 @@
  *
  * Each pass after `finish` computes P = exp2(z - base) * inverse from a score z.
  *
- * If lse is given and only key_mass, weights or map are wanted, the pass `rows` is left out, and the kernel
- * take_given_lse does what `finish` does. In that case, scores that tensor cores cannot compute make elements of these
- * outputs NaN or infinite, and simple/observe.cu computes these elements again.
+ * If the client gives lse and requests only key_mass, weights or map, the pass `rows` is not launched, and the kernel
+ * take_given_lse takes the place of `finish`. In that case, scores that tensor cores cannot compute make elements of
+ * these outputs NaN or infinite, and simple/observe.cu recomputes these elements.
  *
- * Each pass computes the scores again, so no array of Sq x Sk exists. A pass costs half of a forward's products.
+ * Each pass computes the scores itself, so no array of Sq x Sk is stored. A pass takes half as many multiplications as
+ * a forward.
  *
  * Tensor cores cannot compute a row that has a NaN, a product outside float32's range, or a score of 2^27 or more. The
- * pass `finish` marks these rows as strange, and later passes leave out the P of strange rows. simple/observe.cu
- * computes strange rows: after `finish` their own results, and at the end their part of key_mass, map and weights. */
+ * pass `finish` marks these rows as strange, and later passes skip the P of strange rows. simple/observe.cu computes
+ * strange rows: after `finish` it computes results such as row_max and lse, and at the end it adds the rows' P to
+ * key_mass and map and writes their weights. */
 #include "kernels/cuda/simple/observe_row.cuh"
 #include "kernels/cuda/simple/simple.h"
 #include "kernels/cuda/simple/work.cuh"
@@ -36,12 +38,12 @@ struct finish_args {
     observed_parts parts;
     float scale, scale_log2;
     bool options; /* true: the stored maxima are scores; false: they are q.k, not yet multiplied by the scale */
-    /* which numbers are stored of each part of a row (observed_parts): 0: the maximum; 1: the maximum and l; 2: the
+    /* the numbers that are stored for each part of a row (observed_parts): 0: the maximum; 1: the maximum and l; 2: the
      * maximum, l and e */
     int sums;
 };
 
-/* Returns whether tensor cores have computed this row correctly. */
+/* Returns whether the maximum and sums that tensor cores computed for this row are correct. */
 DEVICE bool is_computed(const cuda_args &a, const finish_args &f, const row &r, const float4 &part, float m,
                         float given)
 {
@@ -83,9 +85,9 @@ __global__ void __launch_bounds__(THREADS)
     store_end(a, r.x, r.i, end, most, rows);
 }
 
-/* Makes the numbers `base` and `inverse` of each row from a given lse, so that P = exp(z - lse) for a score z. One warp
- * computes one row. A row is strange (tiles cannot compute it) if its lse does not determine P, or if an element of its
- * q is not finite, which would make all its P NaN. */
+/* Computes the numbers `base` and `inverse` of each row from the client's lse, so that P = exp(z - lse) for a score z.
+ * One warp computes one row. The kernel marks a row as strange (tensor cores cannot compute it) if lse does not
+ * determine P, or if an element of the row's q is not finite, which would make all its P NaN. */
 __global__ void __launch_bounds__(32 * WARPS)
     take_given_lse(const __grid_constant__ cuda_args a, const __grid_constant__ observed_rows rows,
                    const __grid_constant__ tile_rows tiles)
@@ -153,8 +155,7 @@ template <typename X> X *take(char *memory, size_t *used, int64_t count)
     return at;
 }
 
-/* Returns how many blocks share the work on a tile. The launch has `tiles` tiles, and at most `most` blocks can share
- * one. */
+/* Returns among how many blocks the work of a tile is divided: at most `most`. The launch has `tiles` tiles. */
 int blocks_of(const cuda_chip *chip, int64_t tiles, int64_t most)
 {
     const int64_t busy = (int64_t)chip->multiprocessors * 4;
@@ -182,8 +183,8 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, const observe_pas
     x.parts.rows = rows;
     size_t before = x.bytes;
     x.parts.part = take<float4>(at, &x.bytes, rows * (x.parts.blocks == 1 ? 1 : chunks));
-    /* part_bytes: how many bytes must be cleared before the launch. If several blocks share a row, some of its parts
-     * may never be written. */
+    /* `part_bytes`: the number of bytes that must be cleared before the launch. If the keys of a row are divided among
+     * several blocks, some of its parts may never be written. */
     x.part_bytes = x.parts.blocks == 1 ? 0 : x.bytes - before;
     if (!plan->problem->map.rank) return x;
     before = x.bytes;
@@ -197,16 +198,16 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, const observe_pas
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* Returns whether the client gave lse and lse determines all probabilities that the outputs need. In that case no pass
- * over the rows is necessary, because it would only compute lse. */
+/* Returns whether the client gave lse, and the requested outputs need nothing else from the pass over the rows. In that
+ * case this pass is not launched. */
 bool is_known(const attn_problem *p)
 {
     return p->observe.given_lse && !p->row_max.rank && !p->max_logit.rank && !p->entropy.rank &&
            !p->mean_entropy.rank && !p->top_keys.rank && !p->top_weights.rank;
 }
 
-/* Returns which sums over a row's keys are necessary for the wanted outputs: 0: none; 1: the sum l; 2: the sums l and e
- * (see observed_parts). */
+/* Returns which sums over a row's keys the requested outputs need: 0: no sum; 1: the sum l; 2: the sums l and e (see
+ * observed_parts). */
 int needed_sums(const attn_problem *p)
 {
     if (p->entropy.rank || p->mean_entropy.rank) return 2;
@@ -214,8 +215,8 @@ int needed_sums(const attn_problem *p)
            (p->lse.rank || p->top_weights.rank || p->key_mass.rank || p->weights.rank || p->map.rank);
 }
 
-/* Estimated seconds of each pass (kernel): the passes over the rows, for key_mass, for top_keys, and over the region
- * (selected queries and keys) for weights and map. */
+/* The estimated seconds of each pass (kernel): over the rows; for key_mass; for top_keys; and for weights and map, over
+ * the region (selected queries and keys). */
 struct pass_seconds {
     double rows, mass, top, region;
 };
@@ -256,7 +257,7 @@ void take_lse(const cuda_chip *chip, const cuda_args &a, const layout &x, cudaSt
         take_given_lse<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, x.rows, x.tiles);
 }
 
-/* Launches two passes over the region (the selected queries and keys): one computes weights, and the other computes
+/* Launches the passes (kernels) over the region (the selected queries and keys): one pass for weights, and one for
  * map. */
 cudaError_t launch_region(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const layout &x,
                           const pass_seconds &seconds, cudaStream_t stream)

@@ -1,34 +1,34 @@
 /* observe.h: the passes of an observe (the operation that reports which keys the queries attend to) on tensor cores.
- * observe.cu launches them. For Hopper GPUs, two of these passes have kernels of their own (sm90/observe/). */
+ * observe.cu launches them. For two of these passes, Hopper GPUs have separate kernels (sm90/observe/). */
 #ifndef ATTN_SM80_OBSERVE_H
 #define ATTN_SM80_OBSERVE_H
 
 #include "kernels/cuda/simple/observe.h"
 
-/* Number of keys of a chunk. The sums of a row are made chunk by chunk, and the chunks are added in the order of keys.
- * The number of thread blocks that share a row therefore changes no bit of the sums. */
+/* Number of keys of a chunk. Each row is summed chunk by chunk, and the sums of the chunks are added in the order of
+ * keys. The bits of the result therefore do not depend on the number of thread blocks among which a row is divided. */
 enum { OBSERVE_CHUNK = 4096 };
 
-/* The maxima and sums of rows. A part of a row is its maximum and sums over some of the keys. A row has the index r =
- * lse_at(), and part number n of the row is part[n * rows + r]. */
+/* The maxima and sums of rows over their keys. The keys of a row are divided into parts, each with its own maximum and
+ * sums. part[n * rows + r] belongs to part number n of the row with index r (see lse_at()). */
 struct observed_parts {
-    /* x: the row's largest score over these keys, or with no options the largest q.k; y, z: the sums l and e
-     * (observe_rows.cu), relative to x; w: 1 where a block has written the part */
+    /* x: the row's largest score over the keys of the part, or without options the largest q.k; y, z: the sums l and e
+     * (observe_rows.cu), relative to x; w: 1 if a block has written the part */
     float4 *part;
     int64_t rows;
-    int blocks; /* number of blocks that share the keys of a row; 1: each row has one part */
+    int blocks; /* number of blocks among which the keys of a row are divided; 1: each row has one part */
 };
 
 /* For each row, x is `base` and y is `inverse`. From these numbers and a score z in base 2, later passes compute a
- * probability P = exp2(z - base) * inverse. `base` is INFINITY for a row whose P are all 0, and for a row that tiles
- * cannot compute. */
+ * probability P = exp2(z - base) * inverse. `base` is INFINITY for a row whose P are all 0, and for a row that tensor
+ * cores cannot compute. */
 struct tile_rows {
     float2 *end;
 };
 
-/* Partial sums of the cells of a map. Cell (u, v) is row u and column v of the map. A strip (the rows of a warp) has
- * one sum of P for the cell, over the strip's queries in row u and the keys of column v. The sum is at index ((b * H +
- * h) * (strips + map[0]) + strip + u) * map[1] + v. */
+/* Partial sums of the cells of a map. Cell (u, v) is row u and column v of the map. Each strip (the rows of a warp) has
+ * a partial sum of P for the cell, over the strip's queries in row u and the keys of column v, at index ((b * H + h) *
+ * (strips + map[0]) + strip + u) * map[1] + v. */
 struct observed_cells {
     float *part;
     int64_t strips;
@@ -38,9 +38,9 @@ struct observed_cells {
     bool map; /* true: the launch computes partial sums of map; false: it computes weights */
 };
 
-/* Each function observe_..._pass() launches one kernel of an observe. The launch computes the tiles of share number
- * chip->share of chip->shares. The argument `sums` of observe_rows_pass() is 0 for maxima only, 1 for maxima and the
- * sums l, and 2 for maxima and the sums l and e (observed_parts). */
+/* Each function observe_..._pass() launches one kernel of an observe. The launch computes the tiles of one of
+ * chip->shares shares: number chip->share. The argument `sums` of observe_rows_pass() is 0 for maxima only, 1 for
+ * maxima and the sums l, and 2 for maxima and the sums l and e (observed_parts). */
 cudaError_t observe_rows_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
                               const observed_parts &parts, int sums, cudaStream_t stream);
 cudaError_t observe_top_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
@@ -50,9 +50,9 @@ cudaError_t observe_cells_pass(const cuda_chip *chip, const cuda_args &a, const 
 cudaError_t observe_mass_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const tile_rows &rows,
                               cudaStream_t stream);
 
-/* The kernels of an observe that each family of kernels (sm80, sm90) provides itself. block_rows is the number of rows
- * of a block of the kernel rows(). All other kernels are shared by the families, and take at most `others` times
- * tile_seconds(). */
+/* The kernels of an observe of which the families sm80 and sm90 have their own versions. block_rows is the number of
+ * rows of a block of the kernel rows(). Both families use the same version of all other kernels, which together take at
+ * most `others` times tile_seconds(). */
 struct observe_passes {
     int block_rows, others;
     cudaError_t (*rows)(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const observed_parts &parts,
@@ -61,8 +61,8 @@ struct observe_passes {
                         cudaStream_t stream);
 };
 
-/* Plans and launches an observe on tensor cores, with the given passes. observe_plan() returns false if the kernels
- * cannot compute the problem. */
+/* observe_plan() plans an observe on tensor cores with the kernels `passes`, and returns false if they cannot compute
+ * the problem. observe_launch() launches it. */
 bool observe_plan(const cuda_chip *chip, attn_plan *plan, const observe_passes &passes);
 cudaError_t observe_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace,
                            const observe_passes &passes);

@@ -2,18 +2,17 @@
  * cores. The pass computes the output weights, or partial sums for the output map. The map divides the region into a
  * grid of cells, and has the sum of P of each cell.
  *
- * Cells of a map have any size, so sums are made in two steps. A warp owns a strip of queries. For each row u and
- * column v of the map, the warp adds up P over the strip's queries in row u and the keys in column v, and stores the
- * sum. observe.cu then adds up the strips of each cell in order. Every sum is written by one warp.
+ * Cells of a map may have any size, so their sums are computed in two steps. A warp owns a strip (some neighbouring
+ * queries). For each row u and column v of the map, the warp adds up P over the strip's queries in row u and the keys
+ * in column v, and stores the sum. observe.cu then adds up the sums of all strips of each cell, in order.
  *
- * A tile of keys is divided into runs of keys in the same column v: one run, unless a column ends inside the tile. A
- * lane adds up its elements of a run for each of its queries. The warp then adds up the queries of each row u: some
- * rows of the map have queries in the strip, and lane n keeps the sum of the n-th of these rows, until the column of
- * the map ends.
+ * A tile of keys is divided into runs (neighbouring keys in the same column v). A lane adds up its elements of a run
+ * for each of its queries. The warp then adds up the queries of each row u. Lane n keeps the sum of the n-th row of the
+ * map that has queries of the strip, until the column of the map ends.
  *
- * Where columns are narrow, a tile has many runs. The warp then writes P to shared memory. Each lane adds up the runs
- * of one query (add_runs), and then the queries of some cells (add_cells). Cells that end in the tile are stored at
- * once. */
+ * If columns are narrow, a tile has many runs. In that case the warp writes P to shared memory. Each lane adds up the
+ * runs of one query (add_runs), and then the queries of some cells (add_cells). Cells that end in the tile are stored
+ * at once. */
 #include "observe_tiles.cuh"
 
 namespace {
@@ -22,8 +21,8 @@ template <int D, bool SCORE_MODS> struct shared {
     stages<D, SCORE_MODS> tiles;
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
-    /* The probabilities P of a tile, for a map with narrow columns. In the variant with options P lies in the member
-     * `way` instead. */
+    /* The probabilities P of a tile, for a map whose columns have at most NARROW keys. In the variant with options P
+     * lies in the member `way` instead. */
     float P[SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BM][SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BN + 1];
 
     /* Returns the address in shared memory of the probabilities of one query of the block. */
@@ -34,7 +33,7 @@ template <int D, bool SCORE_MODS> struct shared {
     }
 };
 
-/* Cells of a map are computed through shared memory if the map's columns are at most this many keys wide. */
+/* If the map's columns have at most this many keys, P goes through shared memory, and lanes add up the cells there. */
 const int NARROW = 32;
 
 /* Divides `size` rows (or keys) into `cells` cells. Returns the first row (or key) of cell `cell`; if the cell is
@@ -44,8 +43,8 @@ DEVICE int first_of_cell(int64_t cell, int64_t cells, int64_t size)
     return (int)attn_tiles(cell * size, cells);
 }
 
-/* A column of a map. It has the keys before `end` (counted from the region's first key) that lie in no earlier column.
- * next() moves on to the next column without a division. */
+/* A column of a map. It ends before key `end`, and begins where the previous column ends; keys are counted from the
+ * region's first key. next() moves on to the next column without a division. */
 struct map_column {
     int v, end;
     /* The map divides `size` keys into `cells` columns. The members satisfy (v + 1) * size = cells * quotient + left,
@@ -71,13 +70,12 @@ struct map_column {
     }
 };
 
-/* The rows of a map in which a strip (the rows of a warp) has queries: `count` rows, at most one for each query. Lane n
- * holds the n-th of these rows: its number u in the map, and its queries [begin, end). */
+/* The rows of a map that contain queries of a strip (a warp's queries): `count` rows, at most one for each query. Lane
+ * n holds the n-th of these rows: its number u in the map, and the row's queries [begin, end) of the strip. */
 struct strip_rows {
     int count, u, begin, end;
 
-    /* r0, r1: the first query of the strip (the rows of a warp) and the end of its queries, counted from the region's
-     * first query */
+    /* The strip (the rows of a warp) has the queries r0 to r1 - 1, counted from the region's first query. */
     DEVICE strip_rows(int r0, int r1, int64_t cells, int64_t size)
     {
         const int lane = threadIdx.x % 32;
@@ -94,7 +92,7 @@ struct strip_rows {
     }
 };
 
-/* Adds up columns c0 to c1 - 1 of P, for each of the lane's rows. */
+/* Adds up columns c0 to c1 - 1 of P separately for each of the lane's rows. */
 template <class Shape, int NT>
 DEVICE void add_run(const float (&P)[Shape::MT][NT][4], int c0, int c1, float (&sum)[Shape::MT][2])
 {
@@ -130,10 +128,10 @@ template <class Shape> DEVICE float sum_of_rows(const float (&sum)[Shape::MT][2]
     return warp_sum(all);
 }
 
-/* Adds up runs of a query's P in a tile. A run is a group of neighbouring columns of the tile, within [c, c1), whose
- * keys lie in one column of the map. The sums of the runs replace P in `line`. Returns the number of runs. `column`
- * becomes the last run's column of the map. `first` is the number of keys of the region before column 0 of the tile; it
- * is negative if the region begins inside the tile. */
+/* Adds up runs of a query's P in a tile. A run is a group of neighbouring keys of the tile that lie in one column of
+ * the map; only the tile's columns c to c1 - 1 count. The sums of the runs replace P in `line`. Returns the number of
+ * runs. `column` becomes the last run's column of the map. `first` is the position in the region of the tile's column
+ * 0, negative if the region begins inside the tile. */
 DEVICE int add_runs(float *line, bool mine, int first, int c, int c1, map_column &column)
 {
     for (int runs = 0;; column.next()) {
@@ -158,10 +156,10 @@ DEVICE float sum_of_run(const float *lines, int pitch, int begin, int end, int r
     return sum;
 }
 
-/* Adds up the cells of a tile. The tile's keys form `runs` runs, one for each column of the map from column v on. The
- * first run is added to `open`, the sum of its cell over earlier tiles; then `open` becomes the sum of the last run.
- * Cells that end in the tile are stored at `to`, the address of the strip's row 0 of the map; a row has `columns`
- * numbers. */
+/* Adds up the cells of a tile. The tile's keys form `runs` runs (neighbouring keys in the same column of the map), one
+ * for each column from column v on. `open` is the sum so far of the first run's cell, over earlier tiles, and becomes
+ * the sum so far of the last run's cell. Cells that end in the tile are stored at `to`, the address of the strip's row
+ * 0 of the map; a row has `columns` numbers. */
 DEVICE void add_cells(const float *lines, int pitch, const strip_rows &of_map, int runs, int v, int64_t columns,
                       float *to, double &open)
 {
@@ -178,8 +176,8 @@ DEVICE void add_cells(const float *lines, int pitch, const strip_rows &of_map, i
     open = (double)sum_of_run(lines, pitch, of_map.begin, of_map.end, runs - 1);
 }
 
-/* Sets all scores to -inf in rows whose base is INFINITY, so that their P are 0. Otherwise a score of NaN or infinity
- * would give NaN as P. */
+/* Sets all scores of rows whose base is INFINITY to -inf, so that their P are 0. Without this, a score of NaN or
+ * infinity would give NaN as P. */
 template <int MT, int NT> DEVICE void hide_rows_without_base(float (&S)[MT][NT][4], const float (&base)[MT][2])
 {
 #pragma unroll
@@ -228,8 +226,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     key_loader<T, D, THREADS, false, V::PAGED> K(g, g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, limit.Sk, g.dims.D);
 
     float base[MT][2], inverse[MT][2];
-    /* true: at least one row of the warp has no probabilities, because the row does not exist or tiles cannot compute
-     * it */
+    /* true: at least one row of the warp has no probabilities here, because it does not exist or tensor cores cannot
+     * compute it */
     bool skips = false;
     for_own_rows<Shape>([&](int mt, int half, int r) {
         const float2 end = q0 + r < q1 ? rows.end[lse_at(a, x, q0 + r)] : make_float2(CUDART_INF_F, 0);
@@ -245,8 +243,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
         cells.part + ((x.b * (g.dims.packed ? 0 : g.dims.H) + x.h) * (cells.strips + o.map[0]) + strip) * o.map[1];
     float *const to = of_strip + of_map.u * o.map[1];
     const bool narrow = cells.map && width >= parts && width <= (int64_t)NARROW * parts;
-    /* The warp's queries are a strip of the region. Lane n keeps the sums of one row of the map: the n-th row that has
-     * queries of the strip. `open` is the sum so far of this row's cell in the current column of the map. */
+    /* Lane n adds up one row of the map: the n-th of the map's rows that contain queries of this warp. `open` is the
+     * sum so far of this row's cell in the current column of the map. */
     double open = 0;
     const attn_view &weights = g.view[ATTN_T_weights];
     uint32_t own[MT][D / 16][4];

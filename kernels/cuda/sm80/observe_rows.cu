@@ -1,11 +1,11 @@
 /* observe_rows.cu: the pass over the rows of an observe (the operation that reports which keys the queries attend to),
  * on tensor cores. The pass computes each row's largest score m, l = sum exp2(z - m) and e = sum exp2(z - m) (z - m).
- * Where only maxima are wanted, no exponential is computed. A second kernel finds the largest scores of each row
+ * If only maxima are requested, no exponential is computed. A second kernel finds the largest scores of each row
  * (top_keys).
  *
- * Each lane has its own m, l and e for the keys that it has of a row, so the loop needs no other lane. m may be up to 8
+ * Each lane has its own m, l and e over its own keys of a row, so lanes exchange no data in the loop. m may be up to 8
  * (base 2) below the lane's maximum, so that l and e are rescaled only once or twice. At the end of a chunk of keys the
- * lanes' sums are merged, and the chunks are merged in order. */
+ * lanes' sums are merged; then the chunks are merged in order. */
 #include "kernels/cuda/simple/observe_row.cuh"
 #include "observe_tiles.cuh"
 
@@ -15,13 +15,14 @@ template <int D, bool SCORE_MODS> struct shared {
     stages<D, SCORE_MODS> tiles;
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
-    /* for each row of the block, over the chunks of OBSERVE_CHUNK keys visited so far: x is the largest score; y and z
-     * are the sums l and e, relative to x; w is 1, as in observed_parts */
+    /* for each row of the block, over the keys of all chunks visited so far: x is the largest score; y and z are the
+     * sums l and e, relative to x; w is 1, as in observed_parts */
     float4 row[shape<D, SCORE_MODS>::BM];
 };
 
-/* Adds the scores of a tile to the maxima and sums of the thread's two rows. S is overwritten. Hidden pairs get a
- * finite exponent, because 0 times -inf is NaN. */
+/* Adds the scores of a tile to the maxima and sums of the thread's two rows. S is overwritten. The exponent of a hidden
+ * pair is replaced by a finite number, because the sum e has the terms P times exponent, and 0 times -inf would be
+ * NaN. */
 template <int SUMS, bool SCORE_MODS, int NT>
 DEVICE void add_tile(float (&S)[NT][4], lane_row (&rows)[2], float scale_log2, bool bounded)
 {
@@ -116,8 +117,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
 #pragma unroll
     for (int mt = 0; mt < MT; mt++) rows[mt][0] = rows[mt][1] = no_keys();
     const int of_chunk = OBSERVE_CHUNK / BN;
-    /* Returns the first tile, from tile number n on, that belongs to this block. Where several blocks share the keys,
-     * this block has every parts.blocks-th chunk of keys, from chunk `number` on. */
+    /* Returns the first tile, from tile number n on, that belongs to this block. If the keys are divided among several
+     * blocks, this block has every parts.blocks-th chunk of keys, from chunk `number` on. */
     const auto own_tile = [&](int n) {
         const int blocks = parts.blocks;
         for (;;) {
@@ -234,7 +235,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, 1)
     const attn_view &keys_view = g.view[ATTN_T_top_keys], &weights = g.view[ATTN_T_top_weights];
     for (int r = warp * 16; r < warp * 16 + 16 && place.i0 + r < place.Sq; r++) {
         const int64_t at = lse_at(a, x, place.i0 + r), line = x.s.q_start + place.i0 + r;
-        /* another kernel computes the top keys of a strange row (one that tiles cannot compute) */
+        /* a kernel of simple/observe.cu computes the top keys of a strange row (a row that tensor cores cannot
+         * compute) */
         if (results.strange[at]) continue;
         const top_list top = list_of(r);
         for (int slot = 0; slot < 2; slot++) {

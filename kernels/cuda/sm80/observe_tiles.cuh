@@ -1,14 +1,16 @@
 /* observe_tiles.cuh: code that the passes (kernels) of an observe on tensor cores share. An observe reports which keys
  * the queries attend to.
  *
- * A block owns BM rows, which stay in registers as fragments, and visits tiles of BN rows of the other tensor:
+ * A block owns BM rows of q (or of k), which stay in registers as fragments, and visits tiles of BN rows of k (or of
+ * q):
  *
  *     load the own rows into registers;  load tile 0
  *     for each tile:  wait for the tile;  load the next tile       the copy runs while products are computed
  *                     S = own tile^T;  hide;  visit(S)
  *
- * Shared memory has two stages, so a tile takes one barrier. A block's own rows are queries, and tiles are keys; for
- * key_mass own rows are keys, and tiles are queries. scores.cuh explains which elements of S a lane has. */
+ * Shared memory has two stages (buffers), so a tile takes only one barrier. A block's own rows are queries, and its
+ * tiles are keys. For key_mass own rows are keys, and tiles are queries. scores.cuh explains which elements of S a lane
+ * has. */
 #ifndef ATTN_SM80_OBSERVE_TILES_CUH
 #define ATTN_SM80_OBSERVE_TILES_CUH
 
@@ -18,7 +20,7 @@
 
 namespace {
 
-/* The shape of a block. With options (softcap, bias, masks, ...), and for heads wider than 128, each warp computes only
+/* The shape of a block. With options (softcap, bias, masks, ...), and for head sizes above 128, each warp computes only
  * one block of 16 rows, because registers are scarce. */
 template <int D, bool SCORE_MODS_> struct shape {
     static const bool SCORE_MODS = SCORE_MODS_;
@@ -66,7 +68,8 @@ template <typename F> auto with_variant(const attn_plan *plan, F visit)
     return has_options(plan) ? with_options<true>(plan, visit) : with_options<false>(plan, visit);
 }
 
-/* Loads the block's own rows from shared memory into registers, as operand A of mma.sync. */
+/* Loads the block's own rows (those that it keeps for all tiles) from shared memory into registers, as operand A of
+ * mma.sync. */
 template <int D, class Shape> DEVICE void take_rows(uint32_t (&own)[Shape::MT][D / 16][4], uint32_t down)
 {
     const int warp = threadIdx.x / 32;
@@ -76,9 +79,9 @@ template <int D, class Shape> DEVICE void take_rows(uint32_t (&own)[Shape::MT][D
         for (int kk = 0; kk < D / 16; kk++) a_rows_of<D>(own[mt][kk], down, 0, (warp * Shape::MT + mt) * 16, kk * 16);
 }
 
-/* For tiles `tile`, next(tile), ... below `end`, calls visit(S, tile, after, stage): S has the scores of the tile,
- * `after` is the index of the next tile, and `stage` is the index of the tile's buffer. load(to, tile) begins to copy a
- * tile; arrive() waits for the copy and is a barrier of the block. */
+/* Visits the tiles `tile`, next(tile), ... below `end`. For each tile it calls visit(S, tile, after, stage): S has the
+ * scores of the tile, `after` is the index of the next tile, and `stage` is the index of the tile's buffer. load(to,
+ * tile) begins to copy a tile; arrive() waits for the copy and is a barrier of the block. */
 template <typename T, int D, class Shape, class LOAD, class ARRIVE, class NEXT, class VISIT>
 DEVICE void for_tiles(uint16_t (&tiles)[2][Shape::BN * D], const uint32_t (&own)[Shape::MT][D / 16][4], int tile,
                       int end, LOAD load, ARRIVE arrive, NEXT next, VISIT visit)
@@ -108,7 +111,7 @@ DEVICE void for_tiles(uint16_t (&tiles)[2][Shape::BN * D], const uint32_t (&own)
     cp_async_wait<0>();
 }
 
-/* Returns the score of a pair before the conversion to base 2; -inf where the query does not see the key. */
+/* Returns the score of a pair before the conversion to base 2, or -inf if the query does not see the key. */
 DEVICE float visible_score(const cuda_args &a, const head_args &x, const limits &limit, int i, int key, float dot)
 {
     float derivative;
@@ -117,8 +120,8 @@ DEVICE float visible_score(const cuda_args &a, const head_args &x, const limits 
     return sees ? score(a, x, i, key, dot, &derivative) : -CUDART_INF_F;
 }
 
-/* Applies options to the scores S. Without options it only sets to -inf the scores that causal, window and lengths
- * hide. The block's own rows must be queries, from q0 on. */
+/* Applies masks and options to the scores S. In the variant without options, it only sets the scores that causal,
+ * window and lengths hide to -inf. The block's own rows must be queries, from q0 on. */
 template <class Shape, int NT>
 DEVICE void finish_scores(float (&S)[Shape::MT][NT][4], scores_on_their_way<Shape> &way, const cuda_args &a,
                           const head_args &x, const limits &limit, int q0, int tile, bool bounded)
@@ -135,7 +138,7 @@ DEVICE void finish_scores(float (&S)[Shape::MT][NT][4], scores_on_their_way<Shap
     }
 }
 
-/* Converts a score in S to base 2, and subtracts the row's `base`. */
+/* Returns an element of S, converted to a score in base 2, minus the row's `base`. */
 template <bool SCORE_MODS> DEVICE float exponent(float s, float scale_log2, float base)
 {
     return SCORE_MODS ? in_base_2(s) - base : fmaf(s, scale_log2, -base);

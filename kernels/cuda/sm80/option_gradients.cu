@@ -1,30 +1,31 @@
-/* option_gradients.cu: dbias and dalibi_slopes on tensor cores by mma.sync, for inputs of 16 bits and head dims up to
- * 256. The kernel runs after the kernels of dq, dk and dv, in every family of kernels (sm80, sm90). It computes once
- * more, tile by tile:
+/* option_gradients.cu: dbias and dalibi_slopes on tensor cores by mma.sync, for 16-bit inputs and head dims up to 256.
+ * Both families of kernels (sm80, sm90) launch this kernel after those of dq, dk and dv. It computes once more, tile by
+ * tile:
  *
  *     S = Q K^T       dP = dO V^T       P = exp(S with all options - lse)       dZ = P (dP - delta)
  *
- * The four kinds of launches (enum sum_kind) differ in which pairs a block visits, and in what the block adds up:
+ * A launch is of one of four kinds (enum sum_kind). The kind says which pairs a block visits, and what the block adds
+ * up:
  *
  *   EACH_PAIR     dbias of all batch rows, heads and queries: each tile of dZ is a tile of dbias
- *   OVER_HEADS    dbias that batch rows or heads share: a block owns a tile of dbias, and adds up dZ of all heads and
+ *   OVER_HEADS    dbias shared by batch rows or heads: a block owns a tile of dbias, and adds up dZ of all heads and
  *                 batch rows in registers
- *   OVER_QUERIES  dbias that queries share: a block owns 128 keys, and adds up dZ of all queries that see the keys
+ *   OVER_QUERIES  dbias shared by queries: a block owns 128 keys, and adds up dZ of all queries that see the keys
  *   OF_ROWS       dalibi_slopes: a block owns 128 queries and computes the sum of dZ times distance of each query;
  *                 head_sums.cu adds up the queries of a head
  *
- * Every sum has a fixed order, so all bits are the same in every run. Where a problem has few tiles of dbias, several
- * blocks share the terms of a tile. Each of these blocks then writes its sum to the workspace, and add_parts adds the
- * sums in order. The number of blocks per tile depends on the problem alone.
+ * Every sum has a fixed order, so results have the same bits in every run. If a problem has few tiles of dbias, the
+ * terms of a tile are divided among several blocks. Each of these blocks writes its sum to the workspace, and add_parts
+ * adds up the sums in order. The number of blocks per tile depends on the problem alone.
  *
  * A block has 8 warps and a tile of 128 queries by 128 keys; a warp computes 32 queries by 64 keys. Tiles of Q, K, dO
  * and V arrive in chunks of 64 channels, first all chunks of Q and K, then those of dO and V, so registers and shared
- * memory of a block do not depend on the head size. Blocks of EACH_PAIR and OF_ROWS stay with one tile of queries and
- * visit one tile of keys after the other. Where shared memory has room, these blocks keep Q and dO there, which halves
- * the bytes that they read from the L2.
+ * memory of a block do not depend on the head size. Blocks of EACH_PAIR and OF_ROWS have one tile of queries and visit
+ * one tile of keys after the other. If Q and dO fit, these blocks keep them in shared memory, which halves the bytes
+ * that they read from the L2.
  *
  * Scores stay in registers. If a score is not finite, or P cannot be computed from lse in base 2, the block computes
- * this tile's P and dZ pair by pair, by the functions that define them (careful_block()). */
+ * this tile's P and dZ pair by pair, without tensor cores (careful_block()). */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/pair.cuh"
 #include "kernels/cuda/simple/head_sums.h"
@@ -40,41 +41,42 @@ enum {
     SIDE = 128, /* number of queries, and of keys, of a tile */
     CHUNK = 64, /* number of channels (columns of q, k, v, dout) of a chunk */
     THREADS = 256,
-    STAGES = 3, /* number of chunks that shared memory holds, being loaded or in use */
-    MT = 2,     /* a warp has MT blocks of 16 queries and NT blocks of 8 keys */
+    STAGES = 3, /* number of chunks for which shared memory has room; some of them are being loaded, and one is in
+                 * use */
+    MT = 2,     /* a warp computes MT blocks of 16 queries x NT blocks of 8 keys */
     NT = 8,
     PIECE = SIDE * CHUNK, /* number of elements of a chunk of one tensor */
-    BLOCK = 16,           /* careful_block() computes BLOCK queries x BLOCK keys at a time */
+    BLOCK = 16,           /* careful_block() computes pairs of BLOCK queries and BLOCK keys */
     LINE = BLOCK + 2
 };
 
-/* The work of one launch: the pairs that its blocks visit, and where it writes sums. */
+/* What one launch computes: the pairs that its blocks visit, and the address to which it writes sums. */
 struct work {
     saved s;
-    attn_view to; /* where the launch writes its sums: dbias, or the workspace, which gets the sums of each block
-                   * separately */
-    /* distance, in elements of `to`, between the sums of two consecutive blocks that share a tile */
+    attn_view to; /* where the launch writes its sums: dbias itself, or the workspace with separate sums for each
+                   * block */
+    /* distance, in elements of `to`, between the sums of two consecutive blocks that compute terms of the same tile */
     int64_t part_elements;
     int batches, heads;     /* an element of dbias is a sum over this many batch rows, and over this many heads */
     int q_tiles, key_tiles; /* number of tiles of queries, and of keys, of one head */
-    int parts;              /* number of blocks that share the terms of each element of dbias */
-    /* true: Q and dO stay in shared memory while the block goes from tile to tile of keys */
+    int parts;              /* number of blocks among which the terms of each element of dbias are divided */
+    /* true: Q and dO stay in shared memory while the block visits one tile of keys after the other */
     bool resident;
     bool bias_stays; /* true: the block's tile of the bias stays in shared memory (shared_bias) */
-    bool given;      /* true: the client gave out and lse; false: they are recomputed */
+    bool given;      /* true: the client gave out and lse; false: out and lse are recomputed */
     /* bias_in_pairs: elements 2 n and 2 n + 1 of a row of the bias are aligned, so that one instruction can read both.
      * dbias_in_pairs: one instruction can write both elements of a row of dbias. */
     bool bias_in_pairs, dbias_in_pairs;
 };
 
-/* A tile of pairs: queries from i0 on and keys from j0 on of head h of sequence b. */
+/* A tile of pairs in head h of sequence b: the queries from i0 on and the keys from j0 on. */
 struct pair_tile_place {
     int b, h, i0, j0;
 };
 
 /* ---- Which tiles a block visits ---------------------------------------------------------------------------------- */
 
-/* A block visits the tiles place(n) for n from `begin` to `end` - 1. */
+/* The tiles of pairs that a block visits, one after the other: place(n) for n from `begin` to `end` - 1. */
 template <sum_kind KIND> struct visits {
     int b, h, i0, j0, part, begin, end;
     int heads, q_tiles;
@@ -137,12 +139,12 @@ template <sum_kind KIND> DEVICE visits<KIND> visits_of(const cuda_args &a, const
 
 /* ---- Loading chunks to shared memory ----------------------------------------------------------------------------- */
 
-/* The chunks (64 channels of a tile each) in shared memory. A stage is a buffer for chunks. If work.resident is true,
- * all chunks of Q and dO come first; STAGES stages follow, each with a chunk of K or V. Otherwise there are only the
- * stages, each with a chunk of K or V, and behind it a chunk of Q or dO. */
+/* Where chunks (64 channels of a tile) lie in shared memory. If work.resident is true, all chunks of Q and dO come
+ * first, and then STAGES buffers with a chunk of K or V each. If it is false, there are only STAGES buffers, each with
+ * a chunk of K or V and then a chunk of Q or dO. */
 struct chunks {
     uint16_t *memory;
-    /* of_qk: number of chunks of Q (and of K) that a tile has; all: number of chunks of Q and dO together */
+    /* `of_qk`: number of chunks of Q (and of K) of a tile; `all`: number of chunks of Q and dO together */
     int of_qk, all;
     bool resident;
 
@@ -177,7 +179,7 @@ DEVICE void load_keys(const cuda_args &a, const pair_tile_place &at, const chunk
                  of_qk ? g.dims.D : g.dims.Dv, (of_qk ? chunk : chunk - c.of_qk) * CHUNK, c.keys(stage), at.j0);
 }
 
-/* The next chunk that the block loads, which is chunk number `chunk` of tile n. */
+/* The chunk that the block loads next: chunk number `chunk` of tile n. */
 template <sum_kind KIND> struct load_cursor {
     int n, chunk;
 
@@ -201,8 +203,8 @@ template <sum_kind KIND> struct load_cursor {
 
 /* ---- Computing P and dZ from scores ------------------------------------------------------------------------------ */
 
-/* The queries and keys that a warp has of a tile. Element e of block (mt, nt) of a lane is the pair of query i + 16 mt
- * + 8 (e / 2) and key j + 8 nt + e % 2. */
+/* The pairs that a warp computes of a tile. Element e of block (mt, nt) of a lane is the pair of query i + 16 mt + 8 (e
+ * / 2) and key j + 8 nt + e % 2. */
 struct warp_pairs {
     head_args x;
     limits limit;
@@ -211,8 +213,8 @@ struct warp_pairs {
 typedef float pair_numbers[MT][NT][4];
 typedef float row_numbers[MT][2];
 
-/* Calls visit(mt, half, i) for each query i of the lane. In each of the warp's 16-row blocks the lane has two rows,
- * half 0 and half 1. Query i is row `half` of block mt. */
+/* Calls visit(mt, half, i) for each query i of the lane. The lane has two rows in each of the warp's blocks of 16 rows.
+ * The query is the lane's row `half` (0 or 1) of block mt. */
 template <class F> DEVICE void for_queries(const warp_pairs &x, F visit)
 {
 #pragma unroll
@@ -270,9 +272,9 @@ template <bool IN_PAIRS> DEVICE void add_bias(const cuda_args &a, const warp_pai
     }
 }
 
-/* The tile of the bias, in base 2, for blocks of kind OVER_HEADS. A block of this kind adds up dZ over heads and batch
- * rows that have the same bias, so the block needs only one tile of the bias. Rows are 136 floats apart, so that a
- * warp's accesses have no bank conflict. */
+/* A tile of the bias in shared memory, in base 2, for blocks of kind OVER_HEADS. Such a block adds up dZ over heads and
+ * batch rows that have the same bias, so it loads the tile only once. Rows are 136 floats apart, so that a warp's
+ * accesses have no bank conflict. */
 struct shared_bias {
     float z[SIDE][SIDE + 8];
 };
@@ -361,8 +363,8 @@ DEVICE void hide_by_flash_mask(const cuda_args &a, const warp_pairs &x, pair_num
         }
 }
 
-/* Multiplies dP by the factors of dropout. Four lanes have the same queries, and each of the four draws random bits for
- * two of the warp's eight blocks of keys. */
+/* Multiplies dP by the factors of dropout. Four lanes have the same queries; each of the four computes the random bits
+ * of two of the warp's eight blocks of keys. */
 DEVICE void drop_pairs(const cuda_args &a, const warp_pairs &x, int lane, pair_numbers &dP)
 {
     uint32_t mine[2] = {};
@@ -392,7 +394,7 @@ DEVICE bool scores_are_finite(const warp_pairs &x, const pair_numbers &S)
 #pragma unroll
         for (int nt = 0; nt < NT; nt++)
 #pragma unroll
-            /* `zero` becomes NaN if the score is not finite, because 0 times infinity or NaN is NaN */
+            /* `zero` stays 0 if all scores are finite, and else becomes NaN, because 0 times infinity or NaN is NaN */
             for (int e = 0; e < 4; e++) zero = fmaf(S[mt][nt][e] * factor, 0, zero);
     return zero == 0;
 }
@@ -412,8 +414,8 @@ DEVICE void scale_scores(const warp_pairs &x, pair_numbers &S)
             for (int e = 0; e < 4; e++) S[mt][nt][e] = cap * LOG2E * tanhf(S[mt][nt][e]);
 }
 
-/* Turns scores in base 2 into probabilities P, and dP into dZ, the gradient of the scores after softcap. If the bias is
- * in shared memory (w.bias_stays), the caller has already added it to the scores. */
+/* Replaces scores in base 2 by probabilities P, and dP by dZ, the gradient of the scores after softcap. If the bias is
+ * in shared memory (w.bias_stays), the caller must have added it to the scores. */
 DEVICE void gradients_of_pairs(const cuda_args &a, const work &w, const warp_pairs &x, int lane,
                                const row_numbers &lse2, const row_numbers &delta, pair_numbers &S, pair_numbers &dP)
 {
@@ -435,21 +437,20 @@ DEVICE void gradients_of_pairs(const cuda_args &a, const work &w, const warp_pai
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float p = exp2_fast(S[mt][nt][e] - lse2[mt][e / 2]);
-                /* If P is 0, dS must be 0, although dP may not be finite. P is 0 where the pair is hidden, or where P
-                 * was rounded to 0. */
+                /* If P is 0 (the pair is hidden, or P was rounded to 0), dS must be 0 even if dP is not finite. */
                 dP[mt][nt][e] = p > 0 ? p * (dP[mt][nt][e] - delta[mt][e / 2]) : 0;
                 S[mt][nt][e] = p > 0 ? p : 0;
             }
 }
 
-/* The BLOCK x BLOCK pairs of a warp in shared memory: q.k, replaced later by the probability P, and dP, replaced later
- * by dZ. */
+/* A warp's shared memory for BLOCK x BLOCK pairs: q.k, later overwritten by the probability P; and dP, later
+ * overwritten by dZ. */
 struct careful_pairs {
     float z[BLOCK][LINE], w[BLOCK][LINE];
 };
 
-/* Computes P and dZ of the pairs of BLOCK queries from i on and BLOCK keys from j on, by the functions that compute
- * single pairs. The whole warp calls it. */
+/* Computes P and dZ of the pairs of BLOCK queries from i on and BLOCK keys from j on, without tensor cores, one pair
+ * after the other. The whole warp calls it. */
 __device__ __noinline__ void careful_block(const cuda_args &a, const saved &s, const head_args &x, const limits &limit,
                                            int i, int j, careful_pairs &pairs)
 {
@@ -465,7 +466,7 @@ __device__ __noinline__ void careful_block(const cuda_args &a, const saved &s, c
         float p = hidden ? 0 : exp2_fast(exponent_of(a, s, x, query, z, lse_in_base_2(lse)));
         const float drop = hidden ? 0 : dropout(a, x, query, key);
         float dz = p == 0 ? 0 : p * (drop == 0 ? -delta : drop * pairs.w[r][c] - delta);
-        /* If P is NaN although lse is not, compute P again from the rows of q and k. */
+        /* If P is NaN although lse is not, recompute P from the rows of q and k. */
         unsigned again = __ballot_sync(ALL_LANES, p != p && lse == lse);
         for (; again; again &= again - 1) {
             const int from = __ffs(again) - 1, m = n - (int)threadIdx.x % 32 + from;
@@ -478,13 +479,13 @@ __device__ __noinline__ void careful_block(const cuda_args &a, const saved &s, c
     __syncwarp();
 }
 
-/* Turns q.k into P, and dP into dZ, with careful_block(), which computes one pair at a time. */
+/* Replaces q.k by P, and dP by dZ, with careful_block(), which computes one pair at a time. */
 DEVICE void careful_gradients(const cuda_args &a, const work &w, const warp_pairs &x, int lane, careful_pairs &pairs,
                               pair_numbers &S, pair_numbers &dP)
 {
     const int r = lane / 4, c = lane % 4 * 2;
-    /* copies of x.x and x.limit for careful_block(), which takes references: with a reference to a member of `x`, the
-     * compiler could not keep `x` in registers */
+    /* copies of x.x and x.limit, because careful_block() takes references: if it got a reference to a member of `x`,
+     * the compiler could not keep `x` in registers */
     const head_args head = x.x;
     const limits limit = x.limit;
 #pragma unroll
@@ -538,8 +539,8 @@ DEVICE void store_zeros(const cuda_args &a, const work &w, const visits<EACH_PAI
             if (j < v.begin * SIDE || j >= v.end * SIDE) ((float *)w.to.data)[at + r * w.to.row + j] = 0;
 }
 
-/* Sums over the keys of a query: of P, of dZ, of P times distance, and of dZ times distance. The distance of a pair is
- * that between the positions of its query and its key. */
+/* Four sums over the keys of a query: of P, of dZ, of P times distance, and of dZ times distance. Distance is the
+ * distance between the positions of query and key. */
 struct far_sums {
     float p, dz, p_far, dz_far;
 };
@@ -557,7 +558,7 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
                 const float far = fabsf(first - (float)(nt * 8 + e)), p = P[mt][nt][half * 2 + e],
                             dz = dZ[mt][nt][half * 2 + e];
                 sum.dz_far = fmaf(dz, far, sum.dz_far);
-                if (GIVEN) continue; /* if out and lse were given, far_of_row() reads only the sum dz_far */
+                if (GIVEN) continue; /* if the client gave out and lse, far_of_row() reads only the sum dz_far */
                 sum.p += p;
                 sum.dz += dz;
                 sum.p_far = fmaf(p, far, sum.p_far);
@@ -565,8 +566,8 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
     });
 }
 
-/* Adds up the sums of each query: four lanes of each of two warps have a part. Writes the query's sum of dZ times
- * distance, as far_of_row() defines it. `other` is shared memory for one sum per query. */
+/* Adds up the partial sums of each query, which are in four lanes of each of two warps. Writes the query's sum of dZ
+ * times distance, computed by far_of_row(). `other` is shared memory for one sum per query. */
 DEVICE void store_far(const cuda_args &a, const work &w, const warp_pairs &x, far_sums (&sums)[MT][2], far_sums *other)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -611,7 +612,7 @@ DEVICE void store_columns(const cuda_args &a, const work &w, int64_t at, int j0,
 
 /* ---- The kernels ------------------------------------------------------------------------------------------------- */
 
-/* The sums that a block keeps while it visits one tile after the other. */
+/* The sums in registers to which a block adds while it visits its tiles. */
 template <sum_kind KIND> struct kept_sums {
     float pairs[KIND == OVER_HEADS ? MT : 1][NT][4] = {};
     float columns[NT][2] = {};
@@ -649,7 +650,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         row_numbers lse2, delta;
         load_row_numbers(a, w.s, x, lse2, delta);
 
-        /* Adds the products of the next chunk to `to`, and loads the chunk that comes STAGES - 1 chunks later. */
+        /* Adds the products of chunk number `chunk` to `to`, and begins to load the chunk that comes STAGES - 1 chunks
+         * later. */
         const auto add_product = [&](float(&to)[MT][NT][4], int chunk) {
             cp_async_wait<STAGES - 2>();
             /* after this barrier the chunk has arrived, and no thread reads the buffer that the next copy overwrites */
@@ -671,8 +673,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         for_queries(x, [&](int mt, int half, int) { odd |= lse2[mt][half] != lse2[mt][half]; });
         if (__syncthreads_or(odd)) {
             cp_async_wait<0>();
-            /* after this barrier no thread reads or writes the buffers of chunks; careful_gradients() uses their
-             * memory */
+            /* after this barrier no thread uses the buffers of chunks, so careful_gradients() may overwrite them */
             __syncthreads();
             careful_gradients(a, w, x, lane, ((careful_pairs *)c.keys(0))[warp], S, dP);
             __syncthreads();
@@ -700,7 +701,8 @@ __global__ void __launch_bounds__(THREADS, 1)
                 }
     }
     cp_async_wait<0>();
-    __syncthreads(); /* after this barrier no thread reads or writes the buffers of chunks */
+    __syncthreads(); /* after this barrier no thread reads or writes the buffers of chunks, so they may be
+                      * overwritten */
     const int64_t to = attn_at(&w.to, v.b, v.h, 0) + v.part * w.part_elements;
     x.i = v.i0 + row + lane / 4;
     x.j = v.j0 + column + lane % 4 * 2;
@@ -733,15 +735,15 @@ struct division {
     /* cells: number of tiles of dbias; terms: number of tiles of dZ that are added up to one tile of dbias, which is
      * batches * heads, and for OVER_QUERIES also times the tiles of queries */
     int64_t elements, cells, terms, batches, heads;
-    int64_t nb, nh, nq; /* number of batch rows, heads and queries of dbias; a number is 1 if dbias is shared over
-                         * that axis */
+    int64_t nb, nh, nq; /* the sizes of dbias along batch rows, heads and queries; 1 if dbias is shared along that
+                         * axis */
     int parts;
 };
 
 /* The number of thread blocks that a launch should have: twice the number of multiprocessors of a large GPU. The number
  * is a constant, so that the order of sums does not depend on the GPU. */
 const int64_t ENOUGH_BLOCKS = 264;
-/* The largest number of blocks among which the work of one tile of dbias is divided. */
+/* The terms of one tile of dbias are divided among at most this many blocks. */
 const int64_t MOST_PARTS = 64;
 
 division division_of(const attn_plan *plan)
@@ -785,8 +787,8 @@ work work_of(const cuda_chip *chip, const attn_plan *plan, const cuda_args &a, c
     return w;
 }
 
-/* A launch takes at most this constant times tile_seconds(). An H200 took 1.97 ms for dbias (head size 64), where
- * tile_seconds() is 1.7 ms. Other launches took less than tile_seconds(). */
+/* A launch takes at most this constant times the estimate tile_seconds(). In measurements on an H200, dbias with head
+ * size 64 took 1.97 ms instead of the estimated 1.7 ms; other launches took less than the estimate. */
 const double SECONDS_OVER_TILES = 1.2;
 
 /* Launches the tiles of `grid` in several launches, so that no launch takes long. */

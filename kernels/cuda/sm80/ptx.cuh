@@ -195,8 +195,8 @@ DEVICE void launch_dependents()
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-/* Waits until the stream's previous kernel has ended and its writes are visible. Before compute capability 9.0 the
- * function does nothing. */
+/* Waits until the stream's previous kernel has ended and its writes are visible. Before compute capability 9.0 kernels
+ * do not overlap, and the function does nothing. */
 DEVICE void wait_for_prerequisites()
 {
 #if __CUDA_ARCH__ >= 900

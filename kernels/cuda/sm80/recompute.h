@@ -1,4 +1,4 @@
-/* recompute.h: the forward that a backward runs first if the client has not given out and lse. */
+/* recompute.h: plans and launches the forward that a backward runs first if the client has not given out and lse. */
 #ifndef ATTN_CUDA_RECOMPUTE_H
 #define ATTN_CUDA_RECOMPUTE_H
 
@@ -13,16 +13,16 @@ struct recomputed_forward {
     attn_plan plan;
 };
 
-/* Returns whether the tiles of the recomputed forward compute both parts (lse and rest) of a huge lse. The tiles do so
- * if all kernels of the backward take scores from in_base_2(). They do not if dbias or dalibi_slopes of float32 inputs
- * is wanted: simple.cu computes these gradients, and adds up scores in another order. */
+/* Returns whether the recomputed forward computes the two parts (lse and rest) of a huge lse on tensor cores. It does
+ * if all kernels of the backward take scores from in_base_2(). It does not if dbias or dalibi_slopes of float32 inputs
+ * is requested, because simple.cu computes these gradients and adds up scores in another order. */
 static inline bool parts_by_tiles(const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
     return has_options(plan) && (p->q.dtype != ATTN_F32 || (!p->dbias.rank && !p->dalibi_slopes.rank));
 }
 
-/* The sizes in bytes of the out and the lse that a backward recomputes. */
+/* Return the sizes in bytes of the out and of the lse that a backward recomputes. */
 static inline size_t recomputed_out_bytes(const attn_dims &d)
 {
     return (size_t)query_rows(d) * (size_t)d.Dv * sizeof(float);
@@ -32,8 +32,8 @@ static inline size_t recomputed_lse_bytes(const attn_dims &d)
     return (size_t)query_rows(d) * sizeof(float);
 }
 
-/* Plans the forward that recomputes out (of `dtype`) and lse for a backward. `out` and `lse` may be NULL if only the
- * plan's workspace size is wanted. Returns false if `kernel` does not compute this forward. */
+/* Plans the forward that recomputes out (of `dtype`) and lse for a backward. `out` and `lse` may be NULL if the caller
+ * needs only the plan's workspace size. Returns false if `kernel` does not compute this forward. */
 static inline bool plan_recomputed(recomputed_forward *f, const cuda_kernel &kernel, const cuda_chip *chip,
                                    const attn_plan *backward, void *out, void *lse, attn_dtype dtype = ATTN_F32)
 {
@@ -55,9 +55,10 @@ static inline bool plan_recomputed(recomputed_forward *f, const cuda_kernel &ker
     return attn_kernel_takes(&kernel.takes, &p, f->plan.features) && kernel.plan(chip, &f->plan);
 }
 
-/* Calls plan_recomputed() with the first of the chip's kernels that takes the problem. Returns this kernel, or NULL.
- * out is float32 where the kernel can write it, and otherwise has q's dtype. Kernels that leave some sequences to
- * decode.cu are not used: the dtype and the bits of a sequence's out would depend on the batch's other sequences. */
+/* Calls plan_recomputed() with the first of the chip's kernels that can compute the problem. Returns this kernel, or
+ * NULL. out is float32 if the kernel can write float32, and otherwise has q's dtype. Kernels that use decode.cu for
+ * short sequences are not used, because the dtype and the bits of a sequence's out would depend on the batch's other
+ * sequences. */
 static inline const cuda_kernel *plan_first_recomputed(recomputed_forward *f, const cuda_chip *chip,
                                                        const attn_plan *backward, void *out, void *lse)
 {

@@ -1,8 +1,9 @@
-/* scores.cuh: the steps from the product that makes scores to the product that uses P, for all kernels of this folder.
+/* scores.cuh: the steps between q, k, v and O: the scores S, the probabilities P, and the product P V. All kernels of
+ * this folder use them.
  *
  * A warp's 16 x N scores are the accumulators of mma.m16n8k16: element e of block n of a lane is row e / 2 * 8 + lane /
- * 4, column n * 8 + lane % 4 * 2 + e % 2. In forward, decoding and dq, rows are queries and columns are keys; in dkdv
- * (S^T) rows are keys and columns are queries. The steps, in the order of a kernel's loop:
+ * 4, column n * 8 + lane % 4 * 2 + e % 2. In the kernels of forward, decode and dq, rows are queries and columns are
+ * keys; in dkdv (S^T) rows are keys and columns are queries. The steps, in the order of a kernel's loop:
  *
  *   scores              S = A B^T
  *   change_scores       applies options (softcap, bias, masks, ...): rows go through shared memory, so that one small
@@ -77,9 +78,9 @@ DEVICE void accumulate(float (&O)[MT][DT][4], const float (&P)[MT][NT][4], B col
     }
 }
 
-/* Computes O^T += V^T P^T for at most 8 rows of O. columns_of_a(fragment, dt, kk) loads 16 columns of V from 16 dt on,
- * of 16 rows from 16 kk on. P's upper 8 rows already have the form of an operand in registers, so no lane needs numbers
- * of another lane. */
+/* These functions compute O^T += V^T P^T for at most 8 rows of O. columns_of_a(fragment, dt, kk) loads columns 16 dt ..
+ * 16 dt + 15 of rows 16 kk .. 16 kk + 15 of V. The registers that hold the upper 8 rows of P already have the layout of
+ * an operand, so lanes exchange no numbers. */
 template <typename T, int NT> DEVICE void to_turned_operand(uint32_t (&b)[2], const float (&P)[NT][4], int kk)
 {
 #pragma unroll
@@ -103,7 +104,7 @@ DEVICE void accumulate_turned(float (&O)[DT][4], const float (&P)[NT][4], A colu
 
 /* ---- Masks and options of scores --------------------------------------------------------------------------------- */
 
-/* Sets to -inf the scores of a row outside columns lo to hi - 1. Columns are counted from this lane's first
+/* Sets the scores of a row outside the columns lo to hi - 1 to -inf. Columns are counted from this lane's first
  * column. */
 template <int NT> DEVICE void hide_outside(float (&S)[NT][4], int half, int lo, int hi)
 {
@@ -114,8 +115,8 @@ template <int NT> DEVICE void hide_outside(float (&S)[NT][4], int half, int lo, 
             if (nt * 8 + e < lo || nt * 8 + e >= hi) S[nt][half * 2 + e] = -CUDART_INF_F;
 }
 
-/* Sets to -inf the scores that causal, window and lengths hide. The rows of S are queries: `i` is the query of this
- * lane's upper row, `key` the key of its first column. */
+/* Sets the scores that causal, window and lengths hide to -inf. The rows of S are queries: `i` is the query of this
+ * lane's upper row, `key` the key of this lane's first column. */
 template <int NT> DEVICE void hide_keys(float (&S)[NT][4], const limits &limit, int i, int key)
 {
 #pragma unroll
@@ -123,9 +124,9 @@ template <int NT> DEVICE void hide_keys(float (&S)[NT][4], const limits &limit, 
         hide_outside(S, half, i + half * 8 + limit.lo - key, min(i + half * 8 + limit.hi, limit.Sk) - key);
 }
 
-/* Sets to -inf the scores that causal and window hide. The rows of S are keys. Query i sees keys [i + lo, i + hi) of
- * struct limits, so the queries with j - hi < i <= j - lo see key j. The argument `j` is this lane's upper row, `i` its
- * first column. */
+/* Sets the scores that causal and window hide to -inf. The rows of S are keys. Query i sees the keys [i + lo, i + hi)
+ * (struct limits), so key j is seen by the queries i with j - hi < i <= j - lo. The argument `j` is this lane's upper
+ * row, `i` its first column. */
 template <int NT> DEVICE void hide_queries(float (&S)[NT][4], const limits &limit, int j, int i)
 {
 #pragma unroll
@@ -135,8 +136,8 @@ template <int NT> DEVICE void hide_queries(float (&S)[NT][4], const limits &limi
     }
 }
 
-/* Returns the score of query i and key `key` with all options, in base 2; -inf where the query does not exist or does
- * not see the key. */
+/* Returns the score of query i and key `key` with all options, in base 2. Returns -inf if the query does not exist or
+ * does not see the key. */
 DEVICE float score_log2(const cuda_args &a, const head_args &x, const limits &limit, bool exists, int i, int key,
                         float dot, float *derivative)
 {
@@ -151,9 +152,9 @@ template <int LINE> DEVICE float (&lines_of(void *memory))[16][LINE]
     return *reinterpret_cast<float(*)[16][LINE]>(memory);
 }
 
-/* Replaces every element of S by change(row, column, score). Elements pass through `line` in shared memory, so that
- * neighbouring lanes get neighbouring keys, and read neighbouring elements of masks and biases. Keys are columns, or
- * with ROWS_FIRST rows. */
+/* Replaces every element of S by change(row, column, score). Elements pass through the shared memory `line`, so that
+ * neighbouring lanes have neighbouring keys and read neighbouring elements of masks and biases. Keys are the columns of
+ * S, or the rows of S if ROWS_FIRST is true. */
 template <bool ROWS_FIRST, int NT, int LINE, typename F>
 DEVICE void change_scores(float (&S)[NT][4], float (&line)[16][LINE], int lane, F change)
 {
@@ -181,7 +182,7 @@ DEVICE void change_scores(float (&S)[NT][4], float (&line)[16][LINE], int lane, 
 
 /* ---- Online softmax ---------------------------------------------------------------------------------------------- */
 
-/* Returns the largest score of a row. Each of the row's four lanes has some of the scores. */
+/* Returns the largest score of a row, in all four lanes that have scores of the row. */
 template <int NT> DEVICE float largest_of_row(const float (&S)[NT][4], int half)
 {
     float top = -CUDART_INF_F;
@@ -191,7 +192,7 @@ template <int NT> DEVICE float largest_of_row(const float (&S)[NT][4], int half)
     return fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
 }
 
-/* Turns the scores S of a row into 2^(c S + offset). Returns the sum of those numbers of the row that this lane has. */
+/* Replaces the scores S of a row by 2^(c S + offset). Returns this lane's part of the row's sum. */
 template <int NT> DEVICE float exponents_of_row(float (&S)[NT][4], int half, float c, float offset)
 {
     float sum = 0;
@@ -245,8 +246,8 @@ template <int BM> struct staged_queries {
 };
 
 /* Applies all options to the scores of keys from j0 on and queries from i0 on (Sq queries exist), and computes which
- * pairs dropout keeps. On entry S times `unit` is q.k. On return 2^S is P, or 2^bits P if `lse2` is the queries' lse in
- * base 2 minus `bits`. */
+ * pairs dropout keeps. Before the call, S times `unit` is q.k. Afterwards S is log2 of P, or log2 of P plus `bits` if
+ * `lse2` is the queries' lse in base 2 minus `bits`. */
 template <int BM, int NT>
 DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_args &a, const saved &s,
                           const head_args &x, const limits &limit, int Sq, int i0, int j0, float unit,
@@ -266,8 +267,8 @@ DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_
     __syncwarp();
 }
 
-/* Sets to -inf the scores of pairs that causal and window hide. The function does nothing in parts of the tile in which
- * every pair is visible. */
+/* Sets the scores of pairs that causal and window hide to -inf. If every pair of the warp's part of the tile is
+ * visible, the function does nothing. */
 template <int BM, int NT>
 DEVICE void hide_hidden_queries(float (&S)[NT][4], const limits &limit, int Sk, int i0, int j0, int lane)
 {

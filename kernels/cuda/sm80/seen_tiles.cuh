@@ -1,11 +1,11 @@
-/* seen_tiles.cuh: which tiles of pairs a FlashMask or a keep_mask leaves visible. A block skips tiles whose pairs are
- * all hidden.
+/* seen_tiles.cuh: functions that find which tiles of pairs have a pair that FlashMask and keep_mask leave visible. A
+ * block skips the other tiles.
  *
  *   list_seen_keys(), list_seen_rounds()    make a list: one bit per tile, 1 if a pair is visible
  *   seen_tile_below(), seen_tile_above()    return the next tile of the list
  *
- * Causal, window and lengths give a range of tiles, which needs no list. A hidden tile would add P = 0 times V, so the
- * list changes no bit of a result except the sign of a 0. */
+ * Causal, window and lengths limit the visible tiles to a range, which needs no list. A hidden tile would add P V with
+ * P = 0, so skipping it changes no bit of a result except the sign of a 0. */
 #ifndef ATTN_SM80_SEEN_TILES_CUH
 #define ATTN_SM80_SEEN_TILES_CUH
 
@@ -13,8 +13,7 @@
 
 #include "kernels/cuda/common/args.cuh"
 
-/* number of tiles that have a bit in the list of visible tiles; tiles with higher numbers have no bit and count as
- * visible */
+/* number of bits of the list of visible tiles; tiles with higher numbers have no bit and count as visible */
 enum { SEEN_TILES = 4096 };
 struct seen_tiles {
     uint32_t bits[SEEN_TILES / 32];
@@ -39,8 +38,7 @@ DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int
 }
 
 /* Returns whether a keep_mask leaves at least one of the keys [j0, j1) visible to at least one of the queries [i0, i1).
- * The result is exact. The search stops as soon as it has found a row of the mask that keeps a key: in most tiles the
- * first row. */
+ * The search stops at the first row of the mask that keeps a key, which in most tiles is the first row. */
 DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
     enum { TOGETHER = 8 }; /* number of rows of the mask that are loaded together, to hide latency */
@@ -60,7 +58,7 @@ DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int 
     return false;
 }
 
-/* A tile of pairs: queries i0 to i1 - 1 of head h, and keys j0 to j1 - 1. */
+/* A tile of pairs: the queries i0 to i1 - 1 of head h, and the keys j0 to j1 - 1. */
 struct pair_tile {
     int h, i0, i1, j0, j1;
 };
@@ -95,8 +93,8 @@ static __device__ __noinline__ void list_seen_keys(const cuda_args &a, int b, in
     });
 }
 
-/* Lists the rounds (tiles of BM queries) in which some query sees a key from j0 to j1 - 1. The rounds are the tiles
- * `first` to `first` + `tiles` - 1 of each head of the group, head after head. */
+/* Lists the rounds (tiles of BM queries) in which at least one query sees a key from j0 to j1 - 1. The rounds are the
+ * tiles `first` to `first` + `tiles` - 1 of each head of the group, head after head. */
 template <int BM, int THREADS>
 static __device__ __noinline__ void list_seen_rounds(const cuda_args &a, int b, int hk, int j0, int j1, int first,
                                                      int tiles, seen_tiles &seen)
@@ -108,7 +106,7 @@ static __device__ __noinline__ void list_seen_rounds(const cuda_args &a, int b, 
     });
 }
 
-/* Returns the next visible tile of the list below n, or first - 1 if there is none. */
+/* Returns the last visible tile before tile n, or `first` - 1 if there is none. */
 DEVICE int seen_tile_below(const seen_tiles &seen, int n, int first)
 {
     for (n--; n >= first && n < SEEN_TILES; n = n / 32 * 32 - 1) {
@@ -118,7 +116,7 @@ DEVICE int seen_tile_below(const seen_tiles &seen, int n, int first)
     return max(n, first - 1);
 }
 
-/* Returns the next visible tile behind tile n, or `end` if there is none. */
+/* Returns the first visible tile after tile n, or `end` if there is none. */
 DEVICE int seen_tile_above(const seen_tiles &seen, int n, int end)
 {
     for (n++; n < end && n < SEEN_TILES; n = n / 32 * 32 + 32) {
@@ -130,7 +128,7 @@ DEVICE int seen_tile_above(const seen_tiles &seen, int n, int end)
 
 /* last_tile() and tile_below() visit the key tiles [first, last) that a tile of queries sees, from the last to the
  * first. last_tile() makes the list of visible tiles, and returns the index of the last visible tile plus 1. If LISTED
- * is false, there is no list, and all tiles are visited. */
+ * is false, there is no list, and all tiles from `first` to `last` - 1 are visited. */
 template <bool LISTED, int BN, int THREADS, class SEEN>
 DEVICE int last_tile(const cuda_args &a, int b, int h, int i0, int i1, int first, int last, SEEN &seen)
 {

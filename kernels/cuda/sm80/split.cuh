@@ -7,20 +7,19 @@
  *
  *     sum_k x_k y_k = 2^-(ex + ey) ( sum hi hi' + (sum hi lo' + sum lo hi') / 2048 )
  *
- * Three products of float16 thus make one product of float32; the fourth product, lo lo', is left out.
+ * Three products of float16 thus make one product of float32; the fourth product, lo lo', is too small to matter.
  *
  * Three float16 products take half the time of three TF32 products, because TF32 has the same 11 bits at half the rate.
- * They also take half the time of the six products that a sum of three bfloat16 numbers would need. float16 lacks
+ * They also take half the time of the six products that a sum of three bfloat16 numbers would need. float16 has a small
  * range. Every 128 rows of one head of one sequence (a tile) therefore share an exponent e, which brings the tile's
- * largest number between 2^7 and 2^15. e is a multiple of 8. Most tiles therefore have the same e, and the last bits of
- * a row do not depend on the row's neighbours in the tile.
+ * largest number between 2^7 and 2^15. e is a multiple of 8, so that most tiles have the same e and the last bits of a
+ * row seldom depend on the other rows of its tile.
  *
  * The error of hi + lo: for numbers down to 2^-21 of the tile's largest number, it is at most 2^-22, and mostly 2^-23,
- * of the number itself. For smaller numbers it is at most 2^-42 of the tile's largest number. Only rows of small
+ * of the number itself. For smaller numbers it is at most 2^-42 of the tile's largest number, so only rows of small
  * numbers lose accuracy. If all numbers of a row, except zeros, are below 2^-22 of the tile's largest number, the tile
  * is `wide`. Results that depend on a wide tile are computed row by row in float32 (rows.cuh), which is slow. In dout,
- * rows of small numbers do not make a tile wide, because such a row contributes less to a gradient in the same
- * proportion.
+ * rows of small numbers do not make a tile wide, because their terms of a gradient are small in the same proportion.
  *
  * Errors of the results were measured against the float64 reference, for inputs from N(0, 1), lengths 1024 to 4096, D
  * 64 to 256, causal and not. An error is the largest difference divided by the largest value; for lse it is the largest
@@ -28,13 +27,14 @@
  * are: out 9e-7, lse 5e-6, dq 1.4e-6, dk 1.2e-6, dv 1.2e-6. Sums in float32 have about the same error. (One NVIDIA
  * H200, 2026-11-20.)
  *
- * Tensor cores truncate when they add. Over thousands of additions to one sum, this would be a bias. No sum is
- * therefore longer than a tile: products of a tile start from 0 and are added to the running sum by a rounded
- * multiply-add, and the small products have a sum of their own.
+ * Tensor cores truncate when they add. Over thousands of additions to one sum, the errors would all have the same sign
+ * and add up. Tensor cores therefore add only the products of one tile, from 0 on; a rounded multiply-add then adds
+ * this sum to the running sum. The small products are summed separately.
  *
- *   split_row()         splits some numbers of a row in registers into hi and lo ("planes")
- *   split_tensors()     makes the planes of whole tensors, zero beyond the last row and column: tiles of [2][128][D]
- *                       float16, so that later kernels copy pieces of 16 bytes whatever the tensor's strides
+ *   split_row()         splits some numbers of a row in registers into hi and lo
+ *   split_tensors()     writes hi and lo of whole tensors to "planes": tiles of [2][128][D] float16, with zeros beyond
+ *                       the last row and column. Later kernels can copy pieces of 16 bytes, whatever the tensor's
+ *                       strides
  *   load_planes()       copies some rows of a tile to shared memory, swizzled as in tile.cuh
  *   split_fragments()   splits P and dS, in registers
  *   multiply_rows()     the three products of Q K^T
@@ -65,8 +65,8 @@ struct split_planes {
     split_stats *stats;
     int64_t tiles;
     int heads, width;
-    int queries; /* 1: the tensor's rows are queries; 0: they are keys */
-    /* 1: sequences are packed, and the tiles of one sequence follow those of the previous sequence */
+    int queries; /* 1: the tensor's rows are queries; 0: the tensor's rows are keys */
+    /* 1: sequences are packed, and in each head the tiles of all sequences follow each other; 0: not packed */
     int packed;
 };
 
@@ -137,8 +137,8 @@ template <int D, int ROWS, int THREADS> DEVICE void load_planes(uint16_t *to, co
                         from + plane * SPLIT_ROWS * D + n * STEP * D, true);
 }
 
-/* Splits each of two numbers below 65504 in magnitude into two float16 numbers, hi + lo / LO. LO is 2048 for tiles in
- * memory, and 1 for operands in registers. */
+/* Splits each of two numbers below 65504 in magnitude into float16 numbers hi and lo, so that the number is hi + lo /
+ * LO. LO is 2048 for tiles in memory, and 1 for operands in registers. */
 template <int LO> DEVICE void split_pair(uint32_t &hi, uint32_t &lo, float x, float y)
 {
     hi = pack<__half>(x, y);
@@ -159,9 +159,9 @@ DEVICE void split_fragments(uint32_t (&ah)[N / 16][4], uint32_t (&al)[N / 16][4]
     }
 }
 
-/* The functions below return addresses of fragments. Piece c (16 bytes) of row r of a tile lies at c ^ (r % 8). If the
- * tile is 1024-byte aligned, the address of pieces 2 n + c is that of pieces c exclusive-or 32 n. A lane thus keeps one
- * address per tile, and row offsets are constants.
+/* The functions below return addresses of fragments. Piece c (16 bytes) of row r of a tile is stored as piece c ^ (r %
+ * 8). Tiles are 1024-byte aligned, so the address of piece 2 n + c is the address of piece c, exclusive-or 32 n. A lane
+ * thus keeps one address per tile, and row offsets are constants.
  *
  *   by_16  lane l addresses row l % 16, piece l / 16                  A by rows, B by columns (trans)
  *   by_8   lane l addresses row l % 8 + 8 (l / 16), piece l / 8 % 2   B by rows, A by columns (trans) */
@@ -174,16 +174,17 @@ template <int D> DEVICE uint32_t by_8(const uint16_t *tile, int lane)
     return smem_addr(tile + at<D>(lane % 8 + lane / 16 * 8, lane / 8 % 2));
 }
 
-/* Hides the value of x from the compiler. Otherwise the compiler would compute values from x before the loop and keep
- * them all in registers, which are scarce. */
+/* Hides the value of x from the compiler. Without this call in a loop, the compiler would compute values from x before
+ * the loop and keep them all in registers, which are scarce. */
 DEVICE void opaque(uint32_t &x)
 {
     asm volatile("" : "+r"(x));
 }
 
-/* Computes S = A B^T over D channels, for 16 MT rows of A and N rows of B. A and B are planes hi and lo in shared
- * memory, of A_ROWS and N rows. Tensor cores truncate when they add, so small products would lose bits in a sum of
- * large ones. Therefore the small products (hi times lo) have a sum of their own. */
+/* Computes S = A B^T over D channels, for 16 MT rows of A and N rows of B. Each float32 number of A and B is two
+ * float16 numbers hi and lo in shared memory. Tensor cores truncate when they add, so small products would lose bits in
+ * a sum of large products. The small products (hi times lo) are therefore summed separately from hi times hi. A_ROWS:
+ * number of rows of A in shared memory. */
 template <int D, int MT, int N, int A_ROWS, bool TURNED = false>
 DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
 {
@@ -232,9 +233,9 @@ DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
             for (int e = 0; e < 4; e++) S[mt][nt][e] = fmaf(rest[mt][nt][e], LO_UNIT, S[mt][nt][e]);
 }
 
-/* Computes sum += A B for 16 rows of B and PAIRS times 16 columns. A is in registers, as a sum hi + lo. B is the planes
- * hi and lo in shared memory, PLANE bytes apart, and is read by columns from address b on. All three products are added
- * to one sum: because a low half lo' of B stands for lo' / 2048, its product is made with hi / 2048. */
+/* Computes sum += A B for 16 rows of B and PAIRS times 16 columns. A is in registers, as hi + lo. B consists of planes
+ * hi' and lo' in shared memory, PLANE bytes apart, and is read by columns from address b on. The three products are
+ * added to one sum. A low half lo' of B stands for lo' / 2048, so it is multiplied by hi / 2048. */
 template <int MT, int PAIRS, int PLANE>
 DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah)[MT][4], const uint32_t (&al)[MT][4],
                              uint32_t b, int pair, int offset)
@@ -309,8 +310,8 @@ DEVICE bool is_number(float x)
     return x - x == 0;
 }
 
-/* Finds the largest magnitude in each row. `top` becomes the largest of these magnitudes, and `least` the smallest that
- * is not 0 (+inf if all rows are zeros). */
+/* Finds the largest magnitude in each row. `top` becomes the largest of these row maxima, and `least` the smallest of
+ * them that is not 0 (+inf if all are 0). */
 template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], float &top, float &least)
 {
     top = 0, least = CUDART_INF_F;

@@ -1,16 +1,20 @@
-/* tile.cuh: tiles of rows in shared memory, and the interval of keys that a row sees, for the kernels of this folder.
+/* tile.cuh: functions for tiles of rows in shared memory, and for the interval of keys that a row sees. All kernels of
+ * this folder use them.
  *
- * A tile is rows of D 16-bit elements in pieces of 16 bytes; piece c of row r lies at c ^ (r % 8), so that neither
- * copies nor ldmatrix have bank conflicts. A fragment is read from a tile in four ways (mma.m16n8k16, see ptx.cuh):
+ * A row of a tile has D 16-bit elements, in pieces of 16 bytes. Piece c of row r is stored as piece c ^ (r % 8), so
+ * that neither copies nor ldmatrix have bank conflicts. A fragment is read from a tile in four ways (mma.m16n8k16, see
+ * ptx.cuh):
  *
- *   a_rows     operand A, the tile's rows are its m      b_rows     operand B, the tile's rows are its n (Q K^T: both)
- *   a_columns  operand A, the tile's columns are its m   b_columns  operand B, the tile's rows are its k (V in P V) */
+ *   a_rows     rows of the tile are rows of A (Q in Q K^T)
+ *   a_columns  columns of the tile are rows of A
+ *   b_rows     rows of the tile are columns of B (K in Q K^T)
+ *   b_columns  columns of the tile are columns of B (V in P V) */
 #ifndef ATTN_SM80_TILE_CUH
 #define ATTN_SM80_TILE_CUH
 
 #include "ptx.cuh"
 
-/* Returns where piece c (16 bytes) of row r lies in a tile in shared memory, in elements of 16 bits. With D = 32 two
+/* Returns the offset of piece c (16 bytes) of row r in a tile in shared memory, in 16-bit elements. With D = 32 two
  * rows together span all banks of shared memory. */
 template <int D> DEVICE int at(int r, int c)
 {
@@ -27,8 +31,8 @@ template <> DEVICE uint16_t widened<__half>(uint8_t x)
     return __half_as_ushort(__float2half_rn(attn_e4m3_to_f32(x)));
 }
 
-/* How elements of a tile lie in shared memory. For a T of 16 bits, float8 is converted to T. For uint8_t, float8 is not
- * converted, and a row has D bytes. */
+/* How elements of a tile are stored in shared memory. If T is a 16-bit type, float8 elements are converted to T. If T
+ * is uint8_t, float8 elements are not converted, and a row has D bytes. */
 template <typename T, int D> struct tile_row {
     static const int BYTES = sizeof(T), PIECE = 16 / BYTES, WIDTH = D * BYTES / 2, PIECES = D / PIECE;
 
@@ -46,21 +50,21 @@ template <typename T, int D> struct tile_row {
     }
 };
 
-/* Copies tiles of one head's rows to shared memory. A thread copies piece c (16 bytes) of rows r, r + STEP, ... of
- * every tile. If STEP is a multiple of 8, the swizzle puts the piece at the same offset in all of these rows. ONCE: no
- * other block reads these rows. T: the type of elements in shared memory (see tile_row). */
+/* Copies tiles of one head's rows to shared memory. A thread copies column piece c (16 bytes) of rows r, r + STEP, ...
+ * of every tile. If STEP is a multiple of 8, the swizzle puts this piece at the same offset in all of these rows. ONCE:
+ * only this block reads these rows. T: the type of elements in shared memory (see tile_row). */
 template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loader {
     typedef tile_row<T, D> tile;
     static const int W = tile::WIDTH, PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    /* If `pieces` is true: address of the thread's first piece, in row threadIdx.x / PIECES. Otherwise: address of row
-     * 0. */
+    /* if `pieces` is true: the address of the thread's first piece, in row threadIdx.x / PIECES; if false: the address
+     * of row 0 */
     const char *data;
     const attn_view *view;
     int row_bytes; /* number of bytes from one row to the next; set only if rows can be copied 16 bytes at a time */
     int rows;      /* number of rows of the sequence; zeros are stored in place of later rows */
     int columns;
-    /* true: copies of 16 bytes are possible, because every row is 16-byte aligned and its length is a multiple of 16
-     * bytes */
+    /* true: rows are copied in pieces of 16 bytes, because every row is 16-byte aligned and its length is a multiple of
+     * 16 bytes */
     bool pieces;
 
     DEVICE loader(const attn_view &tensor, int64_t b, int64_t h, int64_t line, int64_t count, int64_t width)
@@ -105,7 +109,8 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
     }
 };
 
-/* A loader for K or V. With PAGED, K and V are in pages, and the loader looks up the page of each row in page_table. */
+/* Loads tiles of K or V. If PAGED is true, K and V are in pages, and the loader looks up the page of each row in
+ * page_table. */
 template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_loader : loader<D, THREADS, ONCE, T> {
     DEVICE key_loader(const attn_geometry &, const attn_view &tensor, int64_t b, int64_t hk, int64_t line,
                       int64_t count, int64_t width)
@@ -116,13 +121,13 @@ template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_load
 template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THREADS, ONCE, true> {
     typedef tile_row<T, D> tile;
     static const int PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    /* Number of rows in a chunk. If the page size is a multiple of CHUNK, a chunk lies in one page, and one entry of
-     * page_table is read for it. */
+    /* Number of rows in a chunk. If the page size is a multiple of CHUNK, each chunk lies in one page, so only one
+     * entry of page_table is read for it. */
     static const int CHUNK = STEP > 16 ? STEP : 16;
     const attn_geometry *g;
     const attn_view *view;
-    /* this sequence's entries of page_table; if each tile lies in one page, `table` moves on to the entry of the next
-     * tile's page */
+    /* this sequence's entries of page_table; if each tile lies in one page, `table` is advanced to the entry of the
+     * next tile's page */
     const int32_t *table;
     /* address of this thread's piece of 16 bytes in row threadIdx.x / PIECES of page 0 */
     const char *data;
@@ -130,10 +135,10 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
     int page_size, row_bytes;
     int b, hk, rows, columns;
     int next = -1, page,
-        /* next: first row of the tile that the next call is expected to load; page: the page of row `next`; slot: the
-         * place of row `next` in the page. `page` and `slot` are read ahead of time. */
+        /* `next`: the row after the last loaded row, where the next call probably begins; `page`: the page of row
+         * `next`; `slot`: the index of row `next` in this page. They are computed before that call, to hide latency. */
         slot;
-    /* true: copies of 16 bytes are possible, because every slot (row of a page) is 16-byte aligned and its length is a
+    /* true: rows are copied in pieces of 16 bytes, because every row of a page is 16-byte aligned and its length is a
      * multiple of 16 bytes */
     bool pieces;
     bool chunks; /* true: `pieces` is true, and a page consists of whole chunks of CHUNK rows */
@@ -166,8 +171,8 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
         else cp_async_16(piece, from, valid);
     }
 
-    /* Loads ROWS rows from row `first` on; `first` is a multiple of ROWS. A call whose rows directly follow the rows of
-     * the previous call takes less time than other calls. */
+    /* Loads ROWS rows from row `first` on; `first` is a multiple of ROWS. A call takes less time if its rows directly
+     * follow the rows of the previous call. */
     template <int ROWS> DEVICE void load(uint16_t *to, int first)
     {
         static_assert(CHUNK % STEP == 0 && ROWS % STEP == 0, "a thread's rows of a chunk are whole steps");
@@ -178,7 +183,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
                 const int entry = first / page_size;
                 table = g->page_table + b * g->page_table_row + entry;
                 slot = first - entry * page_size;
-                page = first < rows ? *table : 0; /* page_table has no entry for rows past the sequence's end */
+                page = first < rows ? *table : 0; /* page_table has no entry for rows past the end */
             }
             const char *const from = data + page * page_bytes + slot * row_bytes;
 #pragma unroll
@@ -213,7 +218,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
 #pragma unroll 1
             for (int n = 0; n < ROWS / STEP; n++) {
                 const int line = first + r + n * STEP;
-                /* page_table has no entry for rows past the sequence's end, so these rows must not be looked up */
+                /* page_table has no entry for rows past the sequence's end, so it is not read for them */
                 const bool valid = column && line < rows;
                 copy(to, r + n * STEP, c,
                      (const char *)view->data +
@@ -238,7 +243,8 @@ template <typename T> DEVICE bool not_finite(uint16_t x)
     return (x & 0x7fff) >= exponent_mask<T>;
 }
 
-/* Causal, window and length as 32-bit limits: query i of a sequence sees keys max(0, i + lo) to min(Sk, i + hi) - 1. */
+/* The limits that causal, window and lengths set, in 32 bits: query i of a sequence sees keys max(0, i + lo) to min(Sk,
+ * i + hi) - 1. */
 struct limits {
     int lo, hi, Sk;
 };
@@ -246,24 +252,23 @@ struct limits {
 DEVICE limits limits_of(const attn_geometry &g, const attn_sequence &s)
 {
     const int64_t far = INT64_C(1) << 30,
-                  /* clamping a window to `far` makes the window fit in 32 bits; this changes no result for lengths up
-                   * to 2^30 */
+                  /* a window is clamped to `far` to fit in 32 bits, which changes no result for lengths up to 2^30 */
         align = attn_align(&g, &s);
     return limits{ (int)attn_clamp64(align - g.left, -far, far), (int)attn_clamp64(align + g.right + 1, -far, far),
                    (int)s.Sk };
 }
 
-/* Returns x, but hides from the compiler that the result equals x. The compiler then computes values from the result
- * again, instead of keeping in registers what it has computed from x before. */
+/* Returns x, but the compiler does not know that the result equals x. It therefore recomputes values from the result,
+ * and does not keep values that it computed from x in registers. */
 DEVICE uint32_t kept(uint32_t x)
 {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-/* The query rows of a block, found by row_place_of(). If all sequences have one length, row_place_of() computes in 32
- * bits, because this is faster and the block's first copies wait for the result. In this case `whole` is
- * limits_of_whole(), which the host computes. Otherwise row_place_of() calls tile_place_of(). */
+/* The query rows of a block, found by row_place_of(). If all sequences have the same length, row_place_of() computes in
+ * 32 bits, which is faster (the block's first copies wait for the result), and its argument `whole` is
+ * limits_of_whole() from the host. Otherwise row_place_of() calls tile_place_of(). */
 struct row_place {
     int b, h, hk, i0, Sq;
     int64_t q_start, k_start;
@@ -315,15 +320,15 @@ template <int rows> DEVICE row_place row_place_of(const cuda_args &a, const limi
 
 /* ---- Loading fragments (operands of mma.sync) from shared memory ----------------------------------------------------
  *
- * `tile` is the address of a tile of rows of D elements that starts on 1024 bytes; lane is threadIdx.x % 32.
+ * `tile` is the address of a tile with rows of D elements; it is a multiple of 1024. `lane` is threadIdx.x % 32.
  *   a_rows     rows m .. m + 15, elements k .. k + 15        b_rows     rows n .. n + 15, elements k .. k + 15
  *   a_columns  elements m .. m + 15 of rows k .. k + 15      b_columns  elements n .. n + 15 of rows k .. k + 15
- * A load gives two B fragments: {b0 b1} of n .. n + 7, and of n + 8 .. n + 15.
+ * A load of operand B gives two fragments: {b0 b1} for n .. n + 7, and {b0 b1} for n + 8 .. n + 15.
  *
- * A lane first computes the address of its row and its 16-byte piece in the first 16 x 16 elements. Later addresses
- * differ from this address by whole rows, which are added, and by whole pieces, which are combined by xor. Rows are
- * added in multiples of eight, so the swizzle does not change. A tile's address has zeros in the bits that count
- * pieces. An address thus costs one instruction, and the row is an immediate operand of the load. */
+ * A lane computes the address of its 16-byte piece in the first 16 x 16 elements of a tile once. Every other address
+ * takes one instruction: the offset of rows is added, and the offset of pieces is combined by xor. This is correct
+ * because rows are added in multiples of eight, which do not change the swizzle, and because a tile's address has zeros
+ * in the bits that count pieces. */
 template <int D> DEVICE uint32_t lane_down(int lane)
 {
     return lane % 16 * (D * 2) + ((lane / 16) ^ (lane % 8)) * 16;
@@ -333,9 +338,9 @@ template <int D> DEVICE uint32_t lane_across(int lane)
     return (lane % 8 + lane / 16 * 8) * (D * 2) + ((lane / 8 % 2) ^ (lane % 8)) * 16;
 }
 
-/* The functions below whose names end in _of load an operand from a tile. The lane has computed the parts of the
- * address beforehand: `down` with lane_down(), and `across` with lane_across(). If `down` or `across` includes the
- * start of shared memory, `tile` is an offset from that start. */
+/* The functions below whose names end in _of load an operand from a tile. The caller passes two parts of the lane's
+ * address, which it computes once: `down` with lane_down(), `across` with lane_across(). `tile` is the tile's address,
+ * or an offset in shared memory if `down` or `across` includes the start of shared memory. */
 template <int D> DEVICE void a_rows_of(uint32_t (&a)[4], uint32_t down, uint32_t tile, int m, int k)
 {
     ldmatrix_x4(a, (down ^ (k * 2)) + (tile + m * (D * 2)));
@@ -388,8 +393,8 @@ template <int D> DEVICE void b_columns(uint32_t (&b)[4], const uint16_t *tile, i
     ldmatrix_x4_trans(b, smem_addr(tile + at<D>(k + lane % 8 + lane / 8 % 2 * 8, n / 8 + lane / 16)));
 }
 
-/* Computes C += A B for MT blocks of 16 rows and NT blocks of 8 columns, in KK steps of 16. load_a and load_b load the
- * operands of a step while the products of the previous step are computed. */
+/* Computes C += A B for MT blocks of 16 rows of A and NT blocks of 8 columns of B, in KK steps of 16. load_a and load_b
+ * load the operands of a step while the products of the previous step are computed. */
 template <typename T, int KK, int MT, int NT, typename A, typename B>
 DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
 {
@@ -413,9 +418,9 @@ DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
 /* ---- Storing results ------------------------------------------------------------------------------------------------
  *
  * Rows of a result go from registers to shared memory, so that a warp writes whole pieces of 16 bytes. Results that
- * cannot be written so (another dtype than the inputs', odd strides) lie in shared memory as floats, D per row. They
- * are converted and written element by element, in a loop that is not unrolled: unrolled code would not fit in the
- * instruction caches. */
+ * cannot be written in pieces (because of their dtype or odd strides) lie in shared memory as floats, D per row. They
+ * are converted and written element by element, in a loop that is not unrolled, because unrolled code would not fit in
+ * the instruction caches. */
 template <typename T> constexpr attn_dtype dtype_of = ATTN_BF16;
 template <> constexpr attn_dtype dtype_of<__half> = ATTN_F16;
 
@@ -435,7 +440,7 @@ template <typename T, int D> DEVICE void stage_pair(void *staged, bool pieces, i
 }
 
 /* Writes `count` rows of the array `staged` in shared memory to the tensor, from row `first` of the array on. Row r of
- * the array becomes line `line` + r of the tensor. THREADS threads call this function; `thread` is the number of the
+ * the array becomes row `line` + r of the tensor. THREADS threads call this function; `thread` is the number of the
  * calling thread. */
 template <int D, int THREADS>
 DEVICE void store_rows(const attn_view &view, int64_t b, int64_t h, int64_t line, int first, int count, int width,

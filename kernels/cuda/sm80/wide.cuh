@@ -1,5 +1,5 @@
-/* wide.cuh: code that wide_forward.cu and wide_backward.cu share. These files compute heads of any size, and read a
- * chunk of columns at a time. */
+/* wide.cuh: code that wide_forward.cu and wide_backward.cu share. These files compute any head size, and read a chunk
+ * of columns of a tile at a time. */
 #ifndef ATTN_SM80_WIDE_CUH
 #define ATTN_SM80_WIDE_CUH
 
@@ -17,8 +17,8 @@ DEVICE attn_view columns_from(attn_view view, int first)
     return view;
 }
 
-/* Computes S += A B^T over a chunk of at most CHUNK channels (columns), of which `channels` exist. tileA and tileB are
- * offsets from the start of shared memory; the warp's rows of A begin at row `first`. */
+/* Computes S += A B^T over a chunk of CHUNK channels (columns); only `channels` of them exist in the tensors. tileA and
+ * tileB are offsets from the start of shared memory; the warp's rows of A begin at row `first`. */
 template <typename T, int CHUNK, int MT, int NT>
 DEVICE void add_chunk(float (&S)[MT][NT][4], uint32_t start, uint32_t tileA, uint32_t tileB, int first, int channels)
 {
@@ -42,7 +42,7 @@ DEVICE void store_columns(const attn_view &result, int64_t b, int64_t h, int64_t
                           int width, const float (&O)[MT][DT][4], void *staged)
 {
     const int HALF = COLUMNS / 2, lane = threadIdx.x % 32, mine = threadIdx.x / 32 * MT * 16;
-    /* All warps of the block must store their columns in the same form, as T or as float. With two forms a warp could
+    /* All warps of the block must store their columns with the same type, T or float. With different types a warp could
      * overwrite rows that another warp has stored. */
     const bool pieces = in_pieces<T>(columns_from(result, column0), b, h, line, width);
 #pragma unroll

@@ -1,23 +1,23 @@
-/* wide_backward.cu: the backward of backward.cu for head sizes up to ATTN_MAX_HEAD_DIM, in shared memory and registers
- * that do not grow with D or Dv.
+/* wide_backward.cu: the backward for head sizes above those of backward.cu, up to ATTN_MAX_HEAD_DIM. Its need for
+ * shared memory and registers does not grow with D or Dv.
  *
- * A block owns ROWS rows of one gradient, dq, dk or dv, and COLUMNS of its columns. For dq, the block visits in order
- * the tiles of TILE keys that its rows see. For dk and dv, it visits the tiles of TILE queries that see its rows, for
- * every head of the group. Shared memory has two stages (buffers). While a product reads one stage, copies fill the
- * other:
+ * A block computes ROWS rows and COLUMNS columns of one gradient: dq, dk or dv. For dq, the block visits in order the
+ * tiles of TILE keys that its rows see. For dk and dv, it visits the tiles of TILE queries that see its rows, for every
+ * head of the group. Shared memory has two stages (buffers). While a product reads one stage, copies fill the other:
  *
  *           for each chunk of D                 for each chunk of Dv          then, with COLUMNS columns
  *     dq    S   += Q K^T      P  = exp(S - lse)    dP   += dO V^T    dS = P (dP - delta)      dq += dS K
  *     dk    S^T += K Q^T      P  = exp(S - lse)    dP^T += V dO^T    dS = P (dP - delta)      dk += dS^T Q
  *     dv    S^T += K Q^T      P  = exp(S - lse)                                               dv += P^T dO
  *
- * A warp keeps P in shared memory (park()) while dP takes the registers of S. Every block computes the S and dP that it
- * needs. For each pair of a query and a key, dq and dk take ceil(D / COLUMNS) (D + Dv + COLUMNS) multiplications each,
- * and dv takes ceil(Dv / COLUMNS) (D + COLUMNS). The three gradients together take 2.6 times as many multiplications as
- * the usual five products at D = Dv = 512, and 4.6 times as many at 1024. No sum crosses a block, so all gradients are
- * deterministic.
+ * A warp keeps P in shared memory (park()) while dP takes the registers of S. S and dP are recomputed for every COLUMNS
+ * columns, by a different block. For each pair of a query and a key, dq and dk each take ceil(D / COLUMNS) (D + Dv +
+ * COLUMNS) multiplications, and dv takes ceil(Dv / COLUMNS) (D + COLUMNS). Compared with the usual five products, the
+ * three gradients together take 2.6 times as many multiplications at D = Dv = 512, and 4.6 times as many at 1024.
+ * Blocks share no sums, so all gradients are deterministic.
  *
- * Rows whose results are not finite are only marked, as in wide_forward.cu; later launches compute the marked rows. */
+ * If a row's result is not finite, the kernel only marks the row, as in wide_forward.cu; later launches compute the
+ * marked rows. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 #include "backward_common.cuh"
@@ -31,7 +31,8 @@ enum { ROWS = 128, TILE = QUERY_TILE, CHUNK = 64, WARPS = ROWS / 16, THREADS = 3
 
 union stage {
     struct {
-        /* a chunk of columns: `own` of the block's rows, `other` of the rows of the tile that the block visits */
+        /* a chunk of columns: `own` has the chunk for the block's rows, `other` for the rows of the tile that the block
+         * visits */
         uint16_t own[ROWS * CHUNK], other[TILE * CHUNK];
     } chunk;
     uint16_t columns[TILE * COLUMNS];
@@ -53,16 +54,17 @@ struct parked {
 struct block_place {
     attn_sequence s;
     limits limit;
-    /* h: the query head of the tile that the block visits; blocks of dk and dv visit the query heads of their key/value
-     * head one after the other */
+    /* `h`: the query head of the tile that the block visits; blocks of dk and dv visit all query heads of their
+     * key/value head, one after the other */
     int b, h, hk;
     int row0; /* the block's first row, counted from the start of the sequence */
     int rows; /* how many rows of the gradient the block writes */
     int column0;
-    /* The rounds of the block's loop: from begin to end - 1. A round is one tile of keys (for dq), or one tile of
-     * queries, head after head (for dk and dv). */
+    /* The rounds (iterations) of the block's loop have the numbers `begin` to `end` - 1. A round computes one tile of
+     * keys (for dq), or one tile of queries, head after head (for dk and dv). */
     int begin, end;
-    /* in blocks of dk and dv: the index of the first query tile to visit in each head, and how many to visit */
+    /* in blocks of dk and dv: the index of the first query tile that the block visits in each head, and the number of
+     * tiles that it visits in each head */
     int first_tile, tiles;
     head_args head; /* arguments of score() for head h */
 };
@@ -79,8 +81,8 @@ static_assert(2 * sizeof(stage) >= sizeof(float) * ROWS * COLUMNS / 2, "results 
 
 /* ---- Which rows, keys and columns a block computes --------------------------------------------------------------- */
 
-/* Finds the rows and columns of dq that a thread block computes. Thread blocks with the same queries follow each other,
- * so that the L2 cache has the keys, which all these blocks read. */
+/* Finds the rows and columns of dq that a thread block computes. Blocks of the same queries have successive numbers, so
+ * that they run together and find the keys, which all of them read, in the L2 cache. */
 DEVICE void find_queries_of_block(const cuda_args &a, const limits &whole, int column_blocks, block_place &p)
 {
     const int n = (int)(gridDim.x - 1 - blockIdx.x);
@@ -98,8 +100,8 @@ DEVICE void find_queries_of_block(const cuda_args &a, const limits &whole, int c
     p.first_tile = p.tiles = 0;
 }
 
-/* Finds the rows and columns of a block of dk or dv. Blocks of the same keys follow each other, so that the L2 cache
- * has the queries, which all these blocks read. */
+/* Finds the rows and columns of a block of dk or dv. Blocks of the same keys have successive numbers, so that they run
+ * together and find the queries, which all of them read, in the L2 cache. */
 DEVICE void find_keys_of_block(const cuda_args &a, const limits &whole, int column_blocks, block_place &p)
 {
     key_place place = key_place_of<ROWS>(a, whole, make_uint3(blockIdx.x / column_blocks, blockIdx.y, blockIdx.z));
@@ -126,7 +128,8 @@ template <gradient G> DEVICE int head_of_round(const cuda_args &a, const block_p
     return G == DQ ? p.h : p.hk * (int)a.g.group + n / p.tiles;
 }
 
-/* Returns the next round after n that has a visible pair. A round is one tile of keys or queries. */
+/* Returns the first round after round n that has a visible pair. A round is the loop's iteration for one tile of keys
+ * or queries. */
 template <bool SCORE_MODS, class SEEN> DEVICE int round_after(const SEEN &seen, int n, int end)
 {
     if constexpr (SCORE_MODS) return seen_tile_above(seen, n, end);
@@ -161,7 +164,8 @@ DEVICE void load_chunk(const cuda_args &a, const block_place &p, stage &to, int 
     cp_async_commit();
 }
 
-/* Begins to load what dS or P of round n is multiplied with: the block's columns of the tile's k, q or dout. */
+/* Begins to load an operand of the last product of round n: the block's columns of the tile's k, q or dout. The product
+ * multiplies them by dS or P. */
 template <gradient G> DEVICE void load_columns(const cuda_args &a, const block_place &p, stage &to, int n)
 {
     load_rows<TILE, COLUMNS>(a, p,
@@ -172,8 +176,8 @@ template <gradient G> DEVICE void load_columns(const cuda_args &a, const block_p
     cp_async_commit();
 }
 
-/* Loads numbers for the tile of round n: lse and delta of its queries, and its head's arguments for options. A round is
- * one tile of keys or queries that the block visits. */
+/* Loads what the tile of round n needs besides its rows: lse and delta of its queries, and its head's arguments for
+ * options. A round is one tile of keys or queries that the block visits. */
 template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, const saved &s, Shared &sm, int n)
 {
     block_place &p = sm.place;
@@ -189,14 +193,14 @@ template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, c
 
 /* ---- Computing P and dS ------------------------------------------------------------------------------------------ */
 
-/* lse and delta of this thread's rows, if the rows are queries (in a block of dq). In a block of dk or dv the rows are
- * keys, and lse and delta of the queries are in shared memory. */
+/* In a block of dq: lse and delta of this thread's rows, which are queries. A block of dk or dv does not use this
+ * struct: its rows are keys, and lse and delta of the queries are in shared memory. */
 template <gradient G> struct row_numbers {
     float lse2[G == DQ ? 2 : 1], delta[G == DQ ? 2 : 1];
 };
 
-/* Returns lse in base 2 (as x) and delta (as y) of a query: the query to which element e of block nt of this lane's
- * accumulators belongs. */
+/* Returns lse in base 2 (as x) and delta (as y) of one query. Element e of block nt of this lane's accumulators belongs
+ * to that query. */
 template <gradient G, class Shared> DEVICE float2 numbers_of(const Shared &sm, const row_numbers<G> &own, int nt, int e)
 {
     if constexpr (G == DQ) return make_float2(own.lse2[e / 2], own.delta[e / 2]);
@@ -258,8 +262,8 @@ DEVICE void scores_to_p(float (&S)[NT][4], const cuda_args &a, const saved &s, S
         }
 }
 
-/* park() writes each lane's elements of P to shared memory, to free registers. to_ds() reads them back and turns dP
- * into dS. */
+/* park() writes each lane's elements of P to shared memory, to free registers. to_ds() reads P back and turns dP into
+ * dS. */
 template <int NT, class Shared> DEVICE void park(Shared &sm, float (&P)[NT][4])
 {
     auto &z = sm.options[threadIdx.x / 32].z;
@@ -326,7 +330,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
     const uint32_t start = smem_addr(&sm);
     float sums[1][DT][4] = {};
-    /* at: number (0 or 1) of the buffer of shared memory (stage) that is read next */
+    /* `at`: index (0 or 1) of the stage (shared memory buffer) that is read next */
     int n = round_after<SCORE_MODS>(sm.seen, p.begin - 1, end), at = 0;
     if (n < end) load_chunk<G, false>(a, p, sm.stages[at], n, 0);
     while (n < end) {
@@ -390,8 +394,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* The workspace has this many bytes before the marks. A mark is one byte per row, and is not 0 if a later launch must
- * compute the row. The first of the bytes before the marks is cuda_args.rows_found. */
+/* The number of bytes in the workspace before the marks of rows; the first of these bytes is cuda_args.rows_found. A
+ * row's mark is one byte, which is not 0 if a later launch must compute the row. */
 enum { MARKS_HEAD = 16 };
 
 size_t mark_bytes(const attn_dims &d)
@@ -446,8 +450,8 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return others > 0;
 }
 
-/* Launches the kernels of one backward. The marks (of rows that a later launch must compute) lie in the workspace
- * behind the memory that begin_backward() uses. */
+/* Launches the kernels of one backward. In the workspace, the marks of rows (one byte for each row that a later launch
+ * must compute) lie behind the memory that begin_backward() uses. */
 cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -464,8 +468,8 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     const auto before = [&](const cuda_chip *part) {
         cuda_args now = a;
         if (!is_first_share(part)) return cudaSuccess;
-        /* If the marks are this file's own (`own`), no later launch computes the two parts of a huge lse. Without
-         * a.rows_later, simple_delta() computes the parts at once. */
+        /* If the marks of rows are this file's own (`own`), no later launch computes the two parts of a huge lse.
+         * simple_delta() must therefore compute the parts at once, which it does if rows_later is NULL. */
         if (own) now.rows_later = nullptr;
         simple_delta(now, run.scratch.s, true, stream);
         return own ? cudaMemsetAsync(a.rows_found, 0, mark_bytes(d), stream) : cudaSuccess;

@@ -1,7 +1,7 @@
-/* wide_forward.cu: the forward of forward.cu for head sizes up to ATTN_MAX_HEAD_DIM, in shared memory and registers
- * that do not grow with D or Dv.
+/* wide_forward.cu: the forward for head sizes above those of forward.cu, up to ATTN_MAX_HEAD_DIM. Its need for shared
+ * memory and registers does not grow with D or Dv.
  *
- * A block owns BM queries of one head and COLUMNS columns of their O. It visits the keys that these queries may see in
+ * A block computes COLUMNS columns of O for BM queries of one head. It visits the keys that these queries may see in
  * tiles of BN, from the last to the first. Shared memory has two stages (buffers). While a product reads one stage,
  * copies fill the other:
  *
@@ -10,17 +10,17 @@
  *                               mask;  m, l, P = softmax_step(S)
  *                               O = rescale O + P V[j]                           one stage: COLUMNS columns of V
  *
- * Q is read again for each tile of keys, because BM rows of 1024 numbers do not fit. Where Dv is above COLUMNS, several
- * blocks compute the same S, each for its own columns of O. A block thus does D + COLUMNS multiplications for a pair of
- * a query and a key, and a problem does ceil(Dv / COLUMNS) (D + COLUMNS) instead of D + Dv: 1.5 times as many at D = Dv
- * = 512, 2.5 times as many at 1024. Blocks that exchange P would do fewer multiplications, but would have to wait for
- * each other.
+ * Q is read from memory for each tile of keys, because BM rows of 1024 numbers do not fit in shared memory. If Dv is
+ * above COLUMNS, several blocks compute the same S, each for its own columns of O. For a pair of a query and a key, a
+ * block takes D + COLUMNS multiplications, and all blocks together take ceil(Dv / COLUMNS) (D + COLUMNS) instead of D +
+ * Dv. This is 1.5 times as many at D = Dv = 512, and 2.5 times as many at 1024. Blocks that exchange P would take fewer
+ * multiplications, but would have to wait for each other.
  *
- * All blocks that share a row compute the same m and l. The block with the first columns writes lse. Whether a result
- * is finite depends on a block's own columns of V, but a row that tensor cores cannot compute must be computed by one
- * warp in all columns. Therefore a block only marks such rows (cuda_args.rows_later), and a later launch computes them.
- * The marks lie in the workspace, unless the caller provides memory for them. forward.cu explains how blocks handle NaN
- * and infinity in V. */
+ * All blocks that share a row compute the same m and l. The block with the first columns writes lse. A row that tensor
+ * cores cannot compute is computed by one warp for all columns, but a block sees only its own columns. A block
+ * therefore only marks these rows (cuda_args.rows_later), and a later launch computes them. The marks lie in the
+ * workspace, unless the caller provides memory for them. forward.cu explains how blocks handle NaN and infinity in
+ * V. */
 #include "forward_steps.cuh"
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/rows.cuh"
@@ -38,8 +38,8 @@ template <bool SCORE_MODS_> struct shape {
     static_assert(BM == 16 * MT * WARPS, "a warp has 16 MT rows");
 };
 
-/* A buffer of shared memory for a chunk of Q and K, or for columns of V. While options are applied, scores lie in the
- * buffer of the chunk that was multiplied last. */
+/* A buffer in shared memory for a chunk (some columns) of Q and K, or for columns of V. While options are applied, the
+ * buffer of the last multiplied chunk holds scores. */
 template <class X> union stage {
     struct {
         uint16_t Q[X::BM * CHUNK], K[X::BN * CHUNK];
@@ -48,8 +48,8 @@ template <class X> union stage {
     scores_on_their_way<X> way;
 };
 
-/* Which rows and columns of out the block computes. The struct lies in shared memory, because O and S leave no
- * registers for it. */
+/* Which rows and columns of out the block computes. The struct lies in shared memory, because O and S take nearly all
+ * registers. */
 struct block_place {
     row_place rows;
     head_args head;
@@ -65,8 +65,9 @@ static_assert(sizeof(stage<shape<true>>) % 1024 == 0 && sizeof(stage<shape<false
 
 static_assert(sizeof(shared<shape<false>>) >= sizeof(float) * shape<false>::BM * COLUMNS / 2, "results are staged");
 
-/* Finds which rows and columns of out the block computes. Blocks of the same queries follow each other, so that the L2
- * cache has the keys, which all these blocks read. All threads of a block call this function. */
+/* Finds which rows and columns of out the block computes. Blocks of the same queries have successive numbers, so that
+ * they run together and find the keys, which all of them read, in the L2 cache. All threads of a block call this
+ * function. */
 template <int BM> DEVICE void find_place(const cuda_args &a, const limits &whole, int column_blocks, block_place &place)
 {
     const int n = (int)(gridDim.x - 1 - blockIdx.x);
@@ -105,7 +106,8 @@ DEVICE void load_values(const cuda_args &a, const block_place &place, stage<X> &
     cp_async_commit();
 }
 
-/* Divides the sums O by l. Returns false if tensor cores cannot compute the result of some row of this thread. */
+/* Divides the sums O by l. Returns false if at least one of this thread's rows has a result that tensor cores cannot
+ * compute. */
 template <class X, int DT>
 DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2], const row_place &place, float v_scale)
 {
@@ -115,7 +117,7 @@ DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2],
         row.l = whole_sum(row.l);
         const float factor = row.l == 0 ? 0 : v_scale / row.l;
         sound &= is_sound_score<X::SCORE_MODS>(row.m) && row.l - row.l == 0;
-        /* a maximum of -inf is correct only if the row sees no key; otherwise the row must be computed again */
+        /* a maximum of -inf is correct only if the row sees no key; otherwise the row must be recomputed */
         if (!X::SCORE_MODS && row.m == -CUDART_INF_F) {
             const int i = place.i0 + r;
             sound &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);
@@ -178,7 +180,7 @@ again:
     softmax_row rows[1][2];
     const float sink = sink_in_base_2(sink_of(a, place.h));
     begin_rows(O, rows, sink, sink != -CUDART_INF_F && lane % 4 == 0 ? 1 : 0);
-    int at = 0; /* number (0 or 1) of the buffer of shared memory that is read next */
+    int at = 0; /* index (0 or 1) of the shared memory buffer that is read next */
     if (first < last) load_chunk<T, X, PAGED>(a, place, sm.stages[at], 0, last - 1);
     for (int j = last - 1, next; j >= first; j = next) {
         float S[1][NT][4] = {};
@@ -193,7 +195,7 @@ again:
             const uint32_t tileQ = at * (uint32_t)sizeof(stage<X>);
             add_chunk<T, CHUNK>(S, start, tileQ, tileQ + BM * CHUNK * 2, threadIdx.x / 32 * 16, D - chunk * CHUNK);
         }
-        /* after this barrier scores may overwrite the chunk that was multiplied last, because no thread reads it */
+        /* after this barrier no thread reads the chunk that was multiplied last, so scores may overwrite it */
         if (SCORE_MODS) __syncthreads();
         const bool bounded = j * BN < q_last + limit.lo || j * BN + BN > min(place.i0 + limit.hi, limit.Sk);
         change_or_hide<X>(S, sm.stages[at ^ 1].way, a, x, limit, place.Sq, place.i0, j, bounded, 1);
@@ -229,8 +231,8 @@ again:
 
 /* ---- Functions of the host that launch the kernel ---------------------------------------------------------------- */
 
-/* The workspace has this many bytes before the marks. A mark is one byte per row, and is not 0 if a later launch must
- * compute the row. The first of the bytes before the marks is cuda_args.rows_found. */
+/* The number of bytes in the workspace before the marks of rows; the first of these bytes is cuda_args.rows_found. A
+ * row's mark is one byte, which is not 0 if a later launch must compute the row. */
 enum { MARKS_HEAD = 16 };
 
 template <typename T, bool SCORE_MODS, bool PAGED>

@@ -1,5 +1,5 @@
-/* compare.cu: measures how far results are from the truth, the float64 results that truth.cu computes
- * (attn_truth_compare()). */
+/* compare.cu: attn_truth_compare() for GPUs: measures how far results are from the float64 results that truth.cu
+ * computes. */
 #include "kernels/cuda/truth/rows.cuh"
 #include "kernels/cuda/truth/truth.h"
 
@@ -9,7 +9,7 @@ enum { COMPARE_THREADS = 256, COMPARE_BLOCKS = 1 << 12 };
 
 struct compared {
     attn_geometry g;
-    attn_view view; /* the result that is compared with the float64 result, and its strides */
+    attn_view view; /* the tensor (address and strides) that is compared with the float64 result */
     const double *truth;
     int64_t rows, columns;
     bool keys;

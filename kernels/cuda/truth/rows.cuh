@@ -10,8 +10,8 @@ enum { ROWS = 64, COLUMNS = 32, THREADS = ROWS * 2, WARPS = THREADS / 32 };
 /* CHUNK: number of channels of q, k, v and dout that are loaded at a time for S and dP; WIDTH: number of columns of the
  * result that a block computes */
 enum { CHUNK = 32, WIDTH = 128, STAGES = 3 };
-/* LINE, Z_LINE: distance in floats from row to row in shared memory. It is 4 more than the length of a row, so that a
- * warp's loads are spread over all banks */
+/* LINE, Z_LINE: distance in floats from one row to the next in shared memory. It is 4 more than the length of a row, so
+ * that a warp's loads are spread over all banks. */
 enum { LINE = CHUNK + 4, Z_LINE = WIDTH + 4 };
 enum { N_TILES = COLUMNS / 8, N_WIDTH = WIDTH / 8 };
 
@@ -35,8 +35,8 @@ struct truth_args {
     cuda_args a;
     dense q, k, v, dout;
     row_sum *sums;
-    /* addresses to which results are written; NULL: the result is not wanted. A backward always has an address for out,
-     * because delta is computed from out. */
+    /* The addresses to which results are written; NULL: the result is not requested. A backward always has an address
+     * for out, because delta is computed from out. */
     attn_truth to;
     attn_score_options_as<double> scores;
     double drop_scale;
@@ -55,15 +55,15 @@ static inline int64_t dense_rows(const attn_dims &d, bool keys)
     return (keys ? d.Sk * d.Hk : d.Sq * d.H) * (packed_rows(d, keys) ? 1 : d.B);
 }
 
-/* Returns the index of the first row of sequence b in head h, counted over the rows of all heads. */
+/* Returns the index of the first row of sequence b in head h. Rows are counted over all heads. */
 DEVICE int64_t first_row(const attn_dims &d, const attn_sequence &s, bool keys, int64_t b, int64_t h)
 {
     const int64_t rows = keys ? d.Sk : d.Sq, heads = keys ? d.Hk : d.H;
     return packed_rows(d, keys) ? h * rows + (keys ? s.k_start : s.q_start) : (b * heads + h) * rows;
 }
 
-/* The place of a row of the problem, computed from the row's index (see first_row()). `line` is the row's number in the
- * tensor. If sequences are packed, `line` counts from the start of the tensor, and b is 0. */
+/* The position of a row in a tensor, computed from the row's index (see first_row()): batch row b, head h, and row
+ * number `line`. If sequences are packed, `line` counts from the start of the tensor, and b is 0. */
 struct row_place {
     int64_t b, h, line;
 };

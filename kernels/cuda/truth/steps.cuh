@@ -1,4 +1,5 @@
-/* steps.cuh: what each pass of truth.cu computes from a tile of 32 columns: scores, products, softmax. */
+/* steps.cuh: functions with which the passes of truth.cu compute scores, products and softmax of a tile of 32
+ * columns. */
 #ifndef ATTN_TRUTH_STEPS_CUH
 #define ATTN_TRUTH_STEPS_CUH
 
@@ -11,7 +12,8 @@ namespace {
 
 /* Shared memory for the scores of a warp's 16 rows while options (softcap, bias, masks) are applied to them. */
 struct exchange {
-    /* slope: the derivative of the score; its sign bit is 1 if dropout drops the pair */
+    /* `slope`: the derivative of the score, which is never negative; its sign bit is free and is 1 if dropout drops the
+     * pair */
     double z[16][COLUMNS + 2], slope[16][COLUMNS + 2];
 };
 
@@ -80,7 +82,7 @@ DEVICE void apply_options(const truth_args &t, const head_args &x, double scale,
 
 /* ---- Products of a warp, in float64 ------------------------------------------------------------------------------ */
 
-/* Adds X Y^T, for a chunk of channels of X and Y, to `c`. Each warp computes 16 rows of X, with all rows of Y. */
+/* Adds X Y^T over a chunk of channels to `c`. Each warp multiplies 16 rows of X by all rows of Y. */
 DEVICE void add_scores(fragment &c, const float *x, const float *y)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -106,7 +108,7 @@ DEVICE void add_scores(fragment &c, const float *x, const float *y)
 typedef double result_fragment[N_WIDTH][4];
 
 /* Adds P Z to `result`. With g = lane / 4 and q = lane % 4, a lane's p[n][2 r + e] belongs to row g + 8 r and column 8
- * n + 2 q + e of operand A, which is P. The rows of Z are taken in the order of A's columns. */
+ * n + 2 q + e of operand A, which is P. Rows of Z are loaded in the order of A's columns. */
 DEVICE void add_product(result_fragment &result, const fragment &p, const float *z, int width)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -129,7 +131,7 @@ DEVICE void add_product(result_fragment &result, const fragment &p, const float 
     }
 }
 
-/* Adds P Z to result where Z has a NaN or an infinity. Hidden pairs are skipped, because 0 times NaN is NaN. */
+/* Adds P Z to `result` if Z has a NaN or an infinity. Hidden pairs are skipped, because 0 times NaN is NaN. */
 DEVICE void add_strange_product(result_fragment &result, const fragment &p, const float *z, int width)
 {
     const int lane = threadIdx.x % 32, q = lane % 4;
@@ -171,23 +173,23 @@ template <typename T> DEVICE T sum_of_quad(T x)
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-/* The online softmax of a row: maximum m, sum l, and number of visible pairs (seen). Four lanes share a row; each lane
- * has the same m, and counts only its own columns in l, seen and seen_z. */
+/* The online softmax of a row: maximum m, sum l, and the number of visible pairs (`seen`). Four lanes share a row. They
+ * all have the row's m; l, `seen` and `seen_z` of a lane are over the lane's own columns. */
 struct online_row {
-    double m, l, seen_z; /* seen_z: the sum of the scores of the keys seen so far; if the row sees one key, seen_z is
-                          * that key's score */
+    double m, l, seen_z; /* `seen_z`: the sum of the scores of visible keys; with one visible key it is this key's
+                          * score */
     int seen;
 };
 
-/* Returns the state of a row before its first tile. The row's four lanes add up their sums at the end, so only one of
- * these lanes counts the sink. */
+/* Returns the state of a row before its first tile. The row's four lanes add up their sums at the end, so only one
+ * lane's l begins with the sink's exponential. */
 DEVICE online_row first_of_row(double sink)
 {
     return { sink, sink == -INFINITY || threadIdx.x % 4 != 0 ? 0.0 : 1.0, 0, 0 };
 }
 
-/* Raises the maximum m to the largest of the scores z, if that is larger, and turns z into exp(z - m). Returns the
- * factor by which earlier sums must be multiplied. */
+/* Updates the row's maximum m with the scores z, and replaces z by exp(z - m). Returns the factor by which earlier sums
+ * must be multiplied. */
 template <int R> DEVICE double softmax_step(online_row &row, fragment &z)
 {
     double m = -INFINITY;

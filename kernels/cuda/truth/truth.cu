@@ -1,14 +1,14 @@
-/* truth.cu: computes attention in float64 on tensor cores, the truth that other results are compared with
- * (attn_truth_some()).
+/* truth.cu: computes attention in float64 on tensor cores (attn_truth_some()). Other results are compared with these
+ * results.
  *
  *   widen       converts q, k, v and dout exactly to float32 without gaps, whatever their dtype, strides or pages. A
  *               byte per row says whether the row has a NaN or an infinity.
  *   FORWARD     computes out, and lse in two parts
- *   close_rows  before gradients: computes delta of each row, and takes the given lse where there is one
+ *   close_rows  before gradients: computes delta of each row, and uses the client's lse if there is one
  *   DQ, DK, DV  compute one gradient each
  *
  * The four passes FORWARD, DQ, DK and DV are one kernel. A block has 64 rows of a head (queries, or keys for DK and DV)
- * and WIDTH columns of the result. The block goes over tiles of 32 columns of S (keys, or queries for DK and DV), and
+ * and WIDTH columns of the result. The block visits tiles of 32 columns of S (keys, or queries for DK and DV), and
  * computes for each tile
  *
  *   S = X Y^T      X: q, or k           Y: k, or q          then the scores and their P
@@ -16,16 +16,17 @@
  *   result += P Z  Z: v, k, q or dout                       dS in place of P in DQ and DK
  *
  * Operands are copied to shared memory as float32, in chunks, through a ring of stages (buffers). A lane converts them
- * to double when it loads fragments. P never leaves the registers: mma_f64() may take the columns of a tile in any
- * order, if the order is the same for P and for Z. A lane's numbers of C can therefore serve as its numbers of A (see
- * add_product()).
+ * to double when it loads fragments. P stays in registers: mma_f64() may take the columns of a tile in any order, if
+ * the order is the same for P and for Z. A lane can therefore use its numbers of a result C as its numbers of an
+ * operand A (see add_product()).
  *
  * Invariants
- * 1. P of a hidden pair is -0, and P of a visible pair is never -0. P times a finite number therefore adds nothing
- *    where the pair is hidden. Where a row of Z has a NaN or an infinity, the product is computed without tensor cores,
- *    and skips hidden pairs.
+ * 1. P of a hidden pair is -0, and P of a visible pair is never -0. In products with finite numbers, hidden pairs add
+ *    nothing. If a row of Z has a NaN or an infinity, the product is computed without tensor cores, and skips hidden
+ *    pairs.
  * 2. All sums are in double, in an order that depends on the problem alone. Two doubles hold lse: the row's largest
- *    score, and the logarithm of the rest of the sum. cpu/reference.c computes the same results on the CPU. */
+ *    score, and the logarithm of the sum of exponentials relative to it. cpu/reference.c computes the same results on
+ *    the CPU. */
 #include "kernels/cuda/sm80/ptx.cuh"
 #include "kernels/cuda/truth/steps.cuh"
 #include "kernels/cuda/truth/truth.h"
@@ -91,8 +92,8 @@ template <pass PASS> ATTN_HD operands operands_of(const truth_args &t)
     }
 }
 
-/* Returns the number of tiles of rows per head in a pass; in packed problems, the tiles of all sequences are counted
- * together. Each tile has one block for every WIDTH columns of the result. */
+/* Returns the number of tiles of rows per head in a pass (the computation of one result). In packed problems this is
+ * the number for all sequences together. Each tile has one block for every WIDTH columns of the result. */
 static inline int64_t row_tiles(const attn_dims &d, bool keys)
 {
     return packed_rows(d, keys) ? (keys ? d.Sk : d.Sq) / ROWS + d.B : attn_tiles(keys ? d.Sk : d.Sq, ROWS);
@@ -128,7 +129,8 @@ DEVICE block_place place_of_block(const truth_args &t, const block_shape &shape,
     return place;
 }
 
-/* Returns the columns that a row sees: keys if the row is a query, queries if it is a key. */
+/* Returns the range of columns that form visible pairs with a row. If the row is a query, columns are keys; if the row
+ * is a key, columns are queries. */
 template <bool BY_KEYS> DEVICE attn_range columns_of(const attn_geometry &g, const attn_sequence &s, int64_t row)
 {
     return BY_KEYS ? attn_rows_of(&g, &s, row) : attn_keys_of(&g, &s, row);
@@ -136,31 +138,29 @@ template <bool BY_KEYS> DEVICE attn_range columns_of(const attn_geometry &g, con
 
 /* ---- The work of a block ----------------------------------------------------------------------------------------- */
 
-/* The work of one block. In the passes FORWARD and DQ its rows are queries and its columns keys; in DK and DV its rows
- * are keys and its columns queries. */
+/* What one block computes. In the passes FORWARD and DQ its rows are queries and its columns are keys; in DK and DV its
+ * rows are keys and its columns are queries. */
 struct block_work {
     operands o;
     attn_sequence s;
-    int64_t b, h, hk;  /* h: the head to which the rows belong */
+    int64_t b, h, hk;  /* `h`: the head to which the rows belong */
     int64_t first_row; /* index of the first row of the block's tile, counted over the rows of all heads */
     /* `row`: the tile's first row in the sequence; `rows` and `columns`: how many rows and columns the sequence has */
     int row, rows, columns;
-    int begin, end;      /* columns begin to end - 1 are those that some row of the tile may see */
-    int chunks, chunks2; /* chunks: number of chunks of channels of X Y^T; chunks2: number of chunks of channels of X2
-                          * Y2^T */
-    /* members: number of query heads that the block visits; part: which group of WIDTH columns of the result the block
-     * computes */
+    int begin, end;      /* rows of the tile can see only the columns `begin` to `end` - 1 */
+    int chunks, chunks2; /* `chunks`, `chunks2`: number of chunks of channels of X Y^T, and of X2 Y2^T */
+    /* `members`: number of query heads that the block visits; `part`: which group of WIDTH columns of the result the
+     * block computes */
     int members, part;
-    /* from_z: first column of Z and of the result that the block computes; width: number of these columns */
+    /* `from_z`: first column of Z and of the result that the block computes; `width`: number of these columns */
     int from_z, width;
-    /* columns lo to hi - 1 are visible by causal, window and lengths; one pair of limits for each of the lane's two
-     * rows */
+    /* for each of the lane's two rows: causal, window and lengths let the row see the columns lo to hi - 1 */
     int lo[2], hi[2];
     double scale;
 };
 
-/* A step of a block's loop. The step loads chunk number `part` of channels, of the tile that begins at column `column`,
- * for query head number `member` of the group. */
+/* An iteration of a block's loop. It loads chunk number `part` of the channels, for the tile that begins at column
+ * `column`, and for query head number `member` of the group. */
 struct cursor {
     int part, column, member;
 };
@@ -173,14 +173,14 @@ DEVICE void advance(const block_work &w, cursor &at)
     at.member++;
 }
 
-/* Returns the query head whose pairs the block computes when its loop is at head number `member` of the group. */
+/* Returns the query head that is number `member` of the group of heads that the block visits. */
 template <pass PASS> DEVICE int64_t query_head(const truth_args &t, const block_work &w, int member)
 {
     return is_by_keys(PASS) ? w.h * t.a.g.group + member : w.h;
 }
 
-/* Columns are keys, or queries in DK and DV. Returns the index of the sequence's column 0, counted over the keys (or
- * queries) of all heads. */
+/* Returns the index of the sequence's column 0, counted over the columns of all heads. Columns are keys, or queries in
+ * the passes DK and DV. */
 template <pass PASS> DEVICE int64_t first_column(const truth_args &t, const block_work &w, int member)
 {
     constexpr bool BY_KEYS = is_by_keys(PASS);
@@ -199,8 +199,8 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
     w.row = place.row, w.part = place.part;
     w.rows = (int)(BY_KEYS ? w.s.Sk : w.s.Sq), w.columns = (int)(BY_KEYS ? w.s.Sq : w.s.Sk);
     w.first_row = first_row(g.dims, w.s, BY_KEYS, w.b, w.h) + w.row;
-    /* The first and the last column that a row sees grow with the row's number. The tile's range of columns therefore
-     * begins with the first column of its first row, and ends with the last column of its last row. */
+    /* The first and the last column that a row sees do not decrease from row to row. The tile's range of columns
+     * therefore begins with the first column of its first row, and ends with the last column of its last row. */
     w.begin = (int)columns_of<BY_KEYS>(g, w.s, w.row).lo / COLUMNS * COLUMNS;
     w.end = (int)columns_of<BY_KEYS>(g, w.s, min(w.row + ROWS, w.rows) - 1).hi;
     w.chunks = w.o.x.width / CHUNK, w.chunks2 = has_two_products(PASS) ? w.o.x2.width / CHUNK : 0;
@@ -218,8 +218,8 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
     return w;
 }
 
-/* Copies `wide` columns, from column `channel` on, of `count` rows to shared memory. Rows from `valid` on become
- * zeros. */
+/* Copies `wide` columns, beginning with column `channel`, of `count` rows to shared memory. Only the first `valid` rows
+ * exist; the others become zeros. */
 DEVICE void load_rows(float *to, int line, const dense &from, int64_t row0, int channel, int count, int wide, int valid)
 {
     const int pieces = wide / 4; /* number of 16-byte pieces that are copied from each row */
@@ -230,8 +230,8 @@ DEVICE void load_rows(float *to, int line, const dense &from, int64_t row0, int 
     }
 }
 
-/* Begins to load what step `at` of the loop reads, as one group of asynchronous copies. Past the last tile the group is
- * empty. */
+/* Begins the asynchronous copies of the data that iteration `at` of the loop reads. The copies form one group; past the
+ * last tile the group is empty. */
 template <pass PASS> DEVICE void load(const truth_args &t, const block_work &w, float *to, const cursor &at)
 {
     if (at.member < w.members && w.begin < w.end) {
@@ -247,8 +247,8 @@ template <pass PASS> DEVICE void load(const truth_args &t, const block_work &w, 
     cp_async_commit();
 }
 
-/* Turns products q.k into scores; hidden pairs get -inf. With options the function also sets ex.slope to the scores'
- * derivatives, which score_gradients() needs. */
+/* Turns products q.k into scores; hidden pairs get -inf. In problems with options, the function also sets ex.slope to
+ * the scores' derivatives, which score_gradients() needs. */
 template <pass PASS>
 DEVICE void finish_scores(const truth_args &t, const block_work &w, const cursor &at, fragment &S, exchange &ex)
 {
@@ -268,8 +268,8 @@ DEVICE void finish_scores(const truth_args &t, const block_work &w, const cursor
     });
 }
 
-/* Returns the softmax of the query of a pair. The query is the pair's row in the pass DQ, and its column in DK and
- * DV. */
+/* Returns the softmax numbers (row_sum) of a pair's query. The query is the pair's row in the pass DQ, and the pair's
+ * column in DK and DV. */
 template <pass PASS>
 DEVICE const row_sum &sum_of(const row_sum (&of_rows)[2], const row_sum *of_columns, const cursor &at, int n, int e)
 {
@@ -297,7 +297,7 @@ DEVICE double kept(const truth_args &t, const exchange &ex, int n, int e)
     return !t.a.drop_below ? 1 : signbit(ex.slope[row_of(e)][column_of(n, e)]) ? 0 : t.drop_scale;
 }
 
-/* Replaces P, which is in S, by dS. Sets dP to 0 for the next tile. */
+/* Replaces P, which is stored in S, by dS. Sets dP to 0 for the next tile. */
 template <pass PASS>
 DEVICE void score_gradients(const truth_args &t, const row_sum (&of_rows)[2], const row_sum *of_columns,
                             const cursor &at, fragment &S, fragment &dP, const exchange &ex)
@@ -312,8 +312,8 @@ DEVICE void score_gradients(const truth_args &t, const row_sum (&of_rows)[2], co
     });
 }
 
-/* Ends the softmax of row number r of this lane, and stores lse. Returns the factor by which the row's result is
- * multiplied. */
+/* Completes the softmax of row number r of this lane, and stores lse. Returns the factor by which the caller must
+ * multiply the row of the result. */
 DEVICE double close_softmax(const truth_args &t, const block_work &w, const online_row &online, int r)
 {
     const double l = sum_of_quad(online.l), z = sum_of_quad(online.seen_z);
@@ -379,7 +379,7 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
         else if (at.part < w.chunks + w.chunks2) add_scores(dP, from, from + ROWS * LINE);
 
         const int64_t column0 = first_column<PASS>(t, w, at.member);
-        if (at.part == w.chunks - 1) { /* true when S is complete: all chunks of q and k were added up */
+        if (at.part == w.chunks - 1) { /* true if S is complete: all chunks of q and k have been added */
             finish_scores<PASS>(t, w, at, S, ex);
             if (PASS == FORWARD) {
                 const double rescale[2] = { softmax_step<0>(online[0], S), softmax_step<1>(online[1], S) };
@@ -393,7 +393,7 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
                     if (!is_hidden(S[n][e])) S[n][e] *= kept(t, ex, n, e);
                 });
         }
-        /* true when dP is complete: all chunks of dout and v were added up */
+        /* true if dP is complete: all chunks of dout and v have been added */
         if (has_two_products(PASS) && at.part == w.chunks + w.chunks2 - 1)
             score_gradients<PASS>(t, sums, t.sums + column0, at, S, dP, ex);
         if (at.part == w.chunks + w.chunks2) {
@@ -414,8 +414,8 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
 /* ---- The kernels that run between the forward and the gradients -------------------------------------------------- */
 
 /* Replaces the computed softmax of a row by the lse that the client gave for the backward, by the rules of
- * cpu/reference.c. An lse with |lse| >= ATTN_LSE_MOST is ignored, except -inf. If the row sees one key, and the key's
- * score differs from lse only by rounding, P is 1. */
+ * cpu/reference.c. An lse with |lse| >= ATTN_LSE_MOST is ignored, except -inf. If the row sees only one key, and lse
+ * differs from the key's score only by rounding, that score replaces lse, so that P is exactly 1. */
 DEVICE void take_given_lse(row_sum &sum, double lse)
 {
     const bool counts = fabs(lse) < ATTN_LSE_MOST;
@@ -425,8 +425,8 @@ DEVICE void take_given_lse(row_sum &sum, double lse)
     sum.rest = 0;
 }
 
-/* Prepares rows for a backward: computes delta, and takes the lse that the client has given, if any. A warp computes
- * one row. */
+/* Prepares rows for a backward: computes delta, and uses the lse of the client, if the client gave one, instead of the
+ * computed lse. A warp computes one row. */
 __global__ void __launch_bounds__(SMALL_BLOCK) close_rows(const __grid_constant__ truth_args t, int64_t rows)
 {
     const attn_geometry &g = t.a.g;
@@ -453,10 +453,11 @@ __global__ void __launch_bounds__(SMALL_BLOCK) close_rows(const __grid_constant_
 
 /* ---- Functions of the host that plan and launch ------------------------------------------------------------------ */
 
-/* Operations per second: RATE on chips whose tensor cores compute doubles; RATE_OF_FEW on chips of compute capability
- * 8.6, 8.7 and 8.9, which compute doubles at a 64th of their rate for float32. With head size 128, an H100 makes 2.1e13
- * operations per second in a forward and 1.8e13 in a backward. An A100 reaches 0.3 of these rates. With all options
- * together a forward takes 3.8 times as long (OPTIONS_COST). */
+/* RATE: operations per second on chips whose tensor cores compute doubles. RATE_OF_FEW: operations per second on chips
+ * of compute capability 8.6, 8.7 and 8.9, which compute doubles at a 64th of their float32 rate. OPTIONS_COST: factor
+ * by which options lengthen a problem. Measured with head size 128: an H100 makes 2.1e13 operations per second in a
+ * forward and 1.8e13 in a backward, an A100 0.3 times as many, and all options together make a forward 3.8 times as
+ * long. */
 const double RATE = 1.8e13, RATE_OF_FEW = 2.5e11, OPTIONS_COST = 4;
 const double BYTES_PER_SECOND = 5e11;
 
@@ -485,8 +486,8 @@ struct layout {
     bool overflows;
 };
 
-/* Reserves `count` elements in the workspace and sets `to` to their address, counted from `base`. base is NULL where
- * only the size of the workspace is wanted. */
+/* Reserves `count` elements in the workspace, and sets `to` to their address. `base` is the start of the workspace, or
+ * NULL if the caller needs only the size of the workspace. */
 template <typename T> void take(layout &l, char *base, T *&to, int64_t count, int64_t each)
 {
     int64_t bytes;
@@ -514,8 +515,8 @@ layout lay_out(const attn_problem *p, const attn_truth *to, char *base)
     if (backward) {
         take_dense(l.t.dout, queries, g.dims.Dv);
         take(l, base, l.t.sums, queries, 1);
-        /* Memory for out in the workspace. It exists even where the caller provides memory for out, so that the
-         * workspace's size does not depend on which results are wanted. */
+        /* Memory for out in the workspace. It is reserved even if the caller provides memory for out, so that the
+         * workspace's size does not depend on which results are requested. */
         double *out;
         take(l, base, out, queries, g.dims.Dv);
         if (!l.t.to.out) l.t.to.out = out;
@@ -548,8 +549,8 @@ template <pass PASS> cudaError_t launch_pass(const cuda_chip *chip, cudaStream_t
     return cudaPeekAtLastError();
 }
 
-/* Converts the inputs to dense float32 tensors. Fills the results with 0, and lse with -inf, because no pass writes the
- * results of padding rows. */
+/* Converts the inputs to dense float32 tensors. Fills the results with 0, and lse with -inf: these are the results of
+ * padding rows, which no pass writes. */
 cudaError_t prepare(cudaStream_t stream, const truth_args &t, bool backward)
 {
     const attn_dims &d = t.a.g.dims;

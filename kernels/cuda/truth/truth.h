@@ -9,8 +9,8 @@
  * problem's sizes overflow. */
 bool cuda_truth_need(const cuda_chip *chip, const attn_problem *problem, attn_truth_cost *cost);
 
-/* Computes float64 results in several steps (short launches), and queues those steps that chip->steps selects. The
- * function is for attn_truth_some(). */
+/* Computes float64 results, for attn_truth_some(). The computation consists of several steps (short launches), and a
+ * call queues the steps that chip->steps selects. */
 cudaError_t cuda_truth(const cuda_chip *chip, cudaStream_t stream, const attn_problem *problem,
                        const attn_truth *results, void *workspace);
 
