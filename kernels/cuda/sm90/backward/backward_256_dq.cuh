@@ -147,7 +147,7 @@ template <class X> struct shared_queries {
 
 /* ---- The thread that loads tiles (producer) ---------------------------------------------------------------------- */
 
-/* Loads the rows of Q, or of dO, of both consumers. */
+/* Loads the rows of Q, or of dO, for both consumers. */
 template <class X, int CHUNKS, int SIZE>
 DEVICE void load_queries(uint16_t (&to)[2][SIZE], uint64_t (&full)[2], const CUtensorMap *map, const tma_place &from)
 {
@@ -248,8 +248,8 @@ template <typename T, class X> struct query_gradients {
 
     DEVICE void make_dS(operand &dS, float (&S)[BN / 2], const float (&dP)[BN / 2])
     {
-        /* The loop below handles two neighbouring keys of a row at a time. P is rounded to 16 bits, as in
-         * backward_keys, so that dQ has the same bits whether dS is stored or not. */
+        /* The loop below handles two neighbouring keys of a row at a time. As in backward_keys, P is rounded to 16
+         * bits, so that dQ has the same bits whether dS is stored or not. */
         if (tile < free_first || tile >= free_last)
             mask<BN>(S, x.band, row0 + me.warp * 16 + me.lane / 4, tile * BN, me.lane);
 #pragma unroll

@@ -343,7 +343,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Returns whether some row of the tile has so huge a score that its lse is stored in two parts. */
+    /* Returns whether the lse of some row of the tile is stored as two numbers, because the row has a huge score. */
     DEVICE bool has_parts(const row_values *values) const
     {
         bool any = false;
@@ -355,8 +355,8 @@ template <typename T, class X, typename R> struct gradients {
         return __any_sync(0xffffffff, any);
     }
 
-    /* Turns S into P for a tile with rows whose lse is stored in two parts. Beside a huge bias, q.k is too small to
-     * count and is ignored. */
+    /* Turns S into P for a tile with rows whose lse is stored as two numbers, because a bias makes it huge. Beside such
+     * a bias, q.k is too small to count and is ignored. */
     DEVICE void exponents_in_parts(float (&S)[BM / 2], const row_values *values) const
     {
         if constexpr (X::BIAS) {
@@ -606,7 +606,8 @@ template <typename T, class X, typename R> struct gradients {
     DEVICE void make_P(float (&S)[BM / 2])
     {
         if (X::TURNS) me.await_turn();
-        /* if the options change nothing in this tile of queries, compute it as in the variant without options */
+        /* where softcap, ALiBi, FlashMask, bias and keep_mask change nothing in this tile of queries, exponents()
+         * suffices */
         if constexpr (X::PAIRS) {
             if (!X::BIAS && p.mods.cap != 0) exponents_of_options(S, sm.values[q.stage]);
             else if (record().bounded || record().slope != 0 || X::BIAS || record().partly_kept)
@@ -681,8 +682,8 @@ template <typename T, class X, typename R> struct gradients {
         if (X::S_BEFORE_DK) me.release(sm.bars_Q, now);
     }
 
-    /* Replaces round() for a tile of queries that sees no key of this warpgroup. Computes no product, and writes zeros
-     * to shared memory as the warpgroup's dS. */
+    /* Replaces round() for a tile of queries that sees no key of this warpgroup. Issues no wgmma, and writes zeros to
+     * shared memory as the warpgroup's dS. */
     DEVICE void pass_round()
     {
         const uint32_t dS[BM / 16][4] = {};
@@ -851,7 +852,7 @@ template <typename T, class X, typename R> struct gradients {
      * tiles. All threads of both consumers call this function. */
     DEVICE bool next_tile(ring<2> &at)
     {
-        /* after this barrier no warp's dK or dV is in the memory of dS any more */
+        /* the consumers' dK and dV have passed through the memory of dS; after this barrier it may be overwritten */
         named_barrier_sync(END_BARRIER, CONSUMERS);
         /* All lanes wait, and conditions, not branches, choose the lanes that act. After a branch that only some lanes
          * take, ptxas would keep addresses that are the same for all lanes in registers of each thread. */
@@ -924,7 +925,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         prefetch_tensormap(&m.dO);
         init_pairs(sm.bars_Q, 2);
         init_pairs(sm.bars_dO, 2);
-        /* four arrivals release an entry of sm.work: one each of the loader and of the two senders, and one for all
+        /* four arrivals release an entry of sm.work: one by the loader, one by each of the two senders, one for all
          * consumers */
         init_pairs(sm.bars_work, 4);
         mbarrier_init(smem_addr(&sm.K_full), 1);
@@ -971,10 +972,10 @@ int64_t query_tiles_of(const attn_dims &d)
     return query_tiles_per_head(d, QUERY_TILE) * d.H * (d.packed ? 1 : d.B);
 }
 
-/* Returns the number of 32-bit words in which blocks record progress; all start at 0. A unit of queries is 32 or 64
- * queries of one head. Each key/value head has a word that counts its prepared units of queries (units with delta and
- * lse). If dQ is wanted, each key/value head has a second word (plan::done), each tile of queries has two words
- * (plan::begun), and one word counts the units of queries that warps have claimed to compute dQ. */
+/* Returns the number of 32-bit words in which blocks record progress; all start at 0. Each key/value head has one word:
+ * the number of its units (32 or 64 queries of one head) whose delta and lse are ready. If dQ is wanted, there are more
+ * words: a second one for each key/value head (plan::done), two for each tile of queries (plan::begun), and one that
+ * counts the units whose dQ warps have claimed to compute. */
 int64_t words_of(const attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -1103,7 +1104,8 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
     const int blocks = p.makes_dq ? job.chip->multiprocessors : std::min(tiles, job.chip->multiprocessors);
     if (!is_first_share(
             /* A share is the part of the tiles that one launch computes. The first share prepares the queries for all
-             * shares. Later shares are launched in the ordinary way, so that each waits for the share before it. */
+             * shares. A later share is launched by <<<>>> and not by launch_dependent(), so that it starts only when
+             * the share before it has ended. */
             job.chip)) {
         if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(job.run.args, p, m);
         return cudaPeekAtLastError();

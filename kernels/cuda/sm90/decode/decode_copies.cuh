@@ -104,7 +104,7 @@ template <typename T, class X> struct copies_by_engine {
     }
 
     /* Looks up where each box (one load of TMA) of the split starts. One warp calls this function. It reads no entry of
-     * the page table past the entry of the last key. */
+     * the page table past the last key's. */
     DEVICE void find_boxes() const
     {
         /* one past the last key to load: the end of the split's last tile, or of the sequence if the sequence ends
@@ -169,8 +169,8 @@ template <typename T, class X> struct copies_by_engine {
 
     DEVICE void clear_tail(uint16_t *tile, int j) const
     {
-        /* rows: number of rows of tile j before the sequence's end; PIECES: pieces of 16 bytes per row of a chunk. The
-         * swizzle moves pieces only within a row, so whole rows can be cleared */
+        /* rows: number of rows of tile j before the sequence's end; PIECES: pieces of 16 bytes per row of a chunk.
+         * Whole rows are cleared, so the swizzle, which moves pieces only within a row, does not matter */
         const int rows = Sk - j * X::BN, PIECES = CHUNK / 8;
         if (rows >= X::BN) return;
 #pragma unroll 1
@@ -271,8 +271,8 @@ inline bool plan_copies(copy_plan *copies, const cuda_chip *chip, const attn_pla
     copies->box = (int)attn_min64(d.page_size & -d.page_size, tile);
     copies->box_shift = 0;
     while (1 << copies->box_shift < copies->box) copies->box_shift++;
-    /* With a promotion to 256 bytes the L2 would fetch each 128 bytes of a row twice, and the kernel would take a tenth
-     * longer. */
+    /* `promotion` is how many bytes the L2 fetches from memory at a time. With 256, each 128 bytes of a row would be
+     * fetched twice, and the kernel would take a tenth longer. */
     const CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
     return tma_map(&copies->K, K, copies->box, box_bytes, promotion) &&
            tma_map(&copies->V, V, copies->box, box_bytes, promotion);

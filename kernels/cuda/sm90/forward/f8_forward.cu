@@ -60,9 +60,9 @@ enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
  * the member of that name. */
 template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {
     typedef T_ T;
-    /* Whether a work tile (BM rows of one head) begins and ends in a faster way: in the first tile of keys only scores
-     * that some row sees are computed, and the softmax ends while the last product runs. The gain is largest where a
-     * work tile has few tiles of keys, or where its tiles are wide. */
+    /* true: a work tile (BM rows of one head) begins and ends faster. In its first tile of keys only scores that some
+     * row sees are computed, and its softmax ends while its last product runs. The gain is largest where a work tile
+     * has few tiles of keys, or where its tiles are wide. */
     static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
@@ -78,7 +78,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* whether a consumer's thread needs all registers that a block of this size can give it */
     static const bool LARGE = D == 256 || BN == 224;
     static const int PRODUCER = C == 3 ? 32 : LARGE ? 24 : 40, CONSUMER = C == 3 ? 160 : LARGE ? 240 : 232;
-    /* Whether products compute l, the sum of P: O then has 8 more columns, see counted(). */
+    /* true: the product P V also computes l, the sum of P, in 8 additional columns of O, see counted() */
     static const bool COUNTS = D == 128 && !WIDE;
     static const int COLUMNS = D + (COUNTS ? 8 : 0);
     /* number of tiles of keys from one promotion (the addition of O to sums in shared memory) to the next */
@@ -98,10 +98,11 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* number of steps in which a warp transposes a unit (128 keys by 64 channels) of V; shared memory limits the size
      * of a step */
     static const int STEPS = D == 256 ? 8 : 1;
-    /* Whether the sums to which promotions add O (see PROMOTED) are floats. Otherwise they are bfloat16, because shared
-     * memory has no room for floats. A thread has D / 2 sums. */
+    /* Promotions (see PROMOTED) add O to sums in shared memory. true: these sums are floats. false: they are bfloat16,
+     * because shared memory has no room for floats. A thread has D / 2 sums. */
     static const bool FLOAT_SUMS = D <= 128;
-    static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* number of 32-bit words that four sums of O take */
+    static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* number of 32-bit words that four sums of O (floats or
+                                                      * bfloat16 numbers) take */
 };
 
 /* A work tile: rows i0 to i0 + BM - 1 of head h of batch row b, with tiles of keys `first` to `last` - 1. */
@@ -121,8 +122,8 @@ enum { STOP = -1 }; /* value of work_tile::i0 that means: there is no more work 
  * rows of out pass through this memory to global memory. */
 template <class X> struct sum_words {
     uint32_t O[X::D / 8][32 * X::SUM_WORDS];
-    /* for each pair of rows: x and y are the sums l of the two rows; z and w are the maxima to which the two rows' sums
-     * are relative */
+    /* for each pair of rows: x and y are the two rows' sums l; z and w are the maxima that were subtracted from their
+     * scores */
     float4 rows[X::COUNTS ? 8 : 1];
 };
 
@@ -138,7 +139,8 @@ template <class X> struct shared {
     kv_barriers<X::C, X::STAGES> bars;
     unit helped_units[X::HELPS ? X::C * 4 : 1]; /* the unit of V (128 keys by 64 channels) that each consumer warp
                                                  * transposes in help_to_transpose() */
-    int newest[X::C * 4]; /* [warp]: the newest work tile for which this warp has left a repair_note; -1: none */
+    int newest[X::C * 4]; /* [warp]: the newest work tile for which this warp has written a repair_note (rows to
+                           * compute again); -1: none */
 };
 
 /* ---- The plan: the numbers of a problem that the kernel reads, in 32 bits ---------------------------------------- */
@@ -147,7 +149,7 @@ template <class X> struct shared {
  * end of the block. In `rows`, bit 4 i says that row i has huge scores, and bit 4 i + 1 that row i + 8 has, for i = 0
  * .. 7. */
 struct repair_note {
-    uint32_t rows; /* one bit for each row with huge scores, and the bits LOOK and V_NAN */
+    uint32_t rows; /* one bit for each row with huge scores, and the bits LOOK and V_NAN (see below) */
     int before;    /* the previous work tile for which the warp left a repair_note; -1: none */
 };
 /* bit of repair_note::rows: a result was not finite, so repair_own_rows() must find the rows that see a NaN */
@@ -240,8 +242,8 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* Loads tile j of V^T, and waits before that until it is ready. V^T is known to be ready from block of keys `ready`
-     * on, and `ready` is updated. */
+    /* Waits until tile j of V^T has been written, and loads it. `ready` is updated: all blocks of keys of V^T from
+     * number `ready` on are known to be written. */
     DEVICE void load_V(int j, int hk, int b, int &ready)
     {
         if (j * BN / KEYS < ready) ready = await_units(p.transpose, b * p.transpose.Hk + hk, j * BN / KEYS, ready);
@@ -291,10 +293,10 @@ DEVICE float high_bf16(uint32_t pair)
 }
 
 /* Returns l (the sum of P) of the thread's two rows, in shapes whose product P V also computes l. V has 8 additional
- * columns, which are 1 and 1.75 in turn, and a thread has two of them. A product loses part of a small P beside a large
- * one. Because O and l lose the same parts here, their quotient, out, loses less. How much l loses depends on the
- * number by which P is multiplied. The mean of the results of 1 and 1.75 has the smallest error of the numbers tried
- * (kernels/MEASUREMENTS.md, changes to the float8 forward). */
+ * columns, which are 1 and 1.75 in turn, and a thread has two of them. An e4m3 product loses part of a small P beside a
+ * large one. If l comes from the same product, O and l lose the same parts, and out = O / l loses less. Of the numbers
+ * tried for these columns, the mean of the results of 1 and 1.75 has the smallest error (kernels/MEASUREMENTS.md,
+ * changes to the float8 forward). */
 enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* four e4m3 numbers each: 1 and 1.75 */
 DEVICE float2 counted(const float *sums)
 {
@@ -496,9 +498,9 @@ template <class X> struct attention {
         float S[BN / 2], rescale[2];
         uint32_t P[BN / 32][4];
 
-        /* promotes(j): whether O is promoted (added to the sums in shared memory) after the softmax of tile j. No
-         * promotion follows the softmax of the first computed tile, because O is still 0. `many`: whether this work
-         * tile has a promotion; with ZEROS, which is for the widest tiles, `many` is true. */
+        /* promotes(j): true if O is promoted (added to the sums in shared memory) after the softmax of tile j. The
+         * first computed tile has no promotion, because O is still 0. `many`: true if this work tile has a promotion,
+         * and always with ZEROS (the widest tiles). */
         const auto promotes = [](int j) { return (j + 1) % X::PROMOTE == 0; };
         const bool many = X::ZEROS || (y.last_visible - 1) / X::PROMOTE > first / X::PROMOTE;
         if (many) promoted.begin(sums, me.lane);

@@ -1,5 +1,5 @@
 /* forward_plan.cuh: a problem in the form that forward_tiles.cuh reads: the plan (all numbers in 32 bits), the work
- * tiles and the scratch memory. This file also decides which problems these kernels compute. */
+ * tiles and the scratch memory. This file also decides which problems the kernels of forward_tiles.cuh compute. */
 #ifndef ATTN_SM90_FORWARD_PLAN_CUH
 #define ATTN_SM90_FORWARD_PLAN_CUH
 

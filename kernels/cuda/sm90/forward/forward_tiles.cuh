@@ -103,8 +103,8 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
     /* whether maxima are found by largest_by_bits(); in other shapes no register is free for it */
     static const bool BY_BITS = D < 256 && !SCORE_MODS;
-    /* Whether the first product of the next work tile is issued right after the last product of the present one, so
-     * that it runs while the output is written. True for the shapes that this makes faster. */
+    /* true: the first product of the next work tile is issued right after the last product of the present one, so that
+     * it runs while the output is written. This is faster for some shapes only. */
     static const bool BEGINS_EARLY = D == 96 || D == 192 || (D != 128 && SCORE_MODS && !PAIRS);
     /* the largest number of tiles, at either end of a work tile's keys, that only some of the consumers see */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
@@ -473,8 +473,8 @@ template <typename T, class X> struct attention {
     DEVICE int warp_index() const { return me.w * 4 + me.warp; }
     DEVICE int lane() const { return me.lane; }
 
-    /* Returns x, which must have the same value in all lanes, by a vote. The vote tells ptxas that x is the same in all
-     * lanes. Otherwise ptxas would keep descriptors in registers of each thread. */
+    /* Returns x, which must have the same value in all lanes. The vote tells ptxas that it has; otherwise ptxas would
+     * keep descriptors in registers of each thread. */
     static DEVICE bool warp_uniform(bool x) { return __any_sync(0xffffffff, x); }
 
     /* The next work tile, or a command (see REPORT), which a consumer takes while it still computes the present work
@@ -516,7 +516,7 @@ template <typename T, class X> struct attention {
     DEVICE void zero_past_end(const work_tile &x)
     {
         me.await_V();
-        /* per_chunk: number of 16-byte pieces to set to zero in each chunk */
+        /* per_chunk: number of 16-byte pieces to set to zero in each chunk (the tile's rows by 128 bytes of columns) */
         const int rows = BN - x.Sk % BN, per_chunk = rows * 8;
         for (int n = threadIdx.x % 128; n < X::CHUNKS_V * per_chunk; n += 128) {
             const int chunk = n / per_chunk, piece = n % per_chunk;
@@ -597,18 +597,18 @@ template <typename T, class X> struct attention {
             if (p.dropout.drops) drop<N>(S, values.drawn, lane());
     }
 
-    /* With LATE_WAIT, releases the buffer of K in the middle of the softmax. ptxas moves the wait for the product O up
-     * to the nearest release that precedes the wait. If the release came before the softmax, no product of this
-     * warpgroup would run during the softmax. The release depends on `sum`, so that ptxas cannot move it. The condition
-     * of the release always holds (a sum is never below -slack), but ptxas cannot know that. */
+    /* With LATE_WAIT, releases the buffer of K in the middle of the softmax. A release before the softmax would be
+     * slower: ptxas moves the wait for the product O up to the nearest earlier release, so O would not run during the
+     * softmax. The release depends on `sum`, so that ptxas cannot move it. Its condition always holds, because a sum is
+     * never below -slack, but ptxas cannot know that. */
     DEVICE void release_K_late(float sum)
     {
         if (X::LATE_WAIT && me.leader && !(sum < -reference.slack))
             mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
     }
 
-    /* Waits for Q, and for the first tile of keys to compute. Skips the last `passed` tiles of the work tile's keys,
-     * which this warpgroup's rows do not see. */
+    /* Waits for Q, and for the first tile of keys to compute. First releases the last `passed` tiles of the work tile's
+     * keys, which this warpgroup's rows do not see. */
     DEVICE void await_first(int passed)
     {
         me.await_Q();
@@ -616,8 +616,8 @@ template <typename T, class X> struct attention {
         me.await_K();
     }
 
-    /* Issues the product that gives the scores of the first N keys of the first tile to compute. The caller must call
-     * retire() before it reads the scores S. */
+    /* Issues S = Q K^T for the first N keys of the first tile that is computed. The caller must call retire() before it
+     * reads the scores S. */
     template <int N> DEVICE void multiply_first(float (&S)[N / 2])
     {
         me.await_turn();
@@ -625,11 +625,10 @@ template <typename T, class X> struct attention {
         me.next_turn();
     }
 
-    /* Issues the product that gives the scores of the first tile of `work`, the next work tile. It is called only where
-     * X::BEGINS_EARLY. The product is issued even if this warpgroup's rows see no keys, because ptxas would wait for a
-     * product within the branch that issues it. Its result is then not used. The operands in shared memory must not
-     * change while the product runs: the function waits for Q and K if keys are loaded for `work`; otherwise nothing
-     * overwrites them until this warpgroup releases `work`. */
+    /* Issues the first S = Q K^T of `work`, the next work tile. It is called only where X::BEGINS_EARLY. If keys are
+     * loaded for `work`, it waits for Q and K first. The product is issued even if this warpgroup's rows see no keys,
+     * because ptxas would wait for a product within the branch that issues it. Its result is then not used, and nothing
+     * overwrites its operands until this warpgroup releases `work`. */
     DEVICE void begin(float (&S)[BN / 2], const next_work &work)
     {
         if (warp_uniform(work.sees)) {

@@ -16,7 +16,7 @@
 namespace {
 
 struct split_plan : plan {
-    int most;     /* number of work tiles for the same rows: the largest number of splits, or 1 with in_turn */
+    int most;     /* number of work tiles for the same rows: the largest number of splits, or 1 if in_turn is true */
     bool in_turn; /* true: a work tile computes all splits of its rows; false: each split is a work tile */
     float4 *sums; /* sums of O; indices: slot, warp, 4 numbers of O, lane. Each work tile has a slot or, with in_turn,
                    * each block. */
@@ -25,8 +25,8 @@ struct split_plan : plan {
     float4 *of_row;
 };
 
-/* What is known of a split after its softmax. l: for each of the thread's two rows, the sum of exponentials divided by
- * 2^top. finite: whether scores and sums are finite. */
+/* The results of a split's softmax besides O. l: for each of the thread's two rows, the sum of exponentials divided by
+ * 2^top. finite: true if scores and sums are finite. */
 struct split_end {
     float top[2], l[2];
     bool finite;

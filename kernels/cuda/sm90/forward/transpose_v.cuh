@@ -39,12 +39,12 @@ struct transpose_plan {
      * whether the unit is ready */
     uint32_t *marks;
     int Hk, Sk, Dv;
-    /* blocks of 128 keys per head, blocks of 64 channels per head, and number of units (such blocks of V) of all
+    /* blocks of 128 keys per head, blocks of 64 channels per head, and number of units (128 keys by 64 channels) of all
      * heads */
     int key_blocks, channel_blocks, units;
     tile_order order; /* order in which the blocks of keys are transposed */
-    /* true: the heads with which the blocks begin have more units of V^T (128 keys by 64 channels) than the grid has
-     * warps that transpose, so some units must wait */
+    /* true: each consumer warp transposes one unit before its other work (help_to_transpose()). It is true if the heads
+     * that are computed first have more units of V^T than the grid has warps that only transpose */
     bool in_haste;
     int *next_unit;
     uint32_t *any_nan; /* set to 1 if a warp found a NaN in V */
@@ -151,9 +151,9 @@ template <int STEPS, class MEMORY> struct transposer {
             for (int key = lane; key < min(x.keys, KEYS); key += 32) prefetch_L2(p.V + x.from + key * p.row);
     }
 
-    /* Transposes the numbers of one step. A unit of V is transposed in STEPS steps. With g = lane / 4 and q = lane % 4,
-     * ldmatrix gives a lane channels 2 g and 2 g + 1 (of 16) of keys 16 q to 16 q + 15 (of 64), two keys per register.
-     * The lane makes 16 neighbouring bytes of V^T from each of the two channels. */
+    /* Transposes the numbers of one of the STEPS steps of a unit of V. With g = lane / 4 and q = lane % 4, ldmatrix
+     * gives a lane channels 2 g and 2 g + 1 (of 16) of keys 16 q to 16 q + 15 (of 64), two keys per register. The lane
+     * makes 16 neighbouring bytes of V^T from each of the two channels. */
     DEVICE void transpose(int which, int step) const
     {
         const uint32_t lane = thread_anew() % 32, row = lane % 8, key = 16 * (row / 2) + 2 * (lane / 8) + row % 2;
@@ -233,8 +233,8 @@ template <int STEPS, class MEMORY> struct transposer {
         __syncwarp();
         if (at(0).keys) fetch(0, 0);
         for (int n = 0; at(n).keys; n ^= 1) {
-            /* claim the next unit (piece of V) before this one is transposed, because the atomic operation takes
-             * time */
+            /* claim the next unit (piece of V) before the present one is transposed, to hide the latency of the atomic
+             * operation */
             const int claimed = claimer ? claim(p.next_unit) : 0;
 #pragma unroll 1
             for (int step = 0; step < STEPS; step++) {

@@ -83,8 +83,8 @@ struct shared {
     /* indices: buffer, box of 64 columns. The last box of a tile holds P, after the scores of the tile were
      * computed. */
     alignas(1024) uint16_t K[2][BOXES][BOX];
-    /* for each row: the reference (the number subtracted from its scores before exp2), and the factor of O; indices:
-     * the warpgroup that computed the row's scores, row */
+    /* for each row: the reference (the number subtracted from its scores before exp2), and the factor by which O is
+     * multiplied; indices: the warpgroup that computed the scores, row */
     float reference[2][BM], rescale[2][BM];
     float l[2][2][BM]; /* sums l of P; indices: the split's number modulo 2, warpgroup, row */
     /* x: maximum m in base 2, y: sum l, over the splits added up so far; indices: warpgroup, row */
@@ -158,7 +158,8 @@ template <typename T, int W> struct warpgroup {
     /* the thread's first row in the block; the thread's second row is 8 rows below */
     const int row = warp * 16 + lane / 4;
     uint32_t phase[2] = { 0, 0 }; /* parity of the phase to wait for at the barriers `full` of each buffer */
-    softmax x;                    /* x.l is the sum over only those tiles whose scores this warpgroup computes */
+    softmax x;                    /* x.l: sums of P over only those tiles of keys whose scores this warpgroup
+                                   * computes */
     uint32_t kept[KEPT * 4][4];   /* operands of the last KEPT boxes (64 columns each) of Q */
 
     DEVICE warpgroup(const attn_geometry &g, const plan &p_, shared &sm_)
@@ -659,8 +660,8 @@ __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
         forward_row<LATENT_CHANNELS>(a, head_args_of(a, b, h), i, g.view[ATTN_T_out], nullptr, EVERY_ROW);
 }
 
-/* Computes the rows that latent_tiles could not compute, one row per warp. It runs in place of combine_latent() where
- * no splits need to be combined. */
+/* Computes the rows that latent_tiles could not compute, one row per warp. It runs instead of combine_latent() if the
+ * rows have no splits to combine. */
 __global__ void __launch_bounds__(128)
     repair_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
@@ -751,7 +752,8 @@ cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cud
     if (code != cudaSuccess) return code;
     if (y.all_end)
         return launch_dependent(repair_latent, attn_min64(attn_tiles(y.rows, 128), 1024), 128, 0, stream, a, p);
-    /* true: no part (every fourth split group of a row) has more than one group, so a kernel without parts suffices */
+    /* A part is every COMBINE_PARTS-th split group of a row. true: no part has more than one group, so a kernel without
+     * parts suffices */
     const bool one_each = attn_tiles(y.units, y.walks ? 1 : SPLIT_GROUP) <= COMBINE_PARTS;
     return one_each ? launch_dependent(combine_latent<1>, y.rows, 128, 0, stream, a, p)
                     : launch_dependent(combine_latent<COMBINE_PARTS>, y.rows, 128 * COMBINE_PARTS, 0, stream, a, p);

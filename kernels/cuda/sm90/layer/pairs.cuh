@@ -247,9 +247,9 @@ DEVICE uint32_t column_of(const uint32_t (&rows)[4], int k)
 
 namespace {
 
-/* Converts a keep_mask to bits by key. A warp has KIND_KEYS keys and one tile of queries; each lane has four of the
- * keys. The mask's bytes are 0 or 1. Therefore the sum of eight rows of bytes, row n shifted by n bits, has the eight
- * bits of a key in one byte. */
+/* Converts a keep_mask to bits, which are ordered by key. A warp has KIND_KEYS keys and one tile of queries; each lane
+ * has four of the keys. The mask's bytes are 0 or 1. If eight rows of bytes are added, row n shifted left by n bits,
+ * each byte of the sum has the eight bits of one key. */
 __global__ void __launch_bounds__(128)
     keep_columns(const __grid_constant__ attn_geometry g, const __grid_constant__ kept_columns kept, int heads)
 {

@@ -69,10 +69,10 @@ struct ending_order : tile_order {
     int short_tiles; /* number of short work tiles of each of the last heads */
 };
 
-/* Plans an ending_order. head_bytes and share: see tile_order_of(). short_tiles: number of a head's work tiles that are
- * shorter than its others, or 0 if all take the same time. The order ends with about at_end short work tiles, which
- * come from the last heads. The last heads are at least one section (heads ordered together). If they are more than one
- * section, the L2 cache can hold their K and V. */
+/* Plans an ending_order. The order ends with about at_end short work tiles, which are taken from the last heads.
+ * short_tiles: number of short work tiles of a head, or 0 if all its work tiles take the same time. head_bytes and
+ * share: see tile_order_of(). The last heads are at least one section (heads ordered together), and more only if the L2
+ * cache can hold their K and V. */
 static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, int64_t short_tiles,
                                            int at_end, int64_t share)
 {
@@ -136,8 +136,8 @@ struct key_band {
     int lo, hi, Sk;
 };
 
-/* Returns the key_band of a mask: the interval of keys that each row sees. Row i has the same position as key i +
- * align. */
+/* Returns the key_band of a mask: the interval of keys that each row sees. Row i is at the same position of the
+ * sequence as key i + align. */
 ATTN_HD key_band key_band_of(int align, int left, int right, int Sk)
 {
     return { align - left, align + right + 1, Sk };

@@ -16,8 +16,8 @@
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
-/* A reference (the score subtracted from a row's scores before exp2) that moves only when the row's maximum exceeds it
- * by more than slack, which is rare. slack is 8 in base 2, so P is at most 2^8. */
+/* A policy (see the beginning of this file): a row's reference moves only when the row's maximum exceeds it by more
+ * than slack, which is rare. slack is 8 in base 2, so P is at most 2^8. */
 struct lazy_reference {
     float c, slack;
     DEVICE float advance(float m, float top) const { return top <= m + slack ? m : top; }
@@ -27,8 +27,8 @@ struct lazy_reference {
     DEVICE float change(float m, float b, float) const { return __fsub_rn(base(m), b); }
 };
 
-/* A reference (the score subtracted from a row's scores before exp2) that always equals the row's maximum. P is 2^SHIFT
- * where the score is the maximum. */
+/* A policy (see the beginning of this file): a row's reference always equals the row's maximum. The largest P of a row
+ * is 2^SHIFT. */
 template <int SHIFT> struct shifted_reference {
     float c;
     DEVICE float advance(float, float top) const { return top; }
@@ -45,9 +45,9 @@ struct softmax {
     float m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 };
 };
 
-/* Returns whether largest_by_bits() may search for the next maxima of the thread's two rows. It may if, in both rows,
- * only a score above some number >= 0 can move the reference. Once true, the result stays true, because a reference
- * only grows. */
+/* Returns whether largest_by_bits(), which compares scores as integers, may search for the next maxima of the thread's
+ * two rows. It may if, in both rows, a score must exceed a number >= 0 to move the reference. Once the result is true
+ * it stays true, because a reference never falls. */
 template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE &reference)
 {
     return reference.least(x.m[0]) >= 0 && reference.least(x.m[1]) >= 0;
@@ -58,10 +58,10 @@ template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE
  * quarter of its exponentials are known. `sum` is >= 0 or NaN. It depends on these values, so that ptxas cannot move
  * code that uses `sum` to an earlier place.
  *
- * IN_TURN = 1 makes the second row's maximum depend on the first row's maximum, by a value that does not change the
- * result. ptxas then schedules the second row's maximum during the first row's exponentials. (Otherwise the order
- * changes with unrelated edits.) With IN_TURN = 2 the value also depends on the first of these exponentials, so that
- * the exponentials begin before the second row's maximum.
+ * IN_TURN = 1 makes the second row's maximum depend on the first row's maximum, without a change of the result. ptxas
+ * then schedules the second row's maximum during the first row's exponentials. (Otherwise the order changes with
+ * unrelated edits.) With IN_TURN = 2 the value also depends on the first of these exponentials, so that the
+ * exponentials begin before the second row's maximum.
  *
  * BY_BITS: largest_by_bits() may find maxima, because is_high() is true for all rows. */
 template <int N, int IN_TURN = 0, bool BY_BITS = false, class REFERENCE, class F>
@@ -182,7 +182,7 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
         if (SUMS) x.l[half] = sum[half * 2] + sum[half * 2 + 1];
 }
 
-/* Multiplies each of the two rows of O that a thread has by its factor. */
+/* The thread has elements of two rows of O. Multiplies each row by its own factor. */
 template <int N> DEVICE void multiply_rows(float (&O)[N], const float (&factor)[2])
 {
 #pragma unroll

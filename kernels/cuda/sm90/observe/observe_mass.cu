@@ -48,8 +48,8 @@ struct mass_order {
     bool uneven;
 };
 
-/* A work tile. It has keys j0 to j1 - 1 of head x. Queries i0 to i1 - 1 are those that see one of these keys and are
- * summed in key_mass. */
+/* A work tile. It has keys j0 to j1 - 1 of head x. Queries i0 to i1 - 1 are those that see one of these keys and that
+ * key_mass sums over. */
 struct mass_tile {
     head_args x;
     int j0, j1, shown; /* shown: the keys from this number on have no element in key_mass */

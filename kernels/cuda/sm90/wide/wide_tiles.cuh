@@ -129,7 +129,7 @@ struct wide_maps {
     CUtensorMap Q, K, V;
 };
 
-/* The plan of a run. The columns of out of the same queries are divided among `column_blocks` work tiles. */
+/* The plan of a run. Each tile of queries has `column_blocks` work tiles, which compute different columns of `out`. */
 struct wide_plan : plan {
     int column_blocks;
     /* cuda_args::rows_later and rows_found, where rows are marked for a later launch; NULL: warps set flags in
@@ -286,13 +286,13 @@ template <typename T, class X, int W> struct wide_consumer {
     int i0; /* the thread's rows are i0 and i0 + 8 */
     int free_first, free_last;
     head_mods head;
-    softmax x;                  /* x.l is the sum over only those tiles whose scores this consumer computes */
+    softmax x;                  /* x.l: sums of P over only those tiles of keys whose scores this consumer computes */
     uint32_t kept[KEPT * 4][4]; /* the last KEPT boxes of Q, as operands in registers */
 
     DEVICE wide_consumer(const wide_plan &p_, shared<X> &sm_) : p(p_), sm(sm_) {}
 
-    /* Returns the address of `of`, from which a descriptor is made. The address is computed anew at each call, to save
-     * registers. */
+    /* Returns the shared-memory address of the array `of`, for a wgmma descriptor. It is computed anew at each call, to
+     * save registers. */
     DEVICE uint32_t address(const uint16_t *of) const
     {
         return memory_anew() + (uint32_t)((const char *)of - (const char *)&sm);
@@ -362,8 +362,8 @@ template <typename T, class X, int W> struct wide_consumer {
         score_box<0>(S);
         finish_scores(S, passes);
     }
-    /* Computes the scores of this consumer's next tile, while the previous product O += P V still runs. Then releases
-     * the V of that product. */
+    /* Computes the scores of this consumer's next tile of keys while the previous product O += P V still runs, and then
+     * releases the V of that product. */
     DEVICE void score_behind(float (&S)[BN / 2], float (&O)[BOXES][32], bool passes)
     {
         score_box<0>(S);

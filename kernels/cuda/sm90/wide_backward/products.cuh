@@ -34,8 +34,8 @@ struct product_work {
     int column0;
     int64_t mark; /* index of the first row of this piece of work in cuda_args::rows_later (dq) or keys_later (dk,
                    * dv) */
-    bool empty;   /* true: no query or key of this part contributes to the sum, so the only buffer of this piece of work
-                   * has no operands */
+    bool empty;   /* true: no query or key of this part contributes to the sum, so a single buffer without operands
+                   * is passed on */
     int sums;     /* index in kept_plan::sums of the float32 sums of this piece of work */
 };
 

@@ -127,8 +127,8 @@ template <typename T, score_form FORM> struct score_maker {
     scores_shared &sm;
     consumer<2> me;
     ring<STAGES> at;
-    bool ahead; /* true in the left-hand consumer's first piece of work: the right-hand consumer waits until the
-                 * left-hand one is ahead */
+    bool ahead; /* true until the right-hand consumer has been started: it waits until the left-hand consumer is LEAD
+                 * buffers ahead */
     const k_major_low<ROWS> first_rows;
     const k_major_low<KEYS> first_keys;
 
@@ -144,7 +144,7 @@ template <typename T, score_form FORM> struct score_maker {
         multiply<T, KEYS, STEP / 16>(S, stage_of<sizeof(scores_shared::stage)>(first_rows, at.stage),
                                      stage_of<sizeof(scores_shared::stage)>(first_keys, at.stage), add);
     }
-    /* Computes S, the sum of the products of the operands in `steps` buffers. */
+    /* Computes S: adds up the products of the operands in the next `steps` buffers of the ring. */
     DEVICE void multiply_stages(float (&S)[KEYS / 2], int steps)
     {
         issue(S, 0);
