@@ -108,8 +108,8 @@ DEVICE void multiply_held(float (&d)[N / 2], const uint32_t (&held)[HELD][4], co
     wgmma_commit();
 }
 
-/* The state of one of the two consumers, for example which round is next. A round is one tile of queries of one
- * head. */
+/* What the two consumers have in common: a consumer's round (one tile of queries of one head), its positions in the
+ * rings, and how it waits, steps to the next round and stores its gradient. */
 template <typename T, class X> struct half_of_keys {
     static const int BM = X::BM, BN = X::BN;
     typedef uint32_t operand[BM / 16][4];
@@ -426,9 +426,9 @@ int64_t query_blocks_of(const attn_dims &d)
     return query_tiles_per_head(d, QUERIES) * d.H * (d.packed ? 1 : d.B);
 }
 
-/* The most memory for dS, in bytes. The heads are processed in parts, each with as many heads as fit. One head of 16384
- * queries and keys fits. Under a causal mask two such heads fit, which fill the GPU better than one head does. The GPU
- * emulator of the tests has a smaller limit, so that its small problems have several parts too. */
+/* The most memory for dS, in bytes. It suffices for one head of 16384 queries and keys, or for two such heads under a
+ * causal mask. If dS of all heads does not fit, the heads are processed in parts. The GPU emulator of the tests has a
+ * smaller limit, so that its small problems have several parts too. */
 #ifndef ATTN_KEPT_BYTES
 #define ATTN_KEPT_BYTES (520 << 20)
 #endif

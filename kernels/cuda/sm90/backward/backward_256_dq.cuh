@@ -45,9 +45,9 @@ template <int D_, int DV_> struct shape {
 
 /* dS in global memory, for the heads that are computed together. A tile of dS has 64 keys by 64 queries, with a row of
  * 128 bytes per key, swizzled as TMA does it (tma.cuh). A tile of queries has a tile of dS for each tile of keys that
- * it sees. The n-th tile of queries of a head shares memory for `width` tiles of dS with the n-th tile of queries from
- * the end. One of the two fills this memory from its start, the other from its end. Under a causal mask one of the two
- * sees few keys where the other sees many, so the memory has no gap. */
+ * it sees. The n-th tile of queries of a head and the n-th from the end share memory for `width` tiles of dS. One fills
+ * this memory from its start, the other from its end. Under a causal mask one sees few keys where the other sees many,
+ * so they fill it without a gap. */
 enum { KEPT_TILE = KEYS * QUERY_TILE };
 struct kept_tiles {
     uint16_t *tiles; /* NULL: dS is not stored, and dQ is computed from S and dP */

@@ -636,8 +636,8 @@ template <typename T, class X, typename R> struct gradients {
 
     /* Computes one round: dV, dS and dK of a tile of queries from its P and dP, and dQ of the previous tile. With MORE,
      * also computes P and dP of the next tile. No product may be running when it is called. In the first round there is
-     * no previous tile. Even then a dQ is computed, because a branch around the product would cost registers. That dQ
-     * is not passed on to the sums. */
+     * no previous tile; dQ is then computed but not added to the sums, because a branch around the product would cost
+     * registers. */
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
     {
@@ -984,8 +984,8 @@ int64_t words_of(const attn_plan *plan)
 }
 
 /* Returns whether prepare_ahead writes zeros to the sums of dQ. Otherwise the first block that has dQ for some queries
- * stores it as their sum, and other blocks wait for that store. In a long causal sequence, this first block is a slow
- * one. At D = 128 with one query head per key/value head, waiting for it costs more than writing zeros. */
+ * stores it as their sum, and other blocks wait for that store. In a long causal sequence this block is slow, and at D
+ * = 128 with one query head per key/value head the waiting costs more time than writing zeros. */
 bool wants_zeros(const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;

@@ -251,9 +251,10 @@ inline bool walkable_as(tma_tensor *to, const attn_view &view, const attn_dims &
     return B > 0 && rows > 0 && tma_walkable(view, B, d.Hk, rows, columns, bytes ? 16 : 8);
 }
 
-/* Describes keys and values to TMA. tile: the least number of keys per tile, over all shapes. row_bytes: the bytes of a
- * row of a tile in shared memory. Returns false unless TMA can load keys and values and the variant of the kernel
- * exists (see decode_by_engine() in sm80/decode.h). Heads above 256 have no variant for float8 keys. */
+/* Makes the tensor maps of keys and values. Returns false if TMA cannot or shall not load them (for example keys
+ * without pages), or if decode_by_engine() of sm80/decode.h has no kernel for the problem (head sizes above 256 have
+ * none for float8 keys). tile: the least number of keys per tile, over all shapes. row_bytes: the bytes of a row of a
+ * tile in shared memory. */
 inline bool plan_copies(copy_plan *copies, const cuda_chip *chip, const attn_plan *of, const cuda_args &a, int tile,
                         int row_bytes)
 {
@@ -266,7 +267,8 @@ inline bool plan_copies(copy_plan *copies, const cuda_chip *chip, const attn_pla
     if (d.page_size == 0 || d.page_size % LEAST_BOX || !walkable_as(&K, a.g.view[ATTN_T_k], d, d.D) ||
         !walkable_as(&V, a.g.view[ATTN_T_v], d, d.Dv))
         return false;
-    /* a box (one load of TMA) must lie within one page and one tile, so its number of rows divides both */
+    /* a box (one load of TMA) must lie within one page and one tile, so its number of rows divides those of a page and
+     * of a tile */
     const int box_bytes = row_bytes < 128 ? row_bytes : 128;
     copies->box = (int)attn_min64(d.page_size & -d.page_size, tile);
     copies->box_shift = 0;

@@ -49,10 +49,10 @@ typedef __nv_bfloat16 bf16;
 
 /* ---- Shapes of kernel instances; the table at the end of this file says which problem takes which shape ---------- */
 
-/* A promotion adds O to sums in shared memory, because a sum of products loses accuracy with each key (up to 2^-13 of
- * itself). PROMOTED: the most keys between two promotions in shapes whose products do not compute l. PROMOTED_COUNTED:
- * the same in shapes whose products also compute l. Measured errors: kernels/MEASUREMENTS.md (float8 forward: changes
- * 22, 25). SHIFT: P is 2^SHIFT where a row's score is its maximum. */
+/* A promotion adds O to sums in shared memory, because an accumulator of e4m3 products loses up to 2^-13 of its value
+ * with each key. PROMOTED: the largest number of keys between two promotions. PROMOTED_COUNTED: the same for shapes
+ * whose products also compute l. Measured errors: kernels/MEASUREMENTS.md (float8 forward: changes 22, 25). SHIFT: P is
+ * 2^SHIFT where a row's score is its maximum. */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
 /* The shape of a kernel instance. D: the largest head size. C: number of consumers, with 64 rows each. BN: keys per
@@ -75,7 +75,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* CHUNKS: number of chunks of 128 bytes that a row of q or k takes. CHUNKS_V: number of such chunks that a row of
      * V^T takes: BN keys of one byte each. */
     static const int ROW_BYTES = D * (int)sizeof(T), CHUNKS = (ROW_BYTES + 127) / 128, CHUNKS_V = (BN + 127) / 128;
-    /* whether a consumer's thread needs all registers that a block of this size can give it */
+    /* true: a consumer's thread gets as many registers as possible */
     static const bool LARGE = D == 256 || BN == 224;
     static const int PRODUCER = C == 3 ? 32 : LARGE ? 24 : 40, CONSUMER = C == 3 ? 160 : LARGE ? 240 : 232;
     /* true: the product P V also computes l, the sum of P, in 8 additional columns of O, see counted() */
@@ -89,8 +89,8 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     static const bool EARLY = D == 128 && !WIDE;
     /* whether largest_by_bits() finds maxima; at D = 256 no registers are free for it */
     static const bool BY_BITS = D < 256;
-    /* Whether O is set to zero before products add to it. Otherwise the first product overwrites O, which is 2 % slower
-     * for BN = 224 and faster for all other shapes. */
+    /* true: O is set to zero, and all products add to it. false: the first product overwrites O. For BN = 224 the
+     * latter is 2 % slower; for all other shapes it is faster. */
     static const bool ZEROS = BN == 224;
     /* With EARLY: number of chains of operations that find the maximum of the thread's second row. With 224 keys per
      * tile one chain takes too long. */
@@ -145,9 +145,9 @@ template <class X> struct shared {
 
 /* ---- The plan: the numbers of a problem that the kernel reads, in 32 bits ---------------------------------------- */
 
-/* A warp's note that some of its 16 rows of a work tile must be computed again. repair_own_rows() reads the note at the
- * end of the block. In `rows`, bit 4 i says that row i has huge scores, and bit 4 i + 1 that row i + 8 has, for i = 0
- * .. 7. */
+/* A warp writes this note if some of its 16 rows of a work tile must be computed again. repair_own_rows() reads it at
+ * the end of the block. In `rows`, bit 4 i is set if row i has huge scores, and bit 4 i + 1 if row i + 8 has (i = 0 ..
+ * 7). */
 struct repair_note {
     uint32_t rows; /* one bit for each row with huge scores, and the bits LOOK and V_NAN (see below) */
     int before;    /* the previous work tile for which the warp left a repair_note; -1: none */
@@ -332,10 +332,10 @@ template <class X> struct promoted_sums {
         if (!X::COUNTS) left[0] *= factor[0], left[1] *= factor[1];
     }
 
-    /* In shapes whose products compute l (the sum of P), returns l of the thread's two rows (x, y) from shared memory.
-     * It also sets `left`, the factors by which these rows' sums in shared memory must be multiplied. Call it before
-     * the sums are used. `left` is computed here from maxima and not kept, because registers are scarce. In other
-     * shapes the function does nothing. */
+    /* Call this before the sums in shared memory are used. In shapes whose products compute l (the sum of P), returns l
+     * of the thread's two rows (x, y) from shared memory, and sets `left`, the factors by which these rows' sums must
+     * be multiplied. (`left` is computed from maxima each time, because registers are scarce.) In other shapes the
+     * function does nothing. */
     DEVICE float2 find_left(const words &sums, const softmax &state, float c, int lane)
     {
         if (!X::COUNTS) return {};
@@ -406,8 +406,8 @@ template <class X> struct promoted_sums {
  * base 2. A larger m c is rounded so coarsely that P may exceed 448, the largest e4m3 number. */
 const float BASE_MOST = 1 << 23;
 
-/* What is known of a work tile after its softmax: the factors of the thread's rows of O, the bits of repair_note::rows
- * found so far, and whether the sums are finite. */
+/* The results of a work tile's softmax: the factors by which the thread's two rows of O are multiplied, the bits of
+ * repair_note::rows found so far, and whether the sums are finite. */
 struct tile_end {
     float factor[2];
     uint32_t rows;
@@ -435,7 +435,7 @@ template <class X> struct attention {
     DEVICE int row_of(const work_tile &x) const { return x.i0 + me.w * 64 + me.warp * 16 + me.lane / 4; }
 
     /* Turns raw scores of the first N keys of tile j into P. CAREFUL: some keys may be hidden, or scores must change
-     * their sign. With EARLY, the function `midway` is passed on to softmax_step_early(). With SHORT_ENDS and N > 128,
+     * their sign. `midway` is passed on to softmax_step_early(), which is used with EARLY. With SHORT_ENDS and N > 128,
      * all 64 rows see the first 64 keys of the tile, so no mask is applied to these keys. */
     template <int N, bool CAREFUL, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
@@ -457,8 +457,7 @@ template <class X> struct attention {
         else softmax_step<N, BY_BITS>(S, state, rescale, reference);
     }
 
-    /* Computes P of the first tile to compute (the last tile that this warpgroup's rows see), or only of that tile's
-     * first N keys. */
+    /* Computes P of the first N keys of the last tile that this warpgroup's rows see. (This tile is computed first.) */
     template <int N>
     DEVICE void first_tile(uint32_t (&P)[BN / 32][4], const work_tile &x, const warpgroup_tile &y, softmax &state)
     {
@@ -664,9 +663,9 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
     }
 }
 
-/* Lets each consumer warp transpose one unit (128 keys by 64 channels) of V before its other work. Under a mask, blocks
- * begin with different heads, and at head size 256 a unit takes long, so the two warps that transpose V are too slow
- * alone. The unit passes through the shared memory of the warp's sums. */
+/* Lets each consumer warp transpose one unit (128 keys by 64 channels) of V before its other work, through the shared
+ * memory of the warp's sums. The two warps that only transpose V would be too slow alone: under a mask blocks begin
+ * with different heads, and at head size 256 a unit takes long. */
 template <class X> struct helper_memory {
     shared<X> &sm;
     static DEVICE uint32_t index() { return thread_anew() / 32 - 4; }

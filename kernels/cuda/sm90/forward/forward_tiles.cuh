@@ -78,14 +78,15 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     static const int D = D_, C = C_, DV = DV_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool BIAS = VARIANT == WITH_PAIRS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS;
     static const bool SCORE_MODS = VARIANT == WITH_OPTIONS || PAIRS;
-    static const bool SPLITS = VARIANT == SPLIT; /* whether a work tile has only some of its rows' keys (a split) */
-    /* Whether consumers skip tiles at the beginning of a work tile's keys: with a window, one consumer may not see
-     * tiles that another sees. */
+    static const bool SPLITS = VARIANT == SPLIT; /* true: a work tile has only a part of the keys that its rows see
+                                                  * (a split) */
+    /* true: a consumer may skip tiles at the beginning of a work tile's keys. With a window, its rows may see none of
+     * the keys of a tile that another consumer's rows see. */
     static const bool PASSES_FIRST = VARIANT == WINDOWED;
     /* number of chunks of 64 columns that a row takes in shared memory */
     static const int CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64;
     static const int PRODUCER = C == 2 ? 40 : 32, CONSUMER = C == 2 ? 232 : C == 3 ? 160 : 112;
-    /* Whether shared memory has room for O beside Q, K and V. */
+    /* true: shared memory has room for O beside Q, K and V */
     static const bool STAGES_OUT = !SPLITS &&
                                    ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
                                        220 << 10;
@@ -122,10 +123,9 @@ template <class X> DEVICE bool lists_tiles(const plan_of<X> &p)
     else return X::SCORE_MODS && p.mask.bounds;
 }
 
-/* Number of work tiles in shared memory. A consumer may fetch the next work tile while it still reads the present one,
- * and meanwhile the scheduler may publish a third one. The newest work tile is also stored at a fixed address,
- * shared::work, because ptxas treats only values read from a fixed address as warp-uniform. See
- * attention::warp_uniform(). */
+/* Number of work tiles whose descriptions are in shared memory. A consumer may fetch the next work tile while it still
+ * reads the present one, and meanwhile the scheduler may publish a third one. The newest one is also in shared::work,
+ * because ptxas treats only values read from a fixed address as warp-uniform (see attention::warp_uniform()). */
 const int RECENT = 3;
 template <int C> struct recent_work {
     work_tile work;
@@ -297,7 +297,8 @@ template <class X> struct work_scheduler {
     }
 };
 
-/* The thread that fills the rings of K and V. It goes from one work tile to the next without a pause. */
+/* The thread that fills the rings of K and V. It begins with the next work tile while consumers still compute the
+ * present one. */
 template <class X> struct tile_loader {
     const plan_of<X> &p;
     shared<X> &sm;
@@ -410,8 +411,8 @@ struct thread_tile {
     key_band band;
 };
 
-/* What is known of a work tile after its softmax: the factors of the thread's rows of O, and whether scores and sums
- * are finite. */
+/* The results of a work tile's softmax: the factors by which the thread's two rows of O are multiplied, and whether
+ * scores and sums are finite. */
 struct tile_end {
     float factor[2];
     bool finite;
@@ -643,8 +644,8 @@ template <typename T, class X> struct attention {
         if (warp_uniform(work.sees)) me.next_turn();
     }
 
-    /* Computes P of the first tile to compute (the last tile that this warpgroup's rows see), or only of that tile's
-     * first N keys. `all`: the tile's scores, if begin() has computed them. */
+    /* Computes P of the first N keys of the last tile that this warpgroup's rows see. (This tile is computed first.)
+     * `all`: the scores of the whole tile, if begin() has computed them. */
     template <int N>
     DEVICE void first_tile(uint32_t (&P)[BN / 16][4], float (&all)[BN / 2], const thread_tile &t, const tile_bits *seen,
                            softmax &state, pair_values<X> &values)
@@ -965,10 +966,9 @@ template <typename T, class X> struct attention {
     }
 };
 
-/* Recomputes, one by one, the rows that see a value that is not finite, in the work tiles for which this warp has set
- * its flag. The function is not inlined, so that the loop over keys keeps its uniform registers (see
- * attention::warp_uniform()). The flags and the list of work tiles are complete, because they were written before the
- * scheduler published STOP. */
+/* For each work tile whose flag this warp has set, recomputes one by one the rows that see a NaN or infinity. All flags
+ * have been written when the scheduler publishes STOP, and so has the list of the block's work tiles. The function is
+ * not inlined, so that the loop over keys keeps its uniform registers (see attention::warp_uniform()). */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan_of<X> &p, const cuda_args &a)
 {
     /* number of channels per lane; one number for all shapes would make ptxas spill registers in shapes with small

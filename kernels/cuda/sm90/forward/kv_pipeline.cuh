@@ -77,7 +77,8 @@ template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
 
 /* ---- The thread that loads tiles --------------------------------------------------------------------------------- */
 
-/* Waits until a work tile, or the end of the work, is published, and returns it. */
+/* Waits until the next work tile is published, and returns it. Its member i0 may be a command such as STOP instead of a
+ * row. */
 template <class SM> DEVICE const auto &await_work(SM &sm, const ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.full[0]), at.phase);
@@ -201,9 +202,9 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
 };
 
 /* Calls step(j, MASKED, BY_BITS) for tile j, then for tile below(j), and so on down to `first`. MASKED and BY_BITS are
- * types that hold a bool. MASKED: some keys may be hidden; with FREE_LOOP it is false for tiles below `free`. BY_BITS
- * is true only with HIGH_LOOP, and only after high() has returned true: all rows of the warpgroup have seen scores so
- * high that largest_by_bits() may find maxima. Each combination of MASKED and BY_BITS has its own loop. */
+ * types that hold a bool; each combination has its own loop. MASKED: some keys may be hidden; with FREE_LOOP it is
+ * false for tiles below `free`. BY_BITS: largest_by_bits() may find maxima. It is true only with HIGH_LOOP, once high()
+ * has returned true because all rows of the warpgroup have seen high scores. */
 template <bool FREE_LOOP, bool HIGH_LOOP, class BELOW, class STEP, class HIGH>
 DEVICE void walk_down(int j, int free, int first, const BELOW &below, const STEP &step, const HIGH &high)
 {

@@ -35,7 +35,7 @@ struct split_rule {
 /* The number of rows of a work tile of forward_split.cu. */
 enum { SPLIT_BM = 128 };
 
-/* A rule by which no sequence is split, unless it has no queries. */
+/* A rule that splits no sequence that has queries. */
 const split_rule NO_SPLITS = { 0, 0, 1, 1, 0, 0, 0, 0 };
 
 /* Returns whether the keys of a sequence with Sq queries and Sk keys are split. */

@@ -127,8 +127,8 @@ template <int STEPS, class MEMORY> struct transposer {
     const transpose_plan &p;
     MEMORY &memory;
 
-    /* Returns the description of a unit (piece of V to transpose). The calling warp has two of them: the present unit
-     * and the next one. */
+    /* Returns the description of the calling warp's present unit or of its next one. `which` (0 or 1) alternates from
+     * unit to unit. */
     DEVICE unit &at(int which) const { return memory.own_unit(which); }
 
     /* Requests the numbers of V that one step transposes. A unit of V is transposed in STEPS steps. Bytes for keys or
@@ -256,9 +256,9 @@ template <int STEPS, class MEMORY> struct transposer {
 
 /* ---- Functions for warps that read V^T --------------------------------------------------------------------------- */
 
-/* Waits until V^T of a key/value head is ready from block of keys `wanted` to the head's last block. `ready` is the
- * result of the previous call: V^T was ready from that block on. Returns the block from which V^T is ready now, which
- * may be lower than `wanted`. All lanes of the warp must call this; each lane reads one mark. */
+/* Waits until V^T of a key/value head is ready from block of keys `wanted` to the head's last block. Returns the first
+ * block from which on all are ready, which may be lower than `wanted`. `ready` is the result of the previous call. All
+ * lanes of the warp must call this; each lane reads one mark. */
 DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
 {
     while (ready > wanted) {

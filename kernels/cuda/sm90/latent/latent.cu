@@ -299,10 +299,10 @@ template <typename T, int W> struct warpgroup {
         wgmma_commit();
     }
 
-    /* Processes the tiles of a split, two at a time. The product that computes a tile's scores is issued after the
-     * previous product O += P V, so that O += P V completes and its buffer (stage) is released while the scores are
-     * computed. ptxas makes good code only if each product O += P V is retired in the iteration that issues it, and if
-     * no other product is in flight while O is rescaled. */
+    /* Processes the tiles of a split, two at a time. A tile's scores are computed behind the previous product O += P V,
+     * so that this product's buffer can be released while the scores are computed. ptxas makes good code only if each
+     * product O += P V is retired in the iteration that issues it, and if no other product is in flight while O is
+     * rescaled. */
     DEVICE void run_left(float (&O)[HALF / 2], int first, int tiles)
     {
         float S[BN / 2];
@@ -574,10 +574,10 @@ __global__ void __launch_bounds__(THREADS, 1)
  * n, n + 4, n + 8 and so on. At the end the results of the parts are added up. */
 enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* number of blocks per multiprocessor */ };
 
-/* Adds up the results of a row's splits. Each block computes one row, with 128 threads for each part (every fourth
- * split group); a thread has four columns (see piece_of()). If no part has more than one group, PARTS is 1, and 128
- * threads add up all groups. A row that is not sound (see is_sound()) is computed again by one warp. Such rows are
- * rare, so the bound on registers is not chosen for them. */
+/* Adds up the results of a row's splits. Each block computes one row; a thread has four columns (see piece_of()). Each
+ * part (every fourth split group) has 128 threads. If no part has more than one group, PARTS is 1, and 128 threads add
+ * up all groups. A row that tensor cores could not compute (see is_sound()) is computed again by one warp. Such rows
+ * are rare; the limit on registers is chosen for the additions alone. */
 template <int PARTS>
 __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
     combine_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)

@@ -18,9 +18,9 @@
 /* ---- The softmax of rows whose scores may be huge ---------------------------------------------------------------- */
 
 /* The choice of a row's reference (the number subtracted from its scores before exp2, see softmax.cuh) for problems
- * whose bias may make scores huge, such as -3.4e38 for a mask. Scores are multiplied by c, the factor to base 2, unless
- * the row's reference is huge. Differences of huge scores are so large that P is 1 for the largest score and 0 for all
- * others, in any base. */
+ * whose bias may make scores huge, such as -3.4e38 for a mask. Scores are multiplied by c, which converts them to base
+ * 2, unless the row's reference is huge. Differences of huge scores are so large that P is 1 for the largest score and
+ * 0 for all others, in any base. */
 struct exact_reference {
     float c, slack;
     DEVICE float factor(float m) const { return fabsf(m) * c < SCORE_MOST ? c : 1; }

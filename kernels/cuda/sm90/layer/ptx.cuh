@@ -263,9 +263,9 @@ DEVICE float exp2_fast(float x)
     return y;
 }
 
-/* Returns the largest of three floats, compared as integers: one instruction where fmaxf takes two. The result is
- * correct if at least one of the three is >= 0; otherwise it may be any of the three. A NaN with sign bit 0 counts as
- * larger than all numbers; a NaN with sign bit 1 is ignored. */
+/* Returns the largest of three floats. It compares them as integers, which takes one instruction; two calls of fmaxf
+ * take two. The result is correct if at least one of the three is >= 0; otherwise it may be any of the three. A NaN
+ * with sign bit 0 counts as larger than all numbers; a NaN with sign bit 1 is ignored. */
 DEVICE float largest_by_bits(float x, float y, float z)
 {
     return __int_as_float(__vimax3_s32(__float_as_int(x), __float_as_int(y), __float_as_int(z)));

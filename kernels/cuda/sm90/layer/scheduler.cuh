@@ -27,7 +27,7 @@ struct tile_order {
 };
 
 /* Plans a tile_order. head_bytes: bytes of K and V that a query head reads. uneven: not all work tiles take the same
- * time. share: limit on the bytes of K and V of a section (heads ordered together). */
+ * time. share: the most bytes of K and V that a section (heads ordered together) may have. */
 static inline tile_order tile_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, bool uneven,
                                        int64_t share = L2_SHARE)
 {
@@ -92,7 +92,7 @@ DEVICE head_tile head_tile_of(const ending_order &x, int t)
     /* The order has three parts. First come the work tiles of all heads except the last heads, then the long work tiles
      * of the last heads, and then the short work tiles of the last heads. */
     tile_order part = x;
-    int head = 0, tile = 0; /* head, tile: where the part of the order begins to which number t belongs */
+    int head = 0, tile = 0; /* head, tile: the first head and the first tile of the part that t belongs to */
     part.heads = x.last_heads;
     if (t >= part.heads * part.per_head) {
         t -= part.heads * part.per_head, head = x.last_heads;
@@ -107,8 +107,8 @@ DEVICE head_tile head_tile_of(const ending_order &x, int t)
 }
 
 /* Plans an ending_order for a forward with BM queries per work tile and `rows` keys per head. K and V take row_bytes
- * per key. uneven: work tiles differ in length. With a window, work tiles in the middle of a sequence see as many keys
- * as the window has, and work tiles at both ends of the sequence see fewer keys. */
+ * per key. uneven: work tiles differ in length. With a window, work tiles in the middle of a sequence see a whole
+ * window of keys, and work tiles at its two ends see fewer keys. */
 static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_head, int64_t heads, int64_t rows,
                                             int64_t row_bytes, int BM, bool uneven, int64_t share)
 {

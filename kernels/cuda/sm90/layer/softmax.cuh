@@ -122,9 +122,9 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
 }
 
 /* Turns S into P, as softmax_step() does, but in an order that lets O be rescaled while exponentials are computed.
- * midway(sum) is called when both rows' maxima are known and one exponential is computed; from then on O may be
- * multiplied by `rescale`. `sum` is >= 0 or NaN and depends on both maxima. All later work waits for the first row's
- * maximum, so that maximum is found in two chains of operations. The second row's maximum is found in CHAINS (1 or 2)
+ * midway(sum) is called when both rows' maxima and one exponential are computed; from then on O may be multiplied by
+ * `rescale`. `sum` is >= 0 or NaN and depends on both maxima. The first row's maximum is found in two independent
+ * chains of operations, because all later work waits for it. The second row's maximum is found in CHAINS (1 or 2)
  * chains, beside the first row's exponentials. HIDDEN: a row may have seen no key yet. BY_BITS: is_high() is true for
  * all rows. SUMS: the sums are wanted. */
 template <int N, bool HIDDEN, int CHAINS, bool BY_BITS, bool SUMS, class REFERENCE, class F>

@@ -67,9 +67,8 @@ template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
      * read less of shared memory, whose bandwidth limits them. */
     static const int KEPT = MOST_BOXES > 3 ? 2 : SCORE_MODS ? 3 : 4;
     /* true: the right-hand consumer begins its scores only when the left-hand consumer has issued box TURN_BOX of its
-     * own scores. The softmax of the left-hand consumer then runs beside the scores of the right-hand one. If a tile
-     * has more than 8 boxes of K, taking turns is slower, because one consumer alone does not get its boxes fast
-     * enough. */
+     * own scores. The left-hand consumer's softmax then runs beside the right-hand consumer's scores. With more than 8
+     * boxes of K per tile this is slower, because boxes do not arrive fast enough for one consumer. */
     static const bool TAKES_TURNS = DC <= 8;
     static const int TURN_BOX = 3;
 };

@@ -127,8 +127,8 @@ template <typename T, score_form FORM> struct score_maker {
     scores_shared &sm;
     consumer<2> me;
     ring<STAGES> at;
-    bool ahead; /* true until the right-hand consumer has been started: it waits until the left-hand consumer is LEAD
-                 * buffers ahead */
+    bool ahead; /* left-hand consumer: true until it is LEAD buffers ahead in its first piece of work; the right-hand
+                 * consumer waits for that */
     const k_major_low<ROWS> first_rows;
     const k_major_low<KEYS> first_keys;
 
