@@ -607,8 +607,8 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     };
     const double seconds = tile_seconds(chip, plan);
     if (!job.kept.heads) code = in_shares(chip, seconds, tiles);
-    /* these launches are not divided into shares (several launches), because each takes only a few milliseconds: dS of
-     * one launch fits into KEPT_BYTES */
+    /* a part of the heads is not divided into several launches, because it takes only a few milliseconds: its dS fits
+     * into KEPT_BYTES */
     else if (takes_step(chip, seconds)) code = tiles(chip);
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }

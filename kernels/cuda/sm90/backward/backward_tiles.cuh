@@ -77,7 +77,7 @@
 #define ATTN_SM90_BACKWARD_TILES_CUH
 #include "kernels/cuda/sm90/backward/backward_dq.cuh"
 
-/* Computes lse of rows with huge scores, each as two numbers. The function is in sm80/forward.cu. */
+/* For rows with huge scores, computes lse as two numbers. The function is in sm80/forward.cu. */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream);
 
 namespace {

@@ -66,11 +66,11 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
-    /* whether consumer warps help to transpose V, see help_to_transpose() */
+    /* true: consumer warps help to transpose V, see help_to_transpose() */
     static const bool HELPS = SHORT_ENDS && D == 256;
-    /* SECTION: bytes of K and V of the heads of a section. Under a mask, the work tiles of a section are ordered
-     * together, see ending_order. Sections are small, so that V^T of the first heads is ready soon. Where consumers
-     * help to make V^T, sections are twice as large as elsewhere. */
+    /* SECTION: the most bytes of K and V in a section, which is a group of heads. Under a mask, the work tiles of a
+     * section are ordered together, see ending_order. Sections are small, so that V^T of the first section is ready
+     * soon. Where consumers help to make V^T (HELPS), sections are twice as large. */
     static const int64_t SECTION = (HELPS ? 16 : 8) << 20;
     /* CHUNKS: number of chunks of 128 bytes that a row of q or k takes. CHUNKS_V: number of such chunks that a row of
      * V^T takes: BN keys of one byte each. */
@@ -85,12 +85,12 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     static const int PROMOTE = (COUNTS ? PROMOTED_COUNTED : PROMOTED) / BN;
     /* the largest number of tiles, at the end of a work tile's keys, that only some of the consumers see */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
-    /* whether the wait for O += P V, and the rescaling of O, come in the middle of the next tile's softmax */
+    /* true: the wait for O += P V, and the rescaling of O, come in the middle of the next tile's softmax */
     static const bool EARLY = D == 128 && !WIDE;
-    /* whether largest_by_bits() finds maxima; at D = 256 no registers are free for it */
+    /* true: largest_by_bits() finds maxima; at D = 256 no registers are free for it */
     static const bool BY_BITS = D < 256;
-    /* true: O is set to zero, and all products add to it. false: the first product overwrites O. For BN = 224 the
-     * latter is 2 % slower; for all other shapes it is faster. */
+    /* true: O is set to zero, and all products add to it. false: the first product overwrites O, which is 2 % slower
+     * for BN = 224 and faster for all other shapes. */
     static const bool ZEROS = BN == 224;
     /* With EARLY: number of chains of operations that find the maximum of the thread's second row. With 224 keys per
      * tile one chain takes too long. */
@@ -319,8 +319,8 @@ template <class X> struct promoted_sums {
             else ((uint2 *)sums.O[n])[lane] = make_uint2(0, 0);
     }
 
-    /* Sets l in shared memory to 0, and the maxima to which the sums are relative to -inf. Shapes whose products do not
-     * compute l have neither, so there the function does nothing. */
+    /* Begins a work tile: in shared memory, sets the sums l to 0 and the rows' maxima to -inf. Shapes whose products do
+     * not compute l have neither there, so the function does nothing. */
     DEVICE static void begin(words &sums, int lane)
     {
         if (X::COUNTS) ((float *)sums.rows)[lane] = lane & 2 ? -CUDART_INF_F : 0;
@@ -903,8 +903,8 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     const shape_row *const x = shape_of(plan->problem, g.right < d.Sk || g.left < d.Sq);
     if (!x || d.Sq <= 0 || d.Sk <= 0 || d.B <= 0 || d.H <= 0 || d.Sq >= FAR || d.Sk >= FAR) return false;
     if (d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 >= INT32_MAX)
-        return false; /* work tiles, and units of V^T (128 keys by 64 channels), are counted in 32 bits, so a larger
-                       * problem is refused */
+        return false; /* work tiles, and units of V^T (128 keys by 64 channels), are counted in 32 bits, so a problem
+                       * with too many of them is refused */
     if (transpose_units(d) >= INT32_MAX) return false;
     if (plan->problem->out.rank && !tma_walkable(g.view[ATTN_T_out], d.B, d.H, d.Sq, d.Dv, 8)) return false;
     plan->variant = x;

@@ -69,8 +69,8 @@ struct __align__(16) work_tile
     /* with FlashMask or keep_mask: which of the two lists in shared memory (0 or 1) has the key tiles that this work
      * tile sees */
     int list;
-    /* in forward_split.cu: `split` is the number of this split of the rows' keys, `splits` is the number of splits, and
-     * `length` is the number of key tiles per split */
+    /* in forward_split.cu: the keys that the rows see are divided into `splits` splits of `length` key tiles; this work
+     * tile has number `split` of them */
     int split, splits, length;
 };
 

@@ -91,9 +91,9 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
                                    ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
                                        220 << 10;
     static const bool LOW_WORDS =
-        /* whether operands are stored as low words of descriptors; at other head sizes this is 1 to 4 % slower */
+        /* true: operands are stored as low words of descriptors; at other head sizes this is 1 to 4 % slower */
         D == 128 || D == 192;
-    /* whether the wait for the product O comes after the softmax, see release_K_late() */
+    /* true: the wait for the product O comes after the softmax, see release_K_late() */
     static const bool LATE_WAIT = D == 128 || D == 192;
     /* If a warpgroup's rows see no more than the first FEW_KEYS keys of their last tile of keys, the warpgroup computes
      * only the scores of these keys. */
@@ -102,7 +102,7 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
      * waits for the first row's maximum. 2: it also waits for the first exponential, which is slower than 1 where a
      * tile has few keys. With options no register is free for the value 2. */
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
-    /* whether maxima are found by largest_by_bits(); in other shapes no register is free for it */
+    /* true: largest_by_bits() finds maxima; in other shapes no register is free for it */
     static const bool BY_BITS = D < 256 && !SCORE_MODS;
     /* true: the first product of the next work tile is issued right after the last product of the present one, so that
      * it runs while the output is written. This is faster for some shapes only. */
@@ -111,8 +111,8 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
 };
 
-/* The type of the plan that a kernel instance gets: pair_plan with bias, keep_mask and dropout, split_plan with splits,
- * and otherwise plan. */
+/* The type of the plan that a kernel instance gets: pair_plan if it computes bias, keep_mask and dropout, split_plan if
+ * it computes splits, and otherwise plan. */
 template <class X>
 using plan_of = std::conditional_t<X::PAIRS, pair_plan, std::conditional_t<X::SPLITS, split_plan, plan>>;
 

@@ -130,7 +130,7 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
         };
 #pragma unroll
         for (int turn = 0; turn < 2; turn++) {
-            /* the half of a tile that is loaded first is the left half in buffer 0, and the right half in buffer 1 */
+            /* in buffer 0 the left half of a tile is loaded first, in buffer 1 the right half */
             const int half = turn ^ s;
             /* only lane 0 waits and loads, because a lane that comes late to the wait might miss the phase */
             if (lane == 0) {
@@ -167,8 +167,8 @@ template <typename T, int W> struct warpgroup {
     {
     }
 
-    /* Returns the address of `tile`, from which a descriptor is made. The address is computed anew at each call, to
-     * save registers. */
+    /* Returns the shared-memory address of `tile`, for a wgmma descriptor. It is computed anew at each call, to save
+     * registers. */
     DEVICE uint32_t address(const uint16_t *tile) const
     {
         return memory_anew() + (uint32_t)((const char *)tile - (const char *)&sm);

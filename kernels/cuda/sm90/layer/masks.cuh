@@ -98,7 +98,7 @@ DEVICE void list_visible_tiles(const flash_mask &mask, int b, int h, int H, int 
     list_tiles(tiles, seen, [&](int j) { return attn_mask_classify(&extremes[j], begin, end); });
 }
 
-/* Returns the next lower tile in the list of visible tiles, below tile j. The list must have a tile below j. */
+/* Returns the highest visible tile of keys below tile j. The list `seen` must have such a tile. */
 DEVICE int listed_tile_below(const tile_bits *seen, int j)
 {
     int n = (j - 1) / 32;

@@ -388,12 +388,12 @@ template <int N> DEVICE void add_bias(float (&S)[N / 2], const uint32_t (&raw)[N
 /* ---- Which pairs dropout keeps ----------------------------------------------------------------------------------- */
 
 struct pair_dropout {
-    /* dropout keeps a pair if its 16 random bits, in the upper half of a word, make the word greater than this */
+    /* dropout keeps a pair if a word with the pair's 16 random bits in its upper half is greater than this */
     uint32_t most;
     float scale; /* factor of the pairs that dropout keeps: 1 / (1 - dropout_p) */
     bool drops;
     uint32_t keys[20];    /* the two key words of each of the 10 rounds of Philox4x32-10 */
-    int64_t first, batch; /* head h of batch row b has number first + b * batch + h in the random generator */
+    int64_t first, batch; /* for the random generator, head h of batch row b has number first + b * batch + h */
 };
 
 static inline pair_dropout pair_dropout_of(const cuda_args &a)

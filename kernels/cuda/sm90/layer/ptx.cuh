@@ -284,7 +284,7 @@ DEVICE uint64_t wgmma_descriptor(uint32_t address, uint32_t lbo, uint32_t sbo)
            (uint64_t)1 << 62;
 }
 
-/* Call this before the first wgmma of a batch (the products of one commit) if other instructions than wgmma have
+/* Call this before the first wgmma of a batch (the products of one commit) if instructions other than wgmma have
  * changed registers that the batch uses. */
 DEVICE void wgmma_fence()
 {

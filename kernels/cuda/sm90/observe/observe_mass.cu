@@ -113,7 +113,8 @@ DEVICE void load_mass(mass_memory<X> &sm, const cuda_args &a, const qk_maps &map
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* The members `base` and `inverse` of struct tile_rows, for the two rows of a thread. P is exp2(z - base) * inverse. */
+/* Copies of the members `base` and `inverse` of struct tile_rows, for the two rows of a thread. P is exp2(z - base) *
+ * inverse, where z is the score in base 2. */
 struct two_ends {
     float2 end[2];
 };

@@ -58,8 +58,8 @@ template <class X> struct rows_memory {
     }
 };
 
-/* The tiles of keys that a block computes. Of the tiles [first, last) it computes those in every `blocks`-th chunk of
- * OBSERVE_CHUNK keys, beginning with chunk `number`. */
+/* The tiles of keys that a block computes. The keys are divided into chunks of OBSERVE_CHUNK keys. The block computes
+ * every `blocks`-th chunk, beginning with chunk `number`, and of these chunks the tiles `first` to `last` - 1. */
 struct own_tiles {
     int first, last, number, blocks;
 

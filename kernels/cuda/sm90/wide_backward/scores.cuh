@@ -225,8 +225,8 @@ template <typename T, score_form FORM> struct score_maker {
         for (int n = 0; n < STEP / 2; n++) S[n] = exp2_fast(S[n]);
     }
 
-    /* Returns two numbers of P times the derivative of softcap. The derivative of a hidden pair (P = 0) may be NaN, so
-     * the product of a hidden pair is set to 0. */
+    /* Multiplies two elements of P by the derivative of softcap, and returns the results as two 16-bit numbers. The
+     * derivative of a hidden pair (P = 0) may be NaN, so the result of a hidden pair is set to 0. */
     DEVICE static uint32_t capped_P(const float (&P)[STEP / 2], const float (&derivative)[STEP / 2], int n)
     {
         return pack<T>(P[2 * n] == 0 ? 0 : P[2 * n] * derivative[2 * n],

@@ -24,8 +24,8 @@ namespace {
 #endif
 const int64_t KEPT_LIMIT = ATTN_KEPT_BYTES;
 
-/* number of bytes in the workspace before the marks (one byte per row, not 0 if a later launch must compute the row);
- * the first of these bytes is cuda_args.rows_found */
+/* number of bytes before the marks in the workspace; the first of them is cuda_args.rows_found. A mark is a byte that
+ * belongs to a row and is not 0 if a later launch must compute the row */
 enum { MARKS_HEAD = 16 };
 
 /* column_counts lists how many columns of a gradient one product may compute. A problem uses the first entry with which
