@@ -24,9 +24,9 @@
  *
  * The memory for dS is limited to 520 MiB of the workspace (KEPT_BYTES), so the heads are processed in parts: for each
  * part the blocks of keys run first, then the blocks of queries. dS is not stored if dS of one key/value head exceeds
- * the limit, in packed problems, with seqlens_q, if dQ is not wanted, and if neither dK nor dV is wanted. In these
- * cases blocks of queries compute S and dP again (backward_256_dq.cuh), which costs seven products instead of five. The
- * bits of dQ are the same with and without stored dS, because dS is always computed from the rounded P.
+ * the limit, if the problem is packed or has seqlens_q, if dQ is not wanted, or if neither dK nor dV is wanted. In
+ * these cases blocks of queries compute S and dP again (backward_256_dq.cuh), which costs seven products instead of
+ * five. The bits of dQ are the same with and without stored dS, because dS is always computed from the rounded P.
  *
  * Elements past the end of a tensor arrive as zeros (tma.cuh). In packed problems, or with lengths, rows past the end
  * of a sequence belong to another sequence or to padding. Such rows are set to zero in shared memory, because P = 0

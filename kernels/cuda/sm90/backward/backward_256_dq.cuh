@@ -11,8 +11,7 @@
  *
  *     issue dP[0], S[0];  make dS(0)
  *     for n = 1 .. :  issue dQ += dS K[n - 1], dP[n];  wait dQ;  issue S[n];  wait dP, S
- *                     make dS(n)                                                          the other's products
- *                                                                                         meanwhile
+ *                     make dS(n)                                          the other consumer's products run
  *     dQ of the last tile;  dQ = scale dQ
  *
  * V and K arrive in one ring: first a tile of V, then the tile of K of the same keys. A tile of V is released when dP

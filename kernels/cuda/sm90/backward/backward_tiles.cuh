@@ -26,8 +26,8 @@
  * dQ of a tile of queries needs dS of both consumers. It is computed one round later, so that neither consumer waits
  * for the other: one consumer may be a round ahead, and the ring of dS has three buffers. The speed depends on which
  * arithmetic runs beside a warpgroup's own products, and on waiting for a product only when its result is needed. ptxas
- * lets C = A B run on from one iteration of a loop to the next only where no code reads C; therefore no product is in
- * flight when a round begins. ptxas also moves a wait above arithmetic that stands before it: see round(). At D = 64
+ * keeps a product in flight from one iteration of a loop to the next only if no code reads its result, so no product is
+ * in flight when a round begins. ptxas also moves a wait above arithmetic that stands before it: see round(). At D = 64
  * registers are short, so dV is computed in two halves, and dK before S. The consumers also take turns with their
  * exponentials there, so that the exponentials of one consumer run beside the products of the other.
  *

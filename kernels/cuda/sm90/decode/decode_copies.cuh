@@ -1,7 +1,7 @@
-/* decode_copies.cuh: TMA loads the tiles of sm80/decode.cuh on Hopper, for keys and values in pages. Keys without pages
- * are left to copies by threads (copies_by_threads). For such keys they are as fast as TMA, and 1 to 2 % faster where
- * memory bandwidth is the limit. sm80/decode.cuh defines what is computed and in which order. Therefore the bits of a
- * result do not depend on whether threads or TMA copy.
+/* decode_copies.cuh: TMA loads the tiles of sm80/decode.cuh on Hopper, for keys and values in pages. Threads copy keys
+ * without pages (copies_by_threads): this is as fast as TMA, and 1 to 2 % faster where memory bandwidth is the limit.
+ * sm80/decode.cuh defines what is computed and in which order. Therefore the bits of a result do not depend on whether
+ * threads or TMA copy.
  *
  * A box is what one load of TMA brings. A warp requests the boxes of a tile, one box per lane: a box for every 128
  * bytes of channels, and for every page where pages are smaller than a tile. Before the first box is requested, one

@@ -10,16 +10,17 @@
  *       K[n-1], Q                                  S = Q K[n-1]^T;  mask;  P = softmax_step(S)
  *       for j = n-2 .. 0: K[j], V[j+1]             for j = n-2 .. 0:
  *       V[0]                                           issue S' = Q K[j]^T,  O += P V[j+1]
- *                                                      wait S';  mask;  softmax_step(S')       under the second product
+ *                                                      wait S';  mask;  softmax_step(S')       while O += P V runs
  *                                                      wait O;   P = S';  O *= rescale
  *                                                  O += P V[0];  out = O / l,  lse = m scale + ln l
  *
- * Where this is faster, the first S of the next work tile is issued behind the last O += P V of the present one. It is
- * then computed while the present output is written.
+ * In shapes where this is faster, the first S = Q K^T of the next work tile is issued right after the last O += P V of
+ * the present one, and runs while the output is written.
  *
- * The consumers take turns with their products, also from one work tile to the next. A consumer that has no product for
- * a tile of keys passes its turn on and releases the buffer (pipeline.cuh). A consumer whose rows are all past the end
- * of the sequence multiplies nothing; with three consumers and most lengths, this happens to the last one.
+ * The consumers take turns to issue products, so that the softmax of one runs during products of the others. The turns
+ * continue from one work tile to the next. A consumer that has no product for a tile of keys passes its turn on and
+ * releases the buffer (pipeline.cuh). A consumer whose rows are all past the end of the sequence multiplies nothing;
+ * this often happens to the last of three consumers.
  *
  * Rescaling: a row's reference m (the number subtracted from its scores before exp2) moves only when a P would exceed
  * 2^8, which is rare (softmax.cuh). A warp rescales O only if m moves in at least one of its rows.
@@ -27,20 +28,19 @@
  * Elements past the end of a tensor arrive as zeros (tma.cuh). Therefore no other code is needed for head sizes of any
  * multiple of 8 and for any length.
  *
- * Order of work (scheduler.cuh): blocks claim work tiles from a counter. A block claims the next one while its last
- * keys are loaded, because an earlier claim would take work from blocks that are free sooner. O goes through its own
- * part of shared memory, so that Q's memory is free for the next work tile, and TMA stores it, a warp's rows at a time.
- * Where shared memory has no room for O, it is stored directly from registers. The kernel starts while the previous
- * kernel of the stream ends (programmatic dependent launch).
+ * Order of work (scheduler.cuh): blocks claim work tiles from a counter. A block claims its next work tile when it
+ * begins to load the last keys of the present one. If it claimed earlier, it might take work from a block that is free
+ * sooner. O is written to its own part of shared memory, so that Q's memory is free for the next work tile, and TMA
+ * stores the 16 rows of a warp at a time. Where shared memory has no room for O, it is stored directly from registers.
+ * The kernel starts while the previous kernel of the stream ends (programmatic dependent launch).
  *
- * Short sequences: a work tile has few tiles of keys, and while a warpgroup computes its first scores, its first
- * softmax and its output, it has nothing else to run beside them. More warpgroups with narrower tiles (BN = 64) fill
- * this time, and compute fewer hidden scores at a causal diagonal. Longer sequences are faster with fewer warpgroups
- * and wider tiles.
+ * Short sequences: a work tile has few tiles of keys. A warpgroup's first scores, first softmax and output do not
+ * overlap with other work of the same warpgroup. More warpgroups with narrower tiles (BN = 64) fill these gaps, and
+ * compute fewer hidden scores at a causal diagonal. Longer sequences are faster with fewer warpgroups and wider tiles.
  *
  * Options (softcap, ALiBi, FlashMask, float8's scales) have kernel instances of their own (score_mods.cuh, masks.cuh).
- * For float8, the kernel widen first converts q, k and v to bfloat16. The scales of q and k multiply the scores' scale,
- * and the scale of v multiplies the factor that divides O by l.
+ * For float8, the kernel widen first converts q, k and v to bfloat16. The scales of q and k are multiplied into the
+ * scale of the scores, and the scale of v into the factor 1 / l of O.
  *
  * Some rows may see a key whose V has a NaN or infinity while other rows do not. For the other rows the product
  * multiplies that value by P = 0, which gives NaN. Therefore a warp whose result is not finite sets a flag. When no

@@ -1,4 +1,5 @@
-/* transpose_v.cuh: V^T of float8, written to scratch by warps that have nothing else to do, before other warps read it.
+/* transpose_v.cuh: writes V^T of a float8 V to scratch memory. Warps that have no other work transpose V before other
+ * warps load V^T.
  *
  * V^T consists of units of KEYS keys x CHANNELS_V channels of a head. A warp that has time claims the next unit from a
  * counter, transposes it and sets the unit's mark. A warp that loads V^T waits for the marks of its keys. Units are
@@ -11,8 +12,8 @@
  * Within each 16 keys, V^T has the keys in the order in which the accumulators hold P, so that P can be an operand
  * without a change: position 16u + 4q + e holds key 16u + 8 (e / 2) + 2q + e % 2.
  *
- * A NaN in V would also make those rows NaN that do not see its key, because 0 * NaN is NaN. Therefore V^T has a zero
- * in its place, and the unit's mark records that. (float8_e4m3fn has no infinities.) */
+ * A NaN in V would also make rows NaN that do not see its key, because 0 * NaN is NaN. Therefore V^T has a zero in
+ * place of the NaN, and the unit's mark records that. (float8_e4m3fn has no infinities.) */
 #ifndef ATTN_SM90_TRANSPOSE_V_CUH
 #define ATTN_SM90_TRANSPOSE_V_CUH
 

@@ -8,7 +8,7 @@
  *   base(m)           log2 of the divisor of the exponentials
  *   c                 log2(e) * the factor of scores, > 0
  *   factor(m)         c; for a reference m that is huge, a number that keeps differences of scores exact
- *   change(old, b, f) log2 of the factor of sums that were relative to old; b is base(m), f is factor(m)
+ *   change(old, b, f) log2 of the factor of sums when the reference changes from old to m; b is base(m), f is factor(m)
  *
  * Each row is computed independently, so that its bits do not depend on other rows. */
 #ifndef ATTN_SM90_SOFTMAX_CUH

@@ -1,7 +1,7 @@
 /* tma.cuh: loads of tiles by TMA (the Tensor Memory Accelerator, a unit of Hopper GPUs that copies boxes of a tensor to
  * and from shared memory). The host makes the tensor maps; one thread issues the loads.
  *
- * A tile lies in shared memory as chunks of 128 bytes of columns, one after the other. A chunk is rows of 128 bytes
+ * A tile lies in shared memory as chunks of 128 bytes of columns, one after the other. A chunk has rows of 128 bytes,
  * with the 128-byte swizzle: the 16-byte piece c of row r is stored as piece c ^ (r & 7) of that row. Elements past the
  * end of the tensor arrive as zeros. */
 #ifndef ATTN_SM90_TMA_CUH

@@ -24,8 +24,8 @@
  * scores) and the rescale factors pass from thread to thread through one buffer. The two consumers use the buffer
  * alternately: a consumer reads P of the other before it writes its own P.
  *
- * Each multiprocessor runs one block, which claims work tiles from a counter. A problem with more columns of out than a
- * block computes has several work tiles for the same queries, which compute the same scores.
+ * Each multiprocessor runs one block, which claims work tiles from a counter. If `out` has more columns than a work
+ * tile has, several work tiles have the same queries, and each of them computes their scores.
  *
  * Rows that tensor cores cannot compute (results that are not finite, scores beyond float32) are computed again, one by
  * one, by the next kernel: repair_wide, or in a long problem the kernel for marked rows. In packed tensors, and with
