@@ -48,7 +48,7 @@ template <class X> struct shared_keys {
     alignas(1024) uint16_t Q[X::STAGES][X::BM * X::D];
     alignas(1024) uint16_t dO[X::STAGES][X::BM * X::DV];
     alignas(1024) uint16_t dS[X::BN * X::BM]; /* dS is stored here before it is copied to global memory */
-    /* P^T as an operand of a product in registers: each thread of a consumer has 16 bytes per step */
+    /* P^T as an operand of a product in registers: each thread of a consumer has 16 bytes per step of 16 queries */
     uint4 P[X::STAGES_P][X::BM / 16][128];
     alignas(16) row_values values[X::STAGES][X::UNITS];
     barrier_pairs<X::STAGES> bars_Q, bars_dO;

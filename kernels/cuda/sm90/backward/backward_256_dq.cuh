@@ -66,8 +66,8 @@ struct kept_tiles {
 /* The kernels' parameters besides cuda_args. The heads of a problem are divided into parts, which are computed one
  * after the other. If dS is not stored, there is only one part. */
 struct plan {
-    /* orders of the tiles of keys and of the tiles of queries of one part of the heads; in packed problems some tiles
-     * have no rows */
+    /* the order of the tiles of keys, and that of the tiles of queries, within one part of the heads; in packed
+     * problems some tiles have no rows */
     tile_order keys, queries;
     int heads; /* number of key/value heads of the batch */
     /* parts: number of parts into which the heads are divided; part: number of the part that this launch computes,

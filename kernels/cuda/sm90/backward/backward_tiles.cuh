@@ -657,7 +657,7 @@ template <typename T, class X, typename R> struct gradients {
         opaque(dP);
         to_operand<T, BM>(dS, dP);
         if (X::PAIRS && MORE) {
-            /* the record of the next tile of queries (round_record) arrives together with its Q */
+            /* the description of the next tile of queries (a round_record) arrives together with its Q */
             await_full(sm.bars_Q, q);
             ask_for_pairs(S);
         }
@@ -711,8 +711,8 @@ template <typename T, class X, typename R> struct gradients {
         hand_over(dQ);
     }
 
-    /* Stores dK or dV, 64 channels at a time. Results of 16 bits pass through shared memory: through the warp's part of
-     * a buffer of dS that no consumer reads. */
+    /* Stores dK or dV, 64 channels at a time. Results of 16 bits pass through shared memory: each warp uses its part of
+     * a buffer of dS, which no consumer reads at that time. */
     template <int CHUNKS> DEVICE void store(const attn_view &to, const float (&sums)[CHUNKS * 32], int width)
     {
         const int row = me.w * 64 + me.warp * 16;
@@ -925,8 +925,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         prefetch_tensormap(&m.dO);
         init_pairs(sm.bars_Q, 2);
         init_pairs(sm.bars_dO, 2);
-        /* four arrivals release an entry of sm.work: one by the loader, one by each of the two senders, one for all
-         * consumers */
+        /* four arrivals release an entry of sm.work: one by the loader, two by the senders (the warps that add up dQ),
+         * and one for all consumers */
         init_pairs(sm.bars_work, 4);
         mbarrier_init(smem_addr(&sm.K_full), 1);
         mbarrier_init(smem_addr(&sm.V_full), 1);

@@ -543,8 +543,8 @@ template <class X> struct attention {
             to_operand_8<BN>(P, S);
             if (promotes(j)) promoted.promote(sums, O, state, x.c, me.lane);
         };
-        /* true: every tile of keys takes the slower step, which masks scores and changes their sign. It is true if the
-         * scale is negative, or if some row's window hides keys of the first tile. */
+        /* true: the slower code, which masks scores and changes their sign, computes every tile of keys. It is needed
+         * if the scale is negative, or if some row's window hides keys of the first tile. */
         const bool none_free = x.negative || y.free_first > first;
         walk_down<X::EARLY, X::BY_BITS>(
             y.last_visible - 2, none_free ? first : y.free_last, first, [](int j) { return j - 1; }, step,

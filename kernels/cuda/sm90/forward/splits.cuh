@@ -19,8 +19,8 @@ namespace {
 struct split_plan : plan {
     int most;     /* number of work tiles for the same rows: the largest number of splits, or 1 if in_turn is true */
     bool in_turn; /* true: a work tile computes all splits of its rows; false: each split is a work tile */
-    float4 *sums; /* sums of O; indices: slot, warp, 4 numbers of O, lane. Each work tile has a slot or, with in_turn,
-                   * each block. */
+    float4 *sums; /* sums of O; indices: slot, warp, 4 numbers of O, lane. A slot holds the sums of one work tile or,
+                   * with in_turn, of one block. */
     /* [slot][warp][lane]: x and y are `top` and `l` (see split_end) of the first of the lane's two rows; z and w are
      * `top` and `l` of the second row */
     float4 *of_row;

@@ -270,7 +270,7 @@ template <typename T, int W> struct warpgroup {
         await_piece(1 - W, W * 2 + 1);
     }
 
-    /* Sets values past the end of the sequence to zero, in this warpgroup's half of a buffer. */
+    /* Sets rows of V past the end of the sequence to zero, in this warpgroup's half of a buffer. */
     DEVICE void clear_tail(int stage, int j0) const
     {
         const int valid = place.q.last - j0;

@@ -35,13 +35,14 @@ enum { WORKS = STAGES + 2 };
  * only. */
 struct kept_part {
     int head, heads, row, rows;
-    bool first, last; /* first: whether the part contains the first row tile of its heads; last: whether it contains the
-                       * last one */
+    bool first, last; /* first: true if this part contains the first row tile of its heads; last: true if it contains
+                       * the last one */
 };
 
 struct kept_plan {
     kept_part part;
-    uint16_t *kept;  /* P and dS; each row tile (128 queries) of the part has `width` times TILE elements */
+    uint16_t *kept;  /* P and dS of this part of the problem; each row tile (128 queries) has `width` times TILE
+                      * elements */
     float *sums;     /* float32 sums of dK and dV, which one part of a head leaves for the next part */
     int width;       /* the largest number of key tiles (256 keys each) that a row tile (128 queries) sees */
     int query_tiles; /* number of row tiles of a query head; in packed problems some row tiles have no rows */

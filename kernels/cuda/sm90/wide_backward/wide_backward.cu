@@ -53,8 +53,8 @@ struct kept_layout {
     int64_t query_tiles;           /* number of row tiles (128 queries each) of a query head */
     int64_t key_blocks;            /* number of blocks of 128 keys of a key/value head */
     int64_t width;                 /* the largest number of key tiles (256 keys each) that a row tile sees */
-    int64_t part_heads, part_rows; /* largest numbers of heads, and of row tiles of a head, in a part; 0: P and dS do
-                                    * not fit */
+    int64_t part_heads, part_rows; /* the most heads in a part of the problem, and the most row tiles of a head in a
+                                    * part; 0: P and dS do not fit */
     int64_t sums, extremes, keep, marks, bytes;
 };
 
