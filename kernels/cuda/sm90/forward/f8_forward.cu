@@ -166,8 +166,8 @@ struct plan {
     input_scales scales;
     results to;
     transpose_plan transpose;
-    repair_note *notes; /* [work tile][warp]: which rows must be computed again; an element is written only if it
-                         * has such a row */
+    repair_note *notes; /* [work tile][warp]: which of the warp's rows must be computed again; an element is written
+                         * only if there is such a row */
     /* number of work tiles that blocks have claimed from the counter; a block's first work tile follows from the
      * block's number and needs no claim */
     int *counter;

@@ -70,8 +70,8 @@ enum { PIECES = 5 };
 /* the consumers (warpgroups that multiply) keep the last KEPT boxes of Q in registers; a box has 64 columns */
 enum { KEPT = 3 };
 
-/* The two halves of a buffer for keys. LEFT: the columns of V that the left warpgroup multiplies. RIGHT: the columns of
- * V that the right warpgroup multiplies. */
+/* The two consumer warpgroups are called left and right. A buffer for keys has two halves: LEFT has the columns of V
+ * that the left warpgroup multiplies, and RIGHT those of the right warpgroup. */
 enum { LEFT, RIGHT };
 
 /* Numbers of the named barriers. All 256 threads of the consumers meet at each barrier whose number is below MEET. The
@@ -680,8 +680,8 @@ __global__ void __launch_bounds__(128)
 
 /* ---- Functions of the host that plan and launch ------------------------------------------------------------------ */
 
-/* The grid, and the offsets in the workspace. A block computes a split group or a single split; both ways give the same
- * bits. The plan takes the way that needs fewer waves of blocks. */
+/* The grid, and the offsets in the workspace. A block computes either a split group or a single split, whichever needs
+ * fewer waves of blocks. The bits of the results are the same in both cases. */
 struct launch_plan {
     int tiles, units, walks;
     bool all_end; /* true: the blocks write the results of all sequences, so that no kernel has to combine splits */

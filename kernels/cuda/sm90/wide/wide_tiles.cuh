@@ -61,7 +61,8 @@ template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
     static const int DC = DC_, DVC = DVC_;
     static const bool SCORE_MODS = SCORE_MODS_;
     static const int STAGES = ((227 << 10) - (DC * BOX * 2 + (14 << 10))) / (2 * BOX * 2);
-    /* number of boxes of out that the left-hand consumer computes; the right one computes at most as many */
+    /* number of boxes of `out` that the left-hand consumer computes; the right-hand consumer computes at most as
+     * many */
     static const int MOST_BOXES = (DVC + 1) / 2;
     /* Number of boxes of Q (64 columns each) that consumers keep in registers. They are the last boxes. Products then
      * read less of shared memory, whose bandwidth limits them. */
@@ -504,8 +505,8 @@ template <typename T, class X, int W> struct wide_consumer {
         uint32_t P[BN / 16][4];
         int j1 = walk.next(j0);
         if (j1 < 0) {
-            /* wait until no warp of this consumer reads Q, because Q is released next; a consumer that has issued no
-             * product has not waited for its other warps yet */
+            /* wait until no warp of this consumer reads Q, because Q is released next; if the consumer has issued no
+             * product, its warps have not waited for each other yet */
             meet();
             release_Q();
         } else {
