@@ -297,7 +297,7 @@ DEVICE float high_bf16(uint32_t pair)
  * large one. If l comes from the same product, O and l lose the same parts, and out = O / l loses less. Of the numbers
  * tried for these columns, the mean of the results of 1 and 1.75 has the smallest error (kernels/MEASUREMENTS.md,
  * changes to the float8 forward). */
-enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* four e4m3 numbers each: 1 and 1.75 */
+enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* each is a word of four equal e4m3 numbers: 1 or 1.75 */
 DEVICE float2 counted(const float *sums)
 {
     return make_float2(0.5f * sums[0] + 0.5f / 1.75f * sums[1], 0.5f * sums[2] + 0.5f / 1.75f * sums[3]);

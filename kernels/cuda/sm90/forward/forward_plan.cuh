@@ -35,7 +35,7 @@ struct plan {
     score_mods mods;
     flash_mask mask;
     results to;
-    uint8_t *nonfinite; /* [work tile][warp]: not 0 if the warp's result was not finite */
+    uint8_t *nonfinite; /* [work tile][warp]: not 0 if a result of the warp was NaN or infinite */
     int32_t *before;    /* [work tile]: the work tile that the same block computed before this one, or -1 */
     /* in packed problems, or with seqlens_k: this launch computes only sequences of least_Sk to most_Sk keys, see
      * launch_shapes() */

@@ -89,7 +89,7 @@ struct shared {
     float l[2][2][BM]; /* sums l of P; indices: the split's number modulo 2, warpgroup, row */
     /* x: maximum m in base 2, y: sum l, over the splits added up so far; indices: warpgroup, row */
     float2 before[2][BM];
-    int2 sees[BM]; /* [row]: x and y say that the row sees keys [x, y) */
+    int2 sees[BM]; /* [row]: the row sees keys x to y - 1 */
     block_place place;
     struct {
         uint64_t full[PIECES], empty[2];

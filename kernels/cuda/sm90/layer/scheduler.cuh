@@ -21,7 +21,7 @@ struct tile_order {
     int tiles;      /* number of work tiles of all heads together */
     int per_head;   /* number of work tiles per head */
     int heads;      /* number of heads of the whole batch */
-    int section;    /* number of heads whose work tiles are ordered together */
+    int section;    /* number of heads in a section; their work tiles are ordered together */
     int first, end; /* this launch computes work tiles `first` to `end` - 1: all work tiles or, in a long problem, a
                      * part of them */
 };

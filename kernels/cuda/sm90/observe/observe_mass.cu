@@ -52,7 +52,7 @@ struct mass_order {
  * key_mass sums over. */
 struct mass_tile {
     head_args x;
-    int j0, j1, shown; /* shown: the keys from this number on have no element in key_mass */
+    int j0, j1, shown; /* shown: keys below this number have an element in key_mass, later keys have none */
     int i0, i1;
     int first, count; /* this work tile has the tiles of queries `first` to `first` + `count` - 1 */
 };

@@ -281,7 +281,7 @@ template <typename T, class X, int W> struct wide_consumer {
     ring<X::STAGES> at;
     ring<1> q;
     ring<2> work;
-    /* the band of keys of the present work tile */
+    /* which keys each row of the present work tile sees */
     key_band band;
     int i0; /* the thread's rows are i0 and i0 + 8 */
     int free_first, free_last;
@@ -356,7 +356,7 @@ template <typename T, class X, int W> struct wide_consumer {
         retire<0>(S);
         release(1, 1);
     }
-    /* Computes the scores of the next tile of this consumer. */
+    /* Computes the scores of this consumer's next tile of keys. */
     DEVICE void score(float (&S)[BN / 2], bool passes)
     {
         score_box<0>(S);
