@@ -27,10 +27,9 @@
  * that. A block without rows or without a split ends before it has requested anything. A split without keys requests
  * nothing.
  *
- * All slots are being filled while warps wait, and a warp waits for other warps only in its turn. A separate warp for
- * loads would save this one wait. But with a fifth warp in each of the three blocks of a multiprocessor only 136
- * registers are left per thread, and the shape for many rows needs 168. Where memory is the bound, the four warps wait
- * for the same tile anyway.
+ * A warp waits for other warps only when it is its turn to request a step. A separate warp for loads would save this
+ * wait, but a fifth warp would leave too few registers per thread (README.md). Where memory is the bound, the four
+ * warps wait for the same tile anyway.
  *
  * A tile's chunks of 128 bytes of channels lie one after the other, as TMA swizzles them. For rows of 128 bytes this is
  * the swizzle of sm80/tile.cuh. For rows of 64 bytes (float8 with head sizes up to 64) it is the swizzle that

@@ -1,5 +1,5 @@
 /* latent.cu: multi-head latent attention for Hopper: few queries of many heads, and one key/value head. The values are
- * the first 512 of the keys' 576 columns, in the same memory. Keys may lie in one piece or in pages.
+ * the first 512 of the keys' 576 columns, in the same memory. The keys of a sequence may be contiguous or in pages.
  *
  * Each byte of K is read once, for both products. A block has 64 rows (row r is query r / H of head r % H) and visits
  * tiles of 64 keys. Shared memory holds Q and two tiles, 216 KB in all. Each of two consumer warpgroups accumulates
@@ -32,19 +32,15 @@
  * The product that computes scores of 64 keys reads both operands at the full bandwidth of shared memory, but arriving
  * tiles and P need bandwidth too. Each consumer therefore keeps the last KEPT boxes of Q in registers.
  *
- * The limit of the speed: 2 * 64 * 64 * (576 + 512) operations per tile are 2176 clocks of the tensor cores. S takes
- * 1152 of them (with N = 64 it reads A and B at the full bandwidth of shared memory). 128 blocks at 1.6 GHz would reach
- * 840 TFLOP/s. A tile is 72 KB: 34 bytes per clock at that speed. The L2 gives a multiprocessor 35 to 47 bytes per
- * clock if all multiprocessors read different lines, and 62 if two read the same lines, as two blocks of one sequence
- * do. With 64 rows or fewer, one block reads a sequence's keys, and memory is the bound. Two waits are not hidden. The
- * product S1 waits for the half of a stage that was released last, while TMA still loads the halves before it (30 to 36
- * bytes per clock). Also, the products S0 and S1 end at the same time. There is no prefetch to the L2, because it would
- * take TMA as long as a load.
+ * The limit of the speed: the products of a tile take 2176 clocks of the tensor cores (README.md has the other limits).
+ * For each pair of tiles, two waits are not hidden. The product S1 waits for the half of a stage that was released
+ * last, while TMA still loads the halves before it. Also, the products S0 and S1 end at the same time, so no product
+ * runs during both softmaxes.
  *
  * Splits: a sequence's length and number of rows determine how its keys are divided into splits. Splits are added up in
  * fours (split groups), then the groups are added up, always in this order. A block computes one split or, where the
- * grid is large, all splits of a group one after the other. In the latter case the sum so far lies in the workspace,
- * where the block's own threads find it. The kernel combine_latent adds up the results of different blocks.
+ * grid is large, all splits of a group one after the other. In the second case it keeps the sum so far in the
+ * workspace. The kernel combine_latent adds up the results of different blocks.
  *
  * Some rows may see a key with NaN or infinity while other rows do not. The product multiplies that key by P = 0 for
  * the other rows, and makes them NaN too. Therefore a row whose result is not finite, or whose scores are huge, is
