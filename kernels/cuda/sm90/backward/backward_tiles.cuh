@@ -4,7 +4,7 @@
  * A block works on BN = 128 keys of one key/value head. K and V stay in shared memory, and the block goes over the
  * queries that see these keys, in tiles of BM, for every head of the group. One warpgroup is the producer, two are
  * consumers. A consumer owns 64 of the keys and has their dK and dV in registers (FlashAttention-2, arXiv:2307.08691,
- * Algorithm 2, the loops exchanged and the scores transposed, as in FlashAttention-3):
+ * Algorithm 2, with its two loops exchanged and the scores transposed, as in FlashAttention-3):
  *
  *     S^T = K Q^T            dP^T = V dO^T                  64 keys x BM queries per consumer
  *     P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)      in registers, which are the next two products' operands
@@ -59,14 +59,13 @@
  * the registers of S, as 16-bit numbers. Where all of a warp's scores are near 0, tanh is a short series.
  *
  * With `deterministic`, the tiles of keys of a head add to dQ of a tile of queries in the order in which they are
- * claimed. Each tile of queries has a counter of turns. A sender (a warp that adds a consumer's part of dQ to the sums)
- * waits for its block's turn while the consumers compute the part. The sender ends the turn when the addition is done,
- * while the consumers compute the next part. There is no deadlock, because a block only waits for tiles that running
- * blocks have claimed earlier. The last keys of a head come first, with any mask, so that the order does not depend on
- * the lengths of other sequences in a packed problem. Under a causal mask, the tile of keys that adds first to a tile
- * of queries begins with these queries, so that blocks hardly wait. Without a mask all blocks of a head begin with the
- * same queries, and each must stay one round behind the block before it. Blocks then claim tiles of HEADS_IN_TURNS
- * heads in turn, so that few blocks begin with the same head.
+ * claimed. Memory says whose turn it is to add to a tile of queries. A sender (a warp that adds a consumer's part of dQ
+ * to the sums) waits for its block's turn, adds, and then ends the turn, while the consumers compute. There is no
+ * deadlock, because a block only waits for tiles that running blocks have claimed earlier. The last keys of a head come
+ * first, with any mask, so that the order does not depend on the lengths of other sequences in a packed problem. Under
+ * a causal mask, the tile of keys that adds first to a tile of queries begins with these queries, so that blocks hardly
+ * wait. Without a mask all blocks of a head begin with the same queries, and each must stay one round behind the block
+ * before it. Blocks then claim tiles of HEADS_IN_TURNS heads in turn, so that few blocks begin with the same head.
  *
  * A NaN or infinity in Q, K, V or dO of a hidden pair is multiplied by P = 0 inside a product, which gives NaN. A warp
  * whose dK or dV is not finite therefore leaves a mark. When its block has no more tiles of keys, it computes the

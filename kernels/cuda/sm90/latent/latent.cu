@@ -35,7 +35,7 @@
  * The limit of the speed: the products of a tile take 2176 clocks of the tensor cores (README.md has the other limits).
  * For each pair of tiles, two waits are not hidden. The product S1 waits for the half of a stage that was released
  * last, while TMA still loads the halves before it. Also, the products S0 and S1 end at the same time, so no product
- * runs during both softmaxes.
+ * runs while both warpgroups compute their softmax.
  *
  * Splits: a sequence's length and number of rows determine how its keys are divided into splits. Splits are added up in
  * fours (split groups), then the groups are added up, always in this order. A block computes one split or, where the
@@ -206,10 +206,9 @@ template <typename T, int W> struct warpgroup {
         }
     }
 
-    /* Replaces the scores S of the tile of keys from key j0 on by P, the exponentials of the scores. Updates in `x`,
-     * for each of the thread's two rows, the sum of P and the reference (the number subtracted from the row's scores
-     * before exp2). `rescale` becomes, for each of the two rows, the factor by which O must be multiplied because the
-     * reference has changed. */
+    /* Turns the scores S of the tile of keys from key j0 on into P. Updates `x`: for each of the thread's two rows, the
+     * sum of P, and the reference (the number subtracted from the row's scores before exp2). `rescale` gets the factors
+     * by which these rows of O must be multiplied, because the references have changed. */
     DEVICE void exponentiate(float (&S)[BN / 2], float (&rescale)[2], int j0)
     {
         if (j0 < place.open_lo || j0 + BN > place.open_hi) {

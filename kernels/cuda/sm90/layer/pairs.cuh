@@ -86,9 +86,9 @@ DEVICE uint8_t kind_of(const kept_bits &kept, int b, int h, int i, int tile)
     return kept.kinds[(head * blocks + (kept.row ? i / KIND_ROWS : 0)) * kept.tiles + tile];
 }
 
-/* Returns two words of kept_bits for row i and a tile of keys. They have the bits of this lane's columns. Among columns
- * 8 n to 8 n + 7, a lane has two neighbouring ones. Bit 2 n + lane % 4 / 2 of x belongs to the left one, and the same
- * bit of y to the right one. */
+/* Returns two words x and y of kept_bits for row i and a tile of keys, with the bits of this lane's columns. Among
+ * columns 8 n to 8 n + 7, a lane has two neighbouring columns. Bit 2 n + lane % 4 / 2 of x belongs to the left column,
+ * and the same bit of y to the right column. */
 DEVICE uint2 kept_words(const kept_bits &kept, int b, int h, int i, int tile, int lane)
 {
     const uint4 *const at = kept.words + (b * kept.batch + h * kept.head + i * kept.row) * kept.tiles + tile;

@@ -53,15 +53,15 @@ template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE
     return reference.least(x.m[0]) >= 0 && reference.least(x.m[1]) >= 0;
 }
 
-/* Turns S into P. rescale gets the factors of O, which are exactly 1 for rows whose reference stays. Each row has two
- * chains of additions, for even and odd columns, to fill the pipeline. midway(sum) is called when a row's maximum and a
- * quarter of its exponentials are known. `sum` is >= 0 or NaN. It depends on these values, so that ptxas cannot move
- * code that uses `sum` to an earlier place.
+/* Turns S into P. `rescale` gets the factors by which the rows of O must be multiplied, which are exactly 1 for rows
+ * whose reference stays. Each row has two chains of additions, for even and odd columns, to fill the pipeline.
+ * midway(sum) is called when a row's maximum and a quarter of its exponentials are known. `sum` is >= 0 or NaN. It
+ * depends on these values, so that ptxas cannot move code that uses `sum` to an earlier place.
  *
  * IN_TURN = 1 makes the second row's maximum depend on the first row's maximum, without a change of the result. ptxas
  * then schedules the second row's maximum during the first row's exponentials. (Otherwise the order changes with
- * unrelated edits.) With IN_TURN = 2 the value also depends on the first of these exponentials, so that the
- * exponentials begin before the second row's maximum.
+ * unrelated edits.) With IN_TURN = 2 it also depends on the first of these exponentials, so that the exponentials begin
+ * before the second row's maximum.
  *
  * BY_BITS: largest_by_bits() may find maxima, because is_high() is true for all rows. */
 template <int N, int IN_TURN = 0, bool BY_BITS = false, class REFERENCE, class F>
