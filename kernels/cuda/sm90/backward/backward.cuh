@@ -46,8 +46,8 @@ struct block_place {
     /* Returns the number of query tiles that the block visits in each head of the group. */
     DEVICE int tiles() const { return last - first; }
 
-    /* Returns how many of the key tiles that query tile `tile` sees come after this key tile. The key tiles that a
-     * query tile sees are neighbours, because query i sees the keys i + lo to i + hi - 1 (struct key_band). */
+    /* Query tile `tile` sees a range of key tiles. Returns how many key tiles of this range come after this one. (Query
+     * i sees keys i + lo to i + hi - 1, see struct key_band.) */
     template <class X> DEVICE int after(int tile) const
     {
         return min((tile * X::BM + X::BM + band.hi - 2) / X::BN, (band.Sk - 1) / X::BN) - j0 / X::BN;

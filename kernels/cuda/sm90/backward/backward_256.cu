@@ -24,9 +24,9 @@
  *
  * The memory for dS is limited to 520 MiB of the workspace (KEPT_BYTES), so the heads are processed in parts: for each
  * part the blocks of keys run first, then the blocks of queries. dS is not stored if dS of one key/value head exceeds
- * the limit, in packed problems, with seqlens_q, if dQ is not wanted, and if neither dK nor dV is wanted. In these
- * cases blocks of queries compute S and dP again (backward_256_dq.cuh), which costs seven products instead of five. The
- * bits of dQ are the same with and without stored dS, because dS is always computed from the rounded P.
+ * the limit, if the problem is packed or has seqlens_q, if dQ is not wanted, or if neither dK nor dV is wanted. In
+ * these cases blocks of queries compute S and dP again (backward_256_dq.cuh), which costs seven products instead of
+ * five. The bits of dQ are the same with and without stored dS, because dS is always computed from the rounded P.
  *
  * Elements past the end of a tensor arrive as zeros (tma.cuh). In packed problems, or with lengths, rows past the end
  * of a sequence belong to another sequence or to padding. Such rows are set to zero in shared memory, because P = 0
@@ -48,7 +48,7 @@ template <class X> struct shared_keys {
     alignas(1024) uint16_t Q[X::STAGES][X::BM * X::D];
     alignas(1024) uint16_t dO[X::STAGES][X::BM * X::DV];
     alignas(1024) uint16_t dS[X::BN * X::BM]; /* dS is stored here before it is copied to global memory */
-    /* P^T as an operand of a product in registers: each thread of a consumer has 16 bytes per step */
+    /* P^T as an operand of a product in registers: each thread of a consumer has 16 bytes per step of 16 queries */
     uint4 P[X::STAGES_P][X::BM / 16][128];
     alignas(16) row_values values[X::STAGES][X::UNITS];
     barrier_pairs<X::STAGES> bars_Q, bars_dO;
@@ -108,8 +108,8 @@ DEVICE void multiply_held(float (&d)[N / 2], const uint32_t (&held)[HELD][4], co
     wgmma_commit();
 }
 
-/* The state of one of the two consumers, for example which round is next. A round is one tile of queries of one
- * head. */
+/* What the two consumers have in common: a consumer's round (one tile of queries of one head), its positions in the
+ * rings, and how it waits, steps to the next round and stores its gradient. */
 template <typename T, class X> struct half_of_keys {
     static const int BM = X::BM, BN = X::BN;
     typedef uint32_t operand[BM / 16][4];
@@ -426,9 +426,9 @@ int64_t query_blocks_of(const attn_dims &d)
     return query_tiles_per_head(d, QUERIES) * d.H * (d.packed ? 1 : d.B);
 }
 
-/* The most memory for dS, in bytes. The heads are processed in parts, each with as many heads as fit. One head of 16384
- * queries and keys fits. Under a causal mask two such heads fit, which fill the GPU better than one head does. The GPU
- * emulator of the tests has a smaller limit, so that its small problems have several parts too. */
+/* The most memory for dS, in bytes. It suffices for one head of 16384 queries and keys, or for two such heads under a
+ * causal mask. If dS of all heads does not fit, the heads are processed in parts. The GPU emulator of the tests has a
+ * smaller limit, so that its small problems have several parts too. */
 #ifndef ATTN_KEPT_BYTES
 #define ATTN_KEPT_BYTES (520 << 20)
 #endif
@@ -607,8 +607,8 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     };
     const double seconds = tile_seconds(chip, plan);
     if (!job.kept.heads) code = in_shares(chip, seconds, tiles);
-    /* these launches are not divided into shares (several launches), because each takes only a few milliseconds: dS of
-     * one launch fits into KEPT_BYTES */
+    /* a part of the heads is not divided into several launches, because it takes only a few milliseconds: its dS fits
+     * into KEPT_BYTES */
     else if (takes_step(chip, seconds)) code = tiles(chip);
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }

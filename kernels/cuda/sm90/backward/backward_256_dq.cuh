@@ -11,8 +11,7 @@
  *
  *     issue dP[0], S[0];  make dS(0)
  *     for n = 1 .. :  issue dQ += dS K[n - 1], dP[n];  wait dQ;  issue S[n];  wait dP, S
- *                     make dS(n)                                                          the other's products
- *                                                                                         meanwhile
+ *                     make dS(n)                                          the other consumer's products run
  *     dQ of the last tile;  dQ = scale dQ
  *
  * V and K arrive in one ring: first a tile of V, then the tile of K of the same keys. A tile of V is released when dP
@@ -45,9 +44,9 @@ template <int D_, int DV_> struct shape {
 
 /* dS in global memory, for the heads that are computed together. A tile of dS has 64 keys by 64 queries, with a row of
  * 128 bytes per key, swizzled as TMA does it (tma.cuh). A tile of queries has a tile of dS for each tile of keys that
- * it sees. The n-th tile of queries of a head shares memory for `width` tiles of dS with the n-th tile of queries from
- * the end. One of the two fills this memory from its start, the other from its end. Under a causal mask one of the two
- * sees few keys where the other sees many, so the memory has no gap. */
+ * it sees. The n-th tile of queries of a head and the n-th from the end share memory for `width` tiles of dS. One fills
+ * this memory from its start, the other from its end. Under a causal mask one sees few keys where the other sees many,
+ * so they fill it without a gap. */
 enum { KEPT_TILE = KEYS * QUERY_TILE };
 struct kept_tiles {
     uint16_t *tiles; /* NULL: dS is not stored, and dQ is computed from S and dP */
@@ -67,8 +66,8 @@ struct kept_tiles {
 /* The kernels' parameters besides cuda_args. The heads of a problem are divided into parts, which are computed one
  * after the other. If dS is not stored, there is only one part. */
 struct plan {
-    /* orders of the tiles of keys and of the tiles of queries of one part of the heads; in packed problems some tiles
-     * have no rows */
+    /* the order of the tiles of keys, and that of the tiles of queries, within one part of the heads; in packed
+     * problems some tiles have no rows */
     tile_order keys, queries;
     int heads; /* number of key/value heads of the batch */
     /* parts: number of parts into which the heads are divided; part: number of the part that this launch computes,
@@ -147,7 +146,7 @@ template <class X> struct shared_queries {
 
 /* ---- The thread that loads tiles (producer) ---------------------------------------------------------------------- */
 
-/* Loads the rows of Q, or of dO, of both consumers. */
+/* Loads the rows of Q, or of dO, for both consumers. */
 template <class X, int CHUNKS, int SIZE>
 DEVICE void load_queries(uint16_t (&to)[2][SIZE], uint64_t (&full)[2], const CUtensorMap *map, const tma_place &from)
 {
@@ -248,8 +247,8 @@ template <typename T, class X> struct query_gradients {
 
     DEVICE void make_dS(operand &dS, float (&S)[BN / 2], const float (&dP)[BN / 2])
     {
-        /* The loop below handles two neighbouring keys of a row at a time. P is rounded to 16 bits, as in
-         * backward_keys, so that dQ has the same bits whether dS is stored or not. */
+        /* The loop below handles two neighbouring keys of a row at a time. As in backward_keys, P is rounded to 16
+         * bits, so that dQ has the same bits whether dS is stored or not. */
         if (tile < free_first || tile >= free_last)
             mask<BN>(S, x.band, row0 + me.warp * 16 + me.lane / 4, tile * BN, me.lane);
 #pragma unroll

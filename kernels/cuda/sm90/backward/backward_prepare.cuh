@@ -51,7 +51,7 @@ const int PREPARER_THREADS = 512;
 template <typename T, class X> struct preparer {
     static const int D = X::D, ROWS = UNIT_ROWS<X>, LANES = D / 8 /* number of lanes that share a row */,
                      STEP = 32 / LANES /* rows that a warp processes at the same time */;
-    /* number of rows that a lane loads before it uses the first of them: many loads in flight hide latency */
+    /* number of rows that a lane loads before it uses the first row: many loads in flight hide latency */
     static const int TOGETHER = 8;
     const cuda_args &a;
     const plan &p;

@@ -4,7 +4,7 @@
  * A block works on BN = 128 keys of one key/value head. K and V stay in shared memory, and the block goes over the
  * queries that see these keys, in tiles of BM, for every head of the group. One warpgroup is the producer, two are
  * consumers. A consumer owns 64 of the keys and has their dK and dV in registers (FlashAttention-2, arXiv:2307.08691,
- * Algorithm 2, the loops exchanged and the scores transposed, as in FlashAttention-3):
+ * Algorithm 2, with its two loops exchanged and the scores transposed, as in FlashAttention-3):
  *
  *     S^T = K Q^T            dP^T = V dO^T                  64 keys x BM queries per consumer
  *     P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)      in registers, which are the next two products' operands
@@ -26,8 +26,8 @@
  * dQ of a tile of queries needs dS of both consumers. It is computed one round later, so that neither consumer waits
  * for the other: one consumer may be a round ahead, and the ring of dS has three buffers. The speed depends on which
  * arithmetic runs beside a warpgroup's own products, and on waiting for a product only when its result is needed. ptxas
- * lets C = A B run on from one iteration of a loop to the next only where no code reads C; therefore no product is in
- * flight when a round begins. ptxas also moves a wait above arithmetic that stands before it: see round(). At D = 64
+ * keeps a product in flight from one iteration of a loop to the next only if no code reads its result, so no product is
+ * in flight when a round begins. ptxas also moves a wait above arithmetic that stands before it: see round(). At D = 64
  * registers are short, so dV is computed in two halves, and dK before S. The consumers also take turns with their
  * exponentials there, so that the exponentials of one consumer run beside the products of the other.
  *
@@ -59,14 +59,13 @@
  * the registers of S, as 16-bit numbers. Where all of a warp's scores are near 0, tanh is a short series.
  *
  * With `deterministic`, the tiles of keys of a head add to dQ of a tile of queries in the order in which they are
- * claimed. Each tile of queries has a counter of turns. A sender (a warp that adds a consumer's part of dQ to the sums)
- * waits for its block's turn while the consumers compute the part. The sender ends the turn when the addition is done,
- * while the consumers compute the next part. There is no deadlock, because a block only waits for tiles that running
- * blocks have claimed earlier. The last keys of a head come first, with any mask, so that the order does not depend on
- * the lengths of other sequences in a packed problem. Under a causal mask, the tile of keys that adds first to a tile
- * of queries begins with these queries, so that blocks hardly wait. Without a mask all blocks of a head begin with the
- * same queries, and each must stay one round behind the block before it. Blocks then claim tiles of HEADS_IN_TURNS
- * heads in turn, so that few blocks begin with the same head.
+ * claimed. Memory says whose turn it is to add to a tile of queries. A sender (a warp that adds a consumer's part of dQ
+ * to the sums) waits for its block's turn, adds, and then ends the turn, while the consumers compute. There is no
+ * deadlock, because a block only waits for tiles that running blocks have claimed earlier. The last keys of a head come
+ * first, with any mask, so that the order does not depend on the lengths of other sequences in a packed problem. Under
+ * a causal mask, the tile of keys that adds first to a tile of queries begins with these queries, so that blocks hardly
+ * wait. Without a mask all blocks of a head begin with the same queries, and each must stay one round behind the block
+ * before it. Blocks then claim tiles of HEADS_IN_TURNS heads in turn, so that few blocks begin with the same head.
  *
  * A NaN or infinity in Q, K, V or dO of a hidden pair is multiplied by P = 0 inside a product, which gives NaN. A warp
  * whose dK or dV is not finite therefore leaves a mark. When its block has no more tiles of keys, it computes the
@@ -77,7 +76,7 @@
 #define ATTN_SM90_BACKWARD_TILES_CUH
 #include "kernels/cuda/sm90/backward/backward_dq.cuh"
 
-/* Computes lse of rows with huge scores, each as two numbers. The function is in sm80/forward.cu. */
+/* For rows with huge scores, computes lse as two numbers. The function is in sm80/forward.cu. */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream);
 
 namespace {
@@ -343,7 +342,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Returns whether some row of the tile has so huge a score that its lse is stored in two parts. */
+    /* Returns whether the lse of some row of the tile is stored as two numbers, because the row has a huge score. */
     DEVICE bool has_parts(const row_values *values) const
     {
         bool any = false;
@@ -355,8 +354,8 @@ template <typename T, class X, typename R> struct gradients {
         return __any_sync(0xffffffff, any);
     }
 
-    /* Turns S into P for a tile with rows whose lse is stored in two parts. Beside a huge bias, q.k is too small to
-     * count and is ignored. */
+    /* Turns S into P for a tile with rows whose lse is stored as two numbers, because a bias makes it huge. Beside such
+     * a bias, q.k is too small to count and is ignored. */
     DEVICE void exponents_in_parts(float (&S)[BM / 2], const row_values *values) const
     {
         if constexpr (X::BIAS) {
@@ -606,7 +605,8 @@ template <typename T, class X, typename R> struct gradients {
     DEVICE void make_P(float (&S)[BM / 2])
     {
         if (X::TURNS) me.await_turn();
-        /* if the options change nothing in this tile of queries, compute it as in the variant without options */
+        /* where softcap, ALiBi, FlashMask, bias and keep_mask change nothing in this tile of queries, exponents()
+         * suffices */
         if constexpr (X::PAIRS) {
             if (!X::BIAS && p.mods.cap != 0) exponents_of_options(S, sm.values[q.stage]);
             else if (record().bounded || record().slope != 0 || X::BIAS || record().partly_kept)
@@ -635,8 +635,8 @@ template <typename T, class X, typename R> struct gradients {
 
     /* Computes one round: dV, dS and dK of a tile of queries from its P and dP, and dQ of the previous tile. With MORE,
      * also computes P and dP of the next tile. No product may be running when it is called. In the first round there is
-     * no previous tile. Even then a dQ is computed, because a branch around the product would cost registers. That dQ
-     * is not passed on to the sums. */
+     * no previous tile; dQ is then computed but not added to the sums, because a branch around the product would cost
+     * registers. */
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
     {
@@ -656,7 +656,7 @@ template <typename T, class X, typename R> struct gradients {
         opaque(dP);
         to_operand<T, BM>(dS, dP);
         if (X::PAIRS && MORE) {
-            /* the record of the next tile of queries (round_record) arrives together with its Q */
+            /* the description of the next tile of queries (a round_record) arrives together with its Q */
             await_full(sm.bars_Q, q);
             ask_for_pairs(S);
         }
@@ -681,8 +681,8 @@ template <typename T, class X, typename R> struct gradients {
         if (X::S_BEFORE_DK) me.release(sm.bars_Q, now);
     }
 
-    /* Replaces round() for a tile of queries that sees no key of this warpgroup. Computes no product, and writes zeros
-     * to shared memory as the warpgroup's dS. */
+    /* Replaces round() for a tile of queries that sees no key of this warpgroup. Issues no wgmma, and writes zeros to
+     * shared memory as the warpgroup's dS. */
     DEVICE void pass_round()
     {
         const uint32_t dS[BM / 16][4] = {};
@@ -710,8 +710,8 @@ template <typename T, class X, typename R> struct gradients {
         hand_over(dQ);
     }
 
-    /* Stores dK or dV, 64 channels at a time. Results of 16 bits pass through shared memory: through the warp's part of
-     * a buffer of dS that no consumer reads. */
+    /* Stores dK or dV, 64 channels at a time. Results of 16 bits pass through shared memory: each warp uses its part of
+     * a buffer of dS, which no consumer reads at that time. */
     template <int CHUNKS> DEVICE void store(const attn_view &to, const float (&sums)[CHUNKS * 32], int width)
     {
         const int row = me.w * 64 + me.warp * 16;
@@ -851,7 +851,7 @@ template <typename T, class X, typename R> struct gradients {
      * tiles. All threads of both consumers call this function. */
     DEVICE bool next_tile(ring<2> &at)
     {
-        /* after this barrier no warp's dK or dV is in the memory of dS any more */
+        /* the consumers' dK and dV have passed through the memory of dS; after this barrier it may be overwritten */
         named_barrier_sync(END_BARRIER, CONSUMERS);
         /* All lanes wait, and conditions, not branches, choose the lanes that act. After a branch that only some lanes
          * take, ptxas would keep addresses that are the same for all lanes in registers of each thread. */
@@ -924,8 +924,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         prefetch_tensormap(&m.dO);
         init_pairs(sm.bars_Q, 2);
         init_pairs(sm.bars_dO, 2);
-        /* four arrivals release an entry of sm.work: one each of the loader and of the two senders, and one for all
-         * consumers */
+        /* four arrivals release an entry of sm.work: one by the loader, two by the senders (the warps that add up dQ),
+         * and one for all consumers */
         init_pairs(sm.bars_work, 4);
         mbarrier_init(smem_addr(&sm.K_full), 1);
         mbarrier_init(smem_addr(&sm.V_full), 1);
@@ -971,10 +971,10 @@ int64_t query_tiles_of(const attn_dims &d)
     return query_tiles_per_head(d, QUERY_TILE) * d.H * (d.packed ? 1 : d.B);
 }
 
-/* Returns the number of 32-bit words in which blocks record progress; all start at 0. A unit of queries is 32 or 64
- * queries of one head. Each key/value head has a word that counts its prepared units of queries (units with delta and
- * lse). If dQ is wanted, each key/value head has a second word (plan::done), each tile of queries has two words
- * (plan::begun), and one word counts the units of queries that warps have claimed to compute dQ. */
+/* Returns the number of 32-bit words in which blocks record progress; all start at 0. Each key/value head has one word:
+ * the number of its units (32 or 64 queries of one head) whose delta and lse are ready. If dQ is wanted, there are more
+ * words: a second one for each key/value head (plan::done), two for each tile of queries (plan::begun), and one that
+ * counts the units whose dQ warps have claimed to compute. */
 int64_t words_of(const attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -983,8 +983,8 @@ int64_t words_of(const attn_plan *plan)
 }
 
 /* Returns whether prepare_ahead writes zeros to the sums of dQ. Otherwise the first block that has dQ for some queries
- * stores it as their sum, and other blocks wait for that store. In a long causal sequence, this first block is a slow
- * one. At D = 128 with one query head per key/value head, waiting for it costs more than writing zeros. */
+ * stores it as their sum, and other blocks wait for that store. In a long causal sequence this block is slow, and at D
+ * = 128 with one query head per key/value head the waiting costs more time than writing zeros. */
 bool wants_zeros(const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -1103,7 +1103,8 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
     const int blocks = p.makes_dq ? job.chip->multiprocessors : std::min(tiles, job.chip->multiprocessors);
     if (!is_first_share(
             /* A share is the part of the tiles that one launch computes. The first share prepares the queries for all
-             * shares. Later shares are launched in the ordinary way, so that each waits for the share before it. */
+             * shares. A later share is launched by <<<>>> and not by launch_dependent(), so that it starts only when
+             * the share before it has ended. */
             job.chip)) {
         if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(job.run.args, p, m);
         return cudaPeekAtLastError();

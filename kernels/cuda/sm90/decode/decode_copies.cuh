@@ -1,7 +1,7 @@
-/* decode_copies.cuh: TMA loads the tiles of sm80/decode.cuh on Hopper, for keys and values in pages. Keys without pages
- * are left to copies by threads (copies_by_threads). For such keys they are as fast as TMA, and 1 to 2 % faster where
- * memory bandwidth is the limit. sm80/decode.cuh defines what is computed and in which order. Therefore the bits of a
- * result do not depend on whether threads or TMA copy.
+/* decode_copies.cuh: TMA loads the tiles of sm80/decode.cuh on Hopper, for keys and values in pages. Threads copy keys
+ * without pages (copies_by_threads): this is as fast as TMA, and 1 to 2 % faster where memory bandwidth is the limit.
+ * sm80/decode.cuh defines what is computed and in which order. Therefore the bits of a result do not depend on whether
+ * threads or TMA copy.
  *
  * A box is what one load of TMA brings. A warp requests the boxes of a tile, one box per lane: a box for every 128
  * bytes of channels, and for every page where pages are smaller than a tile. Before the first box is requested, one
@@ -27,10 +27,9 @@
  * that. A block without rows or without a split ends before it has requested anything. A split without keys requests
  * nothing.
  *
- * All slots are being filled while warps wait, and a warp waits for other warps only in its turn. A separate warp for
- * loads would save this one wait. But with a fifth warp in each of the three blocks of a multiprocessor only 136
- * registers are left per thread, and the shape for many rows needs 168. Where memory is the bound, the four warps wait
- * for the same tile anyway.
+ * A warp waits for other warps only when it is its turn to request a step. A separate warp for loads would save this
+ * wait, but a fifth warp would leave too few registers per thread (README.md). Where memory is the bound, the four
+ * warps wait for the same tile anyway.
  *
  * A tile's chunks of 128 bytes of channels lie one after the other, as TMA swizzles them. For rows of 128 bytes this is
  * the swizzle of sm80/tile.cuh. For rows of 64 bytes (float8 with head sizes up to 64) it is the swizzle that
@@ -104,7 +103,7 @@ template <typename T, class X> struct copies_by_engine {
     }
 
     /* Looks up where each box (one load of TMA) of the split starts. One warp calls this function. It reads no entry of
-     * the page table past the entry of the last key. */
+     * the page table past the last key's. */
     DEVICE void find_boxes() const
     {
         /* one past the last key to load: the end of the split's last tile, or of the sequence if the sequence ends
@@ -169,8 +168,8 @@ template <typename T, class X> struct copies_by_engine {
 
     DEVICE void clear_tail(uint16_t *tile, int j) const
     {
-        /* rows: number of rows of tile j before the sequence's end; PIECES: pieces of 16 bytes per row of a chunk. The
-         * swizzle moves pieces only within a row, so whole rows can be cleared */
+        /* rows: number of rows of tile j before the sequence's end; PIECES: pieces of 16 bytes per row of a chunk.
+         * Whole rows are cleared, so the swizzle, which moves pieces only within a row, does not matter */
         const int rows = Sk - j * X::BN, PIECES = CHUNK / 8;
         if (rows >= X::BN) return;
 #pragma unroll 1
@@ -251,9 +250,10 @@ inline bool walkable_as(tma_tensor *to, const attn_view &view, const attn_dims &
     return B > 0 && rows > 0 && tma_walkable(view, B, d.Hk, rows, columns, bytes ? 16 : 8);
 }
 
-/* Describes keys and values to TMA. tile: the least number of keys per tile, over all shapes. row_bytes: the bytes of a
- * row of a tile in shared memory. Returns false unless TMA can load keys and values and the variant of the kernel
- * exists (see decode_by_engine() in sm80/decode.h). Heads above 256 have no variant for float8 keys. */
+/* Makes the tensor maps of keys and values. Returns false if TMA cannot or shall not load them (for example keys
+ * without pages), or if decode_by_engine() of sm80/decode.h has no kernel for the problem (head sizes above 256 have
+ * none for float8 keys). tile: the least number of keys per tile, over all shapes. row_bytes: the bytes of a row of a
+ * tile in shared memory. */
 inline bool plan_copies(copy_plan *copies, const cuda_chip *chip, const attn_plan *of, const cuda_args &a, int tile,
                         int row_bytes)
 {
@@ -266,13 +266,14 @@ inline bool plan_copies(copy_plan *copies, const cuda_chip *chip, const attn_pla
     if (d.page_size == 0 || d.page_size % LEAST_BOX || !walkable_as(&K, a.g.view[ATTN_T_k], d, d.D) ||
         !walkable_as(&V, a.g.view[ATTN_T_v], d, d.Dv))
         return false;
-    /* a box (one load of TMA) must lie within one page and one tile, so its number of rows divides both */
+    /* a box (one load of TMA) must lie within one page and one tile, so its number of rows divides those of a page and
+     * of a tile */
     const int box_bytes = row_bytes < 128 ? row_bytes : 128;
     copies->box = (int)attn_min64(d.page_size & -d.page_size, tile);
     copies->box_shift = 0;
     while (1 << copies->box_shift < copies->box) copies->box_shift++;
-    /* With a promotion to 256 bytes the L2 would fetch each 128 bytes of a row twice, and the kernel would take a tenth
-     * longer. */
+    /* `promotion` is how many bytes the L2 fetches from memory at a time. With 256, each 128 bytes of a row would be
+     * fetched twice, and the kernel would take a tenth longer. */
     const CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
     return tma_map(&copies->K, K, copies->box, box_bytes, promotion) &&
            tma_map(&copies->V, V, copies->box, box_bytes, promotion);

@@ -49,10 +49,10 @@ typedef __nv_bfloat16 bf16;
 
 /* ---- Shapes of kernel instances; the table at the end of this file says which problem takes which shape ---------- */
 
-/* A promotion adds O to sums in shared memory, because a sum of products loses accuracy with each key (up to 2^-13 of
- * itself). PROMOTED: the most keys between two promotions in shapes whose products do not compute l. PROMOTED_COUNTED:
- * the same in shapes whose products also compute l. Measured errors: kernels/MEASUREMENTS.md (float8 forward: changes
- * 22, 25). SHIFT: P is 2^SHIFT where a row's score is its maximum. */
+/* A promotion adds O to sums in shared memory, because an accumulator of e4m3 products loses up to 2^-13 of its value
+ * with each key. PROMOTED: the largest number of keys between two promotions. PROMOTED_COUNTED: the same for shapes
+ * whose products also compute l. Measured errors: kernels/MEASUREMENTS.md (float8 forward: changes 22, 25). SHIFT: P is
+ * 2^SHIFT where a row's score is its maximum. */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
 /* The shape of a kernel instance. D: the largest head size. C: number of consumers, with 64 rows each. BN: keys per
@@ -60,36 +60,36 @@ enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
  * the member of that name. */
 template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {
     typedef T_ T;
-    /* Whether a work tile (BM rows of one head) begins and ends in a faster way: in the first tile of keys only scores
-     * that some row sees are computed, and the softmax ends while the last product runs. The gain is largest where a
-     * work tile has few tiles of keys, or where its tiles are wide. */
+    /* true: a work tile (BM rows of one head) begins and ends faster. In its first tile of keys only scores that some
+     * row sees are computed, and its softmax ends while its last product runs. The gain is largest where a work tile
+     * has few tiles of keys, or where its tiles are wide. */
     static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
-    /* whether consumer warps help to transpose V, see help_to_transpose() */
+    /* true: consumer warps help to transpose V, see help_to_transpose() */
     static const bool HELPS = SHORT_ENDS && D == 256;
-    /* SECTION: bytes of K and V of the heads of a section. Under a mask, the work tiles of a section are ordered
-     * together, see ending_order. Sections are small, so that V^T of the first heads is ready soon. Where consumers
-     * help to make V^T, sections are twice as large as elsewhere. */
+    /* SECTION: the most bytes of K and V in a section, which is a group of heads. Under a mask, the work tiles of a
+     * section are ordered together, see ending_order. Sections are small, so that V^T of the first section is ready
+     * soon. Where consumers help to make V^T (HELPS), sections are twice as large. */
     static const int64_t SECTION = (HELPS ? 16 : 8) << 20;
     /* CHUNKS: number of chunks of 128 bytes that a row of q or k takes. CHUNKS_V: number of such chunks that a row of
      * V^T takes: BN keys of one byte each. */
     static const int ROW_BYTES = D * (int)sizeof(T), CHUNKS = (ROW_BYTES + 127) / 128, CHUNKS_V = (BN + 127) / 128;
-    /* whether a consumer's thread needs all registers that a block of this size can give it */
+    /* true: a consumer's thread gets as many registers as possible */
     static const bool LARGE = D == 256 || BN == 224;
     static const int PRODUCER = C == 3 ? 32 : LARGE ? 24 : 40, CONSUMER = C == 3 ? 160 : LARGE ? 240 : 232;
-    /* Whether products compute l, the sum of P: O then has 8 more columns, see counted(). */
+    /* true: the product P V also computes l, the sum of P, in 8 additional columns of O, see counted() */
     static const bool COUNTS = D == 128 && !WIDE;
     static const int COLUMNS = D + (COUNTS ? 8 : 0);
     /* number of tiles of keys from one promotion (the addition of O to sums in shared memory) to the next */
     static const int PROMOTE = (COUNTS ? PROMOTED_COUNTED : PROMOTED) / BN;
     /* the largest number of tiles, at the end of a work tile's keys, that only some of the consumers see */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
-    /* whether the wait for O += P V, and the rescaling of O, come in the middle of the next tile's softmax */
+    /* true: the wait for O += P V, and the rescaling of O, come in the middle of the next tile's softmax */
     static const bool EARLY = D == 128 && !WIDE;
-    /* whether largest_by_bits() finds maxima; at D = 256 no registers are free for it */
+    /* true: largest_by_bits() finds maxima; at D = 256 no registers are free for it */
     static const bool BY_BITS = D < 256;
-    /* Whether O is set to zero before products add to it. Otherwise the first product overwrites O, which is 2 % slower
+    /* true: O is set to zero, and all products add to it. false: the first product overwrites O, which is 2 % slower
      * for BN = 224 and faster for all other shapes. */
     static const bool ZEROS = BN == 224;
     /* With EARLY: number of chains of operations that find the maximum of the thread's second row. With 224 keys per
@@ -98,10 +98,11 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* number of steps in which a warp transposes a unit (128 keys by 64 channels) of V; shared memory limits the size
      * of a step */
     static const int STEPS = D == 256 ? 8 : 1;
-    /* Whether the sums to which promotions add O (see PROMOTED) are floats. Otherwise they are bfloat16, because shared
-     * memory has no room for floats. A thread has D / 2 sums. */
+    /* Promotions (see PROMOTED) add O to sums in shared memory. true: these sums are floats. false: they are bfloat16,
+     * because shared memory has no room for floats. A thread has D / 2 sums. */
     static const bool FLOAT_SUMS = D <= 128;
-    static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* number of 32-bit words that four sums of O take */
+    static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* number of 32-bit words that four sums of O (floats or
+                                                      * bfloat16 numbers) take */
 };
 
 /* A work tile: rows i0 to i0 + BM - 1 of head h of batch row b, with tiles of keys `first` to `last` - 1. */
@@ -121,8 +122,8 @@ enum { STOP = -1 }; /* value of work_tile::i0 that means: there is no more work 
  * rows of out pass through this memory to global memory. */
 template <class X> struct sum_words {
     uint32_t O[X::D / 8][32 * X::SUM_WORDS];
-    /* for each pair of rows: x and y are the sums l of the two rows; z and w are the maxima to which the two rows' sums
-     * are relative */
+    /* for each pair of rows: x and y are the two rows' sums l; z and w are the maxima that were subtracted from their
+     * scores */
     float4 rows[X::COUNTS ? 8 : 1];
 };
 
@@ -138,16 +139,17 @@ template <class X> struct shared {
     kv_barriers<X::C, X::STAGES> bars;
     unit helped_units[X::HELPS ? X::C * 4 : 1]; /* the unit of V (128 keys by 64 channels) that each consumer warp
                                                  * transposes in help_to_transpose() */
-    int newest[X::C * 4]; /* [warp]: the newest work tile for which this warp has left a repair_note; -1: none */
+    int newest[X::C * 4]; /* [warp]: the newest work tile for which this warp has written a repair_note (rows to
+                           * compute again); -1: none */
 };
 
 /* ---- The plan: the numbers of a problem that the kernel reads, in 32 bits ---------------------------------------- */
 
-/* A warp's note that some of its 16 rows of a work tile must be computed again. repair_own_rows() reads the note at the
- * end of the block. In `rows`, bit 4 i says that row i has huge scores, and bit 4 i + 1 that row i + 8 has, for i = 0
- * .. 7. */
+/* A warp writes this note if some of its 16 rows of a work tile must be computed again. repair_own_rows() reads it at
+ * the end of the block. In `rows`, bit 4 i is set if row i has huge scores, and bit 4 i + 1 if row i + 8 has (i = 0 ..
+ * 7). */
 struct repair_note {
-    uint32_t rows; /* one bit for each row with huge scores, and the bits LOOK and V_NAN */
+    uint32_t rows; /* one bit for each row with huge scores, and the bits LOOK and V_NAN (see below) */
     int before;    /* the previous work tile for which the warp left a repair_note; -1: none */
 };
 /* bit of repair_note::rows: a result was not finite, so repair_own_rows() must find the rows that see a NaN */
@@ -164,8 +166,8 @@ struct plan {
     input_scales scales;
     results to;
     transpose_plan transpose;
-    repair_note *notes; /* [work tile][warp]: which rows must be computed again; an element is written only if it
-                         * has such a row */
+    repair_note *notes; /* [work tile][warp]: which of the warp's rows must be computed again; an element is written
+                         * only if there is such a row */
     /* number of work tiles that blocks have claimed from the counter; a block's first work tile follows from the
      * block's number and needs no claim */
     int *counter;
@@ -240,8 +242,8 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* Loads tile j of V^T, and waits before that until it is ready. V^T is known to be ready from block of keys `ready`
-     * on, and `ready` is updated. */
+    /* Waits until tile j of V^T has been written, and loads it. `ready` is updated: all blocks of keys of V^T from
+     * number `ready` on are known to be written. */
     DEVICE void load_V(int j, int hk, int b, int &ready)
     {
         if (j * BN / KEYS < ready) ready = await_units(p.transpose, b * p.transpose.Hk + hk, j * BN / KEYS, ready);
@@ -291,11 +293,11 @@ DEVICE float high_bf16(uint32_t pair)
 }
 
 /* Returns l (the sum of P) of the thread's two rows, in shapes whose product P V also computes l. V has 8 additional
- * columns, which are 1 and 1.75 in turn, and a thread has two of them. A product loses part of a small P beside a large
- * one. Because O and l lose the same parts here, their quotient, out, loses less. How much l loses depends on the
- * number by which P is multiplied. The mean of the results of 1 and 1.75 has the smallest error of the numbers tried
- * (kernels/MEASUREMENTS.md, changes to the float8 forward). */
-enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* four e4m3 numbers each: 1 and 1.75 */
+ * columns, which are 1 and 1.75 in turn, and a thread has two of them. An e4m3 product loses part of a small P beside a
+ * large one. If l comes from the same product, O and l lose the same parts, and out = O / l loses less. Of the numbers
+ * tried for these columns, the mean of the results of 1 and 1.75 has the smallest error (kernels/MEASUREMENTS.md,
+ * changes to the float8 forward). */
+enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* each is a word of four equal e4m3 numbers: 1 or 1.75 */
 DEVICE float2 counted(const float *sums)
 {
     return make_float2(0.5f * sums[0] + 0.5f / 1.75f * sums[1], 0.5f * sums[2] + 0.5f / 1.75f * sums[3]);
@@ -317,8 +319,8 @@ template <class X> struct promoted_sums {
             else ((uint2 *)sums.O[n])[lane] = make_uint2(0, 0);
     }
 
-    /* Sets l in shared memory to 0, and the maxima to which the sums are relative to -inf. Shapes whose products do not
-     * compute l have neither, so there the function does nothing. */
+    /* Begins a work tile: in shared memory, sets the sums l to 0 and the rows' maxima to -inf. Shapes whose products do
+     * not compute l have neither there, so the function does nothing. */
     DEVICE static void begin(words &sums, int lane)
     {
         if (X::COUNTS) ((float *)sums.rows)[lane] = lane & 2 ? -CUDART_INF_F : 0;
@@ -330,10 +332,10 @@ template <class X> struct promoted_sums {
         if (!X::COUNTS) left[0] *= factor[0], left[1] *= factor[1];
     }
 
-    /* In shapes whose products compute l (the sum of P), returns l of the thread's two rows (x, y) from shared memory.
-     * It also sets `left`, the factors by which these rows' sums in shared memory must be multiplied. Call it before
-     * the sums are used. `left` is computed here from maxima and not kept, because registers are scarce. In other
-     * shapes the function does nothing. */
+    /* Call this before the sums in shared memory are used. In shapes whose products compute l (the sum of P), returns l
+     * of the thread's two rows (x, y) from shared memory, and sets `left`, the factors by which these rows' sums must
+     * be multiplied. (`left` is computed from maxima each time, because registers are scarce.) In other shapes the
+     * function does nothing. */
     DEVICE float2 find_left(const words &sums, const softmax &state, float c, int lane)
     {
         if (!X::COUNTS) return {};
@@ -404,8 +406,8 @@ template <class X> struct promoted_sums {
  * base 2. A larger m c is rounded so coarsely that P may exceed 448, the largest e4m3 number. */
 const float BASE_MOST = 1 << 23;
 
-/* What is known of a work tile after its softmax: the factors of the thread's rows of O, the bits of repair_note::rows
- * found so far, and whether the sums are finite. */
+/* The results of a work tile's softmax: the factors by which the thread's two rows of O are multiplied, the bits of
+ * repair_note::rows found so far, and whether the sums are finite. */
 struct tile_end {
     float factor[2];
     uint32_t rows;
@@ -433,7 +435,7 @@ template <class X> struct attention {
     DEVICE int row_of(const work_tile &x) const { return x.i0 + me.w * 64 + me.warp * 16 + me.lane / 4; }
 
     /* Turns raw scores of the first N keys of tile j into P. CAREFUL: some keys may be hidden, or scores must change
-     * their sign. With EARLY, the function `midway` is passed on to softmax_step_early(). With SHORT_ENDS and N > 128,
+     * their sign. `midway` is passed on to softmax_step_early(), which is used with EARLY. With SHORT_ENDS and N > 128,
      * all 64 rows see the first 64 keys of the tile, so no mask is applied to these keys. */
     template <int N, bool CAREFUL, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
@@ -455,8 +457,7 @@ template <class X> struct attention {
         else softmax_step<N, BY_BITS>(S, state, rescale, reference);
     }
 
-    /* Computes P of the first tile to compute (the last tile that this warpgroup's rows see), or only of that tile's
-     * first N keys. */
+    /* Computes P of the first N keys of the last tile that this warpgroup's rows see. (This tile is computed first.) */
     template <int N>
     DEVICE void first_tile(uint32_t (&P)[BN / 32][4], const work_tile &x, const warpgroup_tile &y, softmax &state)
     {
@@ -496,9 +497,9 @@ template <class X> struct attention {
         float S[BN / 2], rescale[2];
         uint32_t P[BN / 32][4];
 
-        /* promotes(j): whether O is promoted (added to the sums in shared memory) after the softmax of tile j. No
-         * promotion follows the softmax of the first computed tile, because O is still 0. `many`: whether this work
-         * tile has a promotion; with ZEROS, which is for the widest tiles, `many` is true. */
+        /* promotes(j): true if O is promoted (added to the sums in shared memory) after the softmax of tile j. The
+         * first computed tile has no promotion, because O is still 0. `many`: true if this work tile has a promotion,
+         * and always with ZEROS (the widest tiles). */
         const auto promotes = [](int j) { return (j + 1) % X::PROMOTE == 0; };
         const bool many = X::ZEROS || (y.last_visible - 1) / X::PROMOTE > first / X::PROMOTE;
         if (many) promoted.begin(sums, me.lane);
@@ -542,8 +543,8 @@ template <class X> struct attention {
             to_operand_8<BN>(P, S);
             if (promotes(j)) promoted.promote(sums, O, state, x.c, me.lane);
         };
-        /* true: every tile of keys takes the slower step, which masks scores and changes their sign. It is true if the
-         * scale is negative, or if some row's window hides keys of the first tile. */
+        /* true: the slower code, which masks scores and changes their sign, computes every tile of keys. It is needed
+         * if the scale is negative, or if some row's window hides keys of the first tile. */
         const bool none_free = x.negative || y.free_first > first;
         walk_down<X::EARLY, X::BY_BITS>(
             y.last_visible - 2, none_free ? first : y.free_last, first, [](int j) { return j - 1; }, step,
@@ -662,9 +663,9 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
     }
 }
 
-/* Lets each consumer warp transpose one unit (128 keys by 64 channels) of V before its other work. Under a mask, blocks
- * begin with different heads, and at head size 256 a unit takes long, so the two warps that transpose V are too slow
- * alone. The unit passes through the shared memory of the warp's sums. */
+/* Lets each consumer warp transpose one unit (128 keys by 64 channels) of V before its other work, through the shared
+ * memory of the warp's sums. The two warps that only transpose V would be too slow alone: under a mask blocks begin
+ * with different heads, and at head size 256 a unit takes long. */
 template <class X> struct helper_memory {
     shared<X> &sm;
     static DEVICE uint32_t index() { return thread_anew() / 32 - 4; }
@@ -902,8 +903,8 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     const shape_row *const x = shape_of(plan->problem, g.right < d.Sk || g.left < d.Sq);
     if (!x || d.Sq <= 0 || d.Sk <= 0 || d.B <= 0 || d.H <= 0 || d.Sq >= FAR || d.Sk >= FAR) return false;
     if (d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 >= INT32_MAX)
-        return false; /* work tiles, and units of V^T (128 keys by 64 channels), are counted in 32 bits, so a larger
-                       * problem is refused */
+        return false; /* work tiles, and units of V^T (128 keys by 64 channels), are counted in 32 bits, so a problem
+                       * with too many of them is refused */
     if (transpose_units(d) >= INT32_MAX) return false;
     if (plan->problem->out.rank && !tma_walkable(g.view[ATTN_T_out], d.B, d.H, d.Sq, d.Dv, 8)) return false;
     plan->variant = x;

@@ -51,8 +51,8 @@ const shape_row shapes[] = {
 };
 /* clang-format on */
 
-/* Launches the kernels of all rows of the table that the problem needs. If sequences have different lengths, several
- * rows may be needed. Each launch then computes only the sequences for whose lengths its row is meant. */
+/* Launches one kernel or, if sequences have different lengths, one kernel for each row of the table whose range of
+ * lengths may occur. Each of these launches computes only sequences with lengths in its row's range. */
 cudaError_t launch_shapes(const forward_job &job, bool f16, bool score_mods)
 {
     const attn_geometry &g = job.read.g;

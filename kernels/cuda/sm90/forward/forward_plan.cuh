@@ -1,5 +1,5 @@
 /* forward_plan.cuh: a problem in the form that forward_tiles.cuh reads: the plan (all numbers in 32 bits), the work
- * tiles and the scratch memory. This file also decides which problems these kernels compute. */
+ * tiles and the scratch memory. This file also decides which problems the kernels of forward_tiles.cuh compute. */
 #ifndef ATTN_SM90_FORWARD_PLAN_CUH
 #define ATTN_SM90_FORWARD_PLAN_CUH
 
@@ -16,9 +16,8 @@ namespace {
 const int LEAST_BN = 64; /* the smallest number of keys per tile of any shape */
 
 /* Work tiles of different lengths are ordered in sections, which are groups of heads (see ending_order). K and V of a
- * section have FEW_KEYS_SECTION bytes if there are fewer than MANY_KEYS keys, and SECTION bytes otherwise. Below
- * MANY_KEYS keys all blocks begin with different heads at the same time, and small sections spread the blocks' reads
- * from memory. With longer sequences, blocks read less memory in a given time. */
+ * section have FEW_KEYS_SECTION bytes if there are fewer than MANY_KEYS keys, and SECTION bytes otherwise. With fewer
+ * keys, blocks read more memory in a given time, and small sections spread these reads. */
 const int MANY_KEYS = 2048;
 const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
 
@@ -36,7 +35,7 @@ struct plan {
     score_mods mods;
     flash_mask mask;
     results to;
-    uint8_t *nonfinite; /* [work tile][warp]: not 0 if the warp's result was not finite */
+    uint8_t *nonfinite; /* [work tile][warp]: not 0 if a result of the warp was NaN or infinite */
     int32_t *before;    /* [work tile]: the work tile that the same block computed before this one, or -1 */
     /* in packed problems, or with seqlens_k: this launch computes only sequences of least_Sk to most_Sk keys, see
      * launch_shapes() */
@@ -70,8 +69,8 @@ struct __align__(16) work_tile
     /* with FlashMask or keep_mask: which of the two lists in shared memory (0 or 1) has the key tiles that this work
      * tile sees */
     int list;
-    /* in forward_split.cu: `split` is the number of this split of the rows' keys, `splits` is the number of splits, and
-     * `length` is the number of key tiles per split */
+    /* in forward_split.cu: the keys that the rows see are divided into `splits` splits of `length` key tiles; this work
+     * tile has number `split` of them */
     int split, splits, length;
 };
 
@@ -84,7 +83,7 @@ DEVICE key_band band_of(const plan &p, const work_tile &x)
     return key_band_of(x.align, p.left, p.right, x.Sk);
 }
 
-/* Returns work tile t of the order. In packed problems the tiles of sequence b are those from cu_q[b] / BM + b on. Row
+/* Returns work tile t of the order. In packed problems the tiles of sequence b begin with number cu_q[b] / BM + b. Row
  * r belongs to query r >> shift. If shift is above 0, work_tile::h is the first of 2^shift query heads, and
  * work_tile::Sq counts rows. If SPLIT is true, the launch computes only sequences whose keys are split, and otherwise
  * only sequences whose keys are not split. */
@@ -148,9 +147,9 @@ const int MOST_WARPS = 16;             /* the largest number of consumer warps i
 const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per work tile: four for plan::before (the previous work tile
                                         * of the same block), and one flag per warp */
 
-/* Where the parts of the scratch memory begin. First come four bytes (plan::before) and the warps' flags for each work
- * tile. With FlashMask, the smallest and largest bounds of the mask for each tile of keys follow. With float8, copies
- * of q, k and v in bfloat16 follow. */
+/* Where the parts of the scratch memory begin. First come plan::before (four bytes per work tile) and the warps' flags
+ * (plan::nonfinite). With FlashMask, the smallest and largest bounds of the mask for each tile of keys follow. With
+ * float8, copies of q, k and v in bfloat16 follow. */
 struct layout {
     int64_t extremes, wide[3], bytes; /* offsets in the scratch memory, in bytes; `bytes`: size of the scratch memory */
 };

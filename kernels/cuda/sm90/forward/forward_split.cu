@@ -103,9 +103,9 @@ struct split_layout {
     int64_t slots, of_row, sums, bytes; /* of_row, sums, bytes: offsets in the workspace, in bytes */
 };
 
-/* Limits that apply if there are more tiles of rows than half the number of multiprocessors. Splits are separate work
- * tiles only within two limits: at most MANY splits per multiprocessor, so that their sums stay in the L2, and at most
- * MOST_TILES tiles of rows per multiprocessor. */
+/* Limits, which apply if there are more tiles of rows than half the number of multiprocessors. If there are at most
+ * MANY splits and at most MOST_TILES tiles of rows per multiprocessor, each split is a work tile; otherwise a work tile
+ * computes all splits of its rows. The sums of MANY splits per multiprocessor fit into the L2. */
 const int MANY = 6;
 const double MOST_TILES = 1.6;
 
@@ -223,7 +223,7 @@ split_rule split_rule_of(const attn_plan *plan)
     const split_row &x = shape_of(d);
     const bool fits = g.group <= 64 && (g.group & (g.group - 1)) == 0;
     while (fits && 1 << r.shift < g.group) r.shift++;
-    /* kernels count the rows of a packed problem in an int, so larger problems are not split */
+    /* kernels count the rows of a packed problem in an int, so a problem with too many rows is not split */
     if (d.packed && d.total_q << r.shift >= FAR) return NO_SPLITS;
     r.BN = x.BN, r.least = x.least;
     r.queries = (int)attn_min64(p->whole_queries, FAR);

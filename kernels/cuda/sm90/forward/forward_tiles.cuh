@@ -10,16 +10,17 @@
  *       K[n-1], Q                                  S = Q K[n-1]^T;  mask;  P = softmax_step(S)
  *       for j = n-2 .. 0: K[j], V[j+1]             for j = n-2 .. 0:
  *       V[0]                                           issue S' = Q K[j]^T,  O += P V[j+1]
- *                                                      wait S';  mask;  softmax_step(S')       under the second product
+ *                                                      wait S';  mask;  softmax_step(S')       while O += P V runs
  *                                                      wait O;   P = S';  O *= rescale
  *                                                  O += P V[0];  out = O / l,  lse = m scale + ln l
  *
- * Where this is faster, the first S of the next work tile is issued behind the last O += P V of the present one. It is
- * then computed while the present output is written.
+ * In shapes where this is faster, the first S = Q K^T of the next work tile is issued right after the last O += P V of
+ * the present one, and runs while the output is written.
  *
- * The consumers take turns with their products, also from one work tile to the next. A consumer that has no product for
- * a tile of keys passes its turn on and releases the buffer (pipeline.cuh). A consumer whose rows are all past the end
- * of the sequence multiplies nothing; with three consumers and most lengths, this happens to the last one.
+ * The consumers take turns to issue products, so that the softmax of one runs during products of the others. The turns
+ * continue from one work tile to the next. A consumer that has no product for a tile of keys passes its turn on and
+ * releases the buffer (pipeline.cuh). A consumer whose rows are all past the end of the sequence multiplies nothing;
+ * this often happens to the last of three consumers.
  *
  * Rescaling: a row's reference m (the number subtracted from its scores before exp2) moves only when a P would exceed
  * 2^8, which is rare (softmax.cuh). A warp rescales O only if m moves in at least one of its rows.
@@ -27,20 +28,19 @@
  * Elements past the end of a tensor arrive as zeros (tma.cuh). Therefore no other code is needed for head sizes of any
  * multiple of 8 and for any length.
  *
- * Order of work (scheduler.cuh): blocks claim work tiles from a counter. A block claims the next one while its last
- * keys are loaded, because an earlier claim would take work from blocks that are free sooner. O goes through its own
- * part of shared memory, so that Q's memory is free for the next work tile, and TMA stores it, a warp's rows at a time.
- * Where shared memory has no room for O, it is stored directly from registers. The kernel starts while the previous
- * kernel of the stream ends (programmatic dependent launch).
+ * Order of work (scheduler.cuh): blocks claim work tiles from a counter. A block claims its next work tile when it
+ * begins to load the last keys of the present one. If it claimed earlier, it might take work from a block that is free
+ * sooner. O is written to its own part of shared memory, so that Q's memory is free for the next work tile, and TMA
+ * stores the 16 rows of a warp at a time. Where shared memory has no room for O, it is stored directly from registers.
+ * The kernel starts while the previous kernel of the stream ends (programmatic dependent launch).
  *
- * Short sequences: a work tile has few tiles of keys, and while a warpgroup computes its first scores, its first
- * softmax and its output, it has nothing else to run beside them. More warpgroups with narrower tiles (BN = 64) fill
- * this time, and compute fewer hidden scores at a causal diagonal. Longer sequences are faster with fewer warpgroups
- * and wider tiles.
+ * Short sequences: a work tile has few tiles of keys. A warpgroup's first scores, first softmax and output do not
+ * overlap with other work of the same warpgroup. More warpgroups with narrower tiles (BN = 64) fill these gaps, and
+ * compute fewer hidden scores at a causal diagonal. Longer sequences are faster with fewer warpgroups and wider tiles.
  *
  * Options (softcap, ALiBi, FlashMask, float8's scales) have kernel instances of their own (score_mods.cuh, masks.cuh).
- * For float8, the kernel widen first converts q, k and v to bfloat16. The scales of q and k multiply the scores' scale,
- * and the scale of v multiplies the factor that divides O by l.
+ * For float8, the kernel widen first converts q, k and v to bfloat16. The scales of q and k are multiplied into the
+ * scale of the scores, and the scale of v into the factor 1 / l of O.
  *
  * Some rows may see a key whose V has a NaN or infinity while other rows do not. For the other rows the product
  * multiplies that value by P = 0, which gives NaN. Therefore a warp whose result is not finite sets a flag. When no
@@ -78,21 +78,22 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     static const int D = D_, C = C_, DV = DV_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool BIAS = VARIANT == WITH_PAIRS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS;
     static const bool SCORE_MODS = VARIANT == WITH_OPTIONS || PAIRS;
-    static const bool SPLITS = VARIANT == SPLIT; /* whether a work tile has only some of its rows' keys (a split) */
-    /* Whether consumers skip tiles at the beginning of a work tile's keys: with a window, one consumer may not see
-     * tiles that another sees. */
+    static const bool SPLITS = VARIANT == SPLIT; /* true: a work tile has only a part of the keys that its rows see
+                                                  * (a split) */
+    /* true: a consumer may skip tiles at the beginning of a work tile's keys. With a window, its rows may see none of
+     * the keys of a tile that another consumer's rows see. */
     static const bool PASSES_FIRST = VARIANT == WINDOWED;
     /* number of chunks of 64 columns that a row takes in shared memory */
     static const int CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64;
     static const int PRODUCER = C == 2 ? 40 : 32, CONSUMER = C == 2 ? 232 : C == 3 ? 160 : 112;
-    /* Whether shared memory has room for O beside Q, K and V. */
+    /* true: shared memory has room for O beside Q, K and V */
     static const bool STAGES_OUT = !SPLITS &&
                                    ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
                                        220 << 10;
     static const bool LOW_WORDS =
-        /* whether operands are stored as low words of descriptors; at other head sizes this is 1 to 4 % slower */
+        /* true: operands are stored as low words of descriptors; at other head sizes this is 1 to 4 % slower */
         D == 128 || D == 192;
-    /* whether the wait for the product O comes after the softmax, see release_K_late() */
+    /* true: the wait for the product O comes after the softmax, see release_K_late() */
     static const bool LATE_WAIT = D == 128 || D == 192;
     /* If a warpgroup's rows see no more than the first FEW_KEYS keys of their last tile of keys, the warpgroup computes
      * only the scores of these keys. */
@@ -101,17 +102,17 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
      * waits for the first row's maximum. 2: it also waits for the first exponential, which is slower than 1 where a
      * tile has few keys. With options no register is free for the value 2. */
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
-    /* whether maxima are found by largest_by_bits(); in other shapes no register is free for it */
+    /* true: largest_by_bits() finds maxima; in other shapes no register is free for it */
     static const bool BY_BITS = D < 256 && !SCORE_MODS;
-    /* Whether the first product of the next work tile is issued right after the last product of the present one, so
-     * that it runs while the output is written. True for the shapes that this makes faster. */
+    /* true: the first product of the next work tile is issued right after the last product of the present one, so that
+     * it runs while the output is written. This is faster for some shapes only. */
     static const bool BEGINS_EARLY = D == 96 || D == 192 || (D != 128 && SCORE_MODS && !PAIRS);
     /* the largest number of tiles, at either end of a work tile's keys, that only some of the consumers see */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
 };
 
-/* The type of the plan that a kernel instance gets: pair_plan with bias, keep_mask and dropout, split_plan with splits,
- * and otherwise plan. */
+/* The type of the plan that a kernel instance gets: pair_plan if it computes bias, keep_mask and dropout, split_plan if
+ * it computes splits, and otherwise plan. */
 template <class X>
 using plan_of = std::conditional_t<X::PAIRS, pair_plan, std::conditional_t<X::SPLITS, split_plan, plan>>;
 
@@ -122,10 +123,9 @@ template <class X> DEVICE bool lists_tiles(const plan_of<X> &p)
     else return X::SCORE_MODS && p.mask.bounds;
 }
 
-/* Number of work tiles in shared memory. A consumer may fetch the next work tile while it still reads the present one,
- * and meanwhile the scheduler may publish a third one. The newest work tile is also stored at a fixed address,
- * shared::work, because ptxas treats only values read from a fixed address as warp-uniform. See
- * attention::warp_uniform(). */
+/* Number of work tiles whose descriptions are in shared memory. A consumer may fetch the next work tile while it still
+ * reads the present one, and meanwhile the scheduler may publish a third one. The newest one is also in shared::work,
+ * because ptxas treats only values read from a fixed address as warp-uniform (see attention::warp_uniform()). */
 const int RECENT = 3;
 template <int C> struct recent_work {
     work_tile work;
@@ -297,7 +297,8 @@ template <class X> struct work_scheduler {
     }
 };
 
-/* The thread that fills the rings of K and V. It goes from one work tile to the next without a pause. */
+/* The thread that fills the rings of K and V. It begins with the next work tile while consumers still compute the
+ * present one. */
 template <class X> struct tile_loader {
     const plan_of<X> &p;
     shared<X> &sm;
@@ -410,8 +411,8 @@ struct thread_tile {
     key_band band;
 };
 
-/* What is known of a work tile after its softmax: the factors of the thread's rows of O, and whether scores and sums
- * are finite. */
+/* The results of a work tile's softmax: the factors by which the thread's two rows of O are multiplied, and whether
+ * scores and sums are finite. */
 struct tile_end {
     float factor[2];
     bool finite;
@@ -473,8 +474,8 @@ template <typename T, class X> struct attention {
     DEVICE int warp_index() const { return me.w * 4 + me.warp; }
     DEVICE int lane() const { return me.lane; }
 
-    /* Returns x, which must have the same value in all lanes, by a vote. The vote tells ptxas that x is the same in all
-     * lanes. Otherwise ptxas would keep descriptors in registers of each thread. */
+    /* Returns x, which must have the same value in all lanes. The vote tells ptxas that it has; otherwise ptxas would
+     * keep descriptors in registers of each thread. */
     static DEVICE bool warp_uniform(bool x) { return __any_sync(0xffffffff, x); }
 
     /* The next work tile, or a command (see REPORT), which a consumer takes while it still computes the present work
@@ -516,7 +517,7 @@ template <typename T, class X> struct attention {
     DEVICE void zero_past_end(const work_tile &x)
     {
         me.await_V();
-        /* per_chunk: number of 16-byte pieces to set to zero in each chunk */
+        /* per_chunk: number of 16-byte pieces to set to zero in each chunk (the tile's rows by 128 bytes of columns) */
         const int rows = BN - x.Sk % BN, per_chunk = rows * 8;
         for (int n = threadIdx.x % 128; n < X::CHUNKS_V * per_chunk; n += 128) {
             const int chunk = n / per_chunk, piece = n % per_chunk;
@@ -597,18 +598,18 @@ template <typename T, class X> struct attention {
             if (p.dropout.drops) drop<N>(S, values.drawn, lane());
     }
 
-    /* With LATE_WAIT, releases the buffer of K in the middle of the softmax. ptxas moves the wait for the product O up
-     * to the nearest release that precedes the wait. If the release came before the softmax, no product of this
-     * warpgroup would run during the softmax. The release depends on `sum`, so that ptxas cannot move it. The condition
-     * of the release always holds (a sum is never below -slack), but ptxas cannot know that. */
+    /* With LATE_WAIT, releases the buffer of K in the middle of the softmax. A release before the softmax would be
+     * slower: ptxas moves the wait for the product O up to the nearest earlier release, so O would not run during the
+     * softmax. The release depends on `sum`, so that ptxas cannot move it. Its condition always holds, because a sum is
+     * never below -slack, but ptxas cannot know that. */
     DEVICE void release_K_late(float sum)
     {
         if (X::LATE_WAIT && me.leader && !(sum < -reference.slack))
             mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
     }
 
-    /* Waits for Q, and for the first tile of keys to compute. Skips the last `passed` tiles of the work tile's keys,
-     * which this warpgroup's rows do not see. */
+    /* Waits for Q, and for the first tile of keys to compute. First releases the last `passed` tiles of the work tile's
+     * keys, which this warpgroup's rows do not see. */
     DEVICE void await_first(int passed)
     {
         me.await_Q();
@@ -616,8 +617,8 @@ template <typename T, class X> struct attention {
         me.await_K();
     }
 
-    /* Issues the product that gives the scores of the first N keys of the first tile to compute. The caller must call
-     * retire() before it reads the scores S. */
+    /* Issues S = Q K^T for the first N keys of the first tile that is computed. The caller must call retire() before it
+     * reads the scores S. */
     template <int N> DEVICE void multiply_first(float (&S)[N / 2])
     {
         me.await_turn();
@@ -625,11 +626,10 @@ template <typename T, class X> struct attention {
         me.next_turn();
     }
 
-    /* Issues the product that gives the scores of the first tile of `work`, the next work tile. It is called only where
-     * X::BEGINS_EARLY. The product is issued even if this warpgroup's rows see no keys, because ptxas would wait for a
-     * product within the branch that issues it. Its result is then not used. The operands in shared memory must not
-     * change while the product runs: the function waits for Q and K if keys are loaded for `work`; otherwise nothing
-     * overwrites them until this warpgroup releases `work`. */
+    /* Issues the first S = Q K^T of `work`, the next work tile. It is called only where X::BEGINS_EARLY. If keys are
+     * loaded for `work`, it waits for Q and K first. The product is issued even if this warpgroup's rows see no keys,
+     * because ptxas would wait for a product within the branch that issues it. Its result is then not used, and nothing
+     * overwrites its operands until this warpgroup releases `work`. */
     DEVICE void begin(float (&S)[BN / 2], const next_work &work)
     {
         if (warp_uniform(work.sees)) {
@@ -644,8 +644,8 @@ template <typename T, class X> struct attention {
         if (warp_uniform(work.sees)) me.next_turn();
     }
 
-    /* Computes P of the first tile to compute (the last tile that this warpgroup's rows see), or only of that tile's
-     * first N keys. `all`: the tile's scores, if begin() has computed them. */
+    /* Computes P of the first N keys of the last tile that this warpgroup's rows see. (This tile is computed first.)
+     * `all`: the scores of the whole tile, if begin() has computed them. */
     template <int N>
     DEVICE void first_tile(uint32_t (&P)[BN / 16][4], float (&all)[BN / 2], const thread_tile &t, const tile_bits *seen,
                            softmax &state, pair_values<X> &values)
@@ -966,10 +966,9 @@ template <typename T, class X> struct attention {
     }
 };
 
-/* Recomputes, one by one, the rows that see a value that is not finite, in the work tiles for which this warp has set
- * its flag. The function is not inlined, so that the loop over keys keeps its uniform registers (see
- * attention::warp_uniform()). The flags and the list of work tiles are complete, because they were written before the
- * scheduler published STOP. */
+/* For each work tile whose flag this warp has set, recomputes one by one the rows that see a NaN or infinity. All flags
+ * have been written when the scheduler publishes STOP, and so has the list of the block's work tiles. The function is
+ * not inlined, so that the loop over keys keeps its uniform registers (see attention::warp_uniform()). */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan_of<X> &p, const cuda_args &a)
 {
     /* number of channels per lane; one number for all shapes would make ptxas spill registers in shapes with small

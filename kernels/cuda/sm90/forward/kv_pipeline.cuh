@@ -70,13 +70,15 @@ template <class SM> DEVICE void announce_work(SM &sm)
 template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.empty[0]), at.phase);
-    __syncwarp(); /* without this barrier, a lane far behind the other lanes could miss a phase at the next call */
+    __syncwarp(); /* without this barrier, a lane that is far behind the other lanes could miss a phase of the
+                   * mbarrier at the next call */
     at.next();
 }
 
 /* ---- The thread that loads tiles --------------------------------------------------------------------------------- */
 
-/* Waits until a work tile, or the end of the work, is published, and returns it. */
+/* Waits until the next work tile is published, and returns it. Its member i0 may be a command such as STOP instead of a
+ * row. */
 template <class SM> DEVICE const auto &await_work(SM &sm, const ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.full[0]), at.phase);
@@ -137,14 +139,15 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     DEVICE void await_K() { await_full(sm.bars.K, k); }
     DEVICE void await_V() { await_full(sm.bars.V, v); }
 
-    /* Releases K. `last`: this was the work tile's last product with Q, so Q is released too. */
+    /* Releases the buffer of K after a product Q K^T. `last`: it was the work tile's last such product, so Q is
+     * released too. */
     DEVICE void release_K(bool last)
     {
         this->release(sm.bars.K, k);
         if (last) release_Q();
         k.next();
     }
-    /* Releases K, and also Q if `last`. With LATE it does not release K: the caller releases K later, and then also
+    /* Like release_K(last), but with LATE only Q is released (if `last`). The caller then releases K later, and also
      * advances its position in the ring of K. */
     template <bool LATE> DEVICE void release_K(bool last)
     {
@@ -166,9 +169,9 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     }
     DEVICE void pass_V() { this->pass(sm.bars.V, v); }
 
-    /* Releases the first `count` tiles of keys of a work tile; count must be at most MOST. The loop does not end at
-     * `count`, because after a loop whose end comes from memory ptxas would keep numbers of buffers and descriptors in
-     * registers of each thread, which costs 2 to 4 % of the time. */
+    /* Releases the first `count` tiles of keys of a work tile; count must be at most MOST. The loop always has MOST
+     * iterations. With a loop that ends at `count`, ptxas would keep buffer numbers and descriptors in registers of
+     * each thread, which costs 2 to 4 % of the time. */
     template <int MOST> DEVICE void pass_K(int count)
     {
 #pragma unroll
@@ -182,8 +185,8 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
             if (n < count) pass_V();
     }
 
-    /* Releases tiles of keys `first` to `last` - 1 without a product. They are all tiles of a work tile in which this
-     * warpgroup computes nothing. */
+    /* Called for a work tile in which this warpgroup computes nothing. Releases Q, and K and V of all of the work
+     * tile's tiles of keys, `first` to `last` - 1. */
     DEVICE void pass_work(int first, int last)
     {
         await_Q();
@@ -199,9 +202,9 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
 };
 
 /* Calls step(j, MASKED, BY_BITS) for tile j, then for tile below(j), and so on down to `first`. MASKED and BY_BITS are
- * types that hold a bool. MASKED: some keys may be hidden; with FREE_LOOP it is false for tiles below `free`. BY_BITS
- * is true only with HIGH_LOOP, and only after high() has returned true: all rows of the warpgroup have seen scores so
- * high that largest_by_bits() may find maxima. Each combination of MASKED and BY_BITS has its own loop. */
+ * types that hold a bool; each combination has its own loop. MASKED: some keys may be hidden; with FREE_LOOP it is
+ * false for tiles below `free`. BY_BITS: largest_by_bits() may find maxima. It is true only with HIGH_LOOP, once high()
+ * has returned true because all rows of the warpgroup have seen high scores. */
 template <bool FREE_LOOP, bool HIGH_LOOP, class BELOW, class STEP, class HIGH>
 DEVICE void walk_down(int j, int free, int first, const BELOW &below, const STEP &step, const HIGH &high)
 {

@@ -25,7 +25,8 @@ struct split_rule {
     int least;   /* the least number of keys that a split may have */
     int queries; /* number of queries of the whole problem, if only a part of the problem is computed; 0: all of it is
                   * computed */
-    int window;  /* the largest number of keys that the rows of a work tile see under a causal mask or a window */
+    int window;  /* the largest number of keys that the rows of a work tile see together; FAR if left or right is not
+                  * limited */
     /* A work tile has the rows of 2^shift query heads of a group; row r belongs to query r >> shift. per_tile: number
      * of query heads of a group, divided by 2^shift. */
     int shift, per_tile;
@@ -34,7 +35,7 @@ struct split_rule {
 /* The number of rows of a work tile of forward_split.cu. */
 enum { SPLIT_BM = 128 };
 
-/* A rule by which no sequence is split, unless it has no queries. */
+/* A rule that splits no sequence that has queries. */
 const split_rule NO_SPLITS = { 0, 0, 1, 1, 0, 0, 0, 0 };
 
 /* Returns whether the keys of a sequence with Sq queries and Sk keys are split. */

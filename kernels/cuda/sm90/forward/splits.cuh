@@ -1,10 +1,11 @@
-/* splits.cuh: work tiles that have a part of their rows' keys (a split), and the sums of splits.
+/* splits.cuh: work tiles that have only a part of the keys that their rows see (a split), and the addition of the
+ * results of splits.
  *
  * A split's result is O, which is not divided by l, and two numbers for each row: `top` and l. The exponentials in O
- * and l are divided by 2^top. `fold` adds splits in their order, the first ones first. There are two ways to compute
- * splits. Each split may be a work tile, which stores its result; the kernel merge_splits() then adds the results. Or,
- * with split_plan::in_turn, a work tile computes all splits of its rows, one after the other, and keeps the sum in
- * memory. Both ways give the same bits, because they do the same operations in the same order.
+ * and l are divided by 2^top. `fold` adds the splits in the order of their keys. There are two ways to compute splits.
+ * Each split may be a work tile, which stores its result; the kernel merge_splits() then adds the results. Or, with
+ * split_plan::in_turn, a work tile computes all splits of its rows, one after the other, and keeps the sum in memory.
+ * Both ways give the same bits, because they do the same operations in the same order.
  *
  * The rows of a work tile are the queries of 2^shift query heads of a group: row r is query r >> shift of head r %
  * 2^shift. Grouped heads thus fill a work tile where there are few queries. */
@@ -16,17 +17,17 @@
 namespace {
 
 struct split_plan : plan {
-    int most;     /* number of work tiles for the same rows: the largest number of splits, or 1 with in_turn */
+    int most;     /* number of work tiles for the same rows: the largest number of splits, or 1 if in_turn is true */
     bool in_turn; /* true: a work tile computes all splits of its rows; false: each split is a work tile */
-    float4 *sums; /* sums of O; indices: slot, warp, 4 numbers of O, lane. Each work tile has a slot or, with in_turn,
-                   * each block. */
+    float4 *sums; /* sums of O; indices: slot, warp, 4 numbers of O, lane. A slot holds the sums of one work tile or,
+                   * with in_turn, of one block. */
     /* [slot][warp][lane]: x and y are `top` and `l` (see split_end) of the first of the lane's two rows; z and w are
      * `top` and `l` of the second row */
     float4 *of_row;
 };
 
-/* What is known of a split after its softmax. l: for each of the thread's two rows, the sum of exponentials divided by
- * 2^top. finite: whether scores and sums are finite. */
+/* The results of a split's softmax besides O. l: for each of the thread's two rows, the sum of exponentials divided by
+ * 2^top. finite: true if scores and sums are finite. */
 struct split_end {
     float top[2], l[2];
     bool finite;

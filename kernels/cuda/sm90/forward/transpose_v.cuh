@@ -1,4 +1,5 @@
-/* transpose_v.cuh: V^T of float8, written to scratch by warps that have nothing else to do, before other warps read it.
+/* transpose_v.cuh: writes V^T of a float8 V to scratch memory. Warps that have no other work transpose V before other
+ * warps load V^T.
  *
  * V^T consists of units of KEYS keys x CHANNELS_V channels of a head. A warp that has time claims the next unit from a
  * counter, transposes it and sets the unit's mark. A warp that loads V^T waits for the marks of its keys. Units are
@@ -11,8 +12,8 @@
  * Within each 16 keys, V^T has the keys in the order in which the accumulators hold P, so that P can be an operand
  * without a change: position 16u + 4q + e holds key 16u + 8 (e / 2) + 2q + e % 2.
  *
- * A NaN in V would also make those rows NaN that do not see its key, because 0 * NaN is NaN. Therefore V^T has a zero
- * in its place, and the unit's mark records that. (float8_e4m3fn has no infinities.) */
+ * A NaN in V would also make rows NaN that do not see its key, because 0 * NaN is NaN. Therefore V^T has a zero in
+ * place of the NaN, and the unit's mark records that. (float8_e4m3fn has no infinities.) */
 #ifndef ATTN_SM90_TRANSPOSE_V_CUH
 #define ATTN_SM90_TRANSPOSE_V_CUH
 
@@ -39,12 +40,12 @@ struct transpose_plan {
      * whether the unit is ready */
     uint32_t *marks;
     int Hk, Sk, Dv;
-    /* blocks of 128 keys per head, blocks of 64 channels per head, and number of units (such blocks of V) of all
+    /* blocks of 128 keys per head, blocks of 64 channels per head, and number of units (128 keys by 64 channels) of all
      * heads */
     int key_blocks, channel_blocks, units;
     tile_order order; /* order in which the blocks of keys are transposed */
-    /* true: the heads with which the blocks begin have more units of V^T (128 keys by 64 channels) than the grid has
-     * warps that transpose, so some units must wait */
+    /* true: each consumer warp transposes one unit before its other work (help_to_transpose()). It is true if the heads
+     * that are computed first have more units of V^T than the grid has warps that only transpose */
     bool in_haste;
     int *next_unit;
     uint32_t *any_nan; /* set to 1 if a warp found a NaN in V */
@@ -127,8 +128,8 @@ template <int STEPS, class MEMORY> struct transposer {
     const transpose_plan &p;
     MEMORY &memory;
 
-    /* Returns the description of a unit (piece of V to transpose). The calling warp has two of them: the present unit
-     * and the next one. */
+    /* Returns the description of the calling warp's present unit or of its next one. `which` (0 or 1) alternates from
+     * unit to unit. */
     DEVICE unit &at(int which) const { return memory.own_unit(which); }
 
     /* Requests the numbers of V that one step transposes. A unit of V is transposed in STEPS steps. Bytes for keys or
@@ -151,9 +152,9 @@ template <int STEPS, class MEMORY> struct transposer {
             for (int key = lane; key < min(x.keys, KEYS); key += 32) prefetch_L2(p.V + x.from + key * p.row);
     }
 
-    /* Transposes the numbers of one step. A unit of V is transposed in STEPS steps. With g = lane / 4 and q = lane % 4,
-     * ldmatrix gives a lane channels 2 g and 2 g + 1 (of 16) of keys 16 q to 16 q + 15 (of 64), two keys per register.
-     * The lane makes 16 neighbouring bytes of V^T from each of the two channels. */
+    /* Transposes the numbers of one of the STEPS steps of a unit of V. With g = lane / 4 and q = lane % 4, ldmatrix
+     * gives a lane channels 2 g and 2 g + 1 (of 16) of keys 16 q to 16 q + 15 (of 64), two keys per register. The lane
+     * makes 16 neighbouring bytes of V^T from each of the two channels. */
     DEVICE void transpose(int which, int step) const
     {
         const uint32_t lane = thread_anew() % 32, row = lane % 8, key = 16 * (row / 2) + 2 * (lane / 8) + row % 2;
@@ -233,8 +234,8 @@ template <int STEPS, class MEMORY> struct transposer {
         __syncwarp();
         if (at(0).keys) fetch(0, 0);
         for (int n = 0; at(n).keys; n ^= 1) {
-            /* claim the next unit (piece of V) before this one is transposed, because the atomic operation takes
-             * time */
+            /* claim the next unit (piece of V) before the present one is transposed, to hide the latency of the atomic
+             * operation */
             const int claimed = claimer ? claim(p.next_unit) : 0;
 #pragma unroll 1
             for (int step = 0; step < STEPS; step++) {
@@ -256,9 +257,9 @@ template <int STEPS, class MEMORY> struct transposer {
 
 /* ---- Functions for warps that read V^T --------------------------------------------------------------------------- */
 
-/* Waits until V^T of a key/value head is ready from block of keys `wanted` to the head's last block. `ready` is the
- * result of the previous call: V^T was ready from that block on. Returns the block from which V^T is ready now, which
- * may be lower than `wanted`. All lanes of the warp must call this; each lane reads one mark. */
+/* Waits until V^T of a key/value head is ready from block of keys `wanted` to the head's last block. Returns the first
+ * block from which on all are ready, which may be lower than `wanted`. `ready` is the result of the previous call. All
+ * lanes of the warp must call this; each lane reads one mark. */
 DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
 {
     while (ready > wanted) {

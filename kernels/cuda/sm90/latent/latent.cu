@@ -1,5 +1,5 @@
 /* latent.cu: multi-head latent attention for Hopper: few queries of many heads, and one key/value head. The values are
- * the first 512 of the keys' 576 columns, in the same memory. Keys may lie in one piece or in pages.
+ * the first 512 of the keys' 576 columns, in the same memory. The keys of a sequence may be contiguous or in pages.
  *
  * Each byte of K is read once, for both products. A block has 64 rows (row r is query r / H of head r % H) and visits
  * tiles of 64 keys. Shared memory holds Q and two tiles, 216 KB in all. Each of two consumer warpgroups accumulates
@@ -32,19 +32,15 @@
  * The product that computes scores of 64 keys reads both operands at the full bandwidth of shared memory, but arriving
  * tiles and P need bandwidth too. Each consumer therefore keeps the last KEPT boxes of Q in registers.
  *
- * The limit of the speed: 2 * 64 * 64 * (576 + 512) operations per tile are 2176 clocks of the tensor cores. S takes
- * 1152 of them (with N = 64 it reads A and B at the full bandwidth of shared memory). 128 blocks at 1.6 GHz would reach
- * 840 TFLOP/s. A tile is 72 KB: 34 bytes per clock at that speed. The L2 gives a multiprocessor 35 to 47 bytes per
- * clock if all multiprocessors read different lines, and 62 if two read the same lines, as two blocks of one sequence
- * do. With 64 rows or fewer, one block reads a sequence's keys, and memory is the bound. Two waits are not hidden. The
- * product S1 waits for the half of a stage that was released last, while TMA still loads the halves before it (30 to 36
- * bytes per clock). Also, the products S0 and S1 end at the same time. There is no prefetch to the L2, because it would
- * take TMA as long as a load.
+ * The limit of the speed: the products of a tile take 2176 clocks of the tensor cores (README.md has the other limits).
+ * For each pair of tiles, two waits are not hidden. The product S1 waits for the half of a stage that was released
+ * last, while TMA still loads the halves before it. Also, the products S0 and S1 end at the same time, so no product
+ * runs while both warpgroups compute their softmax.
  *
  * Splits: a sequence's length and number of rows determine how its keys are divided into splits. Splits are added up in
  * fours (split groups), then the groups are added up, always in this order. A block computes one split or, where the
- * grid is large, all splits of a group one after the other. In the latter case the sum so far lies in the workspace,
- * where the block's own threads find it. The kernel combine_latent adds up the results of different blocks.
+ * grid is large, all splits of a group one after the other. In the second case it keeps the sum so far in the
+ * workspace. The kernel combine_latent adds up the results of different blocks.
  *
  * Some rows may see a key with NaN or infinity while other rows do not. The product multiplies that key by P = 0 for
  * the other rows, and makes them NaN too. Therefore a row whose result is not finite, or whose scores are huge, is
@@ -70,8 +66,8 @@ enum { PIECES = 5 };
 /* the consumers (warpgroups that multiply) keep the last KEPT boxes of Q in registers; a box has 64 columns */
 enum { KEPT = 3 };
 
-/* The two halves of a buffer for keys. LEFT: the columns of V that the left warpgroup multiplies. RIGHT: the columns of
- * V that the right warpgroup multiplies. */
+/* The two consumer warpgroups are called left and right. A buffer for keys has two halves: LEFT has the columns of V
+ * that the left warpgroup multiplies, and RIGHT those of the right warpgroup. */
 enum { LEFT, RIGHT };
 
 /* Numbers of the named barriers. All 256 threads of the consumers meet at each barrier whose number is below MEET. The
@@ -83,13 +79,13 @@ struct shared {
     /* indices: buffer, box of 64 columns. The last box of a tile holds P, after the scores of the tile were
      * computed. */
     alignas(1024) uint16_t K[2][BOXES][BOX];
-    /* for each row: the reference (the number subtracted from its scores before exp2), and the factor of O; indices:
-     * the warpgroup that computed the row's scores, row */
+    /* for each row: the reference (the number subtracted from its scores before exp2), and the factor by which O is
+     * multiplied; indices: the warpgroup that computed the scores, row */
     float reference[2][BM], rescale[2][BM];
     float l[2][2][BM]; /* sums l of P; indices: the split's number modulo 2, warpgroup, row */
     /* x: maximum m in base 2, y: sum l, over the splits added up so far; indices: warpgroup, row */
     float2 before[2][BM];
-    int2 sees[BM]; /* [row]: x and y say that the row sees keys [x, y) */
+    int2 sees[BM]; /* [row]: the row sees keys x to y - 1 */
     block_place place;
     struct {
         uint64_t full[PIECES], empty[2];
@@ -130,7 +126,7 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
         };
 #pragma unroll
         for (int turn = 0; turn < 2; turn++) {
-            /* the half of a tile that is loaded first is the left half in buffer 0, and the right half in buffer 1 */
+            /* in buffer 0 the left half of a tile is loaded first, in buffer 1 the right half */
             const int half = turn ^ s;
             /* only lane 0 waits and loads, because a lane that comes late to the wait might miss the phase */
             if (lane == 0) {
@@ -158,7 +154,8 @@ template <typename T, int W> struct warpgroup {
     /* the thread's first row in the block; the thread's second row is 8 rows below */
     const int row = warp * 16 + lane / 4;
     uint32_t phase[2] = { 0, 0 }; /* parity of the phase to wait for at the barriers `full` of each buffer */
-    softmax x;                    /* x.l is the sum over only those tiles whose scores this warpgroup computes */
+    softmax x;                    /* x.l: sums of P over only those tiles of keys whose scores this warpgroup
+                                   * computes */
     uint32_t kept[KEPT * 4][4];   /* operands of the last KEPT boxes (64 columns each) of Q */
 
     DEVICE warpgroup(const attn_geometry &g, const plan &p_, shared &sm_)
@@ -166,8 +163,8 @@ template <typename T, int W> struct warpgroup {
     {
     }
 
-    /* Returns the address of `tile`, from which a descriptor is made. The address is computed anew at each call, to
-     * save registers. */
+    /* Returns the shared-memory address of `tile`, for a wgmma descriptor. It is computed anew at each call, to save
+     * registers. */
     DEVICE uint32_t address(const uint16_t *tile) const
     {
         return memory_anew() + (uint32_t)((const char *)tile - (const char *)&sm);
@@ -209,10 +206,9 @@ template <typename T, int W> struct warpgroup {
         }
     }
 
-    /* Replaces the scores S of the tile of keys from key j0 on by P, the exponentials of the scores. Updates in `x`,
-     * for each of the thread's two rows, the sum of P and the reference (the number subtracted from the row's scores
-     * before exp2). `rescale` becomes, for each of the two rows, the factor by which O must be multiplied because the
-     * reference has changed. */
+    /* Turns the scores S of the tile of keys from key j0 on into P. Updates `x`: for each of the thread's two rows, the
+     * sum of P, and the reference (the number subtracted from the row's scores before exp2). `rescale` gets the factors
+     * by which these rows of O must be multiplied, because the references have changed. */
     DEVICE void exponentiate(float (&S)[BN / 2], float (&rescale)[2], int j0)
     {
         if (j0 < place.open_lo || j0 + BN > place.open_hi) {
@@ -269,7 +265,7 @@ template <typename T, int W> struct warpgroup {
         await_piece(1 - W, W * 2 + 1);
     }
 
-    /* Sets values past the end of the sequence to zero, in this warpgroup's half of a buffer. */
+    /* Sets rows of V past the end of the sequence to zero, in this warpgroup's half of a buffer. */
     DEVICE void clear_tail(int stage, int j0) const
     {
         const int valid = place.q.last - j0;
@@ -298,10 +294,10 @@ template <typename T, int W> struct warpgroup {
         wgmma_commit();
     }
 
-    /* Processes the tiles of a split, two at a time. The product that computes a tile's scores is issued after the
-     * previous product O += P V, so that O += P V completes and its buffer (stage) is released while the scores are
-     * computed. ptxas makes good code only if each product O += P V is retired in the iteration that issues it, and if
-     * no other product is in flight while O is rescaled. */
+    /* Processes the tiles of a split, two at a time. A tile's scores are computed behind the previous product O += P V,
+     * so that this product's buffer can be released while the scores are computed. ptxas makes good code only if each
+     * product O += P V is retired in the iteration that issues it, and if no other product is in flight while O is
+     * rescaled. */
     DEVICE void run_left(float (&O)[HALF / 2], int first, int tiles)
     {
         float S[BN / 2];
@@ -573,10 +569,10 @@ __global__ void __launch_bounds__(THREADS, 1)
  * n, n + 4, n + 8 and so on. At the end the results of the parts are added up. */
 enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* number of blocks per multiprocessor */ };
 
-/* Adds up the results of a row's splits. Each block computes one row, with 128 threads for each part (every fourth
- * split group); a thread has four columns (see piece_of()). If no part has more than one group, PARTS is 1, and 128
- * threads add up all groups. A row that is not sound (see is_sound()) is computed again by one warp. Such rows are
- * rare, so the bound on registers is not chosen for them. */
+/* Adds up the results of a row's splits. Each block computes one row; a thread has four columns (see piece_of()). Each
+ * part (every fourth split group) has 128 threads. If no part has more than one group, PARTS is 1, and 128 threads add
+ * up all groups. A row that tensor cores could not compute (see is_sound()) is computed again by one warp. Such rows
+ * are rare; the limit on registers is chosen for the additions alone. */
 template <int PARTS>
 __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
     combine_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
@@ -659,8 +655,8 @@ __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
         forward_row<LATENT_CHANNELS>(a, head_args_of(a, b, h), i, g.view[ATTN_T_out], nullptr, EVERY_ROW);
 }
 
-/* Computes the rows that latent_tiles could not compute, one row per warp. It runs in place of combine_latent() where
- * no splits need to be combined. */
+/* Computes the rows that latent_tiles could not compute, one row per warp. It runs instead of combine_latent() if the
+ * rows have no splits to combine. */
 __global__ void __launch_bounds__(128)
     repair_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
@@ -679,8 +675,8 @@ __global__ void __launch_bounds__(128)
 
 /* ---- Functions of the host that plan and launch ------------------------------------------------------------------ */
 
-/* The grid, and the offsets in the workspace. A block computes a split group or a single split; both ways give the same
- * bits. The plan takes the way that needs fewer waves of blocks. */
+/* The grid, and the offsets in the workspace. A block computes either a split group or a single split, whichever needs
+ * fewer waves of blocks. The bits of the results are the same in both cases. */
 struct launch_plan {
     int tiles, units, walks;
     bool all_end; /* true: the blocks write the results of all sequences, so that no kernel has to combine splits */
@@ -751,7 +747,8 @@ cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cud
     if (code != cudaSuccess) return code;
     if (y.all_end)
         return launch_dependent(repair_latent, attn_min64(attn_tiles(y.rows, 128), 1024), 128, 0, stream, a, p);
-    /* true: no part (every fourth split group of a row) has more than one group, so a kernel without parts suffices */
+    /* A part is every COMBINE_PARTS-th split group of a row. true: no part has more than one group, so a kernel without
+     * parts suffices */
     const bool one_each = attn_tiles(y.units, y.walks ? 1 : SPLIT_GROUP) <= COMBINE_PARTS;
     return one_each ? launch_dependent(combine_latent<1>, y.rows, 128, 0, stream, a, p)
                     : launch_dependent(combine_latent<COMBINE_PARTS>, y.rows, 128 * COMBINE_PARTS, 0, stream, a, p);

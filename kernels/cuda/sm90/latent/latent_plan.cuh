@@ -32,14 +32,14 @@ struct plan {
 };
 
 /* Returns the least number of keys of a split. With few rows (not `wide`) splits may be half as long as with many rows,
- * because there would be too few blocks otherwise. */
+ * because longer splits would give too few blocks. */
 __host__ __device__ inline int64_t least_split_keys(bool wide)
 {
     return wide ? 1024 : 512;
 }
 
-/* Returns the number of keys per split: from the least number, in short sequences, up to twice that number in long
- * sequences, which have enough splits to fill a GPU. */
+/* Returns the number of keys per split: least_split_keys() in short sequences, and up to twice as many in long
+ * sequences, which have enough splits to fill a GPU even then. */
 __host__ __device__ inline int64_t split_keys(int64_t keys, bool wide)
 {
     const int64_t least = least_split_keys(wide);

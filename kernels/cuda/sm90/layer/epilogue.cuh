@@ -159,9 +159,8 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
     }
 }
 
-/* Returns the position of the 16-byte piece number `piece` of row i, counted in pieces, in the layout from which TMA
- * stores a tile (store_tile()). The layout is chunks of 64 columns one after the other, with 8 pieces per row of a
- * chunk. */
+/* Returns where piece number `piece` (16 bytes) of row i lies, counted in pieces, in the layout from which TMA stores a
+ * tile (store_tile()): chunks of 64 columns one after the other, with 8 pieces per row of a chunk. */
 DEVICE int place_in_chunks(int i, int piece)
 {
     return piece / 8 * 128 + i * 8 + (piece % 8 ^ (i & 7));

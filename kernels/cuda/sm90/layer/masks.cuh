@@ -1,5 +1,5 @@
-/* masks.cuh: which scores of a tile are set to -inf. Causal, window and lengths let each row see a band of keys;
- * FlashMask hides further pairs.
+/* masks.cuh: which scores of a tile are set to -inf. A causal mask, a window and sequence lengths let each row see an
+ * interval of keys; FlashMask hides further pairs.
  *
  * With FlashMask, the kernel tile_extremes first finds the smallest and largest bounds in each tile of keys. The
  * block's scheduling warp then lists the tiles of keys that the rows of its work tile see. All other tiles are neither
@@ -98,7 +98,7 @@ DEVICE void list_visible_tiles(const flash_mask &mask, int b, int h, int H, int 
     list_tiles(tiles, seen, [&](int j) { return attn_mask_classify(&extremes[j], begin, end); });
 }
 
-/* Returns the next lower tile in the list of visible tiles, below tile j. The list must have a tile below j. */
+/* Returns the highest visible tile of keys below tile j. The list `seen` must have such a tile. */
 DEVICE int listed_tile_below(const tile_bits *seen, int j)
 {
     int n = (j - 1) / 32;
@@ -115,8 +115,8 @@ DEVICE void hide_by_bounds(float (&S)[N / 2], const flash_mask &mask, const WORK
     static_assert(N <= 128, "hidden has 32 bits");
     const int32_t *const bounds = mask.bounds + x.b * mask.batch + x.h / mask.group * mask.head;
     const int column = j0 + lane % 4 * 2;
-    /* `hidden` has one bit per score for each of the two rows; the loop is not unrolled, because all bounds at once
-     * would take too many registers */
+    /* `hidden` has one bit per score for each of the two rows; the loop is not unrolled, because then all bounds would
+     * be in registers at once */
     uint32_t hidden[2] = { 0, 0 };
 #pragma unroll 1
     for (int n = 0; n < N / 4; n++) {

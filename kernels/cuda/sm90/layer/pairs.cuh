@@ -18,9 +18,9 @@
 /* ---- The softmax of rows whose scores may be huge ---------------------------------------------------------------- */
 
 /* The choice of a row's reference (the number subtracted from its scores before exp2, see softmax.cuh) for problems
- * whose bias may make scores huge, such as -3.4e38 for a mask. Scores are multiplied by c, the factor to base 2, unless
- * the row's reference is huge. Differences of huge scores are so large that P is 1 for the largest score and 0 for all
- * others, in any base. */
+ * whose bias may make scores huge, such as -3.4e38 for a mask. Scores are multiplied by c, which converts them to base
+ * 2, unless the row's reference is huge. Differences of huge scores are so large that P is 1 for the largest score and
+ * 0 for all others, in any base. */
 struct exact_reference {
     float c, slack;
     DEVICE float factor(float m) const { return fabsf(m) * c < SCORE_MOST ? c : 1; }
@@ -86,9 +86,9 @@ DEVICE uint8_t kind_of(const kept_bits &kept, int b, int h, int i, int tile)
     return kept.kinds[(head * blocks + (kept.row ? i / KIND_ROWS : 0)) * kept.tiles + tile];
 }
 
-/* Returns two words of kept_bits for row i and a tile of keys. They have the bits of this lane's columns. Among columns
- * 8 n to 8 n + 7, a lane has two neighbouring ones. Bit 2 n + lane % 4 / 2 of x belongs to the left one, and the same
- * bit of y to the right one. */
+/* Returns two words x and y of kept_bits for row i and a tile of keys, with the bits of this lane's columns. Among
+ * columns 8 n to 8 n + 7, a lane has two neighbouring columns. Bit 2 n + lane % 4 / 2 of x belongs to the left column,
+ * and the same bit of y to the right column. */
 DEVICE uint2 kept_words(const kept_bits &kept, int b, int h, int i, int tile, int lane)
 {
     const uint4 *const at = kept.words + (b * kept.batch + h * kept.head + i * kept.row) * kept.tiles + tile;
@@ -247,9 +247,9 @@ DEVICE uint32_t column_of(const uint32_t (&rows)[4], int k)
 
 namespace {
 
-/* Converts a keep_mask to bits by key. A warp has KIND_KEYS keys and one tile of queries; each lane has four of the
- * keys. The mask's bytes are 0 or 1. Therefore the sum of eight rows of bytes, row n shifted by n bits, has the eight
- * bits of a key in one byte. */
+/* Converts a keep_mask to bits, which are ordered by key. A warp has KIND_KEYS keys and one tile of queries; each lane
+ * has four of the keys. The mask's bytes are 0 or 1. If eight rows of bytes are added, row n shifted left by n bits,
+ * each byte of the sum has the eight bits of one key. */
 __global__ void __launch_bounds__(128)
     keep_columns(const __grid_constant__ attn_geometry g, const __grid_constant__ kept_columns kept, int heads)
 {
@@ -388,12 +388,12 @@ template <int N> DEVICE void add_bias(float (&S)[N / 2], const uint32_t (&raw)[N
 /* ---- Which pairs dropout keeps ----------------------------------------------------------------------------------- */
 
 struct pair_dropout {
-    /* dropout keeps a pair if its 16 random bits, in the upper half of a word, make the word greater than this */
+    /* dropout keeps a pair if a word with the pair's 16 random bits in its upper half is greater than this */
     uint32_t most;
     float scale; /* factor of the pairs that dropout keeps: 1 / (1 - dropout_p) */
     bool drops;
     uint32_t keys[20];    /* the two key words of each of the 10 rounds of Philox4x32-10 */
-    int64_t first, batch; /* head h of batch row b has number first + b * batch + h in the random generator */
+    int64_t first, batch; /* for the random generator, head h of batch row b has number first + b * batch + h */
 };
 
 static inline pair_dropout pair_dropout_of(const cuda_args &a)

@@ -263,9 +263,9 @@ DEVICE float exp2_fast(float x)
     return y;
 }
 
-/* Returns the largest of three floats, compared as integers: one instruction where fmaxf takes two. The result is
- * correct if at least one of the three is >= 0; otherwise it may be any of the three. A NaN with sign bit 0 counts as
- * larger than all numbers; a NaN with sign bit 1 is ignored. */
+/* Returns the largest of three floats. It compares them as integers, which takes one instruction; two calls of fmaxf
+ * take two. The result is correct if at least one of the three is >= 0; otherwise it may be any of the three. A NaN
+ * with sign bit 0 counts as larger than all numbers; a NaN with sign bit 1 is ignored. */
 DEVICE float largest_by_bits(float x, float y, float z)
 {
     return __int_as_float(__vimax3_s32(__float_as_int(x), __float_as_int(y), __float_as_int(z)));
@@ -284,8 +284,8 @@ DEVICE uint64_t wgmma_descriptor(uint32_t address, uint32_t lbo, uint32_t sbo)
            (uint64_t)1 << 62;
 }
 
-/* Call this before the first wgmma of a batch (the products of one commit) if ordinary code has changed registers that
- * the batch uses. */
+/* Call this before the first wgmma of a batch (the products of one commit) if instructions other than wgmma have
+ * changed registers that the batch uses. */
 DEVICE void wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

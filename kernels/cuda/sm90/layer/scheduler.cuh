@@ -21,13 +21,13 @@ struct tile_order {
     int tiles;      /* number of work tiles of all heads together */
     int per_head;   /* number of work tiles per head */
     int heads;      /* number of heads of the whole batch */
-    int section;    /* number of heads whose work tiles are ordered together */
+    int section;    /* number of heads in a section; their work tiles are ordered together */
     int first, end; /* this launch computes work tiles `first` to `end` - 1: all work tiles or, in a long problem, a
                      * part of them */
 };
 
 /* Plans a tile_order. head_bytes: bytes of K and V that a query head reads. uneven: not all work tiles take the same
- * time. share: limit on the bytes of K and V of a section (heads ordered together). */
+ * time. share: the most bytes of K and V that a section (heads ordered together) may have. */
 static inline tile_order tile_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, bool uneven,
                                        int64_t share = L2_SHARE)
 {
@@ -69,10 +69,10 @@ struct ending_order : tile_order {
     int short_tiles; /* number of short work tiles of each of the last heads */
 };
 
-/* Plans an ending_order. head_bytes and share: see tile_order_of(). short_tiles: number of a head's work tiles that are
- * shorter than its others, or 0 if all take the same time. The order ends with about at_end short work tiles, which
- * come from the last heads. The last heads are at least one section (heads ordered together). If they are more than one
- * section, the L2 cache can hold their K and V. */
+/* Plans an ending_order. The order ends with about at_end short work tiles, which are taken from the last heads.
+ * short_tiles: number of short work tiles of a head, or 0 if all its work tiles take the same time. head_bytes and
+ * share: see tile_order_of(). The last heads are at least one section (heads ordered together), and more only if the L2
+ * cache can hold their K and V. */
 static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, int64_t short_tiles,
                                            int at_end, int64_t share)
 {
@@ -92,7 +92,7 @@ DEVICE head_tile head_tile_of(const ending_order &x, int t)
     /* The order has three parts. First come the work tiles of all heads except the last heads, then the long work tiles
      * of the last heads, and then the short work tiles of the last heads. */
     tile_order part = x;
-    int head = 0, tile = 0; /* head, tile: where the part of the order begins to which number t belongs */
+    int head = 0, tile = 0; /* head, tile: the first head and the first tile of the part that t belongs to */
     part.heads = x.last_heads;
     if (t >= part.heads * part.per_head) {
         t -= part.heads * part.per_head, head = x.last_heads;
@@ -107,8 +107,8 @@ DEVICE head_tile head_tile_of(const ending_order &x, int t)
 }
 
 /* Plans an ending_order for a forward with BM queries per work tile and `rows` keys per head. K and V take row_bytes
- * per key. uneven: work tiles differ in length. With a window, work tiles in the middle of a sequence see as many keys
- * as the window has, and work tiles at both ends of the sequence see fewer keys. */
+ * per key. uneven: work tiles differ in length. With a window, work tiles in the middle of a sequence see a whole
+ * window of keys, and work tiles at its two ends see fewer keys. */
 static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_head, int64_t heads, int64_t rows,
                                             int64_t row_bytes, int BM, bool uneven, int64_t share)
 {
@@ -136,8 +136,8 @@ struct key_band {
     int lo, hi, Sk;
 };
 
-/* Returns the key_band of a mask: the interval of keys that each row sees. Row i has the same position as key i +
- * align. */
+/* Returns the key_band of a mask: the interval of keys that each row sees. Row i is at the same position of the
+ * sequence as key i + align. */
 ATTN_HD key_band key_band_of(int align, int left, int right, int Sk)
 {
     return { align - left, align + right + 1, Sk };

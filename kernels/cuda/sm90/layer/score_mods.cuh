@@ -40,7 +40,8 @@ const float LEAST_C = 1e-30f;
 /* The largest softcap that the functions of this file take. Their tanh(x) = 1 - 2 / (1 + e^2x) gives a score an error
  * of 1.2e-7 times the softcap. The error reaches lse, which must be exact to 2e-5. */
 const double MOST_SOFTCAP = 64;
-const int EXACT = 1 << 24; /* Limit on ALiBi's distances: float32 holds all integers up to this number. */
+const int EXACT = 1 << 24; /* Limit on the distances that ALiBi multiplies: float32 holds all integers up to this
+                            * number exactly. */
 
 struct score_mods {
     /* factor inside softcap; 0: no softcap. A score s becomes tanh(s scale / softcap) = 1 - 2 / (1 + 2^(s cap)) */
@@ -93,9 +94,9 @@ DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale,
 }
 
 /* Computes tanh(x ln 2 / 2) = 1 - 2 / (1 + 2^x) of four numbers with one division, because divisions and powers take
- * most of a softcap's time. x is limited to 30, where tanh is 1 to the last bit, so that the product of four factors
- * stays finite. A NaN becomes 1, and does not change the other three results; P of its pair still becomes NaN, because
- * the row's lse is NaN. The error is below 3e-7. */
+ * most of a softcap's time. x is limited to 30, where tanh is 1 to the last bit, so that the product of the four
+ * denominators stays finite. A NaN becomes 1, and does not change the other three results; P of its pair still becomes
+ * NaN, because the row's lse is NaN. The error is below 3e-7. */
 DEVICE void tanh_of_four(float (&x)[4])
 {
     float d[4];

@@ -8,7 +8,7 @@
  *   base(m)           log2 of the divisor of the exponentials
  *   c                 log2(e) * the factor of scores, > 0
  *   factor(m)         c; for a reference m that is huge, a number that keeps differences of scores exact
- *   change(old, b, f) log2 of the factor of sums that were relative to old; b is base(m), f is factor(m)
+ *   change(old, b, f) log2 of the factor of sums when the reference changes from old to m; b is base(m), f is factor(m)
  *
  * Each row is computed independently, so that its bits do not depend on other rows. */
 #ifndef ATTN_SM90_SOFTMAX_CUH
@@ -16,8 +16,8 @@
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
-/* A reference (the score subtracted from a row's scores before exp2) that moves only when the row's maximum exceeds it
- * by more than slack, which is rare. slack is 8 in base 2, so P is at most 2^8. */
+/* A policy (see the beginning of this file): a row's reference moves only when the row's maximum exceeds it by more
+ * than slack, which is rare. slack is 8 in base 2, so P is at most 2^8. */
 struct lazy_reference {
     float c, slack;
     DEVICE float advance(float m, float top) const { return top <= m + slack ? m : top; }
@@ -27,8 +27,8 @@ struct lazy_reference {
     DEVICE float change(float m, float b, float) const { return __fsub_rn(base(m), b); }
 };
 
-/* A reference (the score subtracted from a row's scores before exp2) that always equals the row's maximum. P is 2^SHIFT
- * where the score is the maximum. */
+/* A policy (see the beginning of this file): a row's reference always equals the row's maximum. The largest P of a row
+ * is 2^SHIFT. */
 template <int SHIFT> struct shifted_reference {
     float c;
     DEVICE float advance(float, float top) const { return top; }
@@ -45,23 +45,23 @@ struct softmax {
     float m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 };
 };
 
-/* Returns whether largest_by_bits() may search for the next maxima of the thread's two rows. It may if, in both rows,
- * only a score above some number >= 0 can move the reference. Once true, the result stays true, because a reference
- * only grows. */
+/* Returns whether largest_by_bits(), which compares scores as integers, may search for the next maxima of the thread's
+ * two rows. It may if, in both rows, a score must exceed a number >= 0 to move the reference. Once the result is true
+ * it stays true, because a reference never falls. */
 template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE &reference)
 {
     return reference.least(x.m[0]) >= 0 && reference.least(x.m[1]) >= 0;
 }
 
-/* Turns S into P. rescale gets the factors of O, which are exactly 1 for rows whose reference stays. Each row has two
- * chains of additions, for even and odd columns, to fill the pipeline. midway(sum) is called when a row's maximum and a
- * quarter of its exponentials are known. `sum` is >= 0 or NaN. It depends on these values, so that ptxas cannot move
- * code that uses `sum` to an earlier place.
+/* Turns S into P. `rescale` gets the factors by which the rows of O must be multiplied, which are exactly 1 for rows
+ * whose reference stays. Each row has two chains of additions, for even and odd columns, to fill the pipeline.
+ * midway(sum) is called when a row's maximum and a quarter of its exponentials are known. `sum` is >= 0 or NaN. It
+ * depends on these values, so that ptxas cannot move code that uses `sum` to an earlier place.
  *
- * IN_TURN = 1 makes the second row's maximum depend on the first row's maximum, by a value that does not change the
- * result. ptxas then schedules the second row's maximum during the first row's exponentials. (Otherwise the order
- * changes with unrelated edits.) With IN_TURN = 2 the value also depends on the first of these exponentials, so that
- * the exponentials begin before the second row's maximum.
+ * IN_TURN = 1 makes the second row's maximum depend on the first row's maximum, without a change of the result. ptxas
+ * then schedules the second row's maximum during the first row's exponentials. (Otherwise the order changes with
+ * unrelated edits.) With IN_TURN = 2 it also depends on the first of these exponentials, so that the exponentials begin
+ * before the second row's maximum.
  *
  * BY_BITS: largest_by_bits() may find maxima, because is_high() is true for all rows. */
 template <int N, int IN_TURN = 0, bool BY_BITS = false, class REFERENCE, class F>
@@ -122,9 +122,9 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
 }
 
 /* Turns S into P, as softmax_step() does, but in an order that lets O be rescaled while exponentials are computed.
- * midway(sum) is called when both rows' maxima are known and one exponential is computed; from then on O may be
- * multiplied by `rescale`. `sum` is >= 0 or NaN and depends on both maxima. All later work waits for the first row's
- * maximum, so that maximum is found in two chains of operations. The second row's maximum is found in CHAINS (1 or 2)
+ * midway(sum) is called when both rows' maxima and one exponential are computed; from then on O may be multiplied by
+ * `rescale`. `sum` is >= 0 or NaN and depends on both maxima. The first row's maximum is found in two independent
+ * chains of operations, because all later work waits for it. The second row's maximum is found in CHAINS (1 or 2)
  * chains, beside the first row's exponentials. HIDDEN: a row may have seen no key yet. BY_BITS: is_high() is true for
  * all rows. SUMS: the sums are wanted. */
 template <int N, bool HIDDEN, int CHAINS, bool BY_BITS, bool SUMS, class REFERENCE, class F>
@@ -182,7 +182,7 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
         if (SUMS) x.l[half] = sum[half * 2] + sum[half * 2 + 1];
 }
 
-/* Multiplies each of the two rows of O that a thread has by its factor. */
+/* The thread has elements of two rows of O. Multiplies each row by its own factor. */
 template <int N> DEVICE void multiply_rows(float (&O)[N], const float (&factor)[2])
 {
 #pragma unroll

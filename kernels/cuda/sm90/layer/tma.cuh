@@ -1,7 +1,7 @@
 /* tma.cuh: loads of tiles by TMA (the Tensor Memory Accelerator, a unit of Hopper GPUs that copies boxes of a tensor to
  * and from shared memory). The host makes the tensor maps; one thread issues the loads.
  *
- * A tile lies in shared memory as chunks of 128 bytes of columns, one after the other. A chunk is rows of 128 bytes
+ * A tile lies in shared memory as chunks of 128 bytes of columns, one after the other. A chunk has rows of 128 bytes,
  * with the 128-byte swizzle: the 16-byte piece c of row r is stored as piece c ^ (r & 7) of that row. Elements past the
  * end of the tensor arrive as zeros. */
 #ifndef ATTN_SM90_TMA_CUH
@@ -49,7 +49,8 @@ static inline tma_tensor tma_bytes_of(const void *data, int64_t B, int64_t H, in
     return { data, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, B, H, rows, columns, batch, head, row };
 }
 
-/* Returns whether the tensor's strides fit TMA and accesses of 16 bytes. `unit`: number of elements in 16 bytes. */
+/* Returns whether the tensor's strides and address allow TMA and accesses of 16 bytes. `unit`: number of elements in 16
+ * bytes. */
 static inline bool tma_walkable(const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t columns, int unit)
 {
     if ((view.batch == 0 && B > 1) || (view.head == 0 && H > 1) || (view.row == 0 && rows > 1))
@@ -73,9 +74,9 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tma_encoder()
     return encode;
 }
 
-/* Makes a tensor map for boxes of box_rows rows by box_bytes bytes of columns (128, or 64 with a 64-byte swizzle), of
- * box_heads heads. In a tensor map an axis of size 1 may have any stride but 0. `promotion`: number of bytes that the
- * L2 fetches from memory when some of them are wanted. */
+/* Makes a tensor map. One load copies a box: box_bytes bytes (128, or 64 with a 64-byte swizzle) of each of box_rows
+ * rows, from box_heads heads. In a tensor map an axis of size 1 may have any stride but 0. `promotion`: number of bytes
+ * that the L2 fetches from memory when some of them are wanted. */
 static inline bool tma_map(CUtensorMap *map, const tma_tensor &t, int box_rows, int box_bytes = 128,
                            CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B, int box_heads = 1)
 {

@@ -48,11 +48,11 @@ struct mass_order {
     bool uneven;
 };
 
-/* A work tile. It has keys j0 to j1 - 1 of head x. Queries i0 to i1 - 1 are those that see one of these keys and are
- * summed in key_mass. */
+/* A work tile. It has keys j0 to j1 - 1 of head x. Queries i0 to i1 - 1 are those that see one of these keys and that
+ * key_mass sums over. */
 struct mass_tile {
     head_args x;
-    int j0, j1, shown; /* shown: the keys from this number on have no element in key_mass */
+    int j0, j1, shown; /* shown: keys below this number have an element in key_mass, later keys have none */
     int i0, i1;
     int first, count; /* this work tile has the tiles of queries `first` to `first` + `count` - 1 */
 };
@@ -113,7 +113,8 @@ DEVICE void load_mass(mass_memory<X> &sm, const cuda_args &a, const qk_maps &map
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* The members `base` and `inverse` of struct tile_rows, for the two rows of a thread. P is exp2(z - base) * inverse. */
+/* Copies of the members `base` and `inverse` of struct tile_rows, for the two rows of a thread. P is exp2(z - base) *
+ * inverse, where z is the score in base 2. */
 struct two_ends {
     float2 end[2];
 };

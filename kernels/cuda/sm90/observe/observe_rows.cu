@@ -7,8 +7,8 @@
  * product of the other. For head sizes up to 128 a multiprocessor has two blocks, which also hides the beginning and
  * the end of a block.
  *
- * Each lane has its own m, l and e for the keys that it has of a row, so the loop needs no other lane. m may be up to 8
- * (base 2) below the lane's maximum, so that l and e are rescaled once or twice. At the end of a chunk of keys the
+ * Each lane has its own m, l and e for its keys of a row, so lanes exchange nothing in the loop. m may be up to 8 (base
+ * 2) below the lane's maximum, so that l and e are rescaled only once or twice. At the end of a chunk of keys the
  * lanes' sums are merged, and the chunks are merged in order. */
 #include "kernels/cuda/sm90/observe/observe.h"
 #include "kernels/cuda/sm90/observe/observe_tiles.cuh"
@@ -58,8 +58,8 @@ template <class X> struct rows_memory {
     }
 };
 
-/* The tiles of keys that a block computes. Of the tiles [first, last) it computes those in every `blocks`-th chunk of
- * OBSERVE_CHUNK keys, beginning with chunk `number`. */
+/* The tiles of keys that a block computes. The keys are divided into chunks of OBSERVE_CHUNK keys. The block computes
+ * every `blocks`-th chunk, beginning with chunk `number`, and of these chunks the tiles `first` to `last` - 1. */
 struct own_tiles {
     int first, last, number, blocks;
 

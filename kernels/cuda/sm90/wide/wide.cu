@@ -23,8 +23,8 @@ enum { MOST_COLUMN_BLOCKS = 2 };
 /* The table of shapes. A problem takes the first row whose head sizes are at least the problem's. */
 /* clang-format off */
 const shape_row shapes[] = {
-    /* row<A, B>(C). A: boxes of 64 columns of q and k. B: boxes of 64 columns of out per work tile. C: number of work
-     * tiles that share the columns of out. */
+    /* row<A, B>(C). A: number of boxes (64 columns) of q and k. B: number of boxes of `out` that a work tile computes.
+     * C: number of work tiles among which the columns of `out` are divided. */
     row<5,  5>(1),
     row<6,  6>(1),
     row<7,  7>(1),

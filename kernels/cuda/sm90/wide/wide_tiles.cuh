@@ -24,8 +24,8 @@
  * scores) and the rescale factors pass from thread to thread through one buffer. The two consumers use the buffer
  * alternately: a consumer reads P of the other before it writes its own P.
  *
- * Each multiprocessor runs one block, which claims work tiles from a counter. A problem with more columns of out than a
- * block computes has several work tiles for the same queries, which compute the same scores.
+ * Each multiprocessor runs one block, which claims work tiles from a counter. If `out` has more columns than a work
+ * tile has, several work tiles have the same queries, and each of them computes their scores.
  *
  * Rows that tensor cores cannot compute (results that are not finite, scores beyond float32) are computed again, one by
  * one, by the next kernel: repair_wide, or in a long problem the kernel for marked rows. In packed tensors, and with
@@ -61,15 +61,15 @@ template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
     static const int DC = DC_, DVC = DVC_;
     static const bool SCORE_MODS = SCORE_MODS_;
     static const int STAGES = ((227 << 10) - (DC * BOX * 2 + (14 << 10))) / (2 * BOX * 2);
-    /* number of boxes of out that the left-hand consumer computes; the right one computes at most as many */
+    /* number of boxes of `out` that the left-hand consumer computes; the right-hand consumer computes at most as
+     * many */
     static const int MOST_BOXES = (DVC + 1) / 2;
     /* Number of boxes of Q (64 columns each) that consumers keep in registers. They are the last boxes. Products then
      * read less of shared memory, whose bandwidth limits them. */
     static const int KEPT = MOST_BOXES > 3 ? 2 : SCORE_MODS ? 3 : 4;
     /* true: the right-hand consumer begins its scores only when the left-hand consumer has issued box TURN_BOX of its
-     * own scores. The softmax of the left-hand consumer then runs beside the scores of the right-hand one. If a tile
-     * has more than 8 boxes of K, taking turns is slower, because one consumer alone does not get its boxes fast
-     * enough. */
+     * own scores. The left-hand consumer's softmax then runs beside the right-hand consumer's scores. With more than 8
+     * boxes of K per tile this is slower, because boxes do not arrive fast enough for one consumer. */
     static const bool TAKES_TURNS = DC <= 8;
     static const int TURN_BOX = 3;
 };
@@ -129,7 +129,7 @@ struct wide_maps {
     CUtensorMap Q, K, V;
 };
 
-/* The plan of a run. The columns of out of the same queries are divided among `column_blocks` work tiles. */
+/* The plan of a run. Each tile of queries has `column_blocks` work tiles, which compute different columns of `out`. */
 struct wide_plan : plan {
     int column_blocks;
     /* cuda_args::rows_later and rows_found, where rows are marked for a later launch; NULL: warps set flags in
@@ -281,18 +281,18 @@ template <typename T, class X, int W> struct wide_consumer {
     ring<X::STAGES> at;
     ring<1> q;
     ring<2> work;
-    /* the band of keys of the present work tile */
+    /* which keys each row of the present work tile sees */
     key_band band;
     int i0; /* the thread's rows are i0 and i0 + 8 */
     int free_first, free_last;
     head_mods head;
-    softmax x;                  /* x.l is the sum over only those tiles whose scores this consumer computes */
+    softmax x;                  /* x.l: sums of P over only those tiles of keys whose scores this consumer computes */
     uint32_t kept[KEPT * 4][4]; /* the last KEPT boxes of Q, as operands in registers */
 
     DEVICE wide_consumer(const wide_plan &p_, shared<X> &sm_) : p(p_), sm(sm_) {}
 
-    /* Returns the address of `of`, from which a descriptor is made. The address is computed anew at each call, to save
-     * registers. */
+    /* Returns the shared-memory address of the array `of`, for a wgmma descriptor. It is computed anew at each call, to
+     * save registers. */
     DEVICE uint32_t address(const uint16_t *of) const
     {
         return memory_anew() + (uint32_t)((const char *)of - (const char *)&sm);
@@ -356,14 +356,14 @@ template <typename T, class X, int W> struct wide_consumer {
         retire<0>(S);
         release(1, 1);
     }
-    /* Computes the scores of the next tile of this consumer. */
+    /* Computes the scores of this consumer's next tile of keys. */
     DEVICE void score(float (&S)[BN / 2], bool passes)
     {
         score_box<0>(S);
         finish_scores(S, passes);
     }
-    /* Computes the scores of this consumer's next tile, while the previous product O += P V still runs. Then releases
-     * the V of that product. */
+    /* Computes the scores of this consumer's next tile of keys while the previous product O += P V still runs, and then
+     * releases the V of that product. */
     DEVICE void score_behind(float (&S)[BN / 2], float (&O)[BOXES][32], bool passes)
     {
         score_box<0>(S);
@@ -505,8 +505,8 @@ template <typename T, class X, int W> struct wide_consumer {
         uint32_t P[BN / 16][4];
         int j1 = walk.next(j0);
         if (j1 < 0) {
-            /* wait until no warp of this consumer reads Q, because Q is released next; a consumer that has issued no
-             * product has not waited for its other warps yet */
+            /* wait until no warp of this consumer reads Q, because Q is released next; if the consumer has issued no
+             * product, its warps have not waited for each other yet */
             meet();
             release_Q();
         } else {

@@ -35,14 +35,15 @@ enum { WORKS = STAGES + 2 };
  * only. */
 struct kept_part {
     int head, heads, row, rows;
-    bool first, last; /* first: whether the part contains the first row tile of its heads; last: whether it contains the
-                       * last one */
+    bool first, last; /* first: true if this part contains the first row tile of its heads; last: true if it contains
+                       * the last one */
 };
 
 struct kept_plan {
     kept_part part;
-    uint16_t *kept;  /* P and dS; each row tile (128 queries) of the part has `width` times TILE elements */
-    float *sums;     /* float32 sums of dK and dV, which pass from one part of a head to the next part */
+    uint16_t *kept;  /* P and dS of this part of the problem; each row tile (128 queries) has `width` times TILE
+                      * elements */
+    float *sums;     /* float32 sums of dK and dV, which one part of a head leaves for the next part */
     int width;       /* the largest number of key tiles (256 keys each) that a row tile (128 queries) sees */
     int query_tiles; /* number of row tiles of a query head; in packed problems some row tiles have no rows */
     int key_blocks;  /* number of blocks of 128 keys of a key/value head; in packed problems some have no rows */
@@ -78,7 +79,7 @@ DEVICE int first_row_tile(const attn_geometry &g, int b)
     return g.dims.packed ? g.cu_q[b] / ROWS + b : 0;
 }
 
-/* Returns the key tiles (256 keys each) that the row tile of ROWS queries from query i0 on sees. */
+/* Returns the key tiles (256 keys each) that at least one of the ROWS queries from i0 on sees. */
 DEVICE key_tiles keys_of_rows(const key_band &band, int i0, int Sq)
 {
     if (i0 >= Sq) return { 0, 0 };

@@ -34,8 +34,8 @@ struct product_work {
     int column0;
     int64_t mark; /* index of the first row of this piece of work in cuda_args::rows_later (dq) or keys_later (dk,
                    * dv) */
-    bool empty;   /* true: no query or key of this part contributes to the sum, so the only buffer of this piece of work
-                   * has no operands */
+    bool empty;   /* true: no query or key in this part of the problem contributes to the sum, so a single buffer
+                   * without operands is passed on */
     int sums;     /* index in kept_plan::sums of the float32 sums of this piece of work */
 };
 
@@ -116,8 +116,9 @@ template <int COLUMNS> struct product_loader {
         }
     }
 
-    /* Loads the operands for dK or dV. `block` is the number of a block of 128 keys within head `head` of the part. `n`
-     * is the number of the product for these keys. The products of dV come first, and then those of dK. */
+    /* Loads the operands for dK or dV. `head` is a head of this part of the problem, and `block` the number of a block
+     * of 128 of its keys. `n` is the number of the product for these keys: the products of dV come first, and then
+     * those of dK. */
     DEVICE void load_keys(int head, int block, int n, int per_block)
     {
         const attn_geometry &g = a.g;

@@ -127,8 +127,8 @@ template <typename T, score_form FORM> struct score_maker {
     scores_shared &sm;
     consumer<2> me;
     ring<STAGES> at;
-    bool ahead; /* true in the left-hand consumer's first piece of work: the right-hand consumer waits until the
-                 * left-hand one is ahead */
+    bool ahead; /* left-hand consumer: true until it is LEAD buffers ahead in its first piece of work; the right-hand
+                 * consumer waits for that */
     const k_major_low<ROWS> first_rows;
     const k_major_low<KEYS> first_keys;
 
@@ -144,7 +144,7 @@ template <typename T, score_form FORM> struct score_maker {
         multiply<T, KEYS, STEP / 16>(S, stage_of<sizeof(scores_shared::stage)>(first_rows, at.stage),
                                      stage_of<sizeof(scores_shared::stage)>(first_keys, at.stage), add);
     }
-    /* Computes S, the sum of the products of the operands in `steps` buffers. */
+    /* Computes S: adds up the products of the operands in the next `steps` buffers of the ring. */
     DEVICE void multiply_stages(float (&S)[KEYS / 2], int steps)
     {
         issue(S, 0);
@@ -225,8 +225,8 @@ template <typename T, score_form FORM> struct score_maker {
         for (int n = 0; n < STEP / 2; n++) S[n] = exp2_fast(S[n]);
     }
 
-    /* Returns two numbers of P times the derivative of softcap. The derivative of a hidden pair (P = 0) may be NaN, so
-     * the product of a hidden pair is set to 0. */
+    /* Multiplies two elements of P by the derivative of softcap, and returns the results as two 16-bit numbers. The
+     * derivative of a hidden pair (P = 0) may be NaN, so the result of a hidden pair is set to 0. */
     DEVICE static uint32_t capped_P(const float (&P)[STEP / 2], const float (&derivative)[STEP / 2], int n)
     {
         return pack<T>(P[2 * n] == 0 ? 0 : P[2 * n] * derivative[2 * n],

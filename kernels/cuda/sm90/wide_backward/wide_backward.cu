@@ -24,8 +24,8 @@ namespace {
 #endif
 const int64_t KEPT_LIMIT = ATTN_KEPT_BYTES;
 
-/* number of bytes in the workspace before the marks (one byte per row, not 0 if a later launch must compute the row);
- * the first of these bytes is cuda_args.rows_found */
+/* number of bytes before the marks in the workspace; the first of them is cuda_args.rows_found. A mark is a byte that
+ * belongs to a row and is not 0 if a later launch must compute the row */
 enum { MARKS_HEAD = 16 };
 
 /* column_counts lists how many columns of a gradient one product may compute. A problem uses the first entry with which
@@ -53,8 +53,8 @@ struct kept_layout {
     int64_t query_tiles;           /* number of row tiles (128 queries each) of a query head */
     int64_t key_blocks;            /* number of blocks of 128 keys of a key/value head */
     int64_t width;                 /* the largest number of key tiles (256 keys each) that a row tile sees */
-    int64_t part_heads, part_rows; /* largest numbers of heads, and of row tiles of a head, in a part; 0: P and dS do
-                                    * not fit */
+    int64_t part_heads, part_rows; /* the most heads in a part of the problem, and the most row tiles of a head in a
+                                    * part; 0: P and dS do not fit */
     int64_t sums, extremes, keep, marks, bytes;
 };
 
@@ -144,10 +144,10 @@ bool plan_kept(const cuda_chip *chip, attn_plan *plan)
     const bool wide = attn_max64(d.D, d.Dv) > TILE_HEAD_DIM;
     if (attn_max64(d.D, d.Dv) <= 128 || !backward_walkable(plan) || !mods_fit(p, g)) return false;
     if (d.packed && (p->mask_startend_rows.rank || p->keep_mask.rank || p->bias.rank)) return false;
-    /* A bias such as -3.4e38 on all keys of a row makes the row's lse huge. This backward leaves such a row, and all
-     * keys that the row sees, to kernels that compute rows one by one. sm80/wide_backward.cu does the same. For
-     * narrower heads sm80/backward.cu computes such rows by tiles. Problems with a bias and narrower heads are
-     * therefore left to it. */
+    /* A bias such as -3.4e38 on all keys of a row makes the row's lse huge. This backward and sm80/wide_backward.cu
+     * leave such a row, and all keys that the row sees, to slow kernels that compute rows one by one. sm80/backward.cu
+     * computes such rows by tiles, but only for head sizes up to TILE_HEAD_DIM. Problems with a bias and such head
+     * sizes are therefore left to it. */
     if (p->bias.rank && !wide) return false;
     if (p->keep_mask.rank && (d.B * d.H > 65535 || attn_tiles(d.Sq, KIND_ROWS) > 65535)) return false;
     const kept_layout x = layout_of(p, g);
@@ -174,8 +174,8 @@ cudaError_t in_kept_parts(const cuda_chip *chip, const kept_layout &x, int64_t r
     return code;
 }
 
-/* Launches the kernels of one backward pass. In the workspace, the memory that layout_of() plans follows the memory of
- * begin_backward(). */
+/* Launches the kernels of one backward pass. The workspace begins with the memory that begin_backward() uses. The
+ * memory that layout_of() plans follows. */
 cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const attn_problem *p = plan->problem;
@@ -210,8 +210,8 @@ cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_p
     if (!make_kept_maps(job.maps, a.g)) return cudaErrorInvalidValue;
     if (takes_step(chip, 0)) {
         cuda_args now = a;
-        /* If the caller has given no array of marks (`own`), no later launch computes the two parts of a huge lse. In
-         * that case simple_delta() must compute them at once. */
+        /* `own`: the caller has given no array of marks (rows to recompute later). Then no later launch computes the
+         * two numbers of a huge lse, so simple_delta() must compute them now. */
         if (own) now.rows_later = nullptr;
         simple_delta(now, k.s, true, stream);
         if (own) code = cudaMemsetAsync(a.rows_found, 0, (size_t)(x.bytes - x.marks), stream);
