@@ -178,7 +178,8 @@ struct bench {
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;
-    /* feature bits that are added to the plan of every problem, so that other kernels compute it */
+    /* made-up feature bits that are added to the plan of every problem; a kernel that accepts all features then
+     * computes it */
     uint64_t also;
     /* true: attn_run_some() runs the problems in several calls, and the bench waits for the stream between two calls */
     bool in_steps;

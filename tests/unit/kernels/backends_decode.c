@@ -118,8 +118,9 @@ void test_keys_of_a_chunk_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A problem with few queries and many keys must have the same bits alone and directly after other such problems. In
- * this test each call begins to read its inputs before the previous call has ended. */
+/* A problem with few queries and many keys must have the same bits alone and directly after other problems of this
+ * kind. In this test all problems run in one call, and the GPU may start a kernel while the previous kernel still
+ * runs. */
 void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **state)
 {
     enum { COUNT = 24, TIMES = 3 };

@@ -177,7 +177,8 @@ void test_merges_of_empty_and_strange_parts(void **state)
         { -INFINITY, 5, -INFINITY, 7, -INFINITY, 0 }, /* both parts are empty: their lse is -inf */
         /* part 0 is empty (its lse is -inf), so its `out` is not read, even if it is NaN */
         { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },
-        /* part 1 is empty (its lse is -inf), so the merged result equals part 0 */
+        /* part 1 is empty (its lse is -inf), so its `out`, which is infinite, does not count: the result equals part
+         * 0 */
         { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f },
         { NAN, 1, 0, 1, NAN, NAN },      /* the lse of part 0 is NaN, so the result is NaN */
         { 0, 1, NAN, 1, NAN, NAN },      /* the lse of part 1 is NaN, so the result is NaN */

@@ -271,8 +271,9 @@ static bool same_bits_in_pages_and_by_one_thread(struct spec s)
     return alike;
 }
 
-/* With softcap, one kernel must compute an observe (a request for attention weights) with keys in pages and without
- * pages. Its bits must be the same. Without options, Hopper has a separate kernel for keys without pages. */
+/* An observe (a request for attention weights) with softcap must run on the same kernel, and give the same bits,
+ * whether its keys are in pages or contiguous. Without options Hopper has two kernels, one for pages and one for
+ * contiguous keys. */
 void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state)
 {
     struct spec s = SPEC(LOOK, BF16, SIZES(150, 640, 64), HEADS(4, 2), .B = 2, .causal = true, .seqlens_k = true);

@@ -736,7 +736,7 @@ void test_offsets_on_both_sides_of_2_31(void **state)
     static const struct spec cases[] = {
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .softcap = 5),
-        /* a problem with so few queries that a GPU computes it by a kernel for decoding */
+        /* a problem with so few queries that a GPU uses its kernel for decoding */
         SPEC(SIZES(20, 20, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), .causal = true),
         SPEC(BACK, SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
@@ -836,7 +836,8 @@ static double least_tile_seconds(const struct spec *s)
 }
 
 /* One head is computed twice: in one launch on an ordinary device, and in several launches on a device that limits each
- * launch to a very short time. The bits must be the same, because each launch computes some of the same tiles. */
+ * launch to a very short time. The results must have the same bits, because the several launches together compute the
+ * same tiles. */
 void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 {
     static const struct spec cases[] = {

@@ -592,8 +592,8 @@ static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **
     }
 }
 
-/* A merge joins results over parts of the keys. It costs as much as reading the parts takes: twice the parts must cost
- * twice as much. A merge that also computes gradients must cost more, and still more with dsinks. */
+/* A merge joins results over parts of the keys. Its estimated time is the time to read the parts, so twice as many
+ * parts must cost twice as much. A merge that also computes gradients must cost more, and still more with dsinks. */
 static void test_a_merge_costs_by_its_numbers(void **state)
 {
     static const int64_t out[] = { 1, 524288, 8, 128 }, lse[] = { 1, 8, 524288 }, heads[] = { 8 };

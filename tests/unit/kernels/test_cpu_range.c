@@ -256,8 +256,8 @@ static void put_cancelling(const attn_tensor *t, struct rng *r, double sign)
         tensor_set(t, n, (n % D % 2 ? sign : 1) * 400 * (0.5 + rng_uniform(r)));
 }
 
-/* The ways in which the tests let a row see only one key: by the number of keys, a keep_mask, a bias, FlashMask, or a
- * window. */
+/* How the tests let a row see only one key: the problem has only one key (ALONE), or a keep_mask, a bias, FlashMask or
+ * a window hides all other keys. */
 enum one_key { ALONE, KEPT, BIASED, FLASHMASKED, WINDOWED, ONE_KEYS };
 
 static void show_one_key(struct fixture *f, enum one_key how, int64_t key)

@@ -422,10 +422,10 @@ static void test_right_results_are_right_where_few_rows_are_emulated(void **stat
     assert_true(sampled > SAMPLED_SEEDS / 2);
 }
 
-/* Some of the judge's mistakes assume that the client read k, v or all tensors at wrong addresses. Two such mistakes
- * must not be combined: the strides of one would move reads of the other past the end of a tensor, which
- * AddressSanitizer sees. In the test the client reads k transposed, and one head of its results has an error that
- * nothing explains, so the judge tries pairs of mistakes. */
+/* The judge explains wrong results by mistakes that a client may make. Some of them are reads of k, v or all tensors at
+ * wrong addresses. Two such mistakes must not be combined, because the judge would then read past the end of a tensor,
+ * which AddressSanitizer reports. In the test the client reads k transposed, and one head of its results has an error
+ * that nothing explains, so the judge tries pairs of mistakes. */
 static void test_mistakes_of_addresses_are_not_combined(void **state)
 {
     struct spec s = SPEC(.H = 4, .Hk = 4, .Sq = 24, .Sk = 24, .D = 16, .Dv = 16);

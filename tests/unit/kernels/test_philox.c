@@ -1,5 +1,5 @@
-/* test_philox.c: tests the random generator's published results, and the mapping of elements to counters that all
- * backends must share. */
+/* test_philox.c: tests the Philox random generator against published results, and the mapping of elements to counters,
+ * which all backends must share. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -349,7 +349,7 @@ enum { LARGE_ARRAY = 1 << 20 };
 enum { LARGE_ARRAY = 16 << 20 };
 #endif
 
-/* An array of 32 MiB of text needs memory for its elements only, and none of its text remains. */
+/* An array of 32 MiB of text takes memory for its decoded elements only. Its text is not kept. */
 static void test_a_large_array_costs_its_elements(void **state)
 {
     struct scanned r = { 0 };

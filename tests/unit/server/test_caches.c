@@ -748,7 +748,8 @@ static void test_names_that_meet_under_a_known_hash_do_not_share_a_bucket(void *
         if (names > longest) longest = names;
         if (ids > longest) longest = ids;
     }
-    assert_in_range(longest, 1, 8); /* with a random key, nine names in a bucket happen once in 10^11 runs */
+    assert_in_range(longest, 1, 8); /* the table's hash key is random: nine names in one bucket would occur once in
+                                     * 10^11 runs */
     for (int more = 1; more > 0; more = rig->caches->count) caches_expire(rig->caches, INT64_MAX);
 }
 

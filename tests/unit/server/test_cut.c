@@ -591,8 +591,8 @@ static void test_a_part_that_passes_a_held_batch_may_be_held_itself(void **state
     close_site(&s);
 }
 
-/* One batch of the device runs, and another is held back until memory is free. The device then gets a part of a job
- * that is to add up sums, but finds no memory for it. That part fails, and the held batch runs later. */
+/* A device computes a batch, and holds another one back until memory is free. It is then told to add up the sums of a
+ * job, but cannot allocate memory for that. The job's part must fail at once, and the held batch must run later. */
 static void test_a_part_that_adds_up_takes_no_place_of_a_held_batch(void **state)
 {
     const struct spec little = SPEC(HEADS(2, 2));

@@ -1254,8 +1254,8 @@ static void test_a_saved_forward_and_its_backward_are_both_cut(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* If a device is lost, the other devices compute the whole problem. The device is lost before its part of the problem,
- * or at the start or the end of the part. */
+/* If a device is lost, the other devices compute the whole problem. The test loses the device before it gets its part
+ * of the problem, while the part starts, and while the part ends. */
 static void test_a_problem_whose_device_is_lost_is_computed_by_the_others(void **state)
 {
     struct scene *const s = *state;
@@ -1363,7 +1363,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 {
     struct scene *const s = *state;
     start(s);
-    /* the server gets no memory for one of the problem's two batches, that with the number `before` */
+    /* the server gets no memory for batch number `before` (0 or 1) of the problem's two batches */
     for (int before = 0; before < 2; before++) {
         struct request *request = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
         atomic_store(&passed_calls, before);

@@ -638,7 +638,8 @@ static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_lo
     /* even if all rows were slow, the problem would take only a millisecond, so the scores were not examined and the
      * times are as before */
     assert_true(job->seconds == seconds && job->worst_seconds == worst);
-    job->worst_seconds = 1e6; /* the problem would take long if its rows were slow, so its scores are examined */
+    job->worst_seconds = 1e6; /* the problem would take long if it had slow rows (scores beyond float32), so its scores
+                               * are examined */
     prepare_look_closer(job, &b.info);
     assert_true(job->seconds > 1.5 * seconds && job->worst_seconds == worst);
     assert_string_equal(job->because, "rows whose scores leave float32");
