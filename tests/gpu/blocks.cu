@@ -402,7 +402,7 @@ template <class X> struct shared_8 {
     alignas(8) uint64_t full;
 };
 
-/* Returns the number of the key at position n of a row of V^T. Products of e4m3 need the keys in this order. */
+/* Returns the index of the key at position n of a row of V^T. Products of e4m3 need the keys in this order. */
 int key_at(int n)
 {
     return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2;

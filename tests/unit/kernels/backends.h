@@ -63,7 +63,7 @@ int problems_disagree(const struct spec *list, size_t count);
 /* Runs problems draw(9000) to draw(9000 + count - 1) twice: each problem alone, and all in one call. Checks that each
  * problem has equal bits in both runs. `count` is at most 16. */
 void assert_same_bits_alone_and_among_others(struct spec (*draw)(uint64_t seed), int count);
-/* Compares the problems draw(first) to draw(first + count - 1) with the reference backend. */
+/* Checks that the backend and the reference backend agree on the problems draw(first) to draw(first + count - 1). */
 void random_problems_agree(struct spec (*draw)(uint64_t seed), long first, long count);
 /* Asserts that tensor `id` of the problem `part` has the same bits as the elements of `whole` that begin at element
  * `first`. The first axis of the tensor must be the batch or the packed rows. */

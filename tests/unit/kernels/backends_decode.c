@@ -289,9 +289,9 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
     bench_close(&by_threads);
 }
 
-/* A kernel may convert bfloat16 queries to float16 where keys are float8. The test multiplies the queries by 2^unit and
- * the scale by 2^-unit, which must not change `out`. In one channel all keys are zero and the queries are very large. A
- * kernel that converts all channels by one factor would lose the other channels in float16. */
+/* A kernel may convert bfloat16 queries to float16 where keys are float8. The test multiplies the queries by 2^`unit`
+ * and the scale by 2^-`unit`, which must not change `out`. In one channel all keys are zero and the queries are very
+ * large. A kernel that converts all channels by one factor would lose the other channels in float16. */
 void test_queries_of_any_size_meet_float8_keys(void **state)
 {
     static const struct {
@@ -597,7 +597,8 @@ void test_a_shared_prefix_does_not_change_a_bit(void **state)
         SPEC(.B = 4, SIZES(3, 512, 256), PAGES(64), HEADS(5, 1), BF16, .causal = true),
         SPEC(.B = 7, SIZES(1, 700, 200), PAGES(7), HEADS(6, 2), BF16),
         SPEC(.B = 7, SIZES(1, 1280, 64), PAGES(16), HEADS(4, 2), BF16, WINDOW(600, 0)),
-        /* with this many queries, kernels do not use prefix_keys (the shared pages), although it is given */
+        /* with this many queries, kernels do not use prefix_keys (how many first keys of a row lie in shared pages),
+         * although it is given */
         SPEC(.B = 3, SIZES(6, 640, 64), PAGES(16), HEADS(4, 1), BF16, .causal = true),
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .softcap = 3),
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .fp8_keys = true),

@@ -554,8 +554,8 @@ void test_lengths_do_not_need_the_slowest_kernel(void **state)
     }
 }
 
-/* Backwards of several tiles that compute gradients of options. dbias is broadcast in each possible way, and some
- * problems have dalibi_slopes. */
+/* Backward problems of several tiles, with gradients of bias or of ALiBi slopes. dbias is broadcast in each possible
+ * way. */
 static const struct spec option_gradient_cases[] = {
     SPEC(.name = "dbias of each pair", .B = 2, SIZES(200, 300, 64), HEADS(4, 2), BACK, F16, .bias = 8,
          .bias_hidden = 0.1, .causal = true),

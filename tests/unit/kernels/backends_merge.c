@@ -419,7 +419,7 @@ void test_gradients_of_empty_parts_are_zeros(void **state)
     for (int h = 0; h < GH; h++) assert_true(g.dsinks[h] == 0);
 }
 
-/* Merging with a sink must have the same bits as merging with a further part, whose out is 0 and whose lse is the
+/* Merging with a sink must give the same bits as merging with one more part, whose out is 0 and whose lse is the
  * sink. */
 void test_a_sink_is_a_part_without_a_value(void **state)
 {

@@ -277,9 +277,9 @@ void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
     }
 }
 
-/* Kernels may find a row's largest score in a different way if the score is above 0 or not far below 0. The test has
- * rows whose scores are all below 0, rows whose scores cross 0 from tile to tile, and a problem with both kinds of
- * rows. */
+/* How a kernel finds a row's largest score may depend on whether this score is above 0, slightly below 0 or far below
+ * 0. The test has rows whose scores are all below 0, rows whose scores cross 0 from tile to tile, and a problem with
+ * both kinds of rows. */
 void test_scores_of_either_side_of_0_agree_with_the_reference(void **state)
 {
     static const int head_sizes[] = { 64, 96, 128, 192 };
@@ -539,7 +539,7 @@ void test_products_beyond_float32_count_in_latent_attention(void **state)
     assert_true(spec_agrees(&bench, &s));
 }
 
-/* All products q.k of a row are below -3.4e38, the lowest float32. The row must still see its keys, and with equal
+/* All products q.k of a row are below -3.4e38, the lowest float32. Such a row must still see its keys, with equal
  * scores. */
 void test_a_row_whose_products_all_leave_float32_sees_its_keys(void **state)
 {
@@ -646,8 +646,8 @@ static void make_products_cancel(struct fixture *f)
     }
 }
 
-/* Returns whether a kernel computes the problem row by row. The sums of such a kernel have another order than those
- * of kernels that compute tiles. */
+/* Returns whether a kernel computes the problem row by row. Such a kernel adds up numbers in another order than a
+ * kernel that computes tiles. */
 static bool is_by_rows(const attn_problem *p, attn_op op)
 {
     attn_problem one_way = *p;

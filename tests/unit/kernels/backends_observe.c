@@ -247,8 +247,8 @@ static const char *kernel_of(const attn_problem *p)
     return plan.kernel->name;
 }
 
-/* Runs an observe (a request for attention weights) with keys in pages, with contiguous keys, and with one thread.
- * The number of threads must not change a bit. Returns whether one kernel computes the problem with and without
+/* Runs an observe (a request for attention weights) three times: with keys in pages, with contiguous keys, and with one
+ * thread. The number of threads must not change a bit. Returns whether one kernel computes the problem with and without
  * pages; if so, pages must not change a bit either. */
 static bool same_bits_in_pages_and_by_one_thread(struct spec s)
 {

@@ -580,7 +580,8 @@ void test_the_order_of_keys_does_not_matter(void **state)
     fixture_copy(&b, &a);
     for (int64_t j = 0; j < s.Sk; j++)
         for (int64_t e = 0; e < row; e++) {
-            const int64_t from = j * 100 % s.Sk; /* a permutation of the keys: 100 and 211 have no common divisor */
+            const int64_t from = j * 100 % s.Sk; /* a permutation of the keys, because 100 and Sk (211) have no common
+                                                  * divisor */
             tensor_set(&b.p.k, j * row + e, tensor_get(&a.p.k, from * row + e));
             tensor_set(&b.p.v, j * row + e, tensor_get(&a.p.v, from * row + e));
         }
@@ -782,7 +783,7 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
         }
 }
 
-/* Work that is queued in several steps (launches) must have the same bits as work queued at once. */
+/* If a device computes problems in several steps (launches), the results must have the same bits as without steps. */
 void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
 {
     static const struct spec cases[] = {

@@ -167,7 +167,7 @@ void test_wide_heads_have_the_same_bits_alone_and_among_others(void **state)
 
 /* clang-format off: each row of the table stays on one line */
 
-/* Few queries over keys with wide heads. Sk is set by the test. The kernel for decoding takes up to 16 rows (queries
+/* Problems with few queries and with wide heads. The test sets Sk. The kernel for decoding takes up to 16 rows (queries
  * times heads of a group) of wide heads. It has one form for head sizes up to 512 and another for larger ones, and
  * splits keys at multiples of 128. */
 static const struct spec wide_decode_forms[] = {

@@ -463,7 +463,8 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
     free(t);
 }
 
-/* A GPU's kernel with options computes all rows in the same way, so rows with scores beyond 2^33 cost nothing extra. */
+/* A scale beyond 1e30 counts as an option. The GPU kernel's variant with options need not compute rows with scores
+ * beyond 2^33 a second time, so they cost little extra. */
 static void test_scores_beyond_a_second_limit_are_cheap(void **state)
 {
     (void)state;
@@ -476,8 +477,8 @@ static void test_scores_beyond_a_second_limit_are_cheap(void **state)
     assert_true(found.cheap > 0.7 && found.costly == 0);
     assert_true(closer(t, "generic", 132).seconds < 2 * seconds(t, "generic", 132));
     t->p.scale = 0x1p29;
-    /* With the scale 2^29 scores are huge, but less than 2^33, so the kernel runs its variant without options. This
-     * variant computes each row with huge scores a second time. */
+    /* A scale from 1e-6 to 1e30 does not count as an option. With the scale 2^29 the kernel therefore runs its variant
+     * without options, which computes each row with huge scores a second time. */
     assert_true(closer(t, "generic", 132).seconds > 2 * seconds(t, "generic", 132));
     free(t);
 }

@@ -1,6 +1,6 @@
 /* test_verify_lse.c: tests which lse the server accepts for a backward. It must accept the lse of the problem's scores,
- * and the lse of more keys (as in ring attention), whatever the options. verify_lse.c knows other conventions of lse.
- * It must recognise each of them and name it. */
+ * and the lse of more keys (as in ring attention), whatever the options. verify_lse.c knows other conventions of lse,
+ * such as base 2. It must recognise each of them and name it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -65,8 +65,8 @@ static struct spec random_spec(uint64_t seed)
     return s;
 }
 
-/* Returns a random observe (a request for attention weights) that is given an lse. The keys may be in pages, and may be
- * float8 with scales. */
+/* Returns a random observe (a request for attention weights) that gets lse as an input. The keys may be in pages, and
+ * may be float8 with scales. */
 static struct spec random_observe(uint64_t seed)
 {
     struct rng r = { seed + 4711 };

@@ -1,5 +1,5 @@
-/* test_decode.c: tests the way from request bodies to problems. Every message of parse.c is compared word for word,
- * every member is decoded, and the result is the same however a body is split. */
+/* test_decode.c: tests how request bodies become problems. Every message of parse.c is compared word for word, every
+ * member is decoded, and the result is the same however a body is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

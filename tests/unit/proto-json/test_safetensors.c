@@ -43,7 +43,7 @@ static uint8_t *file_of(const char *header, size_t data, size_t *bytes)
     return body;
 }
 
-/* Writes a tensor as a JSON member. The tensor's data are the bytes of the file from `begin` on. */
+/* Writes a tensor as a JSON member. The tensor's data are bytes `begin` to `end` - 1 of the files' data. */
 static void put_json(FILE *f, const char *name, const char *dtype, const char *shape, size_t begin, size_t end)
 {
     uint8_t data[64];

@@ -417,7 +417,7 @@ static attn_status give_all(void *context, size_t bytes, void **memory, attn_err
 }
 
 /* A step (a decode or an append) has the largest allowed number of rows. After each of its caches has grown by a page,
- * its table has the largest allowed number of page numbers. */
+ * the step's page table has the largest allowed number of page numbers. */
 static void test_a_table_has_its_limit_when_its_caches_have_grown(void **state)
 {
     enum { PAGES = CACHES_STEP_PAGES / CACHES_ROWS };
@@ -1306,7 +1306,7 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     const struct page_list *const one = &caches->oldest->list, *const two = &caches->newest->list;
     assert_ptr_equal(one->blocks[0], two->blocks[0]);
     /* The last page has room, so the fork (a cache that shares pages with another) has its own copy of that page. The
-     * number of the copy stands in a block of page numbers that belongs to the fork alone. */
+     * page number of the copy stands in a block of page numbers that belongs to the fork alone. */
     assert_ptr_not_equal(one->blocks[1], two->blocks[1]);
     assert_int_equal(one->blocks[1]->shared, PAGE_BLOCK);
     assert_int_equal(b.shared_pages, 2 * PAGE_BLOCK);

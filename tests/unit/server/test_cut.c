@@ -140,8 +140,8 @@ static void run_parts(struct site *s, struct job *job, struct device *const *ove
     }
 }
 
-/* Some gradients are sums over queries, but each part of a job sums only over its own queries. Lets the devices add up
- * the sums of all parts, if the job has such gradients. All parts must have been computed. */
+/* Lets the devices add up those gradients that are sums over queries. Each part of the job has computed the sums over
+ * its own queries only. All parts must have been computed. Does nothing if the job has no such gradients. */
 static void add_up(struct site *s, struct job *job, int parts)
 {
     struct device *over[CONFIG_MAX_DEVICES];
@@ -324,7 +324,7 @@ static struct spec spec_of_queries(uint64_t seed)
 }
 
 /* 500 random problems on 2, 3 and 4 devices: out, lse and dq must have the same bits as on one device. Gradients that
- * are sums over queries must be right within rounding, and have the same bits in each run. */
+ * are sums over queries must be correct within rounding, and have the same bits in each run. */
 static void test_queries_have_the_same_bits_over_any_number_of_devices(void **state)
 {
     static struct site sites[MOST_DEVICES + 1];
@@ -414,13 +414,14 @@ static void test_parts_are_added_in_their_order(void **state)
     close_site(&s);
 }
 
-/* Two devices compute the parts of a job. Each part's sums stay on its device until the job is over. If one device is
- * lost before the sums are added up, nothing is added up, and the memory of the other part's sums is freed too. */
+/* Two devices compute the parts of a job. The sums of each part stay on the part's device until the job is over. If one
+ * device is lost before the sums are added up, nothing is added up, and the memory of the other part's sums is freed
+ * too. */
 static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 512, 32));
-    /* The bytes of one gradient: dk and dv have the same size. own: a part's own sums; share: the half that a device
-     * gets of the other part's sums, or of the results. */
+    /* Sizes in bytes for one gradient (dk and dv have equal sizes). own: the sums that a part computes. share: half of
+     * this size. Each device receives this half of the other part's sums, and of the results. */
     const int64_t own = 512 * 32 * 4, share = own / 2;
     struct site s;
     struct fixture f;
@@ -555,9 +556,9 @@ static void test_parts_pass_a_batch_that_waits_for_their_sums(void **state)
     close_site(&s);
 }
 
-/* A batch is held back, because too little memory is free while another batch runs. A part of a job, which may run
- * before the held batch, also finds too little memory. The part is then held back instead of the batch, and both run
- * later. */
+/* A batch is held back, because too little memory is free while another batch runs. A part of a job may run before the
+ * held batch, but it cannot get enough memory either. The device then holds this part back too. When memory is free,
+ * the part runs first, and then the batch. */
 static void test_a_part_that_passes_a_held_batch_may_be_held_itself(void **state)
 {
     const struct spec half = SPEC(HEADS(2, 2), SIZES(6500, 100, 64));

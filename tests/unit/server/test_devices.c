@@ -1018,7 +1018,7 @@ static void test_small_problems_wait_for_a_gpu_that_does_not_read_staging_memory
 static void open_readers(struct bench *b, int count, const char *script, struct gate *gate)
 {
     begin(b);
-    /* with two HTTP threads, a device has two inline slots (places for HTTP threads that compute) */
+    /* with two HTTP threads, a device has two inline slots (streams for HTTP threads) */
     b->config.http_threads = 2;
     setenv("ATTN_FAKE_READS_STAGING", "1", 1);
     if (gate) open_gated(b, count, script, gate);
@@ -1146,7 +1146,7 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     assert_int_equal(inline_run(b.server.devices, late), INLINE_LATE);
     assert_non_null(late->part.handed_over);
     assert_false(late->part.ran);
-    /* the device has another free inline slot (place for an HTTP thread that computes), so the job runs at once */
+    /* the device has another free inline slot (a stream for HTTP threads), so the job runs at once */
     assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE);
     assert_computed(other, 0);
     struct batch *batch = batch_of(&late, 1, 1);
@@ -1157,7 +1157,7 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     assert_ran(batch);
     assert_true(batch->compute_us > 0 && batch->copy_in_us == 0 && batch->copy_out_us == 0);
     forget(batch);
-    /* every inline slot (place for an HTTP thread that computes) is free again, so no try is refused */
+    /* every inline slot (a stream for HTTP threads) is free again, so no try is refused */
     for (int n = 0; n < 8; n++) assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE);
     job_release(other);
     close_bench(&b);
@@ -1230,16 +1230,16 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
     open_readers(&b, 2, "0:sync.err=700@1", NULL);
     struct job *job = ready_forward(&b, 5), *jobs[4] = { 0 };
     int lost = -1;
-    /* Inline slots (each lets one HTTP thread compute on a device) alternate between the two devices, so four tries
-     * usually reach both devices. */
+    /* Inline slots (streams for HTTP threads) alternate between the two devices, so four tries usually reach both
+     * devices. */
     for (int n = 0; n < 4 && lost < 0; n++) {
         jobs[n] = ready_forward(&b, 5);
         const enum inline_outcome here = inline_run(b.server.devices, jobs[n]);
         assert_true(here == INLINE_DONE || here == INLINE_LOST);
         if (here == INLINE_LOST) lost = n;
     }
-    /* Which inline slot (place for an HTTP thread that computes) is used depends on the core of this thread. So
-     * possibly no try has reached the device that fails. */
+    /* Which inline slot (a stream for HTTP threads) is used depends on the core of this thread. So possibly no try has
+     * reached the device that fails. */
     if (lost >= 0) {
         assert_int_equal(jobs[lost]->part.device, 0);
         struct job *held = job_hold(jobs[lost]);

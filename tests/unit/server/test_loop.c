@@ -177,7 +177,7 @@ static int end(struct scene *s, bool tell)
 
 /* the next call of calloc() with exactly this many bytes fails; this test's calloc() replaces that of the C library */
 static _Atomic size_t refused_bytes;
-static atomic_int passed_calls; /* number of calls of calloc() for refused_bytes bytes that succeed before one fails */
+static atomic_int passed_calls; /* this many calls of calloc() for refused_bytes bytes succeed before one fails */
 
 void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
@@ -953,10 +953,12 @@ static void test_a_drain_finishes_what_there_is_and_what_still_comes(void **stat
     assert_int_equal(atomic_load(&s->hurries), 0);
     assert_false(is_answered(s, held));
     assert_true(atomic_load(&s->server.drain_since_ms) > 0);
-    assert_ok(s, posted_forward(s)); /* a request on a connection that was opened before the drain */
+    assert_ok(s, posted_forward(s)); /* a request on a connection that was opened before the drain (the server is about
+                                      * to end) */
     gate_open(&s->gate);
     assert_ok(s, held);
-    assert_int_equal(end(s, false), 0); /* a draining server ends when its last connection is closed */
+    assert_int_equal(end(s, false), 0); /* a draining server (one that is to stop) ends when its last connection is
+                                         * closed */
     assert_int_equal(atomic_load(&s->hurries), 1);
     assert_int_equal(atomic_load(&s->drains), 1);
 }
@@ -1204,7 +1206,7 @@ static struct request *posted_heads(struct scene *s)
     return posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": 19"));
 }
 
-/* Checks that the answer is right, and that exactly the devices in `devices` computed it. */
+/* Checks that the results in the answer are correct, and that exactly the devices in `devices` computed them. */
 static void assert_by_heads(struct scene *s, struct request *request, const char *devices)
 {
     char backend[80];

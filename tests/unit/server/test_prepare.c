@@ -1,6 +1,6 @@
-/* test_prepare.c: tests of the way from a decoded body to a job (one request's problems) that a device can run. They
- * test where the outputs lie, which jobs are of one kind, what happens to contexts and references, and what is refused.
- * They also test when a job's memory is given back. */
+/* test_prepare.c: tests how a decoded body becomes a job (one request's problems) that a device can run. They test
+ * where the outputs lie, which jobs are of one kind, what happens to contexts and references, and what is refused. They
+ * also test when a job's memory is given back. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/intake/prepare.h"
@@ -464,7 +464,8 @@ static void test_a_context_is_taken_by_a_backward_and_gone_when_it_ran(void **st
     open_bench(&b, "fake", 0);
     save(&b, id, 5, 4);
     const int64_t leased = staging_leased_bytes(b.server.staging);
-    assert_true(leased > 0); /* the forward's request is gone, but its memory stays for the context (saved forward) */
+    assert_true(leased > 0); /* the forward's request was freed, but the memory of its tensors stays for the context
+                              * (saved forward) */
     struct job *job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     const attn_problem *p = &job->call->items[0].problem, *forward = &job->saved[0]->call->items[0].problem;
     assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 1);
