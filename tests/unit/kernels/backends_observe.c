@@ -202,7 +202,8 @@ void test_observables_have_the_same_bits_alone_and_among_others(void **state)
     (void)state;
     for (int n = 0; n < COUNT; n++) {
         struct spec s = random_look(1000 + (uint64_t)n);
-        /* every fourth problem of the call is of another operation than observe (a request for attention weights) */
+        /* every fourth problem of the call is a forward or a backward, not an observe (a request for attention
+         * weights) */
         if (n % 4 == 3) s = random_spec(2000 + (uint64_t)n);
         fixture_make(&together[n], &s);
         list[n] = &together[n];

@@ -390,7 +390,8 @@ static const uint64_t made_up = UINT64_C(1) << 63;
 struct giving_up {
     attn_stream *stream;
     const attn_problem *problem;
-    /* feature bits that are added to the problem's plan, so that another kernel computes the problem */
+    /* 0, or a made-up feature bit for the problem's plan; the kernel that computes in double, which accepts all
+     * features, then computes the problem */
     uint64_t also;
     attn_status status;
     attn_error err;

@@ -295,8 +295,8 @@ static void with_heads_reversed(attn_problem *p)
     p->k.stride[2] *= -1, p->v.stride[2] *= -1;
 }
 
-/* A kernel computes another problem than the given one. The judge, which compares the kernel's results with exact
- * ones, must name that mistake first, in each dtype. */
+/* A kernel computes a problem that differs from the given one by one mistake. The judge, which compares the kernel's
+ * results with exact ones, must name that mistake first, in each dtype. */
 static void test_a_mistake_is_named(void **state)
 {
     static const struct {
@@ -323,8 +323,8 @@ static void test_a_mistake_is_named(void **state)
     };
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
     (void)state;
-    /* in the second half of the cases the batch has more rows, and the judge gets float64 results, but only enough time
-     * to emulate few rows */
+    /* in the second half of the cases the batch has more rows, and the judge gets float64 results, but has only enough
+     * time to compute few rows as a kernel would */
     for (size_t n = 0; n < ARRAY_SIZE(cases) * 12; n += SHORTER) {
         const bool sampled = n >= ARRAY_SIZE(cases) * 6;
         const size_t at = n / 6 % ARRAY_SIZE(cases);
@@ -598,8 +598,8 @@ static const struct spec long_backward = SPEC(.op = ATTN_OP_BACKWARD, .dtype = A
                                               .H = 8, .Hk = 2, .Sq = 800, .Sk = 800, .D = 64, .Dv = 64,
                                               .plain_grads = true);
 
-/* A backward of 8192 queries and keys has 5 * 10^10 multiply-adds in each head. The judge never computes a whole
- * head of it, so a device must compute its truth (float64 results). */
+/* A backward of 8192 queries and keys has 5 * 10^10 multiply-adds in each head. This is too much for the judge, so a
+ * device must compute the truth (float64 results). */
 static void test_the_truth_of_a_long_backward_is_for_a_device(void **state)
 {
     static const attn_tensor_id long_tensors[] = { ATTN_T_q,  ATTN_T_k,  ATTN_T_v, ATTN_T_dout,

@@ -9,7 +9,7 @@
 #include "../testing.h"
 #include "kernels/philox.h"
 
-/* The expected numbers come from the authors' Random123 distribution (kat_vectors). */
+/* The expected numbers come from Random123, the library of Philox's authors (its file kat_vectors). */
 static void test_known_answers(void **state)
 {
     static const struct {

@@ -578,8 +578,8 @@ static void test_a_full_pool_changes_nothing(void **state)
     assert_int_equal(append(rig, &infos[0], 60, 0, true, &err), ATTN_OK);
     struct caches_totals before, after;
     caches_totals(rig->caches, &before);
-    /* 63 pages are free. That is enough for the positions that the step (a decode) appends to row 0, but not for those
-     * of row 1, too. So neither row may grow. */
+    /* 63 pages are free. That is enough for the positions that the step (a decode) appends to row 0, but not for the
+     * positions of rows 0 and 1 together. So neither row may grow. */
     struct trial t;
     bool wait;
     const int tags[2] = { 60, 0 };
@@ -831,7 +831,8 @@ static void test_an_id_is_forty_digits_in_small_letters(void **state)
             id[at] = (char)c;
             const attn_status want = id[at] == one.id[at] ? ATTN_OK : ATTN_NOT_FOUND;
             assert_int_equal(caches_get(rig->caches, rig->caller, id, &info, &err), want);
-            /* An id has hexadecimal digits only. Other text must not get the error for an id of another process. */
+            /* An id has hexadecimal digits only. If other characters occur, the error must not say that the id is from
+             * another process. */
             const bool digit = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
             if (want != ATTN_OK && at < 8) assert_true(digit == (strstr(err.text, "another process") != NULL));
         }
@@ -1311,8 +1312,8 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     assert_int_equal(one->blocks[1]->shared, PAGE_BLOCK);
     assert_int_equal(b.shared_pages, 2 * PAGE_BLOCK);
 
-    /* After the call, the list of page numbers ends within a block that it shares with another list. The list then
-     * needs a block of its own for its last numbers. Without memory for that block the operation fails, and changes
+    /* After either call below, the list of page numbers would end within a block that it shares with another list, so
+     * it would need a block of its own for its last numbers. Without memory for that block the call fails, and changes
      * nothing. */
     refused_bytes = sizeof(struct page_block);
     assert_int_equal(caches_truncate(caches, caller, b.id, PAGE, &b, &err), ATTN_NO_MEMORY);

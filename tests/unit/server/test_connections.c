@@ -161,7 +161,7 @@ static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_count
     assert_int_equal(atomic_load(&connections.totals.count) + thread + http, 0);
 
     /* Before the server's next sweep over all connections, another descriptor gets the number of a closed one. The
-     * first time it is another connection, and the second time it is not a connection. */
+     * first time this descriptor belongs to another connection, and the second time to something else. */
     assert_int_equal(dup2(fds[1], fds[0]), fds[0]);
     assert_non_null(connections_add(&connections, fds[0], true, &thread, &http));
     close(fds[0]);

@@ -105,7 +105,8 @@ static int look(struct site *s)
     return s->back;
 }
 
-/* Waits for the next batch that a device gives back, and frees it. Returns the only part of a job in the batch. */
+/* Waits for the next batch that a device gives back. The batch contains a single part of a job. Frees the batch, and
+ * returns the part. */
 static struct job_part *part_back(struct site *s)
 {
     WAIT_UNTIL(look(s) > 0);
@@ -832,8 +833,8 @@ static void test_devices_that_have_room_share_a_problem(void **state)
     assert_int_equal(cut(&s, job, over), 3);
     for (int n = 0; n < 3; n++) assert_int_equal(device_number(over[n]), n == 0 ? 0 : n + 1);
     job_join(job);
-    /* device 2 has no room: it gets as many batches as one flow (one caller's work) may have on a device, and never
-     * ends them */
+    /* device 2 has no room: it gets as many batches as one flow (one caller's work) may have on a device, and none of
+     * them ends */
     struct device *const full = device_at(&s, 2);
     struct job *const other = job_with(&s, &f.p);
     int64_t wait_ns = INT64_MAX;
@@ -910,8 +911,8 @@ static void test_the_backend_of_an_answer_names_the_devices(void **state)
     close_site(&s);
 }
 
-/* Each device gets the tensors of its own heads only. As many bytes are copied to all devices together as to a single
- * device, with one copy command per tensor and device. */
+/* Each device gets the tensors of its own heads only. All devices together receive as many bytes as a single device
+ * would, with one copy command per tensor and device. */
 static void test_a_device_has_memory_for_its_heads_alone(void **state)
 {
     const struct spec spec = SPEC(.B = 2, SIZES(64, 64, 64), HEADS(8, 4), .causal = true);

@@ -626,8 +626,8 @@ static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void
     assert_int_equal(end(s, true), 0);
 }
 
-/* Two requests wait to be verified. The client of the first leaves, so the first is given up at once. The second
- * waits for its verification and is answered. */
+/* Two requests wait to be verified. The client of the first leaves, so the server drops the first request at once. The
+ * second waits for its verification and is answered. */
 static void test_nobody_waits_for_a_verification_whose_client_has_left(void **state)
 {
     struct scene *const s = *state;
@@ -1256,8 +1256,8 @@ static void test_a_saved_forward_and_its_backward_are_both_cut(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* If a device is lost, the other devices compute the whole problem. The test loses the device before it gets its part
- * of the problem, while the part starts, and while the part ends. */
+/* If a device is lost, the other devices compute the whole problem. The test does this with a device that is lost
+ * before it gets its part of the problem, at the part's start, and at its end. */
 static void test_a_problem_whose_device_is_lost_is_computed_by_the_others(void **state)
 {
     struct scene *const s = *state;
