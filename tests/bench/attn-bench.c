@@ -338,7 +338,7 @@ static void use(attn_problem *p, const struct options *o, struct block *blocks, 
     if (o->forks) p->prefix_keys = on_device ? blocks[PREFIX_KEYS].device : blocks[PREFIX_KEYS].host;
 }
 
-/* Prints ,"outputs":["out","lse"]: the results that a call writes. */
+/* Prints the results that a call writes, as in ,"outputs":["out","lse"]. */
 static void put_outputs(const attn_problem *p)
 {
     const char *before = ",\"outputs\":[";

@@ -100,7 +100,7 @@ inline std::vector<float> random_ints(size_t n, int most)
     return x;
 }
 
-/* A 16-bit or 8-bit type's bits, name and conversion from float. */
+/* The bits, the name and the conversion from float of a 16-bit or 8-bit type. */
 template <typename T> struct stored;
 template <> struct stored<__nv_bfloat16> {
     typedef uint16_t bits;

@@ -561,7 +561,7 @@ void test_pages_may_overlap_and_be_shared(void **state)
 }
 
 /* Makes a batch of forks, which are batch rows that share pages of keys. Row b shares its first pages with row b - 1,
- * or shares no pages. Fills the tensor prefix_keys (how many first keys a row shares). */
+ * or shares no pages. Fills the array prefix_keys (how many first keys a row shares). */
 static void make_forks(struct fixture *f, const struct spec *s, struct rng *r, int32_t *prefix_keys)
 {
     const int64_t size = s->page_size, most = s->Sk / size;
@@ -584,8 +584,8 @@ static void make_forks(struct fixture *f, const struct spec *s, struct rng *r, i
     assert_int_equal(attn_check(&f->p, NULL), ATTN_OK);
 }
 
-/* Forks are batch rows that share their first pages of keys. The tensor prefix_keys says how many keys rows share. The
- * results must have the same bits with and without prefix_keys. */
+/* Forks are batch rows that share their first pages of keys. The array prefix_keys says how many first keys each row
+ * shares with the row before it. The results must have the same bits with and without prefix_keys. */
 void test_a_shared_prefix_does_not_change_a_bit(void **state)
 {
     enum { ROWS = 24 };

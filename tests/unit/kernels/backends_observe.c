@@ -10,8 +10,8 @@
 
 #define LOOK .op = ATTN_OP_OBSERVE
 
-/* The outputs that are made of probabilities. A kernel needs lse for them, and computes lse first unless the problem
- * gives it. */
+/* The outputs that are made of probabilities. A kernel needs lse for them, and computes lse first unless it is an
+ * input. */
 #define PROBABILITIES (ATTN_TENSOR_BIT(weights) | ATTN_TENSOR_BIT(key_mass) | ATTN_TENSOR_BIT(map))
 
 /* Runs a list of observe problems. Each float32 problem also runs in bfloat16, and in float16 if q is in the range

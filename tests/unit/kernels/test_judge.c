@@ -722,8 +722,8 @@ static void with_dk_of_scale_one(attn_tensor *dk, double scale)
         attn_store(dk->dtype, dk->data, n, attn_load(dk->dtype, dk->data, n) / scale);
 }
 
-/* The client's results have a mistake in dk alone, and no dq. The judge then tests mistakes on tiles of keys only, with
- * lse and delta computed in float64. Without dq it computes no tile of queries. */
+/* The client's results have a mistake in dk alone, and do not contain dq. The judge then tests mistakes on tiles of
+ * keys only, with lse and delta computed in float64. Without dq it computes no tile of queries. */
 static void test_a_mistake_in_long_gradients_is_named(void **state)
 {
     struct fixture f;

@@ -290,8 +290,8 @@ static void test_exp2_is_within_2e_7_and_keeps_special_values(void **state)
                 fail_msg("%s: exp2 is off by %.3g in %g .. %g", simd->name, worst, (double)ranges[range][0],
                          (double)ranges[range][1]);
         }
-        /* Between -126 and -150, exp2() of a vector table (functions for one kind of processor) may return 0 or a
-         * subnormal number. Both are less than 2^-126. */
+        /* For arguments between -126 and -150, exp2() of a vector table (functions for one kind of processor) may
+         * return 0 or a subnormal number. Both are less than 2^-126. */
         const float special[8] = { -INFINITY, INFINITY, NAN, 0, -151, -1e30f, 128, -1 };
         const float want[8] = { 0, INFINITY, NAN, 1, 0, 0, INFINITY, 0.5f };
         float got[8];

@@ -119,8 +119,8 @@ static void test_the_lse_of_the_scores_passes_with_every_option(void **state)
     }
 }
 
-/* An observe (a request for attention weights) may be given an lse. The check must recognise an lse that is in base 2
- * instead of base e. The tolerances of float8 are wide, so with float8 the check must recognise it only in rows with
+/* An observe (a request for attention weights) may get an lse as input. The check must recognise an lse that is in base
+ * 2 instead of base e. The tolerances of float8 are wide, so with float8 the check must recognise it only in rows with
  * many keys. */
 static void test_an_observe_is_told_that_its_lse_is_in_base_2(void **state)
 {

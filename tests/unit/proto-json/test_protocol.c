@@ -90,8 +90,8 @@ static cJSON *parse_file(const char *file, size_t bytes)
     return json;
 }
 
-/* Compares the results in a check request with exact ones, as the server does. Returns the report of the
- * differences. */
+/* Compares the results that a request for a check contains with exact ones, as the server does. Returns the report of
+ * the differences. */
 static judge_result *report_of(const proto_item *item)
 {
     judge_result *const report = malloc(sizeof *report);

@@ -140,7 +140,7 @@ static void test_a_request_that_was_sent_and_not_read_is_not_late(void **state)
     }
 }
 
-/* If libmicrohttpd has no memory for a connection, it closes the socket without calling back. The server must
+/* If libmicrohttpd has no memory for a connection, it closes the socket without telling the server. The server must
  * nevertheless notice that the connection is gone. */
 static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_counted_for_ever(void **state)
 {

@@ -508,8 +508,8 @@ static void test_a_batch_waits_for_the_sums_of_another_job(void **state)
     close_site(&s);
 }
 
-/* A device that hangs may still read the sums of a job's parts, so the memory of these sums may never be freed. A batch
- * that waits for this memory must fail. */
+/* A device that hangs may still read the sums of a job's parts, so the memory of these sums cannot be freed as long as
+ * the device hangs. A batch that waits for this memory must fail. */
 static void test_a_batch_does_not_wait_for_sums_that_a_device_that_hangs_may_read(void **state)
 {
     struct site s;
