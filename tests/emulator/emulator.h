@@ -123,7 +123,7 @@ template <class To, class From> To bits(From x)
     return y;
 }
 
-/* ---- Waiting: for all threads of a team, at a named barrier, for a condition ------------------------------------- */
+/* ---- Waiting for all threads of a team (such as a warp), at a named barrier, or for a condition ------------------ */
 
 team &warp_team();
 team &group_team(); /* the 128 threads of the calling thread's warpgroup */
@@ -235,7 +235,7 @@ struct agent {
 agent *&block_agent(); /* the agent of the running block, which does its copies and tensor core products; NULL before
                         * its first use */
 
-/* ---- Launches ---------------------------------------------------------------------------------------------------- */
+/* ---- Launches of kernels ----------------------------------------------------------------------------------------- */
 
 struct launch_shape {
     dim3 grid, block;

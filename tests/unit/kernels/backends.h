@@ -69,7 +69,7 @@ void random_problems_agree(struct spec (*draw)(uint64_t seed), long first, long 
  * `first`. The first axis of the tensor must be the batch or the packed rows. */
 void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first);
 
-/* ---- The tests of each file -------------------------------------------------------------------------------------- */
+/* ---- The tests that each file defines ---------------------------------------------------------------------------- */
 
 /* backends_edges.c */
 void test_huge_scores_and_values_agree_with_the_reference(void **state);

@@ -12,8 +12,8 @@
 
 /* clang-format off: each row of the table stays on one line */
 
-/* Every problem runs forward and backward, with two exceptions: float8 runs forward only, and a problem with `op` runs
- * only that operation. */
+/* Every problem runs forward and backward, with two exceptions: problems with float8 or pages run forward only, and
+ * problems with BACK (a value of `op`) run backward only. */
 static const struct spec edge_cases[] = {
     /* Shapes */
     SPEC(.name = "one by one", SIZES(1, 1, 64)),
@@ -354,8 +354,8 @@ static const struct spec huge_cases[] = {
     SPEC(.name = "values of 1e36, decoding", SIZES(1, 3000, 64), BF16, .v_amp = 1e36),
 };
 
-/* Problems with numbers as large as float32 can hold. Each problem runs forward and backward. A problem whose member
- * `op` is set runs only that operation. */
+/* Problems with numbers as large as float32 can hold. Each problem runs forward. It also runs backward, except for
+ * float8 and for problems with `v_most` or with a `q_amp` of 1e-19. */
 static const struct spec extreme_cases[] = {
     SPEC(.name = "a mask of the most negative numbers", SIZES(50, 70, 64), .bias = 5, .bias_levels = 1),
     SPEC(.name = "the same, float16", SIZES(50, 70, 64), F16, .bias = 5, .bias_levels = 1, .causal = true),

@@ -79,7 +79,7 @@ static double seconds(struct problem *t, const char *kernel, int units)
     return attn_cost_of(&t->info, &t->plan).seconds;
 }
 
-/* ---- Tests of what each feature (option or tensor) adds to the cost ---------------------------------------------- */
+/* ---- Tests of what each feature (option or tensor) adds to the expected time ------------------------------------- */
 
 static void test_every_kernel_has_rates(void **state)
 {

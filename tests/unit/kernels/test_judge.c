@@ -590,7 +590,7 @@ static void test_a_judge_that_hurries_calls_no_right_result_wrong(void **state)
     assert_true(hurried);
 }
 
-/* ---- Long backwards ---------------------------------------------------------------------------------------------- */
+/* ---- Tests of long backwards (with many queries and keys) -------------------------------------------------------- */
 
 /* This backward is so long that the judge computes only a few tiles of queries and of keys as a kernel would. Four
  * query heads share a key/value head. */

@@ -781,7 +781,7 @@ static void test_the_defaults_of_the_table_are_true(void **state)
     }
 }
 
-/* ---- Tests that the tensors of a decoded body have the right numbers --------------------------------------------- */
+/* ---- Tests that the tensors of a decoded body have the correct numbers ------------------------------------------- */
 
 static void test_values_arrive_in_any_form_and_order(void **state)
 {

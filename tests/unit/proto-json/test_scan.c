@@ -266,7 +266,7 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
              "INVALID [] not JSON at byte 2: expected nothing after the value, found byte 0x00");
 }
 
-/* ---- Tests of limits --------------------------------------------------------------------------------------------- */
+/* ---- Tests of the scanner's limits ------------------------------------------------------------------------------- */
 
 /* Returns `text` repeated `times` times, between `before` and `after`. */
 static char *repeated(const char *before, const char *text, size_t times, const char *after)

@@ -48,7 +48,7 @@ void *__wrap_calloc(size_t count, size_t bytes)
     return NULL;
 }
 
-/* ---- Tests of pages ---------------------------------------------------------------------------------------------- */
+/* ---- Tests of the pages of a pool -------------------------------------------------------------------------------- */
 
 static void test_pages_are_runs_of_granules(void **state)
 {
@@ -566,7 +566,7 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     free(memory);
 }
 
-/* ---- Tests of limits --------------------------------------------------------------------------------------------- */
+/* ---- Tests of the limits on caches ------------------------------------------------------------------------------- */
 
 static void test_a_full_pool_changes_nothing(void **state)
 {
@@ -1326,7 +1326,7 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     caller_release(caller);
 }
 
-/* ---- A random sequence of operations, compared with a model ------------------------------------------------------ */
+/* ---- A random sequence of operations on caches, compared with a model -------------------------------------------- */
 
 enum { WALKERS = 12, LONGEST = 5 * PAGE, STEPS = 20000 };
 

@@ -155,7 +155,7 @@ static void assert_failed(const struct batch *batch, attn_status status)
     }
 }
 
-/* ---- Tests of results and times ---------------------------------------------------------------------------------- */
+/* ---- Tests of the results and the times of batches --------------------------------------------------------------- */
 
 static void test_numbers_come_back_right_through_memory_of_the_device(void **state)
 {

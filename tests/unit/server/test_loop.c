@@ -296,7 +296,7 @@ static double batches_of(const char *device)
     return metrics_sum(METRIC_DEVICE_BATCHES, device);
 }
 
-/* ---- Tests of batches -------------------------------------------------------------------------------------------- */
+/* ---- Tests of requests that are computed together in batches ----------------------------------------------------- */
 
 static void test_a_request_is_computed_and_given_back(void **state)
 {

@@ -146,7 +146,7 @@ static void test_outputs_for_which_there_is_no_memory_are_refused_as_busy(void *
     close_bench(&b);
 }
 
-/* ---- Tests of which jobs leave in one batch ---------------------------------------------------------------------- */
+/* ---- Tests of which jobs may be computed in one batch ------------------------------------------------------------ */
 
 static job_kind kind_of(struct bench *b, attn_op op, char *body)
 {
