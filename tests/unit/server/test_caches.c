@@ -23,7 +23,7 @@
 /* ---- A clock that tests can set ---------------------------------------------------------------------------------- */
 
 static int64_t late_s;    /* number of seconds by which the test's clock is ahead of the real clock */
-static int leap_in, by_s; /* the test's clock jumps ahead by `by_s` seconds after it was read `leap_in` more times */
+static int leap_in, by_s; /* at its `leap_in`-th reading from now, the test's clock jumps ahead by `by_s` seconds */
 
 int __real_clock_gettime(clockid_t clock, struct timespec *t);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *t);

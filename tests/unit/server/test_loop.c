@@ -175,7 +175,8 @@ static int end(struct scene *s, bool tell)
 
 /* ---- Allocations that tests can make fail ------------------------------------------------------------------------ */
 
-/* the next call of calloc() with exactly this many bytes fails; this test's calloc() replaces that of the C library */
+/* one call of calloc() for exactly this many bytes fails; 0: none fails. The test's calloc() replaces that of the C
+ * library */
 static _Atomic size_t refused_bytes;
 static atomic_int passed_calls; /* this many calls of calloc() for refused_bytes bytes succeed before one fails */
 
