@@ -97,7 +97,7 @@ static inline int thread()
 {
     return self->thread;
 }
-int threads();          /* number of threads of a block of the running launch */
+int threads();          /* number of threads per block in the running launch */
 int64_t block_number(); /* linear number of the running block in its grid */
 uint3 block_index();
 

@@ -1062,7 +1062,8 @@ UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_ten
                  v = largest(&f->p.v) * (f->p.v_scale.rank ? largest(&f->p.v_scale) : 1);
     const double q = largest(&f->p.q), k = largest(&f->p.k), dout = largest(&f->p.dout), dlse = largest(&f->p.dlse);
     const double kept = f->spec.dropout_p > 0 ? 1 / (1 - f->spec.dropout_p) : 1;
-    /* about the size of dP (the product of dout and v) and of delta (the sum of dout * out over a row, less dlse) */
+    /* about the size of two terms: dP (the product of dout and v), and delta (the sum of dout * out over a row, less
+     * dlse) */
     const double dz = (dout * v * sqrt((double)g.dims.Dv) * kept + dlse);
     struct tolerance t = { 0 };
     switch (id) {
@@ -1141,7 +1142,7 @@ UNWATCHED bool fixture_compare(const struct fixture *got, const struct fixture *
                      t.relative * sqrt(size2) + 2 * sqrt(sensitivity2) + t.absolute * sqrt((double)n));
             return false;
         }
-        /* compares the norm of the error of each row of `out` with the norm of that row */
+        /* compares the error of each row of `out` with that row; both are measured by their norm */
         if (id == ATTN_T_out && got->spec.Dv >= 8)
             for (int64_t row = 0; row < n / got->spec.Dv; row++) {
                 double row_error = 0, row_size = 0;

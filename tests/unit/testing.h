@@ -184,7 +184,7 @@ struct bench {
     uint64_t also;
     /* true: attn_run_some() runs the problems in several calls, and the bench waits for the stream between two calls */
     bool in_steps;
-    int64_t calls; /* number of calls of attn_run_some() that the last run took */
+    int64_t calls; /* number of calls of attn_run_some() in the last run */
 };
 
 /* Opens a device of the backend and a stream. Exits if that fails. `threads`: number of threads, or 0 for the

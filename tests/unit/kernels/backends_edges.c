@@ -1,5 +1,6 @@
-/* backends_edges.c: tests of problems that broke other libraries (kernels/README.md, "Where attention breaks"), of a
- * grid of sizes and options, and of random problems. Each problem is compared with the reference backend. */
+/* backends_edges.c: tests of three kinds of problems: problems that broke other libraries (kernels/README.md, "Where
+ * attention breaks"), a grid of sizes and options, and random problems. Each problem is compared with the reference
+ * backend. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -278,8 +278,8 @@ void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
 }
 
 /* How a kernel finds a row's largest score may depend on whether this score is above 0, slightly below 0 or far below
- * 0. The test has rows whose scores are all below 0, rows whose scores cross 0 from tile to tile, and a problem with
- * both kinds of rows. */
+ * 0. The test has problems with rows whose scores are all below 0, with rows whose scores cross 0 from tile to tile,
+ * and with both. */
 void test_scores_of_either_side_of_0_agree_with_the_reference(void **state)
 {
     static const int head_sizes[] = { 64, 96, 128, 192 };

@@ -422,8 +422,8 @@ static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first
 }
 
 /* Splits the problem's queries into `count` parts, and computes each part. Asserts that out, lse and dq have the same
- * bits as those of the whole problem, and that gradients that are sums over queries are correct. Returns false if the
- * parts use other kernels than the whole problem. */
+ * bits as those of the whole problem. Gradients that are sums over queries must be correct, but may have other bits.
+ * Returns false if the parts use other kernels than the whole problem. */
 static bool same_bits_by_queries(const struct spec *s, int count)
 {
     int64_t ends[MOST_PARTS];

@@ -1,6 +1,6 @@
-/* test_cost.c: tests of the expected time of problems (kernels/cost.c), and of the rows whose scores leave the range of
- * float32 (kernels/strange.c). Estimates are compared with each other, never with a clock; `build/cost-bench` compares
- * them with measured times. */
+/* test_cost.c: tests of two functions: kernels/cost.c estimates the time of a problem, and kernels/strange.c finds rows
+ * whose scores leave the range of float32. Estimates are compared with each other, never with a clock;
+ * `build/cost-bench` compares them with measured times. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

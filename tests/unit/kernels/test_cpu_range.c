@@ -1,6 +1,6 @@
-/* test_cpu_range.c: tests of the limits of float32 for each vector table (a set of functions for one kind of processor)
- * that this processor can run. The tests are about products that overflow, scores that are limited, and single keys
- * whose products cancel. test_backends.c tests the same for the default table. */
+/* test_cpu_range.c: tests of the limits of float32. Every test runs with each vector table (a set of functions for one
+ * kind of processor) that works on this processor. In the tests products overflow, scores are limited, or the products
+ * of a single key cancel. test_backends.c tests the same for the default table. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

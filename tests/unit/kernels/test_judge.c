@@ -567,8 +567,8 @@ static void test_a_wrong_key_without_queries_is_located(void **state)
     fixture_clear(&f);
 }
 
-/* A judge (which compares a client's results with exact ones) that is told to hurry leaves out keys whose dk and dv it
- * has not computed yet. It must not call any correct result wrong. */
+/* If a judge (which compares a client's results with exact ones) is told to hurry, it leaves out keys whose dk and dv
+ * it has not computed yet. It must not call any correct result wrong. */
 static void test_a_judge_that_hurries_calls_no_right_result_wrong(void **state)
 {
     bool hurried = false;

@@ -446,8 +446,7 @@ static void test_options_that_cannot_be(void **state)
     check_refusals(cases, ARRAY_SIZE(cases), NULL, ATTN_INVALID);
 }
 
-/* Tests bodies that end before their header is complete, or that begin with bytes that are not a valid length of a
- * header. */
+/* Tests bodies that end within their header, or that begin with an invalid length of the header. */
 static void test_beginnings_that_cannot_be(void **state)
 {
     static const struct {

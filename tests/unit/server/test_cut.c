@@ -628,8 +628,9 @@ static void test_a_part_that_adds_up_takes_no_place_of_a_held_batch(void **state
     close_site(&s);
 }
 
-/* The parts of a job leave the queue only if the devices that can take a batch now have, together, enough memory for
- * the sums of all parts. If too few devices are usable, the job is not cut. */
+/* The parts of a job leave the queue only if there is enough memory for the sums of all parts. This memory may be
+ * spread over several devices, but each of them must be able to take a batch now. If too few devices are usable, the
+ * job is not cut. */
 static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(512, 4096, 32));

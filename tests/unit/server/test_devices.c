@@ -740,8 +740,9 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     begin(&b);
     gate_shut(&busy_gate);
     gate_shut(&other_gate);
-    /* A gate holds a launch until the test opens the gate. The gates hold the first launch of the batch of caller
-     * `other`, and the first launch of the first batch of caller `busy`. Each batch has four launches. */
+    /* A gate holds a launch until the test opens the gate. One gate holds the first launch of the batch of caller
+     * `other`. Another gate holds the first launch of the first batch of caller `busy`. Each batch has four
+     * launches. */
     snprintf(script, sizeof script, "hold=%s@1,hold=%s@2", other_gate.path, busy_gate.path);
     open_devices(&b, 1, script);
     struct device *device = devices_pick(b.server.devices, 0);
