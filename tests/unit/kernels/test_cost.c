@@ -490,9 +490,11 @@ static void test_rows_of_float32_are_repaired_by_a_gpu_where_their_numbers_allow
     (void)state;
     struct problem *t = open_problem(ATTN_F32, 1, 64);
     t->p.has_scale = true;
-    t->p.scale = 7000; /* 3 * 3 * 64 * 7000, the bound on scores, is less than 2^22, so no row is computed again */
+    t->p.scale = 7000; /* the bound on scores (|q| * |k| * D * scale) is 3 * 3 * 64 * 7000. It is below 2^22, so no row
+                        * is computed again */
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 0);
-    t->p.scale = 7500; /* 3 * 3 * 64 * 7500, the bound on scores, is more than 2^22, so all rows are computed again */
+    t->p.scale = 7500; /* the bound on scores (|q| * |k| * D * scale) is 3 * 3 * 64 * 7500. It is above 2^22, so all
+                        * rows are computed again */
     t->p.softcap = 30;
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 1);
     const double costly = closer(t, "generic", 132).seconds;

@@ -210,7 +210,7 @@ struct body {
     const void *bytes;
     size_t count;
     const proto_limits *limits; /* the limits on sizes and counts; NULL: the default limits */
-    const proto_model *model;   /* the model of a KServe body, whose operation replaces `op` */
+    const proto_model *model;   /* the model of a KServe body; the model's operation replaces `op` */
     /* the length of the JSON part of a KServe body, as the request states it; -1: the request does not state it */
     int64_t json_bytes;
 };

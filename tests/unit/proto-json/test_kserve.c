@@ -221,8 +221,8 @@ static void test_an_output_in_shared_memory_is_only_named(void **state)
     decoded_clear(&d);
 }
 
-/* The test sends inputs in shared memory whose size does not fit their shape. They are refused, and the error points
- * at the size in the body. */
+/* The test sends inputs in shared memory, with sizes that do not fit their shapes. The inputs are refused, and the
+ * error points at the size in the body. */
 static void test_faults_of_shared_inputs_name_their_size(void **state)
 {
     (void)state;

@@ -772,7 +772,7 @@ static void test_the_names_of_one_caller_say_nothing_about_those_of_another(void
         assert_non_null(sequence(rig, rig->other, name, true, id));
         same += bucket_of_name(rig->caches, rig->caller, name) == bucket_of_name(rig->caches, rig->other, name);
     }
-    /* with a random key, the probability that five of the names have equal hashes is 10^-16 */
+    /* the hash key is random, so the probability that five of the names have equal hashes is 10^-16 */
     assert_in_range(same, 0, 4);
 }
 

@@ -166,7 +166,8 @@ static int64_t bytes_in_use(struct site *s)
     return bytes;
 }
 
-/* Returns the problem with only the outputs that are sums over queries (`sums`), or with only the other outputs. */
+/* Returns the problem with only some of its outputs: those that are sums over queries if `sums` is true, and all others
+ * if it is false. */
 static struct fixture with_outputs(const struct fixture *f, bool sums)
 {
     struct fixture some = *f;
@@ -931,7 +932,7 @@ static void test_a_device_has_memory_for_its_heads_alone(void **state)
     assert_int_equal(parts_take(over[1], slot, &job->more_parts[0], &part, &err), ATTN_OK);
     attn_device_info info;
     attn_device_describe(over[1]->handle, &info);
-    /* bytes that half of the heads take in q, in k or v, and in lse */
+    /* sizes in bytes of half of the heads: of q, of k or v, and of lse */
     const int64_t q = 2 * 64 * 4 * 64 * 4, k = q / 2, lse = 2 * 4 * 64 * 4;
     assert_int_equal(info.memory_used, q + 2 * k + q + lse);
     assert_int_equal(part.q.shape[2], 4);

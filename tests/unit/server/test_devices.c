@@ -682,7 +682,7 @@ static void test_a_truth_needs_memory_of_its_device(void **state)
 {
     (void)state;
     struct bench b;
-    /* memory for the tensors and the kernels' workspace is given, and memory for the verification is refused */
+    /* allocations for the tensors and the kernels' workspace succeed, and those for the verification fail */
     open_bench(&b, 1, "alloc.fail@3+");
     struct batch *batch = submit_two_truths(&b);
     assert_ptr_equal(next_back(&b), batch);

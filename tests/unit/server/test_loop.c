@@ -451,7 +451,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     gate_open(&s->gate);
     /* when the device has finished, the server frees the job's memory */
     WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes);
-    /* the context (saved forward) is free for another backward, although the first one was late */
+    /* the context (saved forward) is free for another backward, although the first backward missed its deadline */
     assert_ok(s, posted(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4)));
     assert_int_equal(end(s, true), 0);
 }
