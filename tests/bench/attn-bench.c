@@ -199,15 +199,15 @@ static int64_t entries_of(const struct options *o)
     return (o->Sk + o->page_size - 1) / o->page_size;
 }
 
-/* Returns the number of pages in the pool. With the option forks, the batch rows share all pages except the last page
+/* Returns the number of pages in the pool. With the option --forks, the batch rows share all pages except the last page
  * of each row. */
 static int64_t pages_of(const struct options *o)
 {
     return o->forks ? entries_of(o) - 1 + o->B : o->B * entries_of(o);
 }
 
-/* Fills the page table in random order. Without the option forks, each row has pages of its own. With forks, each row
- * has the pages of the first row, and a last page of its own. */
+/* Fills the page table in random order. Without the option --forks, each row has pages of its own. With --forks, each
+ * row has the pages of the first row, and a last page of its own. */
 static void give_pages(struct machine *m, const struct options *o, attn_problem *p, struct block *blocks)
 {
     const int64_t entries = entries_of(o), pages = pages_of(o), shared = o->forks ? entries - 1 : 0;
@@ -338,7 +338,7 @@ static void use(attn_problem *p, const struct options *o, struct block *blocks, 
     if (o->forks) p->prefix_keys = on_device ? blocks[PREFIX_KEYS].device : blocks[PREFIX_KEYS].host;
 }
 
-/* Prints ,"outputs":["out","lse"]: the results that a call writes. */
+/* Prints the results that a call writes, as in ,"outputs":["out","lse"]. */
 static void put_outputs(const attn_problem *p)
 {
     const char *before = ",\"outputs\":[";

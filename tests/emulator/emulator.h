@@ -71,15 +71,17 @@ struct warp_state : team {
 };
 
 struct fiber {
-    void *stack_pointer; /* the fiber's saved stack pointer, valid only while the fiber does not run */
+    void *stack_pointer; /* the saved stack pointer of the fiber (a CUDA thread), valid only while the fiber does not
+                          * run */
     uint3 index;         /* threadIdx */
     int thread;          /* the thread's linear index in its thread block */
     bool ended;
     struct block *block;
     warp_state *warp;
-    const char *what; /* what the fiber waits for (NULL: nothing), and a number that the deadlock message shows */
+    const char *what; /* what the fiber (a CUDA thread) waits for (NULL: nothing), and a number that the deadlock
+                       * message shows */
     uint32_t number;
-    const void *waits_on;      /* the team or named barrier that the fiber waits on */
+    const void *waits_on;      /* the team (such as a warp) or the named barrier that the fiber waits on */
     bool (*condition)(void *); /* the condition that a polling fiber waits for */
     void *context;
     struct copies *copies; /* of cp.async */
@@ -95,7 +97,7 @@ static inline int thread()
 {
     return self->thread;
 }
-int threads();          /* number of threads of a block of the running launch */
+int threads();          /* number of threads per block in the running launch */
 int64_t block_number(); /* linear number of the running block in its grid */
 uint3 block_index();
 
@@ -121,7 +123,7 @@ template <class To, class From> To bits(From x)
     return y;
 }
 
-/* ---- Waiting: for all threads of a team, at a named barrier, for a condition ------------------------------------- */
+/* ---- Waiting for all threads of a team (such as a warp), at a named barrier, or for a condition ------------------ */
 
 team &warp_team();
 team &group_team(); /* the 128 threads of the calling thread's warpgroup */
@@ -129,15 +131,15 @@ team &block_team();
 
 void arrive(team &t, const char *name, void *mine);
 bool all_here(const team &t, const char *name, bool whole);
-/* Waits for the team's instruction `name`. May return before the instruction is complete: the caller must check, and
- * wait again. */
+/* Waits for the instruction `name`, which all threads of the team (such as a warp) execute together. May return before
+ * the instruction is complete: the caller must check, and wait again. */
 void await(team &t, const char *name);
 void release(team &t);
 
-/* Executes a collective (an instruction that all threads of a team execute together). Every thread passes its `mine`.
- * The last thread to arrive calls leader(all), where all[n] points to the n-th thread's `mine`, which the leader may
- * change. Then all threads go on. If `whole` is true and a thread of the team has ended, the call fails. If `whole` is
- * false, all[n] is NULL for a thread that has ended. */
+/* Executes a collective (an instruction that all threads of a team, such as a warp, execute together). Every thread
+ * passes its `mine`. The last thread to arrive calls leader(all), where all[n] points to the n-th thread's `mine`,
+ * which the leader may change. Then all threads go on. If `whole` is true and a thread of the team has ended, the call
+ * fails. If `whole` is false, all[n] is NULL for a thread that has ended. */
 template <class T> void gather(team &t, const char *name, T &mine, void (*leader)(T *const *all), bool whole = true)
 {
     const unsigned round = t.round;
@@ -183,8 +185,8 @@ void yield(); /* lets other fibers (CUDA threads) run */
 enum : uint32_t { SHARED_BEGIN = 0x400 };
 uint32_t shared_address(const void *pointer);
 uint32_t shared_bytes();
-/* Returns the host pointer to a shared address. Fails unless all bytes lie in the thread block's shared memory and
- * the address is a multiple of `align`. */
+/* Returns the host pointer for an address in shared memory. Fails unless all bytes lie in the thread block's shared
+ * memory and the address is a multiple of `align`. */
 char *shared_pointer(uint32_t address, size_t bytes, size_t align, const char *what);
 /* A launcher calls this before it computes rows again, one by one, because their results are not finite. Fails if
  * ATTN_EMULATOR_REPAIRS is "none". */
@@ -193,8 +195,8 @@ void repair_begins();
 void check_global(const void *pointer, size_t bytes, size_t align, const char *what);
 
 char *dynamic_shared(size_t align);
-/* Returns the memory of a __shared__ variable in the running thread block, equal for all its threads. `place`
- * identifies the variable. */
+/* Returns the memory of a __shared__ variable of the running thread block. All threads of the block get the same
+ * address. `place` identifies the variable. */
 void *static_shared(const void *place, size_t bytes, size_t align);
 template <class T> T &static_shared()
 {
@@ -230,9 +232,10 @@ struct agent {
     virtual void describe(FILE *) {}
     virtual ~agent() {}
 };
-agent *&block_agent(); /* the agent (copies and tensor cores) of the running block; NULL before its first use */
+agent *&block_agent(); /* the agent of the running block, which does its copies and tensor core products; NULL before
+                        * its first use */
 
-/* ---- Launches ---------------------------------------------------------------------------------------------------- */
+/* ---- Launches of kernels ----------------------------------------------------------------------------------------- */
 
 struct launch_shape {
     dim3 grid, block;

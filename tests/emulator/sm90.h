@@ -57,7 +57,7 @@
 
 namespace emu {
 
-/* ---- mbarrier: `bar` is the shared address of an 8-byte word ----------------------------------------------------- */
+/* ---- mbarrier: `bar` is the address of an 8-byte word in shared memory ------------------------------------------- */
 
 void mbarrier_init(uint32_t bar, uint32_t count);
 void mbarrier_fence_init();
@@ -80,7 +80,7 @@ void bulk_wait(int groups_left);
 /* Makes the ordinary stores before this fence, to shared memory, visible to products and TMA. */
 void fence_proxy_async();
 
-/* ---- wgmma ------------------------------------------------------------------------------------------------------- */
+/* ---- wgmma: tensor core products of a warpgroup ------------------------------------------------------------------ */
 
 enum wgmma_type { WGMMA_BF16, WGMMA_F16, WGMMA_E4M3 };
 

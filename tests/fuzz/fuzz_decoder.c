@@ -49,8 +49,8 @@ static void check_answer(proto_call *call, uint32_t seed)
                  memchr(item->error.member, 0, sizeof item->error.member));
             continue;
         }
-        /* a problem that names a saved context (a forward that the server kept) has no outputs yet, because the fuzz
-         * target has no contexts */
+        /* a problem that names a saved context (a forward that the server kept) gets its tensors only in the server;
+         * here it has no outputs */
         if (item->context[0]) {
             item->error.status = ATTN_NOT_FOUND;
             continue;

@@ -78,8 +78,7 @@ static size_t announced(const proto_call *call, const cJSON *json)
         const char *const name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(output, "name"));
         must(name != NULL && proto_tensor_named(name, true) < PROTO_TENSORS);
         const int number = proto_tensor_named(name, true);
-        /* An output in the answer has either its numbers or its size in bytes. An output in shared memory has neither
-         * of them. */
+        /* An output in the answer has its numbers or its size in bytes. Only an output in shared memory has neither. */
         must(has == !(number < ATTN_TENSOR_COUNT && call->shared >> number & 1));
         if (parameters)
             bytes += (size_t)cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(parameters, "binary_data_size"));
@@ -94,8 +93,8 @@ static void check_answer(proto_call *call, uint32_t seed)
     uint8_t *outputs = calloc(1, OUTPUT_BYTES);
     proto_item *item = call->items;
     must(outputs && call->count == 1 && !call->envelope && item->error.status == ATTN_OK && call->model != NULL);
-    /* A problem that names a saved context (a forward that the server kept) has no outputs yet, because the fuzz target
-     * has no contexts. */
+    /* A problem that names a saved context (a forward that the server kept) gets its tensors only in the server. Here
+     * it has no outputs. */
     if (!item->context[0] && give_outputs(item, outputs)) {
         size_t length, head;
         char *answer = answer_of(call, &result, &seed, &length, &head);

@@ -68,8 +68,8 @@ static void check_answer(proto_call *call, uint32_t seed)
     uint8_t *outputs = calloc(1, OUTPUT_BYTES); /* the outputs of all problems share one block of memory */
     proto_item *item = call->items;
     must(outputs && call->count == 1 && !call->envelope && item->error.status == ATTN_OK);
-    /* A problem that names a saved context (a forward that the server kept) has no outputs yet, because the fuzz target
-     * has no contexts. */
+    /* A problem that names a saved context (a forward that the server kept) gets its tensors only in the server. Here
+     * it has no outputs. */
     if (!item->context[0] && give_outputs(item, outputs)) {
         size_t length, head, header = 0;
         char *answer = answer_of(call, &result, &seed, &length, &head);

@@ -132,8 +132,8 @@ const struct tma_case {
 };
 /* clang-format on */
 
-/* Returns the offset in the tensor of byte b of row r of box number c. Each box has 128 bytes per row. Returns -1 if
- * the tensor has no such element. */
+/* Box number c has 128 bytes in each row. Returns which byte of the tensor is byte b of row r of this box, or -1 if the
+ * tensor has no such element. */
 int64_t source_of(const tma_case &x, int c, int r, int b)
 {
     const int column = (c * 128 + b) / x.element, row = x.row + r;
@@ -402,7 +402,7 @@ template <class X> struct shared_8 {
     alignas(8) uint64_t full;
 };
 
-/* Returns the number of the key at position n of a row of V^T. Products of e4m3 need the keys in this order. */
+/* Returns the index of the key at position n of a row of V^T. Products of e4m3 need the keys in this order. */
 int key_at(int n)
 {
     return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2;

@@ -1,5 +1,5 @@
-/* blocks.cuh: what blocks.cu and blocks_sm80.cu share: counting of results, numbers on host and device, simple
- * products, random pauses.
+/* blocks.cuh: helpers for blocks.cu and blocks_sm80.cu. They count passed and failed checks, keep arrays on host and
+ * device, multiply matrices on the host, and make random pauses.
  *
  * The two files are separate because each includes the ptx.cuh of one kernel folder (sm90 or sm80), and both folders
  * use the same names. */
@@ -100,7 +100,7 @@ inline std::vector<float> random_ints(size_t n, int most)
     return x;
 }
 
-/* A 16-bit or 8-bit type's bits, name and conversion from float. */
+/* The bits, the name and the conversion from float of a 16-bit or 8-bit type. */
 template <typename T> struct stored;
 template <> struct stored<__nv_bfloat16> {
     typedef uint16_t bits;
@@ -115,8 +115,7 @@ template <> struct stored<__half> {
     static bits of(float x) { return attn_f16_from_f32(x); }
 };
 
-/* Numbers on the host and on the device. The constructor fills the device memory with 0xff, which is NaN in every
- * type. */
+/* An array in host memory and in device memory. Both are first filled with 0xff, which is NaN in every type. */
 template <class T> struct array {
     std::vector<T> host;
     T *device = nullptr;

@@ -289,7 +289,7 @@ template <int D> void check_attend_split()
         planes[n] = random_ints(plane, 1);
         const std::vector<float> low = random_ints(plane, n == 2 ? 2 : 4);
         planes[n].insert(planes[n].end(), low.begin(), low.end());
-        /* lo of v is stored times 2048, so that lo is as large as hi */
+        /* v is split into hi + lo; lo is stored times 2048, so that it is as large as hi */
         for (int i = plane; i < 2 * plane && n == 2; i++) planes[n][i] *= 2048;
     }
     array<uint16_t> Q(bits_of<__half>(planes[0])), K(bits_of<__half>(planes[1])), V(bits_of<__half>(planes[2]));

@@ -24,7 +24,8 @@ struct rate_case {
     int64_t H, S, D;
     double amplitude; /* largest magnitude of the numbers in q and k */
     enum bias_kind bias;
-    /* what the bias PADDED has for hidden pairs: pairs with later keys, and with the first half of keys or queries */
+    /* the bias of hidden pairs in the case PADDED: keys after the query, and the first half of the keys or of the
+     * queries */
     float hidden;
     bool alibi, sinks;
     double dropout;

@@ -27,11 +27,11 @@ static inline double stage_began(const struct times *t, int request, int stage)
     return at;
 }
 
-/* Returns which part of a copy, from 0 to 1, ran while another request computed or copied in the other direction.
- * `stage` is STAGE_IN or STAGE_OUT; the copy with the largest part counts. The part is a fraction of the copy's time in
- * this run, not of the time that a copy takes alone, because other programs may have slowed down either run. Copies in
- * the other direction count as well. Otherwise a copy to the device that takes longer than the kernels would seem not
- * to overlap, because no kernel can run during it. */
+/* Returns which fraction of a copy's time overlapped a kernel or an opposite copy of another request. `stage` is
+ * STAGE_IN or STAGE_OUT; of all copies in this direction, the largest fraction counts. It is a fraction of the copy's
+ * time in this run, not of the time that a copy takes alone, because other programs may have slowed down either run.
+ * Opposite copies count, because no kernel may be able to run during a copy to the device that takes longer than the
+ * kernels. */
 static inline double share_beside_others(const struct times *t, int count, int stage)
 {
     const int opposite = stage == STAGE_IN ? STAGE_OUT : STAGE_IN;
@@ -59,9 +59,9 @@ static inline double share_beside_others(const struct times *t, int count, int s
     return largest;
 }
 
-/* Replaces each stage's time in `least` by the stage's time in `round`, if `least` has no time for the stage yet, or
- * a longer one. Both are times of one request, which runs several times. A longer time was disturbed by other work
- * on the machine. */
+/* Replaces each stage's time in `least` by the stage's time in `round`, if `least` has no time for the stage yet, or a
+ * longer time than `round`. Both are times of one request, which runs several times. A longer time was disturbed by
+ * other work on the machine. */
 static inline void keep_least(struct times *least, const struct times *round)
 {
     double at = 0, kept[STAGES];

@@ -59,7 +59,7 @@ static int find(struct dl_phdr_info *info, size_t size, void *context)
     return 1;
 }
 
-static _Atomic int32_t *countdown; /* the counter of SHIM_NO_MEMORY, in memory that is shared with the test */
+static _Atomic int32_t *countdown; /* the counter of SHIM_NO_MEMORY, in memory that the test's process shares */
 
 __attribute__((constructor)) static void start(void)
 {

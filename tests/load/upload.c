@@ -1,4 +1,4 @@
-/* upload.c: sends one large forward over one connection and times it, as fast as a socket takes it.
+/* upload.c: sends one large forward over one connection, as fast as the socket takes it, and measures the time.
  *
  *   upload PORT [KEYS] [ROUNDS]        (defaults: 65536 keys, 5 rounds; the server is on 127.0.0.1)
  *

@@ -174,7 +174,7 @@ UNWATCHED void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtyp
             t.stride[a] = stride;
             stride = stride * (shape[a] > 0 ? shape[a] : 1) + (a == 1 && !f->spec.key_rows ? 5 : 0);
         }
-    /* tensors that a forward reads get the strides of a part of a larger tensor */
+    /* tensors that a forward reads get strides as if they were parts of larger tensors */
     else if (f->spec.strided && rank > 2) {
         t.stride[rank - 2] = (shape[rank - 1] > 0 ? shape[rank - 1] : 1) + (int64_t)(id % 3) + 1;
         for (int a = rank - 3; a >= 0; a--) t.stride[a] = t.stride[a + 1] * (shape[a + 1] > 0 ? shape[a + 1] : 1);
@@ -1062,7 +1062,8 @@ UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_ten
                  v = largest(&f->p.v) * (f->p.v_scale.rank ? largest(&f->p.v_scale) : 1);
     const double q = largest(&f->p.q), k = largest(&f->p.k), dout = largest(&f->p.dout), dlse = largest(&f->p.dlse);
     const double kept = f->spec.dropout_p > 0 ? 1 / (1 - f->spec.dropout_p) : 1;
-    /* about the size of dP (the product of dout and v) and of delta (the sum of dout * out over a row, less dlse) */
+    /* about the size of two terms: dP (the product of dout and v), and delta (the sum of dout * out over a row, less
+     * dlse) */
     const double dz = (dout * v * sqrt((double)g.dims.Dv) * kept + dlse);
     struct tolerance t = { 0 };
     switch (id) {
@@ -1141,7 +1142,7 @@ UNWATCHED bool fixture_compare(const struct fixture *got, const struct fixture *
                      t.relative * sqrt(size2) + 2 * sqrt(sensitivity2) + t.absolute * sqrt((double)n));
             return false;
         }
-        /* compares the norm of the error of each row of `out` with the norm of that row */
+        /* compares the error of each row of `out` with that row; both are measured by their norm */
         if (id == ATTN_T_out && got->spec.Dv >= 8)
             for (int64_t row = 0; row < n / got->spec.Dv; row++) {
                 double row_error = 0, row_size = 0;
@@ -1201,12 +1202,12 @@ UNWATCHED bool outputs_equal(const struct fixture *a, const struct fixture *b, c
     return true;
 }
 
-/* If out has at most FEW_OUTPUTS numbers, the terms of all these sums may cancel. The largest number then does not tell
- * how large the terms, and thus the errors, were. */
+/* If `out` has at most FEW_OUTPUTS numbers, the terms of each number may cancel. Even the largest number then does not
+ * show how large its terms were, and with them its error. */
 enum { FEW_OUTPUTS = 16 };
 
-/* Moves each number of v up or down by about one unit in its last place. This changes out by at least as much as
- * rounding P to v's dtype. */
+/* Moves each number of v up or down by about one unit in its last place. This changes `out` by at least as much as
+ * rounding P to the dtype of v would. */
 UNWATCHED static void move_values(struct fixture *f)
 {
     static const double unit[] = {
@@ -1230,8 +1231,8 @@ UNWATCHED bool spec_agrees(struct bench *bench, const struct spec *spec)
     run_reference(&want.p);
     memset(&other, 0, sizeof other);
     /* Computes the float64 results a second time in another way, to see how much rounding changes them. If the backward
-     * of `want` computes out and lse, this backward is given rounded ones, and vice versa. A forward with few outputs
-     * gets a slightly changed v. */
+     * of `want` computes out and lse itself, this one gets rounded out and lse as inputs, and vice versa. A forward
+     * with few outputs gets a slightly changed v. */
     if (spec->op == ATTN_OP_BACKWARD) {
         struct spec twin = *spec;
         twin.give_forward = !spec->give_forward;

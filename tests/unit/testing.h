@@ -66,9 +66,9 @@ enum mask_kind {
     MASK_KINDS
 };
 
-/* On which side of 0 the scores of a row are. BELOW: all below. BELOW_ABOVE: those of the last keys below, those of the
- * first keys above. ABOVE_BELOW: the reverse. BY_ROW: rows alternate between scores above and below 0. Scores below 0
- * rise so much towards the first key that e^x of their differences is far outside float32. */
+/* On which side of 0 the scores of a row are. BELOW: all are below 0. BELOW_ABOVE: the last keys have scores below 0,
+ * and the first keys above 0. ABOVE_BELOW: the reverse. BY_ROW: rows alternate between scores above and below 0. Scores
+ * below 0 rise so much towards the first key that e^x of their differences is far outside float32. */
 enum score_sides { SIDES_NONE, SIDES_BELOW, SIDES_BELOW_ABOVE, SIDES_ABOVE_BELOW, SIDES_BY_ROW };
 
 struct spec {
@@ -110,7 +110,8 @@ struct spec {
     bool fp8_scales;
     int scale_axes;          /* shape of the float8 scales: 0: [B, Hk], 1: [1, Hk], 2: [B, 1], 3: [Hk], 4: [1] */
     double fp8_scale;        /* magnitude of the float8 scales; 0: around 1 */
-    bool dlse, give_forward; /* a backward gets these inputs; dlse: the gradient of lse; give_forward: out and lse */
+    bool dlse, give_forward; /* inputs of a backward; dlse: the gradient of lse; give_forward: the forward's out and
+                              * lse */
     bool no_dout;            /* dout is all zeros */
     /* the gradients of a backward that are float32, whatever dtype q has: the sum of 1 (dq), 2 (dk) and 4 (dv) */
     int float_grads;
@@ -178,11 +179,12 @@ struct bench {
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;
-    /* feature bits that are added to the plan of every problem, so that other kernels compute it */
+    /* made-up feature bits that are added to the plan of every problem; a kernel that accepts all features then
+     * computes it */
     uint64_t also;
     /* true: attn_run_some() runs the problems in several calls, and the bench waits for the stream between two calls */
     bool in_steps;
-    int64_t calls; /* number of calls of attn_run_some() that the last run took */
+    int64_t calls; /* number of calls of attn_run_some() in the last run */
 };
 
 /* Opens a device of the backend and a stream. Exits if that fails. `threads`: number of threads, or 0 for the
@@ -211,8 +213,9 @@ extern const struct limits limits_of[]; /* index: dtype */
 
 /* Returns the largest absolute value of the finite elements. */
 double largest(const attn_tensor *t);
-/* Returns whether the results of `got` agree with the truth `want`. `other` is the truth computed another way (out and
- * lse rounded before the backward), or NULL. If the results disagree, `why` becomes a sentence that says where. */
+/* Returns whether the results of `got` agree with `want`, the results of the reference backend. `other` has the
+ * reference results computed in another way (with out and lse rounded before the backward), or is NULL. If the results
+ * disagree, `why` becomes a sentence that says where. */
 bool fixture_compare(const struct fixture *got, const struct fixture *want, const struct fixture *other, char *why,
                      size_t room);
 /* Returns whether the run has left inputs, guard bytes, and the gaps between rows of outputs unchanged. `before` is a

@@ -63,13 +63,13 @@ int problems_disagree(const struct spec *list, size_t count);
 /* Runs problems draw(9000) to draw(9000 + count - 1) twice: each problem alone, and all in one call. Checks that each
  * problem has equal bits in both runs. `count` is at most 16. */
 void assert_same_bits_alone_and_among_others(struct spec (*draw)(uint64_t seed), int count);
-/* Compares the problems draw(first) to draw(first + count - 1) with the reference backend. */
+/* Checks that the backend and the reference backend agree on the problems draw(first) to draw(first + count - 1). */
 void random_problems_agree(struct spec (*draw)(uint64_t seed), long first, long count);
 /* Asserts that tensor `id` of the problem `part` has the same bits as the elements of `whole` that begin at element
  * `first`. The first axis of the tensor must be the batch or the packed rows. */
 void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first);
 
-/* ---- The tests of each file -------------------------------------------------------------------------------------- */
+/* ---- The tests that each file defines ---------------------------------------------------------------------------- */
 
 /* backends_edges.c */
 void test_huge_scores_and_values_agree_with_the_reference(void **state);

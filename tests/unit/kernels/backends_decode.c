@@ -118,8 +118,9 @@ void test_keys_of_a_chunk_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A problem with few queries and many keys must have the same bits alone and directly after other such problems. In
- * this test each call begins to read its inputs before the previous call has ended. */
+/* A problem with few queries and many keys must have the same bits alone and directly after other problems of this
+ * kind. In this test all problems run in one call, and the GPU may start a kernel while the previous kernel still
+ * runs. */
 void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **state)
 {
     enum { COUNT = 24, TIMES = 3 };
@@ -288,9 +289,9 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
     bench_close(&by_threads);
 }
 
-/* A kernel may convert bfloat16 queries to float16 where keys are float8. The test multiplies the queries by 2^unit and
- * the scale by 2^-unit, which must not change `out`. In one channel all keys are zero and the queries are very large. A
- * kernel that converts all channels by one factor would lose the other channels in float16. */
+/* A kernel may convert bfloat16 queries to float16 where keys are float8. The test multiplies the queries by 2^`unit`
+ * and the scale by 2^-`unit`, which must not change `out`. In one channel all keys are zero and the queries are very
+ * large. A kernel that converts all channels by one factor would lose the other channels in float16. */
 void test_queries_of_any_size_meet_float8_keys(void **state)
 {
     static const struct {
@@ -560,7 +561,7 @@ void test_pages_may_overlap_and_be_shared(void **state)
 }
 
 /* Makes a batch of forks, which are batch rows that share pages of keys. Row b shares its first pages with row b - 1,
- * or shares no pages. Fills the tensor prefix_keys (how many first keys a row shares). */
+ * or shares no pages. Fills the array prefix_keys (how many first keys a row shares). */
 static void make_forks(struct fixture *f, const struct spec *s, struct rng *r, int32_t *prefix_keys)
 {
     const int64_t size = s->page_size, most = s->Sk / size;
@@ -583,8 +584,8 @@ static void make_forks(struct fixture *f, const struct spec *s, struct rng *r, i
     assert_int_equal(attn_check(&f->p, NULL), ATTN_OK);
 }
 
-/* Forks are batch rows that share their first pages of keys. The tensor prefix_keys says how many keys rows share. The
- * results must have the same bits with and without prefix_keys. */
+/* Forks are batch rows that share their first pages of keys. The array prefix_keys says how many first keys each row
+ * shares with the row before it. The results must have the same bits with and without prefix_keys. */
 void test_a_shared_prefix_does_not_change_a_bit(void **state)
 {
     enum { ROWS = 24 };
@@ -596,7 +597,8 @@ void test_a_shared_prefix_does_not_change_a_bit(void **state)
         SPEC(.B = 4, SIZES(3, 512, 256), PAGES(64), HEADS(5, 1), BF16, .causal = true),
         SPEC(.B = 7, SIZES(1, 700, 200), PAGES(7), HEADS(6, 2), BF16),
         SPEC(.B = 7, SIZES(1, 1280, 64), PAGES(16), HEADS(4, 2), BF16, WINDOW(600, 0)),
-        /* with this many queries, kernels do not use prefix_keys (the shared pages), although it is given */
+        /* with this many queries, kernels do not use prefix_keys (how many first keys of a row lie in shared pages),
+         * although it is given */
         SPEC(.B = 3, SIZES(6, 640, 64), PAGES(16), HEADS(4, 1), BF16, .causal = true),
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .softcap = 3),
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .fp8_keys = true),

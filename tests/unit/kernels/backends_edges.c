@@ -1,5 +1,6 @@
-/* backends_edges.c: tests of problems that broke other libraries (kernels/README.md, "Where attention breaks"), of a
- * grid of sizes and options, and of random problems. Each problem is compared with the reference backend. */
+/* backends_edges.c: tests of three kinds of problems: problems that broke other libraries (kernels/README.md, "Where
+ * attention breaks"), a grid of sizes and options, and random problems. Each problem is compared with the reference
+ * backend. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,8 +13,8 @@
 
 /* clang-format off: each row of the table stays on one line */
 
-/* Every problem runs forward and backward, with two exceptions: float8 runs forward only, and a problem with `op` runs
- * only that operation. */
+/* Every problem runs forward and backward, with two exceptions: problems with float8 or pages run forward only, and
+ * problems with BACK (a value of `op`) run backward only. */
 static const struct spec edge_cases[] = {
     /* Shapes */
     SPEC(.name = "one by one", SIZES(1, 1, 64)),
@@ -354,8 +355,8 @@ static const struct spec huge_cases[] = {
     SPEC(.name = "values of 1e36, decoding", SIZES(1, 3000, 64), BF16, .v_amp = 1e36),
 };
 
-/* Problems with numbers as large as float32 can hold. Each problem runs forward, and also backward unless it has
- * `op`. */
+/* Problems with numbers as large as float32 can hold. Each problem runs forward. It also runs backward, except for
+ * float8 and for problems with `v_most` or with a `q_amp` of 1e-19. */
 static const struct spec extreme_cases[] = {
     SPEC(.name = "a mask of the most negative numbers", SIZES(50, 70, 64), .bias = 5, .bias_levels = 1),
     SPEC(.name = "the same, float16", SIZES(50, 70, 64), F16, .bias = 5, .bias_levels = 1, .causal = true),
@@ -554,8 +555,8 @@ void test_lengths_do_not_need_the_slowest_kernel(void **state)
     }
 }
 
-/* Backwards of several tiles that compute gradients of options. dbias is broadcast in each possible way, and some
- * problems have dalibi_slopes. */
+/* Backward problems of several tiles, with gradients of bias or of ALiBi slopes. dbias is broadcast in each possible
+ * way. */
 static const struct spec option_gradient_cases[] = {
     SPEC(.name = "dbias of each pair", .B = 2, SIZES(200, 300, 64), HEADS(4, 2), BACK, F16, .bias = 8,
          .bias_hidden = 0.1, .causal = true),

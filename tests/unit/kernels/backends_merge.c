@@ -177,7 +177,8 @@ void test_merges_of_empty_and_strange_parts(void **state)
         { -INFINITY, 5, -INFINITY, 7, -INFINITY, 0 }, /* both parts are empty: their lse is -inf */
         /* part 0 is empty (its lse is -inf), so its `out` is not read, even if it is NaN */
         { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },
-        /* part 1 is empty (its lse is -inf), so the merged result equals part 0 */
+        /* part 1 is empty (its lse is -inf), so its `out`, which is infinite, does not count: the result equals part
+         * 0 */
         { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f },
         { NAN, 1, 0, 1, NAN, NAN },      /* the lse of part 0 is NaN, so the result is NaN */
         { 0, 1, NAN, 1, NAN, NAN },      /* the lse of part 1 is NaN, so the result is NaN */
@@ -418,7 +419,7 @@ void test_gradients_of_empty_parts_are_zeros(void **state)
     for (int h = 0; h < GH; h++) assert_true(g.dsinks[h] == 0);
 }
 
-/* Merging with a sink must have the same bits as merging with a further part, whose out is 0 and whose lse is the
+/* Merging with a sink must give the same bits as merging with one more part, whose out is 0 and whose lse is the
  * sink. */
 void test_a_sink_is_a_part_without_a_value(void **state)
 {

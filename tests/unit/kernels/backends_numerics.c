@@ -8,9 +8,10 @@
 
 #include "backends.h"
 
-/* A comparison of float32 gradients (dq, dk and dv) with the 16-bit gradients of the same problem. unlike: number of
- * float32 numbers that do not round to the 16-bit numbers; nonzero: number of those that are not 0; finer: number of
- * those that need more than 16 bits; wide2, narrow2: sums of squared errors in float32 and in 16 bits. */
+/* A comparison of float32 gradients (dq, dk and dv) with the 16-bit gradients of the same problem. The first three
+ * members count float32 gradients. unlike: they do not round to the 16-bit gradient; nonzero: they are not 0; finer:
+ * they need more than 16 bits. wide2 and narrow2 are the sums of squared errors of the float32 and the 16-bit
+ * gradients. */
 struct widened {
     int64_t unlike, nonzero, finer;
     double wide2, narrow2;
@@ -115,8 +116,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
     };
     /* clang-format on */
     static const struct {
-        /* more_keys: number of keys by which Sk grows for this head size; with heads of 128 numbers, another kernel
-         * computes 1024 keys or more */
+        /* more_keys: number of keys by which Sk grows for this head size; with heads of 128 numbers, problems with 1024
+         * keys or more use another kernel */
         int D, more_keys;
         double softcap;
     } heads[] = { { 64, 0, 0 },  { 96, 0, 0 }, { 128, 0, 0 }, { 128, 900, 0 }, { 192, 0, 0 },
@@ -138,9 +139,9 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Kernels for float8 may compute scores in another way if lse is not wanted. The problems of this test do not want
- * lse, and run at three head sizes each. Problems with NaN also run with lse, because other code, which needs lse,
- * computes the rows that see a NaN. */
+/* Kernels for float8 multiply q and k as float8 if the client does not want lse, and as bfloat16 if it does. The
+ * problems of this test do not want lse, and run with three head sizes each. Problems with NaN also run with lse,
+ * because rows that see a NaN are computed separately, by code that needs lse. */
 void test_float8_without_lse_agrees_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -216,8 +217,8 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
 }
 
 /* A row that sees only one key must have that key's value as its out, however large the score is. (The tolerance of
- * other tests grows with scores, so they would let a wrong value pass.) The largest scores are 1e4 to 1e9. Between
- * these numbers lies a limit above which a kernel's exponentials are relative to a rounded maximum. */
+ * other tests grows with scores, so they would let a wrong value pass.) The largest scores are 1e4 to 1e9. Somewhere in
+ * this range, kernels begin to subtract a rounded maximum before the exponential. */
 void test_float8_rows_of_one_key_are_its_value(void **state)
 {
     static const double scales[] = { 1, 10, 32, 55, 100, 320 };
@@ -276,9 +277,9 @@ void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
     }
 }
 
-/* Kernels may find a row's largest score in a different way if the score is above 0 or not far below 0. The test has
- * rows whose scores are all below 0, rows whose scores cross 0 from tile to tile, and a problem with both kinds of
- * rows. */
+/* How a kernel finds a row's largest score may depend on whether this score is above 0, slightly below 0 or far below
+ * 0. The test has problems with rows whose scores are all below 0, with rows whose scores cross 0 from tile to tile,
+ * and with both. */
 void test_scores_of_either_side_of_0_agree_with_the_reference(void **state)
 {
     static const int head_sizes[] = { 64, 96, 128, 192 };
@@ -538,7 +539,7 @@ void test_products_beyond_float32_count_in_latent_attention(void **state)
     assert_true(spec_agrees(&bench, &s));
 }
 
-/* All products q.k of a row are below -3.4e38, the lowest float32. The row must still see its keys, and with equal
+/* All products q.k of a row are below -3.4e38, the lowest float32. Such a row must still see its keys, with equal
  * scores. */
 void test_a_row_whose_products_all_leave_float32_sees_its_keys(void **state)
 {
@@ -645,8 +646,8 @@ static void make_products_cancel(struct fixture *f)
     }
 }
 
-/* Returns whether a kernel computes the problem row by row. The sums of such a kernel have another order than those
- * of kernels that compute tiles. */
+/* Returns whether a kernel computes the problem row by row. Such a kernel adds up numbers in another order than a
+ * kernel that computes tiles. */
 static bool is_by_rows(const attn_problem *p, attn_op op)
 {
     attn_problem one_way = *p;
@@ -698,8 +699,8 @@ void test_one_key_has_a_probability_of_one(void **state)
     }
 }
 
-/* The ways in which the tests let a row see only one key: by the number of keys, a window, a keep_mask, a bias, or
- * FlashMask. */
+/* How the tests let a row see only one key: the problem has only one key (ALONE), or a window, a keep_mask, a bias or
+ * FlashMask hides all other keys. */
 enum one_key { ALONE, WINDOWED, KEPT, BIASED, FLASHMASKED, ONE_KEYS };
 
 static void show_one_key(struct fixture *f, int64_t key)

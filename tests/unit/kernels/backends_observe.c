@@ -10,8 +10,8 @@
 
 #define LOOK .op = ATTN_OP_OBSERVE
 
-/* The outputs that are made of probabilities. A kernel needs lse for them, and computes lse first unless the problem
- * gives it. */
+/* The outputs that are made of probabilities. A kernel needs lse for them, and computes lse first unless it is an
+ * input. */
 #define PROBABILITIES (ATTN_TENSOR_BIT(weights) | ATTN_TENSOR_BIT(key_mass) | ATTN_TENSOR_BIT(map))
 
 /* Runs a list of observe problems. Each float32 problem also runs in bfloat16, and in float16 if q is in the range
@@ -202,7 +202,8 @@ void test_observables_have_the_same_bits_alone_and_among_others(void **state)
     (void)state;
     for (int n = 0; n < COUNT; n++) {
         struct spec s = random_look(1000 + (uint64_t)n);
-        /* every fourth problem of the call is of another operation than observe (a request for attention weights) */
+        /* every fourth problem of the call is a forward or a backward, not an observe (a request for attention
+         * weights) */
         if (n % 4 == 3) s = random_spec(2000 + (uint64_t)n);
         fixture_make(&together[n], &s);
         list[n] = &together[n];
@@ -247,8 +248,8 @@ static const char *kernel_of(const attn_problem *p)
     return plan.kernel->name;
 }
 
-/* Runs an observe (a request for attention weights) with keys in pages, with contiguous keys, and with one thread.
- * The number of threads must not change a bit. Returns whether one kernel computes the problem with and without
+/* Runs an observe (a request for attention weights) three times: with keys in pages, with contiguous keys, and with one
+ * thread. The number of threads must not change a bit. Returns whether one kernel computes the problem with and without
  * pages; if so, pages must not change a bit either. */
 static bool same_bits_in_pages_and_by_one_thread(struct spec s)
 {
@@ -271,8 +272,9 @@ static bool same_bits_in_pages_and_by_one_thread(struct spec s)
     return alike;
 }
 
-/* With softcap, one kernel must compute an observe (a request for attention weights) with keys in pages and without
- * pages. Its bits must be the same. Without options, Hopper has a separate kernel for keys without pages. */
+/* An observe (a request for attention weights) with softcap must run on the same kernel, and give the same bits,
+ * whether its keys are in pages or contiguous. Without options Hopper has two kernels, one for pages and one for
+ * contiguous keys. */
 void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state)
 {
     struct spec s = SPEC(LOOK, BF16, SIZES(150, 640, 64), HEADS(4, 2), .B = 2, .causal = true, .seqlens_k = true);

@@ -422,8 +422,8 @@ static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first
 }
 
 /* Splits the problem's queries into `count` parts, and computes each part. Asserts that out, lse and dq have the same
- * bits as those of the whole problem, and that gradients that are sums over queries are correct. Returns false if the
- * parts use other kernels than the whole problem. */
+ * bits as those of the whole problem. Gradients that are sums over queries must be correct, but may have other bits.
+ * Returns false if the parts use other kernels than the whole problem. */
 static bool same_bits_by_queries(const struct spec *s, int count)
 {
     int64_t ends[MOST_PARTS];
@@ -580,7 +580,8 @@ void test_the_order_of_keys_does_not_matter(void **state)
     fixture_copy(&b, &a);
     for (int64_t j = 0; j < s.Sk; j++)
         for (int64_t e = 0; e < row; e++) {
-            const int64_t from = j * 100 % s.Sk; /* a permutation of the keys: 100 and 211 have no common divisor */
+            const int64_t from = j * 100 % s.Sk; /* a permutation of the keys, because 100 and Sk (211) have no common
+                                                  * divisor */
             tensor_set(&b.p.k, j * row + e, tensor_get(&a.p.k, from * row + e));
             tensor_set(&b.p.v, j * row + e, tensor_get(&a.p.v, from * row + e));
         }
@@ -736,7 +737,7 @@ void test_offsets_on_both_sides_of_2_31(void **state)
     static const struct spec cases[] = {
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .softcap = 5),
-        /* a problem with so few queries that a GPU computes it by a kernel for decoding */
+        /* a problem with so few queries that a GPU uses its kernel for decoding */
         SPEC(SIZES(20, 20, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), .causal = true),
         SPEC(BACK, SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
@@ -782,7 +783,7 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
         }
 }
 
-/* Work that is queued in several steps (launches) must have the same bits as work queued at once. */
+/* If a device computes problems in several steps (launches), the results must have the same bits as without steps. */
 void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
 {
     static const struct spec cases[] = {
@@ -836,7 +837,8 @@ static double least_tile_seconds(const struct spec *s)
 }
 
 /* One head is computed twice: in one launch on an ordinary device, and in several launches on a device that limits each
- * launch to a very short time. The bits must be the same, because each launch computes some of the same tiles. */
+ * launch to a very short time. The results must have the same bits, because the several launches together compute the
+ * same tiles. */
 void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 {
     static const struct spec cases[] = {

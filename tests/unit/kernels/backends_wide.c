@@ -1,5 +1,5 @@
-/* backends_wide.c: tests of head sizes above 256, and of kernels that also compute narrower heads. Kernels divide wide
- * heads into chunks of columns: the D columns of q and k, and the Dv columns of v. */
+/* backends_wide.c: tests of the kernels for head sizes above 256. Some of these kernels also compute smaller heads. A
+ * kernel divides such a head into chunks of columns: the D columns of q and k, and the Dv columns of v. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,9 +31,9 @@ static struct spec random_wide_spec(uint64_t seed)
 
 /* clang-format off: each row of the table stays on one line */
 
-/* All problems of this table run forward, and those without float8 and without pages also run backward. Hopper's
- * backward for wide heads also computes problems with options and head sizes from 129 to 256. So some problems of the
- * table have such heads. */
+/* All problems of this table run forward. Those without float8 and without pages also run backward. Hopper's backward
+ * kernel for wide heads also computes head sizes from 129 to 256 if the problem has options, so the table has such
+ * problems. */
 static const struct spec wide_cases[] = {
     SPEC(.name = "head size 1024", SIZES(70, 90, 1024), F16, HEADS(2, 1), .causal = true),
     SPEC(.name = "head size 1024, float32", SIZES(40, 50, 1024), HEADS(1, 1)),
@@ -104,9 +104,9 @@ void test_wide_heads_agree_with_the_reference(void **state)
 }
 
 /* No query sees the last keys, because queries and keys are aligned at their first positions. A kernel that reads P or
- * dS of these keys finds NaN, because no kernel has written them. The emulator's repairs (rows with NaN are computed
- * again) would hide this mistake. The test's name begins with test_scores, so that the emulator also runs the test
- * without repairs. */
+ * dS (the probabilities or their gradients) of these keys finds NaN, because no kernel has written them. The emulator's
+ * repairs (the library computes rows with NaN again) would hide this mistake. The test's name begins with test_scores,
+ * so that the emulator also runs the test without repairs. */
 void test_scores_of_wide_heads_that_nobody_sees_are_not_read(void **state)
 {
     static const struct spec cases[] = {
@@ -167,7 +167,7 @@ void test_wide_heads_have_the_same_bits_alone_and_among_others(void **state)
 
 /* clang-format off: each row of the table stays on one line */
 
-/* Few queries over keys with wide heads. Sk is set by the test. The kernel for decoding takes up to 16 rows (queries
+/* Problems with few queries and with wide heads. The test sets Sk. The kernel for decoding takes up to 16 rows (queries
  * times heads of a group) of wide heads. It has one form for head sizes up to 512 and another for larger ones, and
  * splits keys at multiples of 128. */
 static const struct spec wide_decode_forms[] = {

@@ -392,7 +392,7 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     CASE(ATTN_OPTION_BIT(WINDOW), window_right = 3);
     CASE(ATTN_OPTION_BIT(TOP_LEFT), alignment = ATTN_TOP_LEFT);
     CASE(ATTN_OPTION_BIT(GROUPED), k.shape[2] = 2);
-    CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* a scale of 0 is a given scale, so its bit is set */
+    CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* the scale is 0; scales outside 1e-6 to 1e30 set this bit */
     CASE(0, scale = -1);                            /* has_scale is false, so the scale is not in use */
     CASE(ATTN_OPTION_BIT(SOFTCAP), softcap = 5);
     CASE(ATTN_OPTION_BIT(DROPOUT), dropout_p = 0.1);

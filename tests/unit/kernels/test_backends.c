@@ -208,7 +208,7 @@ int main(void)
         if ((long)i % share_count == share) tests[count++] = properties[i];
     if (pattern && *pattern) {
         /* A pattern that matches no test at all is an error here, because cmocka would count it as a success. A pattern
-         * may match only tests that another process runs. */
+         * that matches only tests of another process is not an error. */
         if (strchr(pattern, '[') || matching(pattern, comparisons, ARRAY_SIZE(comparisons)) +
                                             matching(pattern, lists, ARRAY_SIZE(lists)) +
                                             matching(pattern, properties, ARRAY_SIZE(properties)) ==

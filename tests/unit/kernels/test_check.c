@@ -473,8 +473,8 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
     assert_int_equal(attn_check(&p, NULL), ATTN_INVALID); /* a caller that passes no attn_error gets only the status */
 }
 
-/* In an earlier version, a request without a layout, with q [1, 128, 32, 16] and 12 heads of keys, was understood as
- * bhsd. The answer had wrong numbers. The request must be refused, because two numbers of heads could as well be two
+/* In an earlier version, a request without a layout, with q [1, 128, 32, 16] and 12 heads of keys, was read in the
+ * layout bhsd, and the answer was wrong. The request must be refused, because two numbers of heads could as well be two
  * lengths. */
 static void test_heads_that_do_not_divide_are_not_taken_for_another_layout(void **state)
 {

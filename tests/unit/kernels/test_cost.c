@@ -1,6 +1,6 @@
-/* test_cost.c: tests of the expected time of problems (kernels/cost.c), and of the rows whose scores leave the range of
- * float32 (kernels/strange.c). Estimates are compared with each other, never with a clock; `build/cost-bench` compares
- * them with measured times. */
+/* test_cost.c: tests of two functions: kernels/cost.c estimates the time of a problem, and kernels/strange.c finds rows
+ * whose scores leave the range of float32. Estimates are compared with each other, never with a clock;
+ * `build/cost-bench` compares them with measured times. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -79,7 +79,7 @@ static double seconds(struct problem *t, const char *kernel, int units)
     return attn_cost_of(&t->info, &t->plan).seconds;
 }
 
-/* ---- Tests of what each feature (option or tensor) adds to the cost ---------------------------------------------- */
+/* ---- Tests of what each feature (option or tensor) adds to the expected time ------------------------------------- */
 
 static void test_every_kernel_has_rates(void **state)
 {
@@ -463,7 +463,8 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
     free(t);
 }
 
-/* A GPU's kernel with options computes all rows in the same way, so rows with scores beyond 2^33 cost nothing extra. */
+/* A scale beyond 1e30 counts as an option. The GPU kernel's variant with options need not compute rows with scores
+ * beyond 2^33 a second time, so they cost little extra. */
 static void test_scores_beyond_a_second_limit_are_cheap(void **state)
 {
     (void)state;
@@ -476,8 +477,8 @@ static void test_scores_beyond_a_second_limit_are_cheap(void **state)
     assert_true(found.cheap > 0.7 && found.costly == 0);
     assert_true(closer(t, "generic", 132).seconds < 2 * seconds(t, "generic", 132));
     t->p.scale = 0x1p29;
-    /* With the scale 2^29 scores are huge, but less than 2^33, so the kernel runs its variant without options. This
-     * variant computes each row with huge scores a second time. */
+    /* A scale from 1e-6 to 1e30 does not count as an option. With the scale 2^29 the kernel therefore runs its variant
+     * without options, which computes each row with huge scores a second time. */
     assert_true(closer(t, "generic", 132).seconds > 2 * seconds(t, "generic", 132));
     free(t);
 }
@@ -489,9 +490,11 @@ static void test_rows_of_float32_are_repaired_by_a_gpu_where_their_numbers_allow
     (void)state;
     struct problem *t = open_problem(ATTN_F32, 1, 64);
     t->p.has_scale = true;
-    t->p.scale = 7000; /* 3 * 3 * 64 * 7000, the bound on scores, is less than 2^22, so no row is computed again */
+    t->p.scale = 7000; /* the bound on scores (|q| * |k| * D * scale) is 3 * 3 * 64 * 7000. It is below 2^22, so no row
+                        * is computed again */
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 0);
-    t->p.scale = 7500; /* 3 * 3 * 64 * 7500, the bound on scores, is more than 2^22, so all rows are computed again */
+    t->p.scale = 7500; /* the bound on scores (|q| * |k| * D * scale) is 3 * 3 * 64 * 7500. It is above 2^22, so all
+                        * rows are computed again */
     t->p.softcap = 30;
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 1);
     const double costly = closer(t, "generic", 132).seconds;
@@ -592,8 +595,8 @@ static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **
     }
 }
 
-/* A merge joins results over parts of the keys. It costs as much as reading the parts takes: twice the parts must cost
- * twice as much. A merge that also computes gradients must cost more, and still more with dsinks. */
+/* A merge joins results over parts of the keys. Its estimated time is the time to read the parts, so twice as many
+ * parts must cost twice as much. A merge that also computes gradients must cost more, and still more with dsinks. */
 static void test_a_merge_costs_by_its_numbers(void **state)
 {
     static const int64_t out[] = { 1, 524288, 8, 128 }, lse[] = { 1, 8, 524288 }, heads[] = { 8 };

@@ -261,8 +261,8 @@ static struct spec random_lengths(struct rng *r)
 }
 
 /* attn_workspace() must promise enough memory without reading the lengths. The test gives a run exactly the promised
- * size. AddressSanitizer notices a run that uses more. Results that differ in bits show that the memory's old contents
- * matter. */
+ * size, so that AddressSanitizer reports a run that uses more. The memory is filled with 0xff first, which must not
+ * change a bit of the results. */
 static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(void **state)
 {
     enum { COUNT = 60 };
@@ -390,7 +390,8 @@ static const uint64_t made_up = UINT64_C(1) << 63;
 struct giving_up {
     attn_stream *stream;
     const attn_problem *problem;
-    /* feature bits that are added to the problem's plan, so that another kernel computes the problem */
+    /* 0, or a made-up feature bit for the problem's plan; the kernel that computes in double, which accepts all
+     * features, then computes the problem */
     uint64_t also;
     attn_status status;
     attn_error err;
@@ -467,8 +468,8 @@ static void test_a_run_in_double_that_nobody_waits_for_ends_between_two_rows(voi
 
 /* ---- Tests of the kernel that computes in double ----------------------------------------------------------------- */
 
-/* The list includes gradients of bias, slopes and sinks. These are sums over heads and sequences, which a single thread
- * computes. */
+/* This list of problems includes gradients of bias, slopes and sinks. They are sums over heads and sequences, which a
+ * single thread computes. */
 static const struct spec of_any_kind[] = {
     SPEC(.Sq = 40, .Sk = 70, .H = 6, .Hk = 3, .B = 5, .causal = true),
     SPEC(.Sq = 1, .Sk = 300, .H = 8, .Hk = 2, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16, .softcap = 3),

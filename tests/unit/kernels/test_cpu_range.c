@@ -1,6 +1,6 @@
-/* test_cpu_range.c: tests of the limits of float32 for each vector table that this processor can run. The tests are
- * about products that overflow, scores that are limited, and single keys whose products cancel. test_backends.c tests
- * the same for the default table. */
+/* test_cpu_range.c: tests of the limits of float32. Every test runs with each vector table (a set of functions for one
+ * kind of processor) that works on this processor. In the tests products overflow, scores are limited, or the products
+ * of a single key cancel. test_backends.c tests the same for the default table. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -256,8 +256,8 @@ static void put_cancelling(const attn_tensor *t, struct rng *r, double sign)
         tensor_set(t, n, (n % D % 2 ? sign : 1) * 400 * (0.5 + rng_uniform(r)));
 }
 
-/* The ways in which the tests let a row see only one key: by the number of keys, a keep_mask, a bias, FlashMask, or a
- * window. */
+/* How the tests let a row see only one key: the problem has only one key (ALONE), or a keep_mask, a bias, FlashMask or
+ * a window hides all other keys. */
 enum one_key { ALONE, KEPT, BIASED, FLASHMASKED, WINDOWED, ONE_KEYS };
 
 static void show_one_key(struct fixture *f, enum one_key how, int64_t key)

@@ -285,7 +285,7 @@ static void test_a_pointer_of_the_host_is_an_illegal_address(void **state)
                                                * not when it is queued */
     assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     assert_non_null(strstr(err.text, "illegal address"));
-    /* after DEVICE_LOST every call must fail in the same way */
+    /* after the error DEVICE_LOST, every further call must return this error */
     assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     close_it(&f);
 }

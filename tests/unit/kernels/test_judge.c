@@ -1,5 +1,5 @@
 /* test_judge.c: tests the verdicts of a judge (kernels/judge/judge.h), which compares a client's results with exact
- * ones. Results of the reference backend and of the fast kernels must be judged right, whatever the options. Results
+ * ones. Results of the reference backend and of the fast kernels must be judged correct, whatever the options. Results
  * of a problem with one option changed must be judged wrong, and the judge must name the change. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -295,8 +295,8 @@ static void with_heads_reversed(attn_problem *p)
     p->k.stride[2] *= -1, p->v.stride[2] *= -1;
 }
 
-/* A kernel computes another problem than the given one. The judge, which compares the kernel's results with exact
- * ones, must name that mistake first, in each dtype. */
+/* A kernel computes a problem that differs from the given one by one mistake. The judge, which compares the kernel's
+ * results with exact ones, must name that mistake first, in each dtype. */
 static void test_a_mistake_is_named(void **state)
 {
     static const struct {
@@ -323,8 +323,8 @@ static void test_a_mistake_is_named(void **state)
     };
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
     (void)state;
-    /* in the second half of the cases the batch has more rows, and the judge gets float64 results, but only enough time
-     * to emulate few rows */
+    /* in the second half of the cases the batch has more rows, and the judge gets float64 results, but has only enough
+     * time to compute few rows as a kernel would */
     for (size_t n = 0; n < ARRAY_SIZE(cases) * 12; n += SHORTER) {
         const bool sampled = n >= ARRAY_SIZE(cases) * 6;
         const size_t at = n / 6 % ARRAY_SIZE(cases);
@@ -371,7 +371,7 @@ static void expect_equal(const struct fixture *f, const judge_result *a, const j
 }
 
 /* The judge compares a client's results with the truth (results in float64). Its report must be the same whether the
- * caller gives the truth or the judge computes it. The results in this test are alternately right and wrong. */
+ * caller gives the truth or the judge computes it. The results in this test are alternately correct and wrong. */
 static void test_a_given_truth_makes_no_difference(void **state)
 {
     (void)state;
@@ -393,8 +393,9 @@ static void test_a_given_truth_makes_no_difference(void **state)
     }
 }
 
-/* The judge compares all rows with float64 results. It also computes rows as a kernel would, as many as its time
- * allows. Even if there is no time for such rows, the judge must not call a right result wrong. */
+/* The judge compares all rows of a client's results with float64 results. To know which rounding errors are usual, it
+ * also computes rows as a kernel would, as many as its time allows. Even if there is no time for such rows, it must not
+ * call a correct result wrong. */
 static void test_right_results_are_right_where_few_rows_are_emulated(void **state)
 {
     int sampled = 0;
@@ -422,10 +423,10 @@ static void test_right_results_are_right_where_few_rows_are_emulated(void **stat
     assert_true(sampled > SAMPLED_SEEDS / 2);
 }
 
-/* Some of the judge's mistakes assume that the client read k, v or all tensors at wrong addresses. Two such mistakes
- * must not be combined: the strides of one would move reads of the other past the end of a tensor, which
- * AddressSanitizer sees. In the test the client reads k transposed, and one head of its results has an error that
- * nothing explains, so the judge tries pairs of mistakes. */
+/* The judge explains wrong results by mistakes that a client may make. Some of them are reads of k, v or all tensors at
+ * wrong addresses. Two such mistakes must not be combined, because the judge would then read past the end of a tensor,
+ * which AddressSanitizer reports. In the test the client reads k transposed, and one head of its results has an error
+ * that nothing explains, so the judge tries pairs of mistakes. */
 static void test_mistakes_of_addresses_are_not_combined(void **state)
 {
     struct spec s = SPEC(.H = 4, .Hk = 4, .Sq = 24, .Sk = 24, .D = 16, .Dv = 16);
@@ -516,8 +517,8 @@ static void expect_found(const struct fixture *f, attn_tensor_id id, int64_t at,
     tensor_set(t, at, right);
 }
 
-/* A wrong number must be found in any row of a result, even where the right number is always 0 (or -inf for lse). Such
- * rows are out and dq of queries without keys, dk and dv of keys without queries, and padding. */
+/* The judge must find a wrong number in any row of a result, even where the correct number is always 0 (or -inf for
+ * lse). Such rows are out and dq of queries without keys, dk and dv of keys without queries, and padding. */
 static void test_a_wrong_number_is_found_in_any_row(void **state)
 {
     (void)state;
@@ -566,8 +567,8 @@ static void test_a_wrong_key_without_queries_is_located(void **state)
     fixture_clear(&f);
 }
 
-/* A judge that is told to hurry leaves out keys whose dk and dv it has not computed yet. It must not call any right
- * result wrong. */
+/* If a judge (which compares a client's results with exact ones) is told to hurry, it leaves out keys whose dk and dv
+ * it has not computed yet. It must not call any correct result wrong. */
 static void test_a_judge_that_hurries_calls_no_right_result_wrong(void **state)
 {
     bool hurried = false;
@@ -589,16 +590,16 @@ static void test_a_judge_that_hurries_calls_no_right_result_wrong(void **state)
     assert_true(hurried);
 }
 
-/* ---- Long backwards ---------------------------------------------------------------------------------------------- */
+/* ---- Tests of long backwards (with many queries and keys) -------------------------------------------------------- */
 
-/* A backward so long that the judge computes only a few tiles of queries and of keys as a kernel would. Four query
- * heads share a key/value head. */
+/* This backward is so long that the judge computes only a few tiles of queries and of keys as a kernel would. Four
+ * query heads share a key/value head. */
 static const struct spec long_backward = SPEC(.op = ATTN_OP_BACKWARD, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16,
                                               .H = 8, .Hk = 2, .Sq = 800, .Sk = 800, .D = 64, .Dv = 64,
                                               .plain_grads = true);
 
-/* A backward of 8192 queries and keys has 5 * 10^10 multiply-adds in each head. The judge never computes a whole
- * head of it, so a device must compute its truth (float64 results). */
+/* A backward of 8192 queries and keys has 5 * 10^10 multiply-adds in each head. This is too much for the judge, so a
+ * device must compute the truth (float64 results). */
 static void test_the_truth_of_a_long_backward_is_for_a_device(void **state)
 {
     static const attn_tensor_id long_tensors[] = { ATTN_T_q,  ATTN_T_k,  ATTN_T_v, ATTN_T_dout,
@@ -647,8 +648,8 @@ static void test_a_right_long_backward_is_right(void **state)
     }
 }
 
-/* Only a few numbers of one gradient are wrong. They must be found and located wherever they are, and the other two
- * gradients must be right. */
+/* Only a few numbers of one gradient are wrong. The judge must find and locate them wherever they are, and must accept
+ * the other two gradients. */
 static void test_a_wrong_tile_of_a_long_backward_is_found(void **state)
 {
     static const struct {
@@ -691,9 +692,10 @@ static const judge_explanation *first_explanation(const judge_result *result, co
     return &result->explanation[0];
 }
 
-/* The client's mistake changes lse of all queries. To test whether a mistake explains wrong dk and dv, the judge needs
- * a forward of all query heads that share a key head. It therefore tests only the best explanation. If the client sends
- * no dq, the judge does not test the mistake. */
+/* The judge checks a client's backward, in which a mistake has changed lse of all queries. To test whether that mistake
+ * explains wrong dk and dv, the judge needs a forward of all query heads that share a key head. It makes this test only
+ * for the mistake that explains the client's other results best. Here dq is the only other result, so without dq the
+ * judge does not test the mistake. */
 static void test_a_mistake_in_a_long_backward_is_named(void **state)
 {
     const uint64_t gradients = ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv);
@@ -720,8 +722,8 @@ static void with_dk_of_scale_one(attn_tensor *dk, double scale)
         attn_store(dk->dtype, dk->data, n, attn_load(dk->dtype, dk->data, n) / scale);
 }
 
-/* The client's results have a mistake in dk alone, and no dq. The judge then tests mistakes on tiles of keys only, with
- * lse and delta computed in float64. Without dq it computes no tile of queries. */
+/* The client's results have a mistake in dk alone, and do not contain dq. The judge then tests mistakes on tiles of
+ * keys only, with lse and delta computed in float64. Without dq it computes no tile of queries. */
 static void test_a_mistake_in_long_gradients_is_named(void **state)
 {
     struct fixture f;
@@ -732,13 +734,15 @@ static void test_a_mistake_in_long_gradients_is_named(void **state)
     with_dk_of_scale_one(&f.p.dk, 0.125);
     judge_with(&f.p, &truth, 1, &result);
     assert_int_equal(first_explanation(&result, "scale_missing_in_dk")->tensors, ATTN_TENSOR_BIT(dk));
-    assert_int_equal(result.rows_emulated, 0); /* without dq, the judge emulates no rows of queries */
+    assert_int_equal(result.rows_emulated, 0); /* without dq, the judge need not compute rows of queries as a kernel
+                                                * would */
     free_truth(&truth);
     fixture_clear(&f);
 }
 
-/* The backward has two mistakes at once. The judge tests a pair of mistakes on tiles of keys only if the client's out
- * and lse are right. Otherwise it would have to compute a forward of a whole group of heads, which is too much work. */
+/* The client's backward has two mistakes at once. If the client's out and lse are correct, the judge (which looks for
+ * mistakes) tests pairs of mistakes on tiles of keys. Otherwise it would have to compute a forward of a whole group of
+ * heads, which is too much work. */
 static void test_two_mistakes_in_long_gradients_are_named(void **state)
 {
     struct spec s = long_backward;
@@ -765,7 +769,7 @@ static void test_two_mistakes_in_long_gradients_are_named(void **state)
     fixture_clear(&f);
 }
 
-/* The client computed its backward from the right lse and out, but with another mask than the problem's. */
+/* The client computed its backward from the correct lse and out, but with another mask than the problem's. */
 static void test_a_mask_missing_in_long_gradients_is_named(void **state)
 {
     struct spec s = long_backward;

@@ -1,5 +1,5 @@
-/* test_philox.c: tests the random generator's published results, and the mapping of elements to counters that all
- * backends must share. */
+/* test_philox.c: tests the Philox random generator against published results, and the mapping of elements to counters,
+ * which all backends must share. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,7 +9,7 @@
 #include "../testing.h"
 #include "kernels/philox.h"
 
-/* The expected numbers come from the authors' Random123 distribution (kat_vectors). */
+/* The expected numbers come from Random123, the library of Philox's authors (its file kat_vectors). */
 static void test_known_answers(void **state)
 {
     static const struct {

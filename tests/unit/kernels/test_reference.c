@@ -13,7 +13,7 @@
 
 #include "../testing.h"
 
-/* ---- Tests with exact examples ----------------------------------------------------------------------------------- */
+/* ---- Tests with examples whose results are exact ----------------------------------------------------------------- */
 
 /* All examples have one head, D 2, scale 1, three queries and two keys. */
 static void test_the_six_exact_examples(void **state)

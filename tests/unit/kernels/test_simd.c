@@ -1,7 +1,7 @@
-/* test_simd.c: tests every vector table of simd.h that this processor runs. Results are compared with simple loops in
- * double. Sizes are awkward on purpose: 1, and sizes just below and above those of each vector, panel and tile.
- * Canaries around buffers reveal a write outside them. The tests compute the expected packed operands from their
- * description in simd.h, and never by another table. */
+/* test_simd.c: tests every vector table of simd.h (a set of functions for one kind of processor) that this processor
+ * runs. Results are compared with simple loops in double. Sizes are awkward on purpose: 1, and sizes just below and
+ * above those of each vector, panel and tile. Canaries around buffers reveal a write outside them. The tests compute
+ * the expected packed operands from their description in simd.h, and never by another table. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -290,8 +290,8 @@ static void test_exp2_is_within_2e_7_and_keeps_special_values(void **state)
                 fail_msg("%s: exp2 is off by %.3g in %g .. %g", simd->name, worst, (double)ranges[range][0],
                          (double)ranges[range][1]);
         }
-        /* For exponents between -126 and -150 a table's exp2() may return 0 or a subnormal number. Both are less than
-         * 2^-126. */
+        /* For arguments between -126 and -150, exp2() of a vector table (functions for one kind of processor) may
+         * return 0 or a subnormal number. Both are less than 2^-126. */
         const float special[8] = { -INFINITY, INFINITY, NAN, 0, -151, -1e30f, 128, -1 };
         const float want[8] = { 0, INFINITY, NAN, 1, 0, 0, INFINITY, 0.5f };
         float got[8];
@@ -360,7 +360,7 @@ static void test_operands_have_the_forms_of_the_header(void **state)
                             else written--;
                         }
                         assert_int_equal(written, 0);
-                        /* puts an infinity or NaN at one place; the function must report it */
+                        /* puts an infinity or NaN at one place; the function that packs the numbers must report it */
                         const int64_t at = (int64_t)(rows / 2) * stride + cols - 1;
                         simd_put_element(X.data, floating[d], at,
                                          floating[d] == ATTN_F8E4M3 || form % 2 ? NAN : -INFINITY);

@@ -1,6 +1,6 @@
 /* test_verify_lse.c: tests which lse the server accepts for a backward. It must accept the lse of the problem's scores,
- * and the lse of more keys (as in ring attention), whatever the options. verify_lse.c knows other conventions of lse.
- * It must recognise each of them and name it. */
+ * and the lse of more keys (as in ring attention), whatever the options. verify_lse.c knows other conventions of lse,
+ * such as base 2. It must recognise each of them and name it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -65,8 +65,8 @@ static struct spec random_spec(uint64_t seed)
     return s;
 }
 
-/* Returns a random observe (a request for attention weights) that is given an lse. The keys may be in pages, and may be
- * float8 with scales. */
+/* Returns a random observe (a request for attention weights) that gets lse as an input. The keys may be in pages, and
+ * may be float8 with scales. */
 static struct spec random_observe(uint64_t seed)
 {
     struct rng r = { seed + 4711 };
@@ -119,8 +119,8 @@ static void test_the_lse_of_the_scores_passes_with_every_option(void **state)
     }
 }
 
-/* An observe (a request for attention weights) may be given an lse. The check must recognise an lse that is in base 2
- * instead of base e. The tolerances of float8 are wide, so with float8 the check must recognise it only in rows with
+/* An observe (a request for attention weights) may get an lse as input. The check must recognise an lse that is in base
+ * 2 instead of base e. The tolerances of float8 are wide, so with float8 the check must recognise it only in rows with
  * many keys. */
 static void test_an_observe_is_told_that_its_lse_is_in_base_2(void **state)
 {
@@ -224,7 +224,7 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
         s.alignment = ATTN_BOTTOM_RIGHT;
         const int64_t parts = rng_between(&r, 2, 8), part = rng_between(&r, 0, parts - 1), of_part = s.Sk;
         s.Sk *= parts;
-        /* a problem with a causal mask gets as many queries as one part has keys: the last queries of the sequence */
+        /* with a causal mask the queries are the last ones of the sequence, as many as the keys of one part */
         if (s.causal) s.Sq = of_part;
         fixture_make(&f, &s);
         cut_keys(&f, part * of_part, (part + 1) * of_part);

@@ -210,8 +210,8 @@ struct body {
     const void *bytes;
     size_t count;
     const proto_limits *limits; /* the limits on sizes and counts; NULL: the default limits */
-    const proto_model *model;   /* the model of a KServe body, whose operation replaces `op` */
-    /* the length of KServe's JSON, as the request says it; -1: the request does not say it */
+    const proto_model *model;   /* the model of a KServe body; the model's operation replaces `op` */
+    /* the length of the JSON part of a KServe body, as the request states it; -1: the request does not state it */
     int64_t json_bytes;
 };
 

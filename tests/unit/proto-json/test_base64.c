@@ -33,7 +33,7 @@ static struct walled walled_new(void)
     return (struct walled){ base + ROOM };
 }
 
-/* Returns the address of the last `bytes` bytes before the page without access rights. */
+/* Returns the address of the last `bytes` bytes of the memory. The page without access rights follows them. */
 static void *before(struct walled w, size_t bytes)
 {
     return w.end - bytes;

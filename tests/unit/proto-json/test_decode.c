@@ -1,5 +1,5 @@
-/* test_decode.c: tests the way from request bodies to problems. Every message of parse.c is compared word for word,
- * every member is decoded, and the result is the same however a body is split. */
+/* test_decode.c: tests how request bodies become problems. Every message of parse.c is compared word for word, every
+ * member is decoded, and the result is the same however a body is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -781,7 +781,7 @@ static void test_the_defaults_of_the_table_are_true(void **state)
     }
 }
 
-/* ---- Tests that the tensors of a decoded body have the right numbers --------------------------------------------- */
+/* ---- Tests that the tensors of a decoded body have the correct numbers ------------------------------------------- */
 
 static void test_values_arrive_in_any_form_and_order(void **state)
 {

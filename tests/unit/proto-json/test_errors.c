@@ -1,5 +1,5 @@
-/* test_errors.c: tests that problem documents (the JSON of errors) are always valid JSON, have the right members, and
- * are cut only where allowed. */
+/* test_errors.c: tests that problem documents (the JSON of errors) are always valid JSON, have the members that they
+ * must have, and are cut only where allowed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

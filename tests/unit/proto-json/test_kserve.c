@@ -108,7 +108,8 @@ static void decode_shared(struct decoded *d, const struct infer *infer, proto_sh
     if (d->status == ATTN_OK) d->status = proto_parser_shared(parser, list, count, &d->err);
     if (d->status == ATTN_OK) d->status = proto_parser_shared_room(parser, &d->err);
     for (int i = 0; d->status == ATTN_OK && i < *count; i++) {
-        static const size_t at[] = { 0, 8, 14 }; /* the index in `numbers` of the first number of q, of k and of v */
+        static const size_t at[] = { 0, 8, 14 }; /* for each of q, k and v: the index in `numbers` of its first
+                                                  * number */
         copy[i] = (*list)[i];
         if (!copy[i].output && copy[i].bytes > 0) memcpy(copy[i].to, numbers + at[copy[i].id], (size_t)copy[i].bytes);
     }
@@ -220,8 +221,8 @@ static void test_an_output_in_shared_memory_is_only_named(void **state)
     decoded_clear(&d);
 }
 
-/* The test sends inputs in shared memory whose size does not fit their shape. They are refused, and the error points
- * at the size in the body. */
+/* The test sends inputs in shared memory, with sizes that do not fit their shapes. The inputs are refused, and the
+ * error points at the size in the body. */
 static void test_faults_of_shared_inputs_name_their_size(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* test_merge.c: tests of the bodies of a merge, which joins results over parts of the keys. The tests cover both ways
- * of naming the parts, every message of parse_parts.c word for word, and the conversion of lse. The result must be the
- * same however a body is split. */
+ * in which a body can name the parts, every message of parse_parts.c word for word, and the conversion of lse. The
+ * result must be the same however a body is split. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

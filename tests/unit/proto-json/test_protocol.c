@@ -90,8 +90,8 @@ static cJSON *parse_file(const char *file, size_t bytes)
     return json;
 }
 
-/* Compares the results in a check request with exact ones, as the server does. Returns the report of the
- * differences. */
+/* Compares the results that a request for a check contains with exact ones, as the server does. Returns the report of
+ * the differences. */
 static judge_result *report_of(const proto_item *item)
 {
     judge_result *const report = malloc(sizeof *report);
@@ -189,7 +189,7 @@ static void normalise(cJSON *json)
     cJSON *parameters = cJSON_GetObjectItemCaseSensitive(json, "parameters");
     cJSON *errors = cJSON_GetObjectItemCaseSensitive(json, "errors");
     cJSON *explanations = cJSON_GetObjectItemCaseSensitive(json, "explanations");
-    /* `explained` and `limit` of an error depend on how the processor rounds, so they are not compared */
+    /* the members `explained` and `limit` depend on how the processor rounds, so they are not compared */
     cJSON_ArrayForEach(one, errors) drop(one, "explained"), drop(one, "limit");
     cJSON_ArrayForEach(one, explanations) drop(one, "error_if_so");
     if (metadata || parameters) {

@@ -43,7 +43,7 @@ static uint8_t *file_of(const char *header, size_t data, size_t *bytes)
     return body;
 }
 
-/* Writes a tensor as a JSON member. The tensor's data are the bytes of the file from `begin` on. */
+/* Writes a tensor as a JSON member. The tensor's data are bytes `begin` to `end` - 1 of the files' data. */
 static void put_json(FILE *f, const char *name, const char *dtype, const char *shape, size_t begin, size_t end)
 {
     uint8_t data[64];
@@ -446,8 +446,7 @@ static void test_options_that_cannot_be(void **state)
     check_refusals(cases, ARRAY_SIZE(cases), NULL, ATTN_INVALID);
 }
 
-/* Tests bodies that end before their header is complete, or that begin with bytes that are not a valid length of a
- * header. */
+/* Tests bodies that end within their header, or that begin with an invalid length of the header. */
 static void test_beginnings_that_cannot_be(void **state)
 {
     static const struct {

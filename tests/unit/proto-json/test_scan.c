@@ -266,7 +266,7 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
              "INVALID [] not JSON at byte 2: expected nothing after the value, found byte 0x00");
 }
 
-/* ---- Tests of limits --------------------------------------------------------------------------------------------- */
+/* ---- Tests of the scanner's limits ------------------------------------------------------------------------------- */
 
 /* Returns `text` repeated `times` times, between `before` and `after`. */
 static char *repeated(const char *before, const char *text, size_t times, const char *after)
@@ -349,7 +349,7 @@ enum { LARGE_ARRAY = 1 << 20 };
 enum { LARGE_ARRAY = 16 << 20 };
 #endif
 
-/* An array of 32 MiB of text needs memory for its elements only, and none of its text remains. */
+/* An array of 32 MiB of text takes memory for its decoded elements only. Its text is not kept. */
 static void test_a_large_array_costs_its_elements(void **state)
 {
     struct scanned r = { 0 };

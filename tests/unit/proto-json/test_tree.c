@@ -1,6 +1,6 @@
-/* test_tree.c: tests that a client's JSON, once scanned, becomes the tree that cJSON makes of it. A list of plain words
- * in a string (such as cache ids in a KServe request) is read without the scanner, and must become the tree that the
- * scanner would give. */
+/* test_tree.c: tests that a client's JSON, once scanned, becomes the tree that cJSON makes of it. The server reads a
+ * list of plain words in a string (such as cache ids in a KServe request) without the scanner. The result must be the
+ * tree that the scanner would give. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

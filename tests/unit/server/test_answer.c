@@ -351,7 +351,8 @@ static void test_a_large_answer_is_encoded_while_it_is_sent(void **state)
     assert_true(sent.announced > LARGE && sent.block == 192 << 10);
     /* the sweep, which closes slow connections, must see how many bytes the client has received */
     assert_int_equal(atomic_load(&b.connection.progress_bytes), sent.announced);
-    /* the answer was made from the context (saved forward), so it kept the context's tensors until it was read */
+    /* the answer, now read to its end, has given back its reference to the job; the request and the test still have
+     * theirs */
     assert_int_equal(atomic_load(&job->references), 2);
     request_free(request);
     job_release(job);

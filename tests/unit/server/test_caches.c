@@ -23,7 +23,7 @@
 /* ---- A clock that tests can set ---------------------------------------------------------------------------------- */
 
 static int64_t late_s;    /* number of seconds by which the test's clock is ahead of the real clock */
-static int leap_in, by_s; /* the test's clock jumps ahead by `by_s` seconds after it was read `leap_in` more times */
+static int leap_in, by_s; /* at its `leap_in`-th reading from now, the test's clock jumps ahead by `by_s` seconds */
 
 int __real_clock_gettime(clockid_t clock, struct timespec *t);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *t);
@@ -48,7 +48,7 @@ void *__wrap_calloc(size_t count, size_t bytes)
     return NULL;
 }
 
-/* ---- Tests of pages ---------------------------------------------------------------------------------------------- */
+/* ---- Tests of the pages of a pool -------------------------------------------------------------------------------- */
 
 static void test_pages_are_runs_of_granules(void **state)
 {
@@ -417,7 +417,7 @@ static attn_status give_all(void *context, size_t bytes, void **memory, attn_err
 }
 
 /* A step (a decode or an append) has the largest allowed number of rows. After each of its caches has grown by a page,
- * its table has the largest allowed number of page numbers. */
+ * the step's page table has the largest allowed number of page numbers. */
 static void test_a_table_has_its_limit_when_its_caches_have_grown(void **state)
 {
     enum { PAGES = CACHES_STEP_PAGES / CACHES_ROWS };
@@ -566,7 +566,7 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     free(memory);
 }
 
-/* ---- Tests of limits --------------------------------------------------------------------------------------------- */
+/* ---- Tests of the limits on caches ------------------------------------------------------------------------------- */
 
 static void test_a_full_pool_changes_nothing(void **state)
 {
@@ -578,8 +578,8 @@ static void test_a_full_pool_changes_nothing(void **state)
     assert_int_equal(append(rig, &infos[0], 60, 0, true, &err), ATTN_OK);
     struct caches_totals before, after;
     caches_totals(rig->caches, &before);
-    /* 63 pages are free. That is enough for the positions that the step (a decode) appends to row 0, but not for those
-     * of row 1, too. So neither row may grow. */
+    /* 63 pages are free. That is enough for the positions that the step (a decode) appends to row 0, but not for the
+     * positions of rows 0 and 1 together. So neither row may grow. */
     struct trial t;
     bool wait;
     const int tags[2] = { 60, 0 };
@@ -748,7 +748,8 @@ static void test_names_that_meet_under_a_known_hash_do_not_share_a_bucket(void *
         if (names > longest) longest = names;
         if (ids > longest) longest = ids;
     }
-    assert_in_range(longest, 1, 8); /* with a random key, nine names in a bucket happen once in 10^11 runs */
+    assert_in_range(longest, 1, 8); /* the table's hash key is random: nine names in one bucket would occur once in
+                                     * 10^11 runs */
     for (int more = 1; more > 0; more = rig->caches->count) caches_expire(rig->caches, INT64_MAX);
 }
 
@@ -771,7 +772,7 @@ static void test_the_names_of_one_caller_say_nothing_about_those_of_another(void
         assert_non_null(sequence(rig, rig->other, name, true, id));
         same += bucket_of_name(rig->caches, rig->caller, name) == bucket_of_name(rig->caches, rig->other, name);
     }
-    /* with a random key, the probability that five of the names have equal hashes is 10^-16 */
+    /* the hash key is random, so the probability that five of the names have equal hashes is 10^-16 */
     assert_in_range(same, 0, 4);
 }
 
@@ -830,7 +831,8 @@ static void test_an_id_is_forty_digits_in_small_letters(void **state)
             id[at] = (char)c;
             const attn_status want = id[at] == one.id[at] ? ATTN_OK : ATTN_NOT_FOUND;
             assert_int_equal(caches_get(rig->caches, rig->caller, id, &info, &err), want);
-            /* An id has hexadecimal digits only. Other text must not get the error for an id of another process. */
+            /* An id has hexadecimal digits only. If other characters occur, the error must not say that the id is from
+             * another process. */
             const bool digit = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
             if (want != ATTN_OK && at < 8) assert_true(digit == (strstr(err.text, "another process") != NULL));
         }
@@ -1305,13 +1307,13 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     const struct page_list *const one = &caches->oldest->list, *const two = &caches->newest->list;
     assert_ptr_equal(one->blocks[0], two->blocks[0]);
     /* The last page has room, so the fork (a cache that shares pages with another) has its own copy of that page. The
-     * number of the copy stands in a block of page numbers that belongs to the fork alone. */
+     * page number of the copy stands in a block of page numbers that belongs to the fork alone. */
     assert_ptr_not_equal(one->blocks[1], two->blocks[1]);
     assert_int_equal(one->blocks[1]->shared, PAGE_BLOCK);
     assert_int_equal(b.shared_pages, 2 * PAGE_BLOCK);
 
-    /* After the call, the list of page numbers ends within a block that it shares with another list. The list then
-     * needs a block of its own for its last numbers. Without memory for that block the operation fails, and changes
+    /* After either call below, the list of page numbers would end within a block that it shares with another list, so
+     * it would need a block of its own for its last numbers. Without memory for that block the call fails, and changes
      * nothing. */
     refused_bytes = sizeof(struct page_block);
     assert_int_equal(caches_truncate(caches, caller, b.id, PAGE, &b, &err), ATTN_NO_MEMORY);
@@ -1324,7 +1326,7 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     caller_release(caller);
 }
 
-/* ---- A random sequence of operations, compared with a model ------------------------------------------------------ */
+/* ---- A random sequence of operations on caches, compared with a model -------------------------------------------- */
 
 enum { WALKERS = 12, LONGEST = 5 * PAGE, STEPS = 20000 };
 

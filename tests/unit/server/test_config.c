@@ -1,5 +1,5 @@
-/* test_config.c: tests of options from the command line, the environment and the machine. Every refusal is compared
- * word for word. */
+/* test_config.c: tests of options from the command line and the environment, and of defaults that depend on the
+ * machine. Every refusal is compared word for word. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -140,7 +140,7 @@ static void test_a_request_that_was_sent_and_not_read_is_not_late(void **state)
     }
 }
 
-/* If libmicrohttpd has no memory for a connection, it closes the socket without calling back. The server must
+/* If libmicrohttpd has no memory for a connection, it closes the socket without telling the server. The server must
  * nevertheless notice that the connection is gone. */
 static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_counted_for_ever(void **state)
 {
@@ -161,7 +161,7 @@ static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_count
     assert_int_equal(atomic_load(&connections.totals.count) + thread + http, 0);
 
     /* Before the server's next sweep over all connections, another descriptor gets the number of a closed one. The
-     * first time it is another connection, and the second time it is not a connection. */
+     * first time this descriptor belongs to another connection, and the second time to something else. */
     assert_int_equal(dup2(fds[1], fds[0]), fds[0]);
     assert_non_null(connections_add(&connections, fds[0], true, &thread, &http));
     close(fds[0]);
@@ -255,7 +255,8 @@ static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any
         open_pair(&p, true);
         assert_true(connection_enter(p.connection, silent[i]));
         const int64_t now = clock_ms();
-        /* other connections get requests until now + ms, but this connection has had no request for a long time */
+        /* other connections still get requests at the time now + ms, but this connection has had no request for a long
+         * time */
         for (int ms = 0; ms <= 5000; ms += 400) {
             drain_limits.quiet_since_ms = now + ms;
             assert_int_equal(connections_sweep(&p.connections, now + ms, &limits, &drain_limits), 0);

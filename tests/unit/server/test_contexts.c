@@ -218,8 +218,8 @@ static void test_a_context_is_its_callers_alone(void **state)
     assert_int_equal(contexts_take(b.contexts, other, id[0], clock_ms(), &taken, &item, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.text, "context: unknown, expired or already used");
     assert_int_equal(contexts_take(b.contexts, one, id[0], clock_ms(), &taken, &item, &err), ATTN_OK);
-    /* Another caller tries to use a context (saved forward) that is in use. For this caller, the context must not
-     * exist. */
+    /* Another caller tries to use a context (saved forward) that is in use. The server must answer this caller as if
+     * the context did not exist. */
     struct job *second;
     assert_int_equal(contexts_take(b.contexts, other, id[0], clock_ms(), &second, &item, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.text, "context: unknown, expired or already used");
@@ -277,7 +277,7 @@ static void test_finishing_twice_does_nothing(void **state)
      * (saved forward) */
     contexts_finish_job(backward, false);
     assert_int_equal(count(&b), 1);
-    /* a second call for the same job changes nothing, even with true (the client gets an answer) */
+    /* a second call for the same job changes nothing, even with the argument `true` (the client gets an answer) */
     contexts_finish_job(backward, true);
     assert_int_equal(count(&b), 1);
     job_release(backward);

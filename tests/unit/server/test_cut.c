@@ -105,7 +105,8 @@ static int look(struct site *s)
     return s->back;
 }
 
-/* Waits for the next batch that a device gives back, and frees it. Returns the only part of a job in the batch. */
+/* Waits for the next batch that a device gives back. The batch contains a single part of a job. Frees the batch, and
+ * returns the part. */
 static struct job_part *part_back(struct site *s)
 {
     WAIT_UNTIL(look(s) > 0);
@@ -140,8 +141,8 @@ static void run_parts(struct site *s, struct job *job, struct device *const *ove
     }
 }
 
-/* Some gradients are sums over queries, but each part of a job sums only over its own queries. Lets the devices add up
- * the sums of all parts, if the job has such gradients. All parts must have been computed. */
+/* Lets the devices add up those gradients that are sums over queries. Each part of the job has computed the sums over
+ * its own queries only. All parts must have been computed. Does nothing if the job has no such gradients. */
 static void add_up(struct site *s, struct job *job, int parts)
 {
     struct device *over[CONFIG_MAX_DEVICES];
@@ -165,7 +166,8 @@ static int64_t bytes_in_use(struct site *s)
     return bytes;
 }
 
-/* Returns the problem with only the outputs that are sums over queries (`sums`), or with only the other outputs. */
+/* Returns the problem with only some of its outputs: those that are sums over queries if `sums` is true, and all others
+ * if it is false. */
 static struct fixture with_outputs(const struct fixture *f, bool sums)
 {
     struct fixture some = *f;
@@ -324,7 +326,7 @@ static struct spec spec_of_queries(uint64_t seed)
 }
 
 /* 500 random problems on 2, 3 and 4 devices: out, lse and dq must have the same bits as on one device. Gradients that
- * are sums over queries must be right within rounding, and have the same bits in each run. */
+ * are sums over queries must be correct within rounding, and have the same bits in each run. */
 static void test_queries_have_the_same_bits_over_any_number_of_devices(void **state)
 {
     static struct site sites[MOST_DEVICES + 1];
@@ -414,13 +416,14 @@ static void test_parts_are_added_in_their_order(void **state)
     close_site(&s);
 }
 
-/* Two devices compute the parts of a job. Each part's sums stay on its device until the job is over. If one device is
- * lost before the sums are added up, nothing is added up, and the memory of the other part's sums is freed too. */
+/* Two devices compute the parts of a job. The sums of each part stay on the part's device until the job is over. If one
+ * device is lost before the sums are added up, nothing is added up, and the memory of the other part's sums is freed
+ * too. */
 static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 512, 32));
-    /* The bytes of one gradient: dk and dv have the same size. own: a part's own sums; share: the half that a device
-     * gets of the other part's sums, or of the results. */
+    /* Sizes in bytes for one gradient (dk and dv have equal sizes). own: the sums that a part computes. share: half of
+     * this size. Each device receives this half of the other part's sums, and of the results. */
     const int64_t own = 512 * 32 * 4, share = own / 2;
     struct site s;
     struct fixture f;
@@ -506,8 +509,8 @@ static void test_a_batch_waits_for_the_sums_of_another_job(void **state)
     close_site(&s);
 }
 
-/* A device that hangs may still read the sums of a job's parts, so the memory of these sums may never be freed. A batch
- * that waits for this memory must fail. */
+/* A device that hangs may still read the sums of a job's parts, so the memory of these sums cannot be freed as long as
+ * the device hangs. A batch that waits for this memory must fail. */
 static void test_a_batch_does_not_wait_for_sums_that_a_device_that_hangs_may_read(void **state)
 {
     struct site s;
@@ -555,9 +558,9 @@ static void test_parts_pass_a_batch_that_waits_for_their_sums(void **state)
     close_site(&s);
 }
 
-/* A batch is held back, because too little memory is free while another batch runs. A part of a job, which may run
- * before the held batch, also finds too little memory. The part is then held back instead of the batch, and both run
- * later. */
+/* A batch is held back, because too little memory is free while another batch runs. A part of a job may run before the
+ * held batch, but it cannot get enough memory either. The device then holds this part back too. When memory is free,
+ * the part runs first, and then the batch. */
 static void test_a_part_that_passes_a_held_batch_may_be_held_itself(void **state)
 {
     const struct spec half = SPEC(HEADS(2, 2), SIZES(6500, 100, 64));
@@ -591,8 +594,8 @@ static void test_a_part_that_passes_a_held_batch_may_be_held_itself(void **state
     close_site(&s);
 }
 
-/* One batch of the device runs, and another is held back until memory is free. The device then gets a part of a job
- * that is to add up sums, but finds no memory for it. That part fails, and the held batch runs later. */
+/* A device computes a batch, and holds another one back until memory is free. It is then told to add up the sums of a
+ * job, but cannot allocate memory for that. The job's part must fail at once, and the held batch must run later. */
 static void test_a_part_that_adds_up_takes_no_place_of_a_held_batch(void **state)
 {
     const struct spec little = SPEC(HEADS(2, 2));
@@ -626,8 +629,9 @@ static void test_a_part_that_adds_up_takes_no_place_of_a_held_batch(void **state
     close_site(&s);
 }
 
-/* The parts of a job leave the queue only if the devices that can take a batch now have, together, enough memory for
- * the sums of all parts. If too few devices are usable, the job is not cut. */
+/* The parts of a job leave the queue only if there is enough memory for the sums of all parts. This memory may be
+ * spread over several devices, but each of them must be able to take a batch now. If too few devices are usable, the
+ * job is not cut. */
 static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(512, 4096, 32));
@@ -831,8 +835,8 @@ static void test_devices_that_have_room_share_a_problem(void **state)
     assert_int_equal(cut(&s, job, over), 3);
     for (int n = 0; n < 3; n++) assert_int_equal(device_number(over[n]), n == 0 ? 0 : n + 1);
     job_join(job);
-    /* device 2 has no room: it gets as many batches as one flow (one caller's work) may have on a device, and never
-     * ends them */
+    /* device 2 has no room: it gets as many batches as one flow (one caller's work) may have on a device, and none of
+     * them ends */
     struct device *const full = device_at(&s, 2);
     struct job *const other = job_with(&s, &f.p);
     int64_t wait_ns = INT64_MAX;
@@ -909,8 +913,8 @@ static void test_the_backend_of_an_answer_names_the_devices(void **state)
     close_site(&s);
 }
 
-/* Each device gets the tensors of its own heads only. As many bytes are copied to all devices together as to a single
- * device, with one copy command per tensor and device. */
+/* Each device gets the tensors of its own heads only. All devices together receive as many bytes as a single device
+ * would, with one copy command per tensor and device. */
 static void test_a_device_has_memory_for_its_heads_alone(void **state)
 {
     const struct spec spec = SPEC(.B = 2, SIZES(64, 64, 64), HEADS(8, 4), .causal = true);
@@ -928,7 +932,7 @@ static void test_a_device_has_memory_for_its_heads_alone(void **state)
     assert_int_equal(parts_take(over[1], slot, &job->more_parts[0], &part, &err), ATTN_OK);
     attn_device_info info;
     attn_device_describe(over[1]->handle, &info);
-    /* bytes that half of the heads take in q, in k or v, and in lse */
+    /* sizes in bytes of half of the heads: of q, of k or v, and of lse */
     const int64_t q = 2 * 64 * 4 * 64 * 4, k = q / 2, lse = 2 * 4 * 64 * 4;
     assert_int_equal(info.memory_used, q + 2 * k + q + lse);
     assert_int_equal(part.q.shape[2], 4);

@@ -1,5 +1,5 @@
-/* test_deadlines.c: tests that the heap of deadlines finds the earliest deadline, as a search through all deadlines
- * does. */
+/* test_deadlines.c: tests that the heap of deadlines finds the same earliest deadline as a search through all
+ * deadlines. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -155,7 +155,7 @@ static void assert_failed(const struct batch *batch, attn_status status)
     }
 }
 
-/* ---- Tests of results and times ---------------------------------------------------------------------------------- */
+/* ---- Tests of the results and the times of batches --------------------------------------------------------------- */
 
 static void test_numbers_come_back_right_through_memory_of_the_device(void **state)
 {
@@ -682,7 +682,7 @@ static void test_a_truth_needs_memory_of_its_device(void **state)
 {
     (void)state;
     struct bench b;
-    /* memory for the tensors and the kernels' workspace is given, and memory for the verification is refused */
+    /* allocations for the tensors and the kernels' workspace succeed, and those for the verification fail */
     open_bench(&b, 1, "alloc.fail@3+");
     struct batch *batch = submit_two_truths(&b);
     assert_ptr_equal(next_back(&b), batch);
@@ -740,8 +740,9 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     begin(&b);
     gate_shut(&busy_gate);
     gate_shut(&other_gate);
-    /* A gate holds a launch until the test opens the gate. The gates hold the first launch of the batch of caller
-     * `other`, and the first launch of the first batch of caller `busy`. Each batch has four launches. */
+    /* A gate holds a launch until the test opens the gate. One gate holds the first launch of the batch of caller
+     * `other`. Another gate holds the first launch of the first batch of caller `busy`. Each batch has four
+     * launches. */
     snprintf(script, sizeof script, "hold=%s@1,hold=%s@2", other_gate.path, busy_gate.path);
     open_devices(&b, 1, script);
     struct device *device = devices_pick(b.server.devices, 0);
@@ -753,7 +754,7 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
         devices_submit(b.server.devices, batches[i], device);
         WAIT_UNTIL(state_of(&b, 0).info.memory_used > used); /* it begins */
     }
-    /* sleeps for the time that the second batch of `busy` would need if it were not held back */
+    /* sleeps long enough for the second batch of the caller `busy` to run, if nothing held it back */
     nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
@@ -899,8 +900,8 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     int64_t wait_ns = INT64_MAX;
     assert_true(device_has_room(cpu, &shorter, later_ns, &wait_ns));
     assert_false(device_has_room(cpu, &equal, later_ns, &wait_ns));
-    /* Three flows (callers' work) have batches on the device. A guest (a short batch) of 1 s may join them only after
-     * one of them has run for this many ns. */
+    /* Batches of three flows (callers' work) run on the device. A further flow's batch that needs 1 s may start only
+     * when the oldest running batch has run for this many ns. */
     const int64_t needs_ns = DEVICE_GUEST_FACTOR * 4 * INT64_C(1000000000);
     assert_int_equal(wait_ns, oldest_ns + needs_ns - later_ns);
     assert_true(device_has_room(cpu, &equal, oldest_ns + needs_ns, &wait_ns));
@@ -1018,7 +1019,7 @@ static void test_small_problems_wait_for_a_gpu_that_does_not_read_staging_memory
 static void open_readers(struct bench *b, int count, const char *script, struct gate *gate)
 {
     begin(b);
-    /* with two HTTP threads, a device has two inline slots (places for HTTP threads that compute) */
+    /* with two HTTP threads, a device has two inline slots (streams for HTTP threads) */
     b->config.http_threads = 2;
     setenv("ATTN_FAKE_READS_STAGING", "1", 1);
     if (gate) open_gated(b, count, script, gate);
@@ -1146,7 +1147,7 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     assert_int_equal(inline_run(b.server.devices, late), INLINE_LATE);
     assert_non_null(late->part.handed_over);
     assert_false(late->part.ran);
-    /* the device has another free inline slot (place for an HTTP thread that computes), so the job runs at once */
+    /* the device has another free inline slot (a stream for HTTP threads), so the job runs at once */
     assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE);
     assert_computed(other, 0);
     struct batch *batch = batch_of(&late, 1, 1);
@@ -1157,7 +1158,7 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     assert_ran(batch);
     assert_true(batch->compute_us > 0 && batch->copy_in_us == 0 && batch->copy_out_us == 0);
     forget(batch);
-    /* every inline slot (place for an HTTP thread that computes) is free again, so no try is refused */
+    /* every inline slot (a stream for HTTP threads) is free again, so no try is refused */
     for (int n = 0; n < 8; n++) assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE);
     job_release(other);
     close_bench(&b);
@@ -1230,16 +1231,16 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
     open_readers(&b, 2, "0:sync.err=700@1", NULL);
     struct job *job = ready_forward(&b, 5), *jobs[4] = { 0 };
     int lost = -1;
-    /* Inline slots (places for HTTP threads that compute) alternate between the two devices, so four tries usually
-     * reach both devices. */
+    /* Inline slots (streams for HTTP threads) alternate between the two devices, so four tries usually reach both
+     * devices. */
     for (int n = 0; n < 4 && lost < 0; n++) {
         jobs[n] = ready_forward(&b, 5);
         const enum inline_outcome here = inline_run(b.server.devices, jobs[n]);
         assert_true(here == INLINE_DONE || here == INLINE_LOST);
         if (here == INLINE_LOST) lost = n;
     }
-    /* Which inline slot (place for an HTTP thread that computes) is used depends on the core of this thread. So
-     * possibly no try has reached the device that fails. */
+    /* Which inline slot (a stream for HTTP threads) is used depends on the core of this thread. So possibly no try has
+     * reached the device that fails. */
     if (lost >= 0) {
         assert_int_equal(jobs[lost]->part.device, 0);
         struct job *held = job_hold(jobs[lost]);

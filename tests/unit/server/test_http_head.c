@@ -176,7 +176,8 @@ static void test_what_accept_wants(void **state)
     (void)state;
     static const struct {
         const char *accept;
-        /* json: 1 if application/json is preferred to application/x-b, 0 if the two are equal, -1 otherwise */
+        /* json: 1 if the header prefers application/json to application/x-b, 0 if it accepts both equally, -1
+         * otherwise */
         int json;
         bool none;
     } cases[] = {

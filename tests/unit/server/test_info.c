@@ -231,7 +231,7 @@ static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented
         cJSON *operation = cJSON_GetObjectItemCaseSensitive(path, operations[i].method);
         const cJSON *parameters = at(operation, "parameters"), *last = cJSON_GetArrayItem(parameters, 2);
         assert_string_equal(cJSON_GetStringValue(at(operation, "operationId")), operations[i].id);
-        /* every route has two headers as parameters, and this route also has one in its path */
+        /* every route takes two headers as parameters, and this route also has a parameter in its path */
         assert_int_equal(cJSON_GetArraySize(parameters), 3);
         assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(last, "in")), "path");
         assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(last, "name")), "name");
@@ -433,7 +433,7 @@ static void test_tensors_of_caches_say_what_they_are_there(void **state)
 }
 
 /* The OpenAPI document must list the special answers to requests that change something. These are 403 if another site's
- * page sends the request, 400 if its URL has options, and 507 if the operation infer finds no page for a sequence. An
+ * page sends the request, 400 if its URL has a query, and 507 if the operation infer finds no page for a sequence. An
  * answer about a new resource must have a header with the resource's path. */
 static void test_statuses_and_headers_of_what_changes_something(void **state)
 {

@@ -175,9 +175,10 @@ static int end(struct scene *s, bool tell)
 
 /* ---- Allocations that tests can make fail ------------------------------------------------------------------------ */
 
-/* the next call of calloc() with exactly this many bytes fails; this test's calloc() replaces that of the C library */
+/* one call of calloc() for exactly this many bytes fails; 0: none fails. The test's calloc() replaces that of the C
+ * library */
 static _Atomic size_t refused_bytes;
-static atomic_int passed_calls; /* number of calls of calloc() for refused_bytes bytes that succeed before one fails */
+static atomic_int passed_calls; /* this many calls of calloc() for refused_bytes bytes succeed before one fails */
 
 void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
@@ -296,7 +297,7 @@ static double batches_of(const char *device)
     return metrics_sum(METRIC_DEVICE_BATCHES, device);
 }
 
-/* ---- Tests of batches -------------------------------------------------------------------------------------------- */
+/* ---- Tests of requests that are computed together in batches ----------------------------------------------------- */
 
 static void test_a_request_is_computed_and_given_back(void **state)
 {
@@ -450,7 +451,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     gate_open(&s->gate);
     /* when the device has finished, the server frees the job's memory */
     WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes);
-    /* the context (saved forward) is free for another backward, although the first one was late */
+    /* the context (saved forward) is free for another backward, although the first backward missed its deadline */
     assert_ok(s, posted(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4)));
     assert_int_equal(end(s, true), 0);
 }
@@ -626,8 +627,8 @@ static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void
     assert_int_equal(end(s, true), 0);
 }
 
-/* Two requests wait to be verified. The client of the first leaves, so the first is given up at once. The second
- * waits for its verification and is answered. */
+/* Two requests wait to be verified. The client of the first leaves, so the server drops the first request at once. The
+ * second waits for its verification and is answered. */
 static void test_nobody_waits_for_a_verification_whose_client_has_left(void **state)
 {
     struct scene *const s = *state;
@@ -953,10 +954,12 @@ static void test_a_drain_finishes_what_there_is_and_what_still_comes(void **stat
     assert_int_equal(atomic_load(&s->hurries), 0);
     assert_false(is_answered(s, held));
     assert_true(atomic_load(&s->server.drain_since_ms) > 0);
-    assert_ok(s, posted_forward(s)); /* a request on a connection that was opened before the drain */
+    assert_ok(s, posted_forward(s)); /* a request on a connection that was opened before the drain (the server is about
+                                      * to end) */
     gate_open(&s->gate);
     assert_ok(s, held);
-    assert_int_equal(end(s, false), 0); /* a draining server ends when its last connection is closed */
+    assert_int_equal(end(s, false), 0); /* a draining server (one that is to stop) ends when its last connection is
+                                         * closed */
     assert_int_equal(atomic_load(&s->hurries), 1);
     assert_int_equal(atomic_load(&s->drains), 1);
 }
@@ -1204,7 +1207,7 @@ static struct request *posted_heads(struct scene *s)
     return posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": 19"));
 }
 
-/* Checks that the answer is right, and that exactly the devices in `devices` computed it. */
+/* Checks that the results in the answer are correct, and that exactly the devices in `devices` computed them. */
 static void assert_by_heads(struct scene *s, struct request *request, const char *devices)
 {
     char backend[80];
@@ -1254,8 +1257,8 @@ static void test_a_saved_forward_and_its_backward_are_both_cut(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* If a device is lost, the other devices compute the whole problem. The device is lost before its part of the problem,
- * or at the start or the end of the part. */
+/* If a device is lost, the other devices compute the whole problem. The test does this with a device that is lost
+ * before it gets its part of the problem, at the part's start, and at its end. */
 static void test_a_problem_whose_device_is_lost_is_computed_by_the_others(void **state)
 {
     struct scene *const s = *state;
@@ -1363,7 +1366,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 {
     struct scene *const s = *state;
     start(s);
-    /* the server gets no memory for one of the problem's two batches, that with the number `before` */
+    /* the server gets no memory for batch number `before` (0 or 1) of the problem's two batches */
     for (int before = 0; before < 2; before++) {
         struct request *request = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
         atomic_store(&passed_calls, before);

@@ -1,5 +1,5 @@
-/* test_peer.c: tests of the client addresses in the log (with and without proxies), and of first bytes that are no
- * HTTP. */
+/* test_peer.c: tests of the client addresses in the log (with and without proxies), and of connections whose first
+ * bytes are not HTTP. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
-/* test_prepare.c: tests of the way from a decoded body to a job (one request's problems) that a device can run. They
- * test where the outputs lie, which jobs are of one kind, what happens to contexts and references, and what is refused.
- * They also test when a job's memory is given back. */
+/* test_prepare.c: tests how a decoded body becomes a job (one request's problems) that a device can run. They test
+ * where the outputs lie, which jobs are of one kind, what happens to contexts and references, and what is refused. They
+ * also test when a job's memory is given back. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/intake/prepare.h"
@@ -146,7 +146,7 @@ static void test_outputs_for_which_there_is_no_memory_are_refused_as_busy(void *
     close_bench(&b);
 }
 
-/* ---- Tests of which jobs leave in one batch ---------------------------------------------------------------------- */
+/* ---- Tests of which jobs may be computed in one batch ------------------------------------------------------------ */
 
 static job_kind kind_of(struct bench *b, attn_op op, char *body)
 {
@@ -464,7 +464,8 @@ static void test_a_context_is_taken_by_a_backward_and_gone_when_it_ran(void **st
     open_bench(&b, "fake", 0);
     save(&b, id, 5, 4);
     const int64_t leased = staging_leased_bytes(b.server.staging);
-    assert_true(leased > 0); /* the forward's request is gone, but its memory stays for the context (saved forward) */
+    assert_true(leased > 0); /* the forward's request was freed, but the memory of its tensors stays for the context
+                              * (saved forward) */
     struct job *job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     const attn_problem *p = &job->call->items[0].problem, *forward = &job->saved[0]->call->items[0].problem;
     assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 1);
@@ -638,7 +639,8 @@ static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_lo
     /* even if all rows were slow, the problem would take only a millisecond, so the scores were not examined and the
      * times are as before */
     assert_true(job->seconds == seconds && job->worst_seconds == worst);
-    job->worst_seconds = 1e6; /* the problem would take long if its rows were slow, so its scores are examined */
+    job->worst_seconds = 1e6; /* the problem would take long if it had slow rows (scores beyond float32), so its scores
+                               * are examined */
     prepare_look_closer(job, &b.info);
     assert_true(job->seconds > 1.5 * seconds && job->worst_seconds == worst);
     assert_string_equal(job->because, "rows whose scores leave float32");

@@ -113,7 +113,8 @@ static void test_batches(void **state)
 {
     (void)state;
     static const struct {
-        /* waiting: one letter for each queued job; batches: the batches in which the jobs leave, separated by spaces */
+        /* waiting: one letter for each queued job; batches: the batches in which the jobs leave the queue, separated by
+         * spaces */
         const char *waiting, *batches;
         int max_batch;
     } cases[] = {

@@ -1,5 +1,5 @@
-/* test_refusal.c: tests of answers that bypass the web server. Their text must be right, word for word, and sending
- * must never block. */
+/* test_refusal.c: tests of answers that bypass the web server. Their text is compared word for word, and sending must
+ * never block. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -76,7 +76,8 @@ static void test_a_place_is_held_exactly_in_the_states_that_have_one(void **stat
     request_set_role(ROLE_HTTP);
     request_free(r);
 
-    /* a request first has a place among the requests whose bodies arrive, and gives it up when it waits for a device */
+    /* A request first counts as one whose body arrives. When it begins to wait for a device, it counts as waiting
+     * instead. */
     r = begin(&server);
     assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
     assert_int_equal(places(&server, CALLER_RECEIVING), 0);

@@ -43,7 +43,7 @@ DEVICE void store_release(uint32_t *to, uint32_t x)
 }
 DEVICE uint32_t load_acquire(const uint32_t *from)
 {
-    emu::yield(); /* a loop that polls a barrier must let other fibers run */
+    emu::yield(); /* a loop that polls a barrier must let other fibers (CUDA threads) run */
     return *from;
 }
 DEVICE void wait_until_equal(const uint32_t *from, uint32_t x, unsigned = 20)
