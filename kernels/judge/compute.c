@@ -155,7 +155,9 @@ void compute_keys(struct compute *c, const variation *v, int64_t b, int64_t hk)
     c->b = b, c->hk = hk;
     c->s = sequence_of(v, b);
     c->lo = 0, c->hi = c->s.Sk;
-    c->shift = v->padding_kept && c->p->seqlens_k.rank ? ((const int32_t *)c->p->seqlens_k.data)[b] - c->s.Sk : 0;
+    c->shift = v->padding_kept && !v->one_sequence && c->p->seqlens_k.rank
+                   ? ((const int32_t *)c->p->seqlens_k.data)[b] - c->s.Sk
+                   : 0;
     bool finite = true;
     for (int64_t j = 0; j < c->s.Sk; j++) {
         double row[ATTN_MAX_HEAD_DIM];

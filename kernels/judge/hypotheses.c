@@ -31,6 +31,18 @@ static void say_tiles(char words[HYPOTHESIS_WORDS], int64_t tile, const char *mo
 
 /* ---- Mistakes of layout ------------------------------------------------------------------------------------------ */
 
+/* Returns whether a tensor has at least as much memory as a contiguous tensor of its shape. A broadcast axis (stride 0)
+ * has less, and a mistake that reads the tensor with other strides would read past its end. */
+static bool has_whole_memory(const attn_tensor *t)
+{
+    int64_t contiguous = 1;
+    for (int axis = t->rank - 1; axis >= 0; axis--) {
+        if (t->shape[axis] > 1 && t->stride[axis] < contiguous) return false;
+        contiguous *= t->shape[axis];
+    }
+    return true;
+}
+
 /* Makes the variation (the attention with a mistake) read a tensor with heads and rows exchanged. Returns false if the
  * exchange changes nothing. */
 static bool swap_layout(const struct hypothesis_facts *f, variation *v, attn_tensor_id id)
@@ -42,7 +54,7 @@ static bool swap_layout(const struct hypothesis_facts *f, variation *v, attn_ten
                                                                      : d->Sq;
     const int64_t columns = id == ATTN_T_v ? d->Dv : d->D;
     attn_view *const view = &v->g.view[id];
-    if (!view->data || heads < 2 || rows < 2 || f->g.page_table) return false;
+    if (!view->data || heads < 2 || rows < 2 || f->g.page_table || !has_whole_memory(&f->p->tensor[id])) return false;
     const bool rows_first = view->row > view->head;
     view->head = rows_first ? rows * columns : columns;
     view->row = rows_first ? columns : heads * columns;
@@ -111,7 +123,7 @@ HYPOTHESIS(keys_transposed)
     const attn_dims *const d = &f->g.dims;
     attn_view *const k = &v->g.view[ATTN_T_k];
     const int64_t rows = d->packed ? d->total_k : d->Sk;
-    if (f->g.page_table || d->D < 2 || rows < 2) return false;
+    if (f->g.page_table || d->D < 2 || rows < 2 || !has_whole_memory(&f->p->k)) return false;
     k->row = 1;
     k->head = rows;
     v->k_column = d->Hk * rows;
@@ -341,9 +353,9 @@ HYPOTHESIS(heads_reversed)
 
 HYPOTHESIS(group_not_summed)
 {
-    v->only_member = n == 0 ? f->g.group - 1 : 0;
+    v->only_member = n == 0 ? v->g.group - 1 : 0;
     snprintf(words, HYPOTHESIS_WORDS, "the %s head of each group", n == 0 ? "last" : "first");
-    return f->backward && f->g.group > 1;
+    return f->backward && v->g.group > 1;
 }
 
 /* ---- Mistakes of the softmax ------------------------------------------------------------------------------------- */

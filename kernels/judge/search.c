@@ -22,7 +22,7 @@ static void choose_units(struct judge *j)
             if (units_kind_of(which) == (enum unit_kind)kind && j->wrong >> which & 1 && j->worst[which].count > 0)
                 j->sample_count = units_add(j->worst[which].unit[0], j->sample, j->sample_count);
         const int64_t spread = attn_max64(1, most[kind] - (j->sample_count - before));
-        j->sample_count = units_spread(&j->frame, (enum unit_kind)kind, spread, j->sample, j->sample_count);
+        j->sample_count = units_spread(&j->frame, (enum unit_kind)kind, spread, j->sample, before, j->sample_count);
     }
     units_sort(j->sample, j->sample_count);
     if (!j->has_other) return;
@@ -30,7 +30,8 @@ static void choose_units(struct judge *j)
     j->has_other = j->other_sample != NULL;
     for (int kind = 0; kind < UNIT_KINDS && j->has_other; kind++)
         if (units_are_given(j, (enum unit_kind)kind))
-            j->other_count = units_spread(&j->other, (enum unit_kind)kind, most[kind], j->other_sample, j->other_count);
+            j->other_count = units_spread(&j->other, (enum unit_kind)kind, most[kind], j->other_sample, j->other_count,
+                                          j->other_count);
 }
 
 /* Chooses the tiles on which mistakes are tested: all tiles of a small problem, and all tiles if only dbias, dsinks or

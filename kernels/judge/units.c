@@ -53,12 +53,20 @@ int64_t units_add(int64_t unit, int64_t *list, int64_t count)
     return count + 1;
 }
 
-int64_t units_spread(const struct frame *f, enum unit_kind kind, int64_t wanted, int64_t *list, int64_t count)
+/* The units that this function adds ascend and are all different, so each of them is compared only with the units that
+ * the list had before: a list of a million units must not take a million comparisons for each. */
+int64_t units_spread(const struct frame *f, enum unit_kind kind, int64_t wanted, int64_t *list, int64_t from,
+                     int64_t count)
 {
     const int64_t first = kind == UNIT_KEYS ? f->count : 0, units = kind == UNIT_KEYS ? f->read_count : f->count;
+    const int64_t before = count;
     wanted = attn_min64(wanted, units);
-    for (int64_t n = 0; n < wanted; n++)
-        count = units_add(first + (wanted == 1 ? 0 : n * (units - 1) / (wanted - 1)), list, count);
+    for (int64_t n = 0; n < wanted; n++) {
+        const int64_t unit = first + (wanted == 1 ? 0 : n * (units - 1) / (wanted - 1));
+        bool listed = false;
+        for (int64_t m = from; m < before; m++) listed |= list[m] == unit;
+        if (!listed) list[count++] = unit;
+    }
     return count;
 }
 
@@ -84,7 +92,7 @@ static int64_t choose_kind(const struct judge *j, enum unit_kind kind, int64_t w
             if (units_kind_of(which) == kind && rank < worst->count && count - before < wanted / 2)
                 count = units_add(worst->unit[rank], j->emulated, count);
         }
-    return units_spread(&j->frame, kind, wanted - (count - before), j->emulated, count);
+    return units_spread(&j->frame, kind, wanted - (count - before), j->emulated, before, count);
 }
 
 void units_choose_emulated(struct judge *j)

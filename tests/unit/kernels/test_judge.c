@@ -453,6 +453,27 @@ static void test_mistakes_of_addresses_are_not_combined(void **state)
     }
 }
 
+/* k has one head that all heads share (stride 0). Mistakes of layout would read it with the strides of a tensor of four
+ * heads, past its end. */
+static void test_a_broadcast_tensor_is_not_read_with_another_layout(void **state)
+{
+    const struct spec s = SPEC(.H = 4, .Hk = 4, .Sq = 24, .Sk = 24, .D = 16, .Dv = 16);
+    float *const one_head = malloc(24 * 16 * sizeof *one_head);
+    struct fixture f;
+    judge_result result;
+    (void)state;
+    fixture_make(&f, &s);
+    for (int n = 0; n < 24 * 16; n++) one_head[n] = (float)tensor_get(&f.p.k, n);
+    f.p.k.data = one_head;
+    f.p.k.stride[1] = 16, f.p.k.stride[2] = 0;
+    compute(&cpu, &f.p);
+    for (int n = 0; n < 24 * 4 * 16; n += 3) tensor_set(&f.p.out, n, 7 + n % 5);
+    judge_all(&f.p, &result);
+    assert_int_equal(result.verdict, JUDGE_MISMATCH);
+    fixture_clear(&f);
+    free(one_head);
+}
+
 /* ---- Tests that a judge compares all rows of all results --------------------------------------------------------- */
 
 /* Returns the verdict on the results of a problem, as judge_with() does, but without a search for mistakes. hurry: the
@@ -802,6 +823,7 @@ int main(void)
         cmocka_unit_test(test_the_fast_kernels_are_right_with_every_option),
         cmocka_unit_test(test_a_mistake_is_named),
         cmocka_unit_test(test_mistakes_of_addresses_are_not_combined),
+        cmocka_unit_test(test_a_broadcast_tensor_is_not_read_with_another_layout),
         cmocka_unit_test(test_a_wrong_number_is_found_in_any_row),
         cmocka_unit_test(test_a_wrong_key_without_queries_is_located),
         cmocka_unit_test(test_a_judge_that_hurries_calls_no_right_result_wrong),
