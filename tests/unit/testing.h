@@ -130,7 +130,7 @@ struct spec {
      * queries and keys whose weights are wanted */
     uint64_t observe;
     bool given_lse;   /* an observe (a request for attention weights) gets lse as an input */
-    bool many_blocks; /* the backward takes ten seconds or more on the emulator */
+    bool many_blocks; /* the problem or its backward takes ten seconds or more on the emulator */
     uint64_t data_seed;
 };
 

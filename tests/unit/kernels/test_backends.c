@@ -17,7 +17,7 @@
  *   ATTN_GRID_D=64           the grid of sizes (test_grid*) runs only problems with this head size
  *   ATTN_TESTS='test_grid*'  runs only the tests whose names match this pattern
  *   ATTN_BRIEF=1             leaves out what takes minutes on the emulator: backwards of edge cases with very many
- *                            blocks, a second backward of the largest numbers with out and lse given, and a second
+ *                            blocks, latent attention of 150 sequences, a second backward of the largest numbers with out and lse given, and a second
  *                            run of each batch of forks (one run has NaN, one does not). Also leaves out tests with
  *                            different numbers of threads, because a GPU has no number of threads
  *   ATTN_PART=1/2            runs the first of two halves of the tests, so that two processes can share the work: half
