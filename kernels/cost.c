@@ -451,8 +451,9 @@ static void add_first(struct sum *sum, const struct rate *r, const attn_plan *pl
     add_extras(sum, first, &w, plan, d);
 }
 
-/* Returns the bytes of all tensors that are given or written. If keys and values are in pages, only `numbers` of their
- * elements count, because kernels do not read all pages. If values share the keys' memory, that memory counts once. */
+/* Returns the bytes of all tensors that are given or written. If keys and values are in pages, only the elements of k
+ * and v that the kernels read count: `numbers` is how many these are. If keys and values are not in pages and share
+ * their memory, this memory counts once. */
 static double bytes_of(const attn_problem *p, double numbers)
 {
     double bytes = p->page_table.rank ? numbers * (double)attn_dtype_bytes(p->k.dtype) : 0;

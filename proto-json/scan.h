@@ -15,7 +15,7 @@
  * The scanner alone decides what is JSON: strictly RFC 8259, valid UTF-8, no NUL (not even \u0000), no lone surrogates,
  * no byte order mark, nothing after the value. If the text is not JSON, the whole body fails with an error that gives
  * the byte offset. Errors inside an extracted value (not base64, not a number) are recorded in its scan_extract,
- * because the body may have other problems, which are computed nevertheless. parse.c interprets the rest. */
+ * because the body may have other attention problems, which are computed nevertheless. parse.c interprets the rest. */
 #ifndef SCAN_H
 #define SCAN_H
 

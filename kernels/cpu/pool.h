@@ -44,7 +44,8 @@ struct pool_part {
     /* pointer that stands for the client of the pool (its owner); it is only compared with other pointers and never
      * followed */
     const void *owner;
-    /* the caller's cancel flag: if it is set, a pause of the calling thread ends; NULL: no flag */
+    /* The caller's cancel flag; NULL: no flag. While this owner has more than an equal share of the computing threads,
+     * the calling thread may wait between two items of a loop. A set flag ends this wait. */
     const int *cancel;
     int computing; /* number of threads that are computing for this pool_part */
     int64_t began_ns, paused_ns, helped_ns;

@@ -8,7 +8,7 @@
 
 #define LOG2E 1.44269504088896340736f
 
-/* ---- Operands (f32: k_multiple is 1, so that only columns are padded) -------------------------------------------- */
+/* ---- Operands of a product A B in float32: columns of B are padded, the dimension k is not ----------------------- */
 
 static bool pack_a(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda)
 {

@@ -115,10 +115,12 @@ enum {
      * is the reason for this size. */
     HTTP_CONNECTION_BYTES = 80 << 10,
     HTTP_CONNECTION_STEP = 60 << 10,
-    /* Memory of connections as attnd_connection_bytes in /metrics counts it; tensors are counted as staging memory
-     * instead. An open connection has HTTP_CONNECTION_BYTES, and records of libmicrohttpd and attnd. TLS took 28 KiB
-     * more with GnuTLS 3.7.9. A running request has a record, a parser and an unpacker (72 KiB). A running request also
-     * has one of three things: the beginning of its text, a body that was kept whole, or a block of its answer. */
+    /* Memory of connections as attnd_connection_bytes in /metrics counts it, without tensors, which count as staging
+     * memory. Each connection counts HTTP_OPEN_BYTES: HTTP_CONNECTION_BYTES, and records of libmicrohttpd and attnd. A
+     * connection with TLS counts HTTP_TLS_BYTES more; 28 KiB were measured with GnuTLS 3.7.9. A running request counts
+     * HTTP_REQUEST_BYTES more. It has a record, a parser, and an unpacker for a compressed body; the unpacker takes
+     * 72 KiB. It also has a text of at most REQUEST_UNCOUNTED_BYTES, or a body that is kept whole, or a block of the
+     * answer. */
     HTTP_OPEN_BYTES = HTTP_CONNECTION_BYTES + (4 << 10),
     HTTP_TLS_BYTES = 32 << 10,
     HTTP_REQUEST_BYTES = 108 << 10,

@@ -1,7 +1,10 @@
 /* simd-bench: measures the vector functions of the CPU (kernels/cpu/simd.h) on one core. Each line is one table (a set
  * of functions for one kind of processor), one compute type and one function.
  *
- *   simd-bench [--ms N] [--only WORD] [TABLE...]     tables: portable avx2 avx512 bf16 amx; all that this processor has
+ *   simd-bench [--ms N] [--only WORD] [TABLE...]
+ *
+ * TABLE is one of portable, avx2, avx512, bf16 and amx; on arm64 it is one of portable, neon and neon_bf16. By default
+ * simd-bench measures all tables that this processor can use.
  *
  * Each figure is the median of 15 timings of N milliseconds (default 20) of processor time, so that other load on the
  * machine matters little. Operands lie in the L2 cache, as the operands of a tile do in the kernels. "forward" and

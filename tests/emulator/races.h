@@ -28,9 +28,9 @@ struct clocks {
     uint32_t epoch[WARPS];
 };
 
-/* The race check remembers these accesses to two bytes of shared memory: the last store, and the last load of each of
- * two warps. Each value holds the number of the thread, and the epoch of its warp (how many barriers the warp had
- * passed) at the time of the access; 0: no access. */
+/* One record for each two adjacent bytes of shared memory. `stored` is the last store. loaded[0] is the last load since
+ * that store, and loaded[1] the last load by another warp since that store. Each value holds the number of the thread,
+ * and the epoch of its warp (how many barriers the warp had passed) at the time of the access; 0: no access. */
 struct access_record {
     uint32_t stored, loaded[2];
 };

@@ -3,10 +3,11 @@
  * order as for smaller head sizes. Splits have at most 512 keys, so that one long sequence with one key/value head
  * fills a GPU.
  *
- * The sums O of 16 rows and all columns do not fit in one warp's registers, so the warps of a block divide the
- * channels, not the keys. A block has a warp for every WARP_CHANNELS channels: four warps up to head size 512, eight
- * above. Each warp multiplies its channels of Q and K for a tile of 16 keys. The block adds up these scores in shared
- * memory (add_up_scores()). Every warp then computes the same softmax, and multiplies P by its own columns of V:
+ * The sums O of 16 rows and all columns of V do not fit in one warp's registers. The warps of a block therefore divide
+ * the head dimension, not the keys: each warp has WARP_CHANNELS channels (columns) of Q, K and V. A block has four
+ * warps up to head size 512, eight above. Each warp multiplies its channels of Q and K for a tile of 16 keys. The block
+ * adds up these scores in shared memory (add_up_scores()). Every warp then computes the same softmax, and multiplies P
+ * by its own columns of V. In the diagram, "load" starts a copy of a tile to shared memory, and "wait" waits for it:
  *
  *     for each tile j of keys:  wait K[j];  load K[j+2]
  *                               S[warp] = Q K[j]^T over the warp's channels
@@ -15,9 +16,9 @@
  *                               wait V[j];  load V[j+2];  O = rescale O + P V[j]  in the warp's columns
  *
  * A tile of K or V is read only once, by one block, for any head size. Problems have at most NARROW rows (queries times
- * heads of a group); wide_forward.cu and sm90/wide compute problems of more rows and packed sequences. Float8 keys are
- * converted one by one (see decode.cuh). Chips whose blocks cannot have decode_wide_bytes of shared memory (110 KB up
- * to head size 512, 219 KB above) use wide_forward.cu. */
+ * heads of a group); wide_forward.cu and sm90/wide compute problems of more rows and packed sequences. The loader
+ * converts float8 keys and values to 16-bit numbers, one number at a time (see decode.cuh). Chips whose blocks cannot
+ * have decode_wide_bytes of shared memory (110 KB up to head size 512, 219 KB above) use wide_forward.cu. */
 #include "decode_launch.cuh"
 
 namespace {

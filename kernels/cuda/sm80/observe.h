@@ -35,7 +35,9 @@ struct observed_cells {
     /* number of blocks among which the columns of a map, or the keys of the region (selected queries and keys), are
      * divided */
     int blocks;
-    bool map; /* true: the launch computes partial sums of map; false: it computes weights */
+    /* true: the launch computes partial sums for the output `map` (sums of probabilities P over cells); false: it
+     * computes the output `weights` (the probabilities P themselves) */
+    bool map;
 };
 
 /* Each function observe_..._pass() launches one kernel of an observe. The launch computes the tiles of one of

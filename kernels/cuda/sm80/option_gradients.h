@@ -8,8 +8,8 @@
 /* Returns the bytes of workspace that option_gradients() needs. */
 size_t option_gradient_bytes(const attn_plan *plan);
 
-/* Computes those of dbias, dalibi_slopes and dsinks that the problem requests. `s` has lse, rest, delta and out of all
- * rows. */
+/* Computes those of dbias, dalibi_slopes and dsinks that the problem requests. `s` has, for each row, lse, rest (the
+ * second part of a huge lse), delta and out. */
 cudaError_t option_gradients(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
                              const saved &s, float *workspace);
 

@@ -63,8 +63,9 @@ struct pair_tile {
     int h, i0, i1, j0, j1;
 };
 
-/* For each of the tiles `first` to `last` - 1 of sequence b, sets the tile's bit in the list if one of its pairs is
- * visible. place(n) returns tile n. All threads of the block call this function. */
+/* Writes the bits of tiles `first` to `last` - 1 of sequence b to the bitmap `seen`. A bit is 0 only if FlashMask or
+ * keep_mask hides every pair of a query and a key of the tile. place(n) returns the head, queries and keys of tile n.
+ * All threads of the block call this function. */
 template <int THREADS, class PLACE>
 DEVICE void list_seen_tiles(const cuda_args &a, int b, int first, int last, seen_tiles &seen, PLACE place)
 {

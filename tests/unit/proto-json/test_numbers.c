@@ -25,7 +25,8 @@ struct result {
     uint64_t values[MOST]; /* the values of all elements of the array, one after the other */
 };
 
-/* Reads a text in pieces of `piece` characters, with room for `room` elements at a time. */
+/* Reads a text of `count` characters. The first piece has `first` characters, and later pieces have `piece` characters
+ * each. One call of numbers_read() may write at most `room` elements. */
 static void read_in_pieces(const char *text, size_t count, numbers_type type, size_t first, size_t piece, size_t room,
                            struct result *result)
 {

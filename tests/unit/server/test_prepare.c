@@ -624,7 +624,7 @@ static void test_a_save_without_room_is_refused_and_its_neighbours_are_not(void 
     close_bench(&b);
 }
 
-/* ---- Tests of rows that leave float32's range, and of references to jobs ----------------------------------------- */
+/* ---- Tests of rows whose scores leave float32's range ------------------------------------------------------------ */
 
 /* Rows whose scores leave float32's range are slow, and the sizes of a problem do not tell whether it has such rows.
  * The server therefore examines the scores of problems that would take long if their rows were slow. */
@@ -647,6 +647,8 @@ static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_lo
     job_release(job);
     close_bench(&b);
 }
+
+/* ---- Tests of references to jobs --------------------------------------------------------------------------------- */
 
 static void test_the_last_reference_gives_the_memory_back(void **state)
 {

@@ -24,8 +24,8 @@ struct plan {
     int tiles, units;
     /* true: a unit is a group of splits, which one block computes one after the other; false: each unit is one split */
     int walks;
-    float4 *O;      /* sums O of the units (splits or split groups), 64 rows of 512 columns each, stored in the order of
-                     * piece_of() */
+    float4 *O;      /* partial sums O: 64 rows of 512 columns for each unit (a split of the keys, or a group of splits).
+                     * piece_of() returns the index, within a unit, of four columns of a row. */
     float2 *ml;     /* for each row of O: x is the row's reference m (the number subtracted from its scores before exp2,
                      * see fold), and y is the row's sum l */
     uint8_t *flags; /* two flags per row of out: nonzero if the row's left or right half must be computed again */

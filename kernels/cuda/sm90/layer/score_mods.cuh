@@ -76,10 +76,12 @@ struct head_mods {
     float factor;     /* scores are multiplied by `factor` before softcap and ALiBi */
 };
 
-/* Makes the head_mods of a head. If q and k have scales, `scale` includes them and may be 0, negative or tiny. With
- * softcap, `scale` becomes a factor of cap. Without softcap, `scale` becomes a factor of c, by which the softmax
- * multiplies scores. If `scale` is negative, or the head has an ALiBi slope, the scores themselves are multiplied by
- * `scale` instead, because the slope divided by a tiny scale might be infinite. */
+/* Makes the head_mods of a head. `scale` is the product of the head's q_scale and k_scale, and may be 0, negative or
+ * tiny. `scaled` is false if the problem has neither; `scale` is then 1. The product is applied in one of three places:
+ *   - With softcap, head_mods::cap is multiplied by `scale`.
+ *   - Without softcap, if `scale` is negative or the head has an ALiBi slope, head_mods::factor is `scale`. Dividing
+ *     the slope by a tiny scale instead might give infinity.
+ *   - Otherwise reference.c, the factor by which the softmax multiplies scores, is multiplied by `scale`. */
 DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale, bool scaled, lazy_reference &reference)
 {
     head_mods y;
