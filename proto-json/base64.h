@@ -38,7 +38,7 @@ typedef struct base64_decoder {
  * bits are not zero, or anything behind the padding. decoder->offset grows by the returned number, so after an early
  * stop it is the position of the bad character in the stream. *written becomes the number of bytes written to `out`:
  * each complete group of four characters gives its bytes. `out` must have room for BASE64_DECODED_MAX(count). A call
- * that stops early overwrites at most 64 bytes behind the decoded bytes. */
+ * that stops early overwrites at most 64 bytes past the decoded bytes. */
 size_t base64_decode_until(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
 /* Decodes text that must be base64 to its last character. Returns false if a character cannot stand in its place;

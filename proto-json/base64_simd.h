@@ -11,7 +11,7 @@
 
 /* Decodes whole groups of 4 alphabet characters to 3 bytes each, from the start of a group. Returns how many characters
  * it took: a multiple of 4, at most `count`, all of them in the alphabet (without '='). Reads nothing beyond `count`.
- * Writes at most 64 bytes behind the decoded bytes, and never beyond BASE64_DECODED_MAX(count). */
+ * Writes at most 64 bytes past the decoded bytes, and never beyond BASE64_DECODED_MAX(count). */
 typedef size_t base64_decode_groups(const char *text, size_t count, uint8_t *out);
 
 /* Encodes whole groups of 3 bytes. Returns how many bytes it encoded: a multiple of 3, at most `count`. Reads nothing

@@ -42,7 +42,7 @@ enum {
     NUMBERS_RANK = ATTN_MAX_RANK, /* the deepest nesting of arrays that is accepted */
     NUMBERS_CHARS = 768,          /* the longest text of one number that is accepted, in characters */
     /* Size of the buffer for the text of one number. The text has at most 16 characters, but the code writes eight
-     * characters at a time, and some of these may lie behind the text's end. */
+     * characters at a time, and some of these may lie past the text's end. */
     NUMBERS_TEXT_MAX = 24,
 };
 

@@ -147,11 +147,11 @@ struct simd_gradient {
 
     /* Results of gradient(); each pointer may be NULL. dZ = P (M dP - delta) with M = drop_scale * drop, and dS = dZ
      * cap. Where P is 0, dZ and dS are 0 even if dP is NaN. */
-    void *P_b; /* P * drop as an operand B of a matrix product: k rows of queries and n columns of keys */
+    void *P_b; /* P * drop as the matrix B of a product A B (dV^T = dO^T P): a row per query, a column per key */
     int64_t P_ldb;
-    void *dS_a; /* dS as an operand A of a matrix product: m rows of queries and k columns of keys */
+    void *dS_a; /* dS as the matrix A of a product A B (dQ = dS K): a row per query, a column per key */
     int64_t dS_lda;
-    void *dS_b; /* dS as an operand B of a matrix product: k rows of queries and n columns of keys */
+    void *dS_b; /* dS as the matrix B of a product A B (dK^T = Q^T dS): a row per query, a column per key */
     int64_t dS_ldb;
     float *dZ; /* dZ in f32, for the gradients of bias and slopes; may be the memory of S or dP */
 };

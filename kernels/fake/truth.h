@@ -10,8 +10,9 @@
  * host memory. Returns false if memory runs out. */
 bool fake_truth_of_head(const attn_problem *p, int64_t head, const attn_truth *to);
 
-/* fake_truth_rows() returns the number of rows of queries of all heads, or, if `keys` is true, of rows of keys.
- * fake_truth_row() returns the index, in the arrays of attn_truth, of the first row of a head of a sequence. */
+/* The arrays out, lse and dq of attn_truth have one row per query and query head. The arrays dk and dv have one row per
+ * key and key/value head; `keys` is true for these. fake_truth_rows() returns the number of rows of an array.
+ * fake_truth_row() returns the index of the first row that belongs to head h of batch row b. */
 int64_t fake_truth_rows(const attn_dims *d, bool keys);
 int64_t fake_truth_row(const attn_dims *d, const attn_sequence *s, bool keys, int64_t b, int64_t h);
 

@@ -176,8 +176,9 @@ static bool takes_long(const struct devices *devices, const struct job *job)
     return above_s > 0 && job->seconds > above_s && devices->count > 1;
 }
 
-/* True if the devices have enough memory for the gradients that the parts compute (sums over queries, see sums.c). The
- * problem is cut into `parts` parts, which `able` devices share. */
+/* Returns true if each device has enough memory for the partial gradients of the parts that it computes. They may take
+ * half of the device's memory. Gradients such as dk and dv are partial, because they are sums over queries (sums.c) and
+ * the problem is cut by queries. `parts` is the number of parts, and `able` the number of devices that compute them. */
 static bool have_memory(const struct devices *devices, const attn_problem *p, int parts, int able)
 {
     const int64_t bytes = sums_bytes(p, parts) * ((parts + able - 1) / able);

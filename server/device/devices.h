@@ -154,10 +154,10 @@ void cut_prepare(const struct devices *devices, struct job *job);
 
 /* These functions add up gradients that are sums over queries, such as dk and dv, over the parts of a job.
  *
- *   sums_begin()      Call this when all parts of the job have run. True: each part must be sent once more to
- *                     its device (sums_on), to add up a share of the gradients. False: the job has no such gradients,
- *                     they are added up already, or a device was lost with a part's sums. That part then has the error
- *                     DEVICE_LOST.
+ *   sums_begin()      Call this when all parts of the job have run. Returns true if each part must be sent once more
+ *                     to its device (sums_on), to add up a share of the gradients. Returns false if the job has no such
+ *                     gradients, if they are added up already, or if a device was lost with a part's sums. That part
+ *                     then has the error DEVICE_LOST.
  *   sums_free()       Call this when no device has a part of the job. It frees the parts' memory for sums.
  *   sums_free_part()  Call this when a part is back and no part adds up. It frees that part's memory for sums.
  *   sums_lose()       Call this when a device that hangs has a part of the job. If parts are adding up, the memory of

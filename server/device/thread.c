@@ -508,9 +508,9 @@ static void put_back_held(struct device *device)
 }
 
 /* Handles a lack of device memory for the batch in the slot (stream). `over` is the value of device->over before the
- * batch was tried. True: the batch is held back until memory is freed, because other batches or the gradient sums of
- * other jobs occupy memory now. A batch that adds up gradients is never held back, because it must end before its own
- * sums are freed. */
+ * batch was tried. Returns true if the batch is held back until memory is freed, because other batches or the gradient
+ * sums of other jobs occupy memory now. A batch that adds up gradients is never held back, because it must end before
+ * its own sums are freed. */
 static bool hold(struct device *device, struct slot *slot, unsigned over)
 {
     struct batch *const batch = slot->batch;
@@ -555,7 +555,7 @@ static void start(struct device *device, struct slot *slot)
 }
 
 /* Ends the batches whose streams have done their work. If `wait` is true, first waits until at least one stream has
- * done its work. True: at least one batch has ended. */
+ * done its work. Returns true if at least one batch has ended. */
 static bool poll_slots(struct device_thread *thread, bool wait)
 {
     struct device *const device = thread->device;
@@ -660,10 +660,11 @@ static struct batch *next_past_held(const struct device *device)
     return NULL;
 }
 
-/* Returns the next batch, or NULL if none may begin before *until_ns. A batch that adds up gradients comes first,
- * because it needs no more memory and soon frees some. A held batch (one that lacked memory) comes next, because
- * otherwise small batches behind it would always take the memory that it needs. After these, the next batch is one of
- * the flow (client) that has the fewest batches on the device's streams. Call this with the lock held. */
+/* Returns the batch to begin next, or NULL if none may begin now. *until_ns is an output: the time at which a batch may
+ * begin, or NEVER if this time is not known. A batch that adds up gradients comes first, because it needs no more
+ * memory and soon frees some. A held batch (one that lacked memory) comes next, because otherwise small batches behind
+ * it would always take the memory that it needs. After these, the next batch is one of the flow (client) that has the
+ * fewest batches on the device's streams. Call this with the lock held. */
 static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 {
     struct batch *const sums = next_sums(device);

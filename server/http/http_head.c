@@ -196,7 +196,8 @@ bool http_head_end(struct http_head *f)
     return true;
 }
 
-/* Returns the length of the text without `port`, such as ":443", if the text ends with it. */
+/* Returns the length of the text before `port` (such as ":443") if the text ends with `port`, and otherwise the length
+ * of the whole text. */
 static size_t without_port(const char *text, const char *port)
 {
     const size_t length = strlen(text), tail = strlen(port);

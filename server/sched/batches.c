@@ -375,7 +375,7 @@ static void cancel_other_parts(const struct job *job)
 }
 
 /* If all parts of a job ran, and the job has gradients that are sums over queries, sends the parts to their devices
- * once more to add up these gradients. True: a part was sent, so the job is not over. */
+ * once more to add up these gradients. Returns true if a part was sent, so that the job is not over. */
 static bool add_up(struct loop *loop, struct job *job)
 {
     if (!job_ran(job) || !sums_begin(job)) return false;

@@ -244,7 +244,7 @@ struct job_part *job_part_for(struct job *job, int device);
  * the part. */
 struct job_part *job_part_leaves(struct job_part *part, struct batch *batch);
 /* Cuts a job into `count` parts, at least 2. The job must have one problem, and must not have been sent to a device.
- * False: out of memory, and the job is unchanged. */
+ * Returns false if memory runs out; the job is then unchanged. */
 bool job_cut(struct job *job, enum job_way way, int count, const struct job_range *ranges);
 /* Makes a cut job a single part again, so that one device can compute the whole job. Call this when no device has a
  * part of the job. */

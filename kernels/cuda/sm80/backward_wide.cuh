@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     find_queries<BN>(place);
     const int jl = place.j0 + key, first = place.first, last = place.last, rounds = (last - first) * (int)g.group;
 
-    /* the query tile to load next: its head `h`, its index in the head (`tile`), and its first query (`i0_next`) */
+    /* h, tile: the query head, and the index in this head, of the query tile to load next; i0_next: the first query of
+     * the tile that is being loaded; i0: the first query of the tile whose scores are being computed */
     int h = place.hk * (int)g.group, tile = first, i0 = 0, i0_next = 0;
     loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
     loader<D, THREADS> dO(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);

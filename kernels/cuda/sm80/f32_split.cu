@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(32 * WARPS)
     }
     const attn_sequence s = attn_sequence_of(&g, b);
     const int64_t count = p.queries ? s.Sq : s.Sk, start = p.queries ? s.q_start : s.k_start;
-    /* In a packed problem, the grid may have more tiles than the sequence needs. A tile that lies behind the sequence's
+    /* In a packed problem, the grid may have more tiles than the sequence needs. A tile that lies past the sequence's
      * end has no rows to split. */
     if (p.packed && (int64_t)tile * SPLIT_ROWS >= count) return;
     float x[ROWS][V], top, least;

@@ -853,7 +853,8 @@ static void test_decode_kernels(void **state)
                     /* a query's dot products must not depend on how many queries are computed together */
                     assert_memory_equal(one.data, floats(S) + r * lds, (size_t)n * 4);
                 }
-                /* Rows of K whose factors in S are all 0 are not read, so they may hold NaN. */
+                /* axpys() adds S[r][j] * K[j] to row r of O. If S[r][j] is 0 for every r, axpys() does not read row j
+                 * of K, so this row may hold NaN. */
                 for (int j = 0; j < n; j++) {
                     const bool skipped = j % 11 == 4;
                     for (int r = 0; r < nq; r++) floats(S)[r * lds + j] = skipped ? 0.0f : (float)uniform();

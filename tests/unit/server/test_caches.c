@@ -374,8 +374,8 @@ static void test_a_step_knows_what_its_rows_have_in_common(void **state)
     assert_memory_equal(t.step.prefix_keys, reading, sizeof reading);
     assert_false(t.step.shares);
     end(&t, true);
-    /* Each fork (a cache that shares pages with another) that appends gets a copy of the last page. The copy has the
-     * earlier positions. */
+    /* An append to a fork (a cache that shares pages with another) first copies the fork's last page, because this page
+     * is shared and only partly filled. The forks then share only their full pages, with 128 of the 150 positions. */
     assert_int_equal(look(rig, &t, 4, infos, 1, tags, &err), ATTN_OK);
     assert_int_equal(begin(&t, 2, &wait, &err), ATTN_OK);
     const int32_t appending[] = { 0, 128, 128, 0 };

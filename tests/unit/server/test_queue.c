@@ -270,8 +270,8 @@ static void fair_push(struct fair *fair, const char *whose)
     }
 }
 
-/* Takes the next job from the queue. Returns the letter of its flow (of the caller whose work it is); '-': no job
- * may leave. */
+/* Takes the next job from the queue. Returns the name ('a', 'b' or 'c') of the flow to which the job belongs, or '-' if
+ * the queue gives out no job. A flow is the jobs of one client. */
 static char fair_take(struct fair *fair, const struct queue_taker *taker)
 {
     struct job *batch[1];

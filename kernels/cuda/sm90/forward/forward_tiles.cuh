@@ -256,7 +256,8 @@ template <class X> struct work_scheduler {
         return __any_sync(0xffffffff, any);
     }
 
-    /* Publishes work tile x. If its keys are split, publishes each split that this block computes as a work tile. */
+    /* Hands work tile x to the block's other warps, which load and compute it. If the kernel splits the keys
+     * (X::SPLITS), hands over each split of x that this block computes as a work tile of its own, and not x itself. */
     DEVICE void give_all(work_tile x)
     {
         if constexpr (!X::SPLITS) give(x);
