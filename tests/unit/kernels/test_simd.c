@@ -290,8 +290,6 @@ static void test_exp2_is_within_2e_7_and_keeps_special_values(void **state)
                 fail_msg("%s: exp2 is off by %.3g in %g .. %g", simd->name, worst, (double)ranges[range][0],
                          (double)ranges[range][1]);
         }
-        /* For arguments between -126 and -150, exp2() of a vector table (functions for one kind of processor) may
-         * return 0 or a subnormal number. Both are less than 2^-126. */
         const float special[8] = { -INFINITY, INFINITY, NAN, 0, -151, -1e30f, 128, -1 };
         const float want[8] = { 0, INFINITY, NAN, 1, 0, 0, INFINITY, 0.5f };
         float got[8];
@@ -299,9 +297,10 @@ static void test_exp2_is_within_2e_7_and_keeps_special_values(void **state)
         for (int i = 0; i < 8; i++) near_(got[i], want[i], 0, simd->name, "exp2", i);
         simd->exp2(3, special, got);
         assert_true(isnan(got[2]));
-        for (float low = -126.0f; low > -152; low -= 0.37f) {
+        /* below -126 the result is 0 and not a subnormal number, with which products take 100 times as long */
+        for (float low = -126.37f; low > -152; low -= 0.37f) {
             simd->exp2(1, &low, got);
-            assert_true(got[0] >= 0 && got[0] <= 0x1p-126f * 1.0001f);
+            assert_true(got[0] == 0);
         }
     }
     area_free(&x), area_free(&y);
