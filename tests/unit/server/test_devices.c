@@ -896,13 +896,14 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     for (int i = 0; i < 3; i++) longer[i] = submit_for(&b, flows[i], 100000);
     const struct device *cpu = devices_pick(b.server.devices, 0);
     const int64_t oldest_ns = longer[0]->left_ns, later_ns = longer[2]->left_ns + DEVICE_GUEST_AFTER_NS;
-    const struct job equal = { .flow = flows[3], .seconds = 1 }, shorter = { .flow = flows[3], .seconds = 1e-3 };
+    /* 1000 s, because making the three batches takes seconds under a sanitizer on a busy machine */
+    const struct job equal = { .flow = flows[3], .seconds = 1000 }, shorter = { .flow = flows[3], .seconds = 1e-3 };
     int64_t wait_ns = INT64_MAX;
     assert_true(device_has_room(cpu, &shorter, later_ns, &wait_ns));
     assert_false(device_has_room(cpu, &equal, later_ns, &wait_ns));
-    /* Batches of three flows (callers' work) run on the device. A further flow's batch that needs 1 s may start only
-     * when the oldest running batch has run for this many ns. */
-    const int64_t needs_ns = DEVICE_GUEST_FACTOR * 4 * INT64_C(1000000000);
+    /* Batches of three flows (callers' work) run on the device. A further flow's batch that needs 1000 s may start
+     * only when the oldest running batch has run for this many ns. */
+    const int64_t needs_ns = DEVICE_GUEST_FACTOR * 4 * INT64_C(1000000000000);
     assert_int_equal(wait_ns, oldest_ns + needs_ns - later_ns);
     assert_true(device_has_room(cpu, &equal, oldest_ns + needs_ns, &wait_ns));
     for (int i = 0; i < 3; i++) attn_cancel(&longer[i]->cancel);
