@@ -27,7 +27,7 @@
  *    fixes the order) and for the dot and axpy kernels.
  * 2. Packed operands are padded with exact zeros, so padding never changes a sum and never makes a NaN.
  * 3. A score of -inf gives P = 0 exactly, and a score of NaN gives NaN. A score more than 126 below the maximum
- *    (base 2) gives 0, because products with subnormal numbers take 100 times as long as others.
+ *    (base 2) gives 0, because processors multiply subnormal numbers slowly.
  * 4. No function here allocates memory or writes outside the stated sizes.
  *
  * Sizes are int. Strides (ld...) are int64_t and count elements. Every size may be 0; the function then does
