@@ -56,16 +56,23 @@ def shared(path, text):
     return re.sub(r"__shared__ ((?:(?:__align__|alignas)\(\d+\) )?\w+ )([^;]*);", static, text)
 
 
+def without_comments(text):
+    """Comments may name what is translated, such as __shared__. Each becomes a space and its line breaks, so that lines
+    keep their numbers."""
+    def blank(match):
+        return match[0] if match[0][0] in "\"'" else " " + "\n" * match[0].count("\n")
+
+    return re.sub(r"""/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", blank, text, flags=re.DOTALL)
+
+
 def translate(path, text):
-    text = launches(path, text)
+    text = launches(path, without_comments(text))
     text = shared(path, text)
     text = re.sub(r"cudaLaunchKernelEx\((&\w+), (\w+(?:<[^;()]*?>)?), ", r'emu::launch_ex("\2", __PRETTY_FUNCTION__, \1, \2, ', text)
     text = re.sub(r"const __grid_constant__ ([\w<>]+) (\w+)", r"const \1 &\2", text)
     for word in ("<<<", "cudaLaunchKernelEx", "__shared__", "__grid_constant__"):
         for match in re.finditer(re.escape(word), text):
-            line = text[text.rfind("\n", 0, match.start()) + 1:match.start()]
-            if "*" not in line and "//" not in line: # skips comments
-                die(path, text, match.start(), f"{word} that translate.py cannot read")
+            die(path, text, match.start(), f"{word} that translate.py cannot read")
     return f'#line 1 "{path}"\n{text}'
 
 

@@ -1101,11 +1101,10 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
     p.units_of_head = p.units / p.order.heads;
     const int tiles = p.order.end - p.order.first;
     const int blocks = p.makes_dq ? job.chip->multiprocessors : std::min(tiles, job.chip->multiprocessors);
-    if (!is_first_share(
-            /* A share is the part of the tiles that one launch computes. The first share prepares the queries for all
-             * shares. A later share is launched by <<<>>> and not by launch_dependent(), so that it starts only when
-             * the share before it has ended. */
-            job.chip)) {
+    /* A share is the part of the tiles that one launch computes. The first share prepares the queries for all shares. A
+     * later share reads what the first one prepared, so it must start only after the share before it has ended: it is
+     * launched without launch_dependent(). */
+    if (!is_first_share(job.chip)) {
         if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(job.run.args, p, m);
         return cudaPeekAtLastError();
     }
