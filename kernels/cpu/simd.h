@@ -26,8 +26,7 @@
  *    threads. Sums along k have one fixed order for each (variant, type, k). The same holds for softmax rows (cols
  *    fixes the order) and for the dot and axpy kernels.
  * 2. Packed operands are padded with exact zeros, so padding never changes a sum and never makes a NaN.
- * 3. A score of -inf gives P = 0 exactly, and a score of NaN gives NaN. A score more than 126 below the maximum
- *    (base 2) gives 0, because processors multiply subnormal numbers slowly.
+ * 3. A score of -inf gives P = 0 exactly, and a score of NaN gives NaN. P below 2^SIMD_EXP2_LEAST is 0.
  * 4. No function here allocates memory or writes outside the stated sizes.
  *
  * Sizes are int. Strides (ld...) are int64_t and count elements. Every size may be 0; the function then does
@@ -94,6 +93,11 @@ enum {
 #define SIMD_TAME 0x1p58f
 /* If the largest score of a row (in base 2) is below this number, no score of the row has overflowed. */
 #define SIMD_SCORE_MOST 0x1p126f
+
+/* exp2(x) is 0 for x below this. The processor computes subnormal numbers (below 2^-126) slowly, and a smaller
+ * probability times a value is often subnormal. Beside a row's largest probability, 2^-110 is far below the rounding of
+ * float32 (2^-24). */
+#define SIMD_EXP2_LEAST (-110.0f)
 
 /* The options and masks of scores, for the function score() of struct simd. */
 struct simd_score {
@@ -274,7 +278,7 @@ struct simd {
     bool (*close)(int n, const float *m, const float *l, float *inverse, float *lse);
 
     /* Computes y[i] = exp2(x[i]), the exponential of softmax, with a relative error below 2e-7. exp2(0) is exactly 1.
-     * The result is 0 for -inf and for x below -150, and NaN for NaN. y may be x. */
+     * The result is 0 for -inf and for x below SIMD_EXP2_LEAST, and NaN for NaN. y may be x. */
     void (*exp2)(int64_t n, const float *x, float *y);
 
     /* Updates the running maximum, sum and entropy of each row by the scores z = c * S in base 2, with c > 0; c is 1

@@ -93,10 +93,10 @@ static void gemm(int m, int n, int k, const void *A, int64_t lda, const void *B,
 
 /* ---- Scores, softmax and their gradient -------------------------------------------------------------------------- */
 
-/* Returns 2^x. Results below the smallest normal number are 0, as in the vector variants. */
+/* Returns 2^x, or 0 for x below SIMD_EXP2_LEAST, as in the vector variants. */
 static float exp2_one(float x)
 {
-    return x < -126.0f ? 0.0f : exp2f(x);
+    return x < SIMD_EXP2_LEAST ? 0.0f : exp2f(x);
 }
 
 static bool softmax(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *rescale,

@@ -140,7 +140,7 @@ VEC vm v_zero_bytes_n(const uint8_t *p, int n)
 
 VEC vf v_exp2(vf x)
 {
-    const vf low = v_set(-126.0f);
+    const vf low = v_set(SIMD_EXP2_LEAST);
     const vm below = v_less(x, low); /* the comparison with a NaN is false, and `below` then leaves the NaN as it is */
     x = v_max(low, v_min(v_set(128.0f), x));
     const vf rounded = vrndnq_f32(x), r = v_sub(x, rounded);

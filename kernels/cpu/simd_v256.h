@@ -128,8 +128,8 @@ VEC v4 v_hmax4(vf a, vf b, vf c, vf d)
 
 VEC vf v_exp2(vf x)
 {
-    const __m256 low = _mm256_set1_ps(-126.0f);
-    const __m256 normal = _mm256_cmp_ps(x, low, _CMP_NLT_UQ); /* the comparison is true for a NaN, so a NaN stays NaN */
+    const __m256 low = _mm256_set1_ps(SIMD_EXP2_LEAST);
+    const __m256 enough = _mm256_cmp_ps(x, low, _CMP_NLT_UQ); /* the comparison is true for a NaN, so a NaN stays NaN */
     x = v_max(low, v_min(_mm256_set1_ps(128.0f), x));
     const __m256 rounded = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m256 r = _mm256_sub_ps(x, rounded);
@@ -139,7 +139,7 @@ VEC vf v_exp2(vf x)
     q = _mm256_fmadd_ps(r, q, _mm256_set1_ps(0x1.62e42ap-1f));
     const __m256 y = _mm256_fmadd_ps(r, q, _mm256_set1_ps(1.0f));
     const __m256i i = _mm256_add_epi32(_mm256_cvtps_epi32(rounded), _mm256_set1_epi32(127));
-    return _mm256_and_ps(normal, _mm256_mul_ps(y, _mm256_castsi256_ps(_mm256_slli_epi32(i, 23))));
+    return _mm256_and_ps(enough, _mm256_mul_ps(y, _mm256_castsi256_ps(_mm256_slli_epi32(i, 23))));
 }
 
 /* ---- Loading and storing numbers of the floating dtypes ---------------------------------------------------------- */

@@ -140,10 +140,9 @@ VEC vf v_exp2(vf x)
     const __m512 r = _mm512_reduce_ps(x, 5 << 4 | _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
     const __m512 power = _mm512_permutex2var_ps(table_low, _mm512_castps_si512(shifted), table_high);
     const __m512 q = _mm512_fmadd_ps(r, _mm512_set1_ps(0x1.f0f3e6p-3f), _mm512_set1_ps(0x1.62e11ep-1f));
-    /* Results below 2^-126 are 0, because processors multiply subnormal numbers slowly. The comparison is true for a
-     * NaN, so a NaN stays NaN. */
-    const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
-    return _mm512_maskz_scalef_ps(normal, _mm512_fmadd_ps(_mm512_mul_ps(r, power), q, power), x);
+    /* the comparison is true for a NaN, so a NaN stays NaN */
+    const __mmask16 enough = _mm512_cmp_ps_mask(x, _mm512_set1_ps(SIMD_EXP2_LEAST), _CMP_NLT_UQ);
+    return _mm512_maskz_scalef_ps(enough, _mm512_fmadd_ps(_mm512_mul_ps(r, power), q, power), x);
 }
 
 /* ---- Loading and storing numbers of the floating dtypes ---------------------------------------------------------- */
