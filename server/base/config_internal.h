@@ -30,10 +30,10 @@
 #define GIB           (MIB * 1024)
 
 enum config_type {
-    TYPE_INT,     /* the value is a whole number, stored in an int */
-    TYPE_INT64,   /* the value is a whole number, stored in an int64_t */
-    TYPE_SIZE,    /* the value is a size in bytes, stored in an int64_t; a suffix K, M or G may follow the number */
-    TYPE_SWITCH,  /* the value is on or off, stored in a bool */
+    TYPE_INT,
+    TYPE_INT64,
+    TYPE_SIZE, /* the value is a size in bytes, stored in an int64_t; a suffix K, M or G may follow the number */
+    TYPE_SWITCH,
     TYPE_CHOICE,  /* the value is one of the words in `words` */
     TYPE_ADDRESS, /* the value has the form ADDR:PORT or unix:PATH */
     TYPE_LISTEN,  /* the values are addresses to listen on: config->listen */
@@ -69,11 +69,11 @@ const char *config_size_text(int64_t bytes, char text[24]);
 
 enum { CONFIG_HINT_BYTES = 160 };
 /* Writes a hint for a value that is no valid size, but clearly means a size within the option's range: 1.5G gets ";
- * write 1536M". Other examples are 512MiB and 1T. Writes "" if there is no hint. Returns `hint`. */
+ * write 1536M". Writes "" if there is no hint. Returns `hint`. */
 const char *config_size_hint(const char *value, int64_t min, int64_t max, char hint[CONFIG_HINT_BYTES]);
 
-/* Writes a hint for a value that the option refuses but whose meaning is clear: 30s gets "; write 30000". Other
- * examples are `warning` for a log level and cuda:0 for devices. Writes "" if there is no hint. Returns `hint`. */
+/* Writes a hint for a value that the option refuses but whose meaning is clear: 30s gets "; write 30000". Writes "" if
+ * there is no hint. Returns `hint`. */
 const char *config_value_hint(const struct config_option *o, const char *value, char hint[CONFIG_HINT_BYTES]);
 
 #endif

@@ -1,9 +1,8 @@
 /* heartbeat.h: records since when each thread has been busy with its present piece of work. A healthy thread may be
  * busy for some milliseconds at a time. A thread that is busy for seconds is stuck, and /readyz reports it.
  *
- * No thread watches the others, because a watching thread could hang too. Instead, a probe or /metrics looks at all
- * threads when it is requested. A thread gets an entry of the table when it begins its first piece of work, and keeps
- * the entry until the process ends. Threads beyond the first HEARTBEAT_THREADS are not watched. */
+ * Instead, a probe or /metrics looks at all threads when it is requested. Threads beyond the first HEARTBEAT_THREADS
+ * are not watched. */
 #ifndef HEARTBEAT_H
 #define HEARTBEAT_H
 
@@ -12,8 +11,7 @@
 #include "server/base/limits.h"
 
 /* One row for each kind of thread: id, label in /metrics, name in /readyz, and the longest time for a piece of work in
- * ms. A device's thread waits for its device, so its limit is the longest time of a run (see heartbeat_set_limit()).
- * The limit of other threads is far longer than the delays of a busy machine. */
+ * ms. A device's thread waits for its device, so its limit is the longest time of a run (see heartbeat_set_limit()). */
 #define HEARTBEAT_MAP(X)                                  \
     X(HTTP, "http", "an HTTP thread", HEARTBEAT_LIMIT_MS) \
     X(LOOP, "loop", "the loop", HEARTBEAT_LIMIT_MS)       \

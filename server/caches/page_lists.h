@@ -33,13 +33,12 @@ struct page_list {
     int64_t count; /* number of pages in the list */
     /* the blocks of page numbers: first the full ones, then at most one partly filled, then empty ones */
     struct page_block **blocks;
-    /* `made`: number of blocks in the array; `room`: number of pointers that the array has room for */
+    /* number of blocks in the array, and number of pointers that the array has room for */
     int64_t made, room;
-    /* memory that page_list_may_cut() has reserved for a cut inside a shared block; NULL: none is reserved */
+    /* memory that page_list_may_cut() has reserved for a cut inside a shared block; NULL: none */
     struct page_block *spare;
 };
 
-/* Initialises a list that has no pages and no memory. */
 #define PAGE_LIST_EMPTY \
     {                   \
         0               \

@@ -53,8 +53,8 @@ bool pages_drop(struct pages *pages, int32_t page, int32_t run, const void *owne
 bool pages_is_shared(const struct pages *pages, int32_t page);
 /* Returns the owner of a page that has one reference; NULL: it has no owner, or several references. */
 void *pages_owner(const struct pages *pages, int32_t page);
-/* Adds `more` to the number of shared pages. page_lists.c calls this for pages that have only one reference but are
- * shared: one block of page numbers contains them, and several lists share this block. */
+/* Adds `more` to the number of shared pages. page_lists.c calls this for pages with one reference that are in one block
+ * of page numbers, but in several lists that share this block. */
 void pages_share_more(struct pages *pages, int64_t more);
 
 #endif

@@ -12,14 +12,13 @@
 struct frontend {
     struct server *server;
     struct connections connections;
-    /* metrics_http is the web server for --metrics-listen; it is not used without that option */
+    /* metrics_http: the web server for --metrics-listen; unused without that option */
     struct http_server main_http, metrics_http;
-    struct listener *listeners; /* the open listening sockets, those of --listen first; main.c owns them */
+    struct listener *listeners; /* open listening sockets, those of --listen first; main.c owns them */
     int listener_count;
     struct loop_watch *lingering_close_watch;
     unsigned sweeps;
-    /* while the server drains (finishes requests before it stops): number of listeners through which clients may still
-     * connect */
+    /* number of listeners through which clients may still connect while the server drains (before it stops) */
     int retiring;
 };
 

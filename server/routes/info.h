@@ -1,6 +1,5 @@
 /* info.h: what attnd says about itself at GET /v1/info. The answer is written from the program's own tables: config
- * options, ATTN_TENSOR_MAP, ATTN_DTYPE_MAP, the option table of proto.h, PROTO_ERROR_MAP, the kernels. A new row in one
- * of these tables appears in the answer without a change here. */
+ * options, ATTN_TENSOR_MAP, ATTN_DTYPE_MAP, the option table of proto.h, PROTO_ERROR_MAP, the kernels. */
 #ifndef INFO_H
 #define INFO_H
 
@@ -27,9 +26,9 @@ struct info_facts {
     int device_count;
     int64_t queue_requests, queue_bytes; /* number of requests that wait for a device, and bytes of their tensors */
     int64_t connections;
-    int64_t inflight_requests; /* number of requests in the server, in any state */
+    int64_t inflight_requests;
     int64_t staging_used_bytes;
-    int64_t kv_bytes; /* memory for the caches of all devices, in bytes */
+    int64_t kv_bytes; /* memory for the caches of all devices */
 };
 
 /* ---- Writing the document ---------------------------------------------------------------------------------------- */

@@ -1,6 +1,5 @@
-/* json.c: a printf for JSON that appends to a growing text.
- *
- * Invariant: whatever bytes an inserted string contains, the text stays valid JSON (text_put_json). */
+/* json.c: a printf for JSON that appends to a growing text. Whatever bytes an inserted string contains, the text stays
+ * valid JSON. */
 #include "server/routes/json.h"
 
 #include <math.h>
@@ -10,8 +9,7 @@
 
 #include "server/base/limits.h"
 
-/* Returns the text to which everything is appended. If the struct is all zeros, this function first initialises the
- * text. */
+/* Returns the text, which is initialised at the first call. */
 static struct text *text_of(struct json *j)
 {
     if (j->text.limit == 0) j->text = text_growing(JSON_DOCUMENT_BYTES);
