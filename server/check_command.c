@@ -26,11 +26,11 @@ enum {
     LENGTH_BYTES = 8, /* size in bytes of the header's length, with which the file begins */
     /* time limit in seconds for comparing the results in the file with exact ones */
     CHECK_SECONDS = 60,
-    LINES_WORST = 3,   /* largest number of printed elements: those with the largest errors */
-    LINES_REASONS = 3, /* largest number of printed explanations */
+    LINES_WORST = 3,
+    LINES_REASONS = 3,
     LINES_WHERE = 3,
 };
-#define MEMBERS_BYTES ((size_t)1 << 20) /* largest size in bytes of the file that --members names */
+#define MEMBERS_BYTES ((size_t)1 << 20)
 #define FILE_BYTES    ((size_t)1 << 40)
 #define METADATA      "__metadata__"
 

@@ -8,7 +8,6 @@
 
 enum { RESULTS = 5, BLOCKS = ATTN_TENSOR_COUNT + RESULTS + 1 };
 
-/* The GPU that computes the exact results of a check, and its memory. */
 struct gpu {
     attn_device *device;
     attn_stream *stream;

@@ -38,7 +38,7 @@ static const char usage[] =
 
 struct target {
     bool tls, is_unix;
-    char host[256]; /* name of a host, or path of a unix socket */
+    char host[256];
     char port[8];
     char path[512];
 };
@@ -115,7 +115,6 @@ static int64_t now_ms(void)
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* Returns false at the deadline or after an error, with errno set. */
 static bool await(int fd, short events, int64_t deadline_ms)
 {
     for (;;) {

@@ -51,7 +51,8 @@ static int complain(int status, const char *text)
     return status;
 }
 
-/* Makes glibc keep freed memory. By default glibc maps each piece anew, which costs a page fault for every page. */
+/* Makes glibc keep freed memory. By default it maps each piece of some hundred KiB anew, which costs a page fault for
+ * every page. */
 static void tune_malloc(void)
 {
 #ifdef __GLIBC__
@@ -181,7 +182,8 @@ static int serve(const struct config *config, struct listener *listeners, int co
         status = EXIT_USAGE_ERROR;
         goto out;
     }
-    /* keeps all unused staging memory (memory for tensors) if it is pinned: pinning takes long and stalls the device */
+    /* the pool keeps all unused staging memory (memory for tensors) if it is pinned: pinning takes long and stalls the
+     * device */
     server.pinned = devices_staging(server.devices, &staging);
     server.staging = server.pinned ? staging_new(config->staging_bytes, config->staging_bytes, &staging)
                                    : staging_new(config->staging_bytes, STAGING_WARM_BYTES, NULL);

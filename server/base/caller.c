@@ -32,7 +32,6 @@ void caller_release(struct caller *caller)
 {
     if (caller == NULL || caller_is_anonymous(caller)) return;
     if (atomic_fetch_sub_explicit(&caller->references, 1, memory_order_acq_rel) != 1) return;
-    /* the account has no references left, so nothing may be charged to it */
     for (int place = 0; place < CALLER_PLACES; place++) assert(atomic_load(&caller->places[place]) == 0);
     assert(caller->staging_bytes == 0 && caller->context_bytes == 0 && caller->contexts == 0);
     assert(caller->regions == 0 && caller->region_bytes == 0);

@@ -138,8 +138,8 @@ static bool address_ok(const char *text)
 static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
 {
     static const struct {
-        const char *begins; /* beginning of the refused value, which the hint leaves out */
-        /* the hint consists of `before`, the rest of the refused value, and `behind` */
+        const char *begins;
+        /* the hint is `before`, then the refused value without `begins`, then `behind` */
         const char *before, *behind;
     } suggestions[] = {
         { "", "127.0.0.1:", "" }, /* 9000 becomes 127.0.0.1:9000 */
@@ -367,8 +367,8 @@ static enum config_result give(struct reading *r, size_t index, const char *name
     }
 }
 
-/* Prints the texts `before` and `behind`, and between them an option with its value: as a flag, "--queue-depth 8", or
- * as a variable, "ATTND_QUEUE_DEPTH=8". */
+/* Prints an option with its value between the texts `before` and `behind`: as a flag, "--queue-depth 8", or as a
+ * variable, "ATTND_QUEUE_DEPTH=8". */
 static void put_option(const char *name, const char *value, bool variable, const char *before, const char *behind,
                        char *text, size_t capacity)
 {
@@ -381,8 +381,8 @@ static void put_option(const char *name, const char *value, bool variable, const
     text_put_string(&t, behind);
 }
 
-/* Writes a suggestion for an unknown flag or variable. It suggests the option that other servers call by this name, or
- * else the option with the most similar name. */
+/* Suggests for an unknown flag or variable the option that other servers call by this name, or else the most similar
+ * one. */
 static void suggest(const char *name, bool variable, char *text, size_t capacity)
 {
     const struct config_suggestion *const suggestion = config_suggestion(name);
@@ -502,7 +502,6 @@ static int connections_for(const struct config *c, int64_t files, int64_t spare)
     return most < 0 ? 0 : (int)most;
 }
 
-/* Fills in the defaults that depend on the machine, then checks that the options fit together. */
 static enum config_result settle(struct reading *r)
 {
     struct config *c = r->config;

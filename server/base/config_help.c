@@ -204,7 +204,7 @@ void config_help_bash(FILE *to)
             fputs("words='", to);
             put_words(to, o->words);
             fputs("'", to);
-        } else fputs("return", to); /* any value is possible */
+        } else fputs("return", to);
         fputs(" ;;\n", to);
     }
     fputs("    *)\n"

@@ -39,16 +39,16 @@ enum config_type {
     TYPE_LISTEN,  /* the values are addresses to listen on: config->listen */
     TYPE_SHM,     /* the values are prefixes of shared memory keys: config->allow_shm */
     TYPE_PROXY,   /* the values are networks of proxies: config->trusted_proxies */
-    TYPE_DEVICES, /* the value is auto, all, cpu, or numbers of GPUs */
-    TYPE_FILE,    /* the value is the path of a file, which must be readable when the options are read */
-    TYPE_ORIGIN,  /* the value has the form scheme://host[:port], or is * */
+    TYPE_DEVICES,
+    TYPE_FILE,   /* the value is the path of a file, which must be readable when the options are read */
+    TYPE_ORIGIN, /* the value has the form scheme://host[:port], or is * */
 };
 
 struct config_option {
     const char *flag, *env;
     enum config_type type;
     const char *placeholder;
-    size_t offset;    /* offset of the option's member in struct config */
+    size_t offset;
     int64_t fallback; /* default value of a number or a switch */
     int64_t min, max; /* allowed range of a number */
     const char *word; /* default value of an option that is neither a number nor a switch; NULL: none */
@@ -61,7 +61,7 @@ struct config_option {
 
 enum { CONFIG_OPTIONS_MAX = 64 };
 extern const struct config_option config_options[];
-extern const size_t config_option_count; /* number of options in config_options[], at most CONFIG_OPTIONS_MAX */
+extern const size_t config_option_count;
 
 /* Writes a size with a suffix: 1048576 becomes "1M". A size that is no whole multiple of the suffix's unit gets no
  * suffix, so every text reads back as exactly the same size. */

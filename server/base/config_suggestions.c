@@ -73,7 +73,7 @@ const struct config_suggestion *config_suggestion(const char *name)
 const char *config_size_hint(const char *value, int64_t min, int64_t max, char hint[CONFIG_HINT_BYTES])
 {
     static const struct {
-        const char *names; /* names of a unit of size, in lower case, separated by spaces */
+        const char *names;
         /* bytes of the unit; a value with a fraction, such as 1.5, is rounded to a multiple of `step` bytes */
         int64_t unit, step;
     } units[] = {

@@ -1,8 +1,8 @@
 /* heartbeat.h: records since when each thread has been busy with its present piece of work. A healthy thread may be
  * busy for some milliseconds at a time. A thread that is busy for seconds is stuck, and /readyz reports it.
  *
- * Instead, a probe or /metrics looks at all threads when it is requested. Threads beyond the first HEARTBEAT_THREADS
- * are not watched. */
+ * A probe or /metrics looks at all threads when it is requested. Threads beyond the first HEARTBEAT_THREADS are not
+ * watched. */
 #ifndef HEARTBEAT_H
 #define HEARTBEAT_H
 

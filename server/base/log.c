@@ -51,11 +51,11 @@ static struct {
     char buffer[2][LOG_BUFFER_BYTES];
     int filling;
     size_t used;
-    uint64_t lines; /* number of lines in the buffer that is being filled */
+    uint64_t lines;
     /* number of lost lines that the log has already reported; `dropped` counts all lost lines */
     uint64_t told_lost;
     struct repeat repeats[LOG_REPEAT_SLOTS];
-    bool repeats_left_out; /* true: lines of some event were left out, and the log has not reported them yet */
+    bool repeats_left_out;
 } the = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 /* Threads read the variables min_level, as_json and dropped without the mutex. */
@@ -188,7 +188,6 @@ static void put_time(struct text *t)
     text_put_char(t, 'Z');
 }
 
-/* Appends a name that a client may have chosen, cut to LOG_NAME_BYTES. */
 static void put_name(struct text *t, bool json, const char *name)
 {
     if (json) put_json(t, name, strnlen(name, LOG_NAME_BYTES));
@@ -252,7 +251,7 @@ static bool write_all(const char *bytes, size_t count, uint64_t lines)
         } else if (errno == EAGAIN) {
             struct pollfd sink = { .fd = STDERR_FILENO, .events = POLLOUT };
             poll(&sink, 1, -1);
-        } else if (errno != EINTR) { /* the write failed for good: EPIPE, ENOSPC, EBADF or EIO */
+        } else if (errno != EINTR) {
             atomic_fetch_add_explicit(&dropped, lines, memory_order_relaxed);
             return false;
         }

@@ -75,7 +75,7 @@ struct series {
 };
 
 static _Atomic(struct series *) slots[METRIC_COUNT][SLOTS];
-static int series_count[METRIC_COUNT]; /* number of series of each metric, changed under the mutex */
+static int series_count[METRIC_COUNT]; /* guarded by the mutex */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static bool histogram(enum metric_id id)
@@ -109,8 +109,7 @@ static struct series *find(enum metric_id id, uint32_t hash, const char *label0,
     }
 }
 
-/* Adds a series at *slot, an empty entry of the hash table. Call this with the mutex held. Returns NULL when out of
- * memory. */
+/* Call this with the mutex held. Returns NULL when out of memory. */
 static struct series *add_series(enum metric_id id, uint32_t hash, const char *label0, const char *label1,
                                  uint32_t slot)
 {

@@ -33,7 +33,7 @@
 enum {
     SMALLEST_LOG2 = 14, /* log2 of the smallest block, 16 KiB */
     LARGEST_LOG2 = 46,
-    STEPS = 8, /* number of block sizes between any size and its double */
+    STEPS = 8,
     /* largest number of warm blocks of a size that are examined to find one that this core released */
     LOOK = 16,
     CLASS_COUNT = (LARGEST_LOG2 - SMALLEST_LOG2) * STEPS + 1,
@@ -118,14 +118,13 @@ static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t ne
 
 /* ---- Size classes of blocks -------------------------------------------------------------------------------------- */
 
-/* Returns the size in bytes of the blocks of a class, in whole pages, so that counted bytes equal resident bytes. */
+/* Returns the size in bytes of the blocks of a class, in whole pages. */
 static size_t class_bytes(int size_class)
 {
     const int shift = SMALLEST_LOG2 + size_class / STEPS;
     return page_round(((size_t)1 << shift) + ((size_t)(size_class % STEPS) << shift) / STEPS);
 }
 
-/* Returns the smallest size class whose blocks hold `bytes`; CLASS_COUNT if no class does. */
 static int class_of(size_t bytes)
 {
     if (bytes <= (size_t)1 << SMALLEST_LOG2) return 0;
@@ -253,7 +252,7 @@ static attn_status may_lease(const struct staging_pool *staging, const struct ca
     return staging->leased + more <= staging->limit ? ATTN_OK : ATTN_BUSY;
 }
 
-/* Adds `more`, which may be negative, to the leased bytes. Call this with the lock held. */
+/* `more` may be negative. Call this with the lock held. */
 static void count_leased(struct staging_pool *staging, struct caller *caller, int64_t more)
 {
     staging->leased += more;

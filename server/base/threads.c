@@ -29,7 +29,6 @@ int threads_of_libuv(void)
     return count < 1 ? 1 : count < LIBUV_THREADS_MOST ? count : LIBUV_THREADS_MOST;
 }
 
-/* True if the options and this build show that all devices compute on the CPU. */
 static bool computes_on_cpu(const struct config *config)
 {
     if (strcmp(config->devices, "auto") != 0) return strcmp(config->devices, "cpu") == 0;

@@ -40,7 +40,7 @@ static const struct {
 
 bool unpack_coding_of(const char *text, enum unpack_coding *coding)
 {
-    static const char between[] = " \t,"; /* between the elements of the list; RFC 9110, 5.6.1 allows empty elements */
+    static const char between[] = " \t,"; /* characters between list elements; RFC 9110, 5.6.1 allows empty elements */
     *coding = UNPACK_NOTHING;
     if (text == NULL) return true;
     text += strspn(text, between);

@@ -42,7 +42,6 @@ struct cache;
 
 enum { CACHE_ID_CHARS = 40, CACHE_ID_BYTES = CACHE_ID_CHARS + 1 };
 
-/* The properties that all positions of a cache share. */
 struct cache_shape {
     int64_t kv_heads, head_dim, head_dim_v;
     attn_dtype dtype;
@@ -145,11 +144,11 @@ struct cache_step {
     /* New keys and values of all caches, one cache after the other, set by the caller before the step begins. v is NULL
      * if the values are a part of the keys. */
     const char *k, *v;
-    int64_t k_row_bytes, v_row_bytes; /* bytes of one cache's new keys and values */
+    int64_t k_row_bytes, v_row_bytes;
 
-    struct cache_shape shape; /* the shape that all caches of the transaction have */
-    int device;               /* number of the device that has all caches of the transaction */
-    const char *pool;         /* address of page 0 in the device's memory */
+    struct cache_shape shape;
+    int device;
+    const char *pool; /* address of page 0 in the device's memory */
     size_t pool_bytes, page_bytes;
     /* bytes of a granule, the unit of the pool's memory; page n begins at byte n * granule */
     size_t granule;

@@ -79,8 +79,8 @@ struct caches {
 /* The changes that a step (a cache transaction) makes to one of its caches. */
 struct cache_row {
     struct cache *cache;
-    int64_t before; /* length of the cache before the step (transaction) */
-    int64_t first;  /* index in the cache's page list at which `pages` are put */
+    int64_t before;
+    int64_t first; /* index in the cache's page list at which `pages` are put */
     int64_t count;
     int32_t *pages; /* pages that the transaction has taken from the pool */
     bool copied;    /* true: pages[0] is a copy of a shared page, and replaces that page */

@@ -48,8 +48,7 @@ static void block_free(struct page_block *block)
     free(block);
 }
 
-/* Makes room for `count` page numbers in the block. If it has less room, its memory grows to 1.5 * count + 8 numbers,
- * but at most PAGE_BLOCK. */
+/* Makes room for `count` page numbers. The memory grows with the block, because most caches have few pages. */
 static bool block_reserve(struct page_block *block, int64_t count)
 {
     if (count <= block->room) return true;
@@ -106,7 +105,6 @@ static bool block_drop_last(struct page_block *block, struct pages *pages, int32
     return is_free;
 }
 
-/* Drops one list's reference to the block. Returns how many pages became free. */
 static int64_t block_let_go(struct page_block *block, struct pages *pages, int32_t run)
 {
     int64_t count = 0;
@@ -184,7 +182,6 @@ bool page_list_fork(struct page_list *to, const struct page_list *from, struct p
     return true;
 }
 
-/* Returns the block that a cut to `count` pages would divide, or NULL. */
 static struct page_block *cut_block(const struct page_list *list, int64_t count)
 {
     return count % PAGE_BLOCK != 0 && count < list->count ? list->blocks[count / PAGE_BLOCK] : NULL;

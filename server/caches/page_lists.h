@@ -23,14 +23,14 @@
 enum { PAGE_BLOCK = 1024 };
 
 struct page_block {
-    int32_t references; /* number of page lists that have the block */
-    int32_t shared;     /* number of this block's pages that are also in other blocks */
+    int32_t references;
+    int32_t shared; /* number of this block's pages that are also in other blocks */
     int32_t count, room;
     int32_t *pages;
 };
 
 struct page_list {
-    int64_t count; /* number of pages in the list */
+    int64_t count;
     /* the blocks of page numbers: first the full ones, then at most one partly filled, then empty ones */
     struct page_block **blocks;
     /* number of blocks in the array, and number of pointers that the array has room for */

@@ -16,9 +16,10 @@ enum { WORD = 64 };
 struct pages {
     size_t granule;
     int64_t granules, used, count,
-        /* number of all granules, of granules in pages, of pages, and of shared pages (see pages_shared()) */
+        /* granules: number of all granules; used: number of granules in pages; count: number of all pages; shared: see
+         * pages_shared() */
         shared;
-    int64_t next;        /* granule at which the next search begins */
+    int64_t next;
     uint64_t *taken;     /* a bit for each granule; 1: the granule is in a page */
     int32_t *references; /* [granule]: references to the page that begins here */
     /* [granule]: XOR of the addresses of all owners of the page that begins here; with one owner, its address */
@@ -103,7 +104,6 @@ static void mark(struct pages *pages, int64_t from, int64_t run, bool taken)
     }
 }
 
-/* Returns the first of `run` successive free granules in [from, to), or -1 if there are none. */
 static int64_t search(const struct pages *pages, int64_t from, int64_t to, int64_t run)
 {
     int64_t begin = from;

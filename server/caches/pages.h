@@ -30,7 +30,7 @@ void pages_free(struct pages *pages); /* frees the pool's tables; does nothing i
 size_t pages_granule_for(size_t bytes);
 
 size_t pages_granule(const struct pages *pages);
-size_t pages_bytes(const struct pages *pages); /* size of the pool in bytes */
+size_t pages_bytes(const struct pages *pages);
 /* bytes of the pool that are in pages; a page counts once, however many caches share it */
 size_t pages_used(const struct pages *pages);
 int64_t pages_count(const struct pages *pages);

@@ -439,8 +439,8 @@ static int roomiest(const struct caches *caches, bool open)
     return best;
 }
 
-/* Allocates the memory of the pool with the most free room, unless another pool is allocated already and the device has
- * no memory. The lock may be released for a time. */
+/* Allocates the memory of the pool with the most free room. If its device has no memory for it, another pool that is
+ * allocated already is enough. The lock may be released for a time. */
 static attn_status make_ready(struct caches *caches, attn_error *err)
 {
     for (;;) {
@@ -499,7 +499,7 @@ attn_status caches_create(struct caches *caches, struct caller *caller, const st
     return status;
 }
 
-/* Returns the cache of the sequence with this name, or NULL. An expired cache is removed first. */
+/* Returns the cache of the sequence with this name, or NULL. An expired cache is removed and not returned. */
 static struct cache *sequence_of(struct caches *caches, const struct caller *caller, const char *name)
 {
     struct cache *cache = *sequence_bucket(caches, caller, name);
@@ -586,7 +586,6 @@ static attn_status check_length(int64_t length, int64_t most, attn_error *err)
                      (long long)most);
 }
 
-/* Returns an upper bound on the page-table entries of all caches of a pool. */
 static int64_t pool_numbers(const struct pool *pool)
 {
     const int64_t granules = (int64_t)(pool->bytes / pages_granule_for(pool->bytes));

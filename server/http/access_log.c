@@ -32,7 +32,6 @@ static bool is_watched(proto_error error)
     }
 }
 
-/* Returns the error with which a request was refused, or PROTO_ERROR_COUNT if it was not refused. */
 static proto_error refusal_of(const struct request *request, int status)
 {
     if (status < 400 || status == 499) return PROTO_ERROR_COUNT;

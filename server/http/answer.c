@@ -132,7 +132,6 @@ static struct MHD_Response *problem_response(struct request *request)
     return MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_COPY);
 }
 
-/* Encodes the whole answer into one buffer. Returns false if it was shorter than announced, which is a bug. */
 static bool encode_all(proto_encoder *encoder, char *to, size_t length)
 {
     size_t at = 0;
@@ -275,7 +274,6 @@ enum MHD_Result answer_queue(struct request *request, bool close)
     kserve_count(request, exchange_of(request)->http_status, request->times.answer_ns - request->times.began_ns);
     const enum MHD_Result result = MHD_queue_response(exchange_of(request)->mhd,
                                                       (unsigned)exchange_of(request)->http_status, response);
-    /* the connection holds a reference of its own */
     MHD_destroy_response(response);
     return result;
 }

@@ -98,7 +98,6 @@ void body_admit(struct request *request, const struct http_head *f)
 
 /* ---- Receiving the body, piece by piece -------------------------------------------------------------------------- */
 
-/* Sets the error of a request. Bytes of its body that still arrive are dropped. */
 static void refuse_body(struct request *request, const attn_error *why)
 {
     request_fail_status(request, why);
@@ -131,7 +130,6 @@ static attn_status unpack_and_decode(struct request *request, const char *bytes,
     return status;
 }
 
-/* Appends a piece of the body to request->text, for a route that needs the body as one text. */
 static void keep_body(struct request *request, const char *bytes, size_t count)
 {
     if (request->failed || request->route == NULL || !request->route->keeps_body) return;
@@ -201,7 +199,6 @@ size_t body_piece(struct request *request, const char *bytes, size_t count)
     return left;
 }
 
-/* True if the job writes so few bytes to shared memory that this HTTP thread can write them. */
 static bool shares_little(const struct job *job)
 {
     return job->shared == NULL || job->shared->output_bytes <= REGIONS_AT_ONCE_BYTES;
@@ -269,7 +266,7 @@ static bool check_here(struct request *request)
 
 static enum inline_outcome run_here(struct request *request)
 {
-    if (request->job == NULL) return INLINE_NOT; /* the body is not checked yet, because that takes long */
+    if (request->job == NULL) return INLINE_NOT;
     request_move(request, REQUEST_COMPUTING);
     return shares_little(request->job) ? inline_run(request->server->devices, request->job) : INLINE_NOT;
 }
@@ -319,7 +316,6 @@ static enum MHD_Result hand_over(struct request *request, bool late)
     return MHD_YES;
 }
 
-/* Decides where the job of the body runs. */
 enum MHD_Result body_done(struct request *request)
 {
     if (!end_body(request)) return answer_now(request, false);

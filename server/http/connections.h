@@ -47,9 +47,9 @@ struct connection {
     /* The web server's socket. connections.c only shuts it down, while the connection is in the table, and never closes
      * it. */
     int fd;
-    bool plain;            /* true: not TLS, so a fixed answer may be written to the socket */
-    char peer[PEER_BYTES]; /* address of the socket's other end */
-    _Atomic bool known;    /* true: a request on this connection has shown one of the tokens */
+    bool plain; /* true: not TLS, so a fixed answer may be written to the socket */
+    char peer[PEER_BYTES];
+    _Atomic bool known; /* true: a request on this connection has shown one of the tokens */
     _Atomic int phase;
     _Atomic int64_t since_ms;
     /* bytes of the body or the answer that were transferred since the present phase began */
@@ -90,8 +90,8 @@ struct connection_limits {
         transfer_ms;
 };
 
-/* Largest number of connections that one search for connections to close lists. A search takes 0.1 ms, and its list
- * serves for many new connections. */
+/* A search for connections that may be closed lists at most this many. It takes 0.1 ms, and its list serves for many
+ * new connections. */
 enum { CONNECTIONS_OLD = 64 };
 
 struct connections {
@@ -164,8 +164,8 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
  * requests, and while the head of a request is incomplete. If requests on this port need no token (`tokens` is false),
  * only idle connections may be cut. If they need one, the order is:
  *   1. idle connections that never showed a token
- *   2. other connections that never showed a token, if they have been sending a refused body, or not fetching an
- *   answer, for CONNECTION_STRANGER_MS
+ *   2. other connections that never showed a token, if they have been sending a refused body, or fetching an
+ *      answer, for CONNECTION_STRANGER_MS
  *   3. all other connections that have been idle for CONNECTION_BETWEEN_MS
  * Among equal candidates, the one that has been in its phase longest is cut. Returns false if there is no candidate.
  * *leaving counts the connection until it is removed. */

@@ -18,7 +18,7 @@ struct route_body;
  * suspension with the same arguments as at the end of the body. */
 enum exchange_step {
     STEP_HEAD,
-    STEP_DECODE, /* the bytes of the body go to the parser */
+    STEP_DECODE,
     /* the bytes of the body are dropped: the request was refused or the route has no body */
     STEP_DISCARD,
     STEP_WAIT, /* the connection is suspended; at libmicrohttpd's next call the answer is ready */
@@ -40,7 +40,7 @@ struct exchange {
     const struct route_body *body; /* row of the route for the body's format; NULL: the body is dropped */
     /* header Inference-Header-Content-Length: how many bytes of the body are JSON; -1: not given */
     int64_t json_bytes;
-    enum unpack_coding coding; /* Content-Encoding of the body */
+    enum unpack_coding coding;
     struct unpacker *unpacker; /* NULL: the body is not compressed, or is dropped */
     uint64_t received_bytes;   /* bytes of the body that have arrived, before unpacking */
     /* staging memory (memory for tensors) in bytes for a body of the announced length; 0: no length was announced */

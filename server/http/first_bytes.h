@@ -1,6 +1,6 @@
 /* first_bytes.h: finds connections whose client speaks a different protocol from the port's: TLS on a plain port, plain
- * HTTP on a TLS port, or HTTP/2 (which gRPC needs). The web server or GnuTLS closes such a connection without an
- * answer. */
+ * HTTP on a TLS port, or HTTP/2 (which gRPC needs). Such a connection is closed without an answer. The log says why, at
+ * most once a minute for each reason. */
 #ifndef FIRST_BYTES_H
 #define FIRST_BYTES_H
 

@@ -30,7 +30,6 @@ static void finish_listeners(struct frontend *frontend, int64_t now_ms)
     }
 }
 
-/* Returns the time limits for connections of a draining server (one that finishes its requests before it stops). */
 static struct connection_drain_limits drain_limits_of(const struct frontend *frontend)
 {
     const int64_t drain_ms = atomic_load(&frontend->server->drain_since_ms),

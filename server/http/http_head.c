@@ -54,7 +54,6 @@ static void keep(struct http_head *f, int i, const char *value, size_t length)
     f->used += length + 1;
 }
 
-/* Appends the value of one more line of header i to the list of its values. */
 static void join(struct http_head *f, int i, const char *value, size_t length)
 {
     const int before = f->value[i] == f->list ? (int)strlen(f->list)
@@ -226,7 +225,6 @@ bool http_head_is_request_id(const char *text)
     return length > 0;
 }
 
-/* True for `count` lower case hexadecimal digits that are not all zero. */
 static bool is_hex_id(const char *text, int count)
 {
     bool zero = true;

@@ -58,8 +58,8 @@ struct http_head {
     bool chunked;
     bool has_length;
     uint64_t length;
-    char fault[128];                  /* what is wrong with the head; empty: nothing so far */
-    size_t used;                      /* number of bytes of `room` in use */
+    char fault[128]; /* what is wrong with the head; empty: nothing so far */
+    size_t used;
     char list[HTTP_HEAD_LIST_BYTES];  /* joined values of headers with the rule LIST that came in several lines */
     char room[HTTP_CONNECTION_BYTES]; /* copies of values that had white space after them */
 };
@@ -83,7 +83,6 @@ size_t http_head_unescape(char *text);
 /* Returns the path of a target. The path of "http://host/path" (RFC 9112, 3.2.2) begins after the host. For any other
  * target, the whole target is the path. */
 const char *http_head_path(const char *target);
-/* Returns the number of arguments in the query of a target. */
 size_t http_head_arguments(const char *target);
 
 static inline bool http_head_has_body(const struct http_head *f)

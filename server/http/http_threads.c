@@ -32,7 +32,8 @@ bool http_threads_init(struct http_threads *threads, struct http_server *http, i
     threads->list = aligned_alloc(_Alignof(struct http_thread), (size_t)count * sizeof *threads->list);
     if (threads->list == NULL) return false;
     memset(threads->list, 0, (size_t)count * sizeof *threads->list);
-    /* With a CPU quota, several processes may share the machine, and all would pin their threads to the first cores. */
+    /* threads are not pinned under a CPU quota: several processes may share the machine and pin theirs to the same
+     * cores */
     if (allowed > 1 && allowed <= cores && count % allowed == 0 && count / allowed >= allowed) {
         threads->cpu = calloc((size_t)allowed, sizeof *threads->cpu);
         if (threads->cpu == NULL) {
@@ -169,7 +170,7 @@ void http_threads_balance(struct http_threads *threads, int64_t now_ms)
 static _Thread_local struct {
     /* requests that this HTTP thread has given to the main thread and not got back */
     int count;
-    /* the same number for all HTTP threads together */
+    /* requests that all HTTP threads have given to the main thread and not got back */
     const _Atomic int *all;
     /* until this time the thread keeps its core awake by polling, because a request that it gave away may end soon */
     int64_t until_ns;

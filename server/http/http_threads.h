@@ -26,8 +26,8 @@ struct http_server;
 struct http_thread {
     struct http_server *http;
     struct MHD_Daemon *daemon;
-    int core;                       /* index in threads.cpu; 0 if threads do not belong to cores */
-    _Atomic int connections;        /* number of open connections assigned to this thread */
+    int core; /* index in threads.cpu; 0 if threads do not belong to cores */
+    _Atomic int connections;
     _Alignas(64) _Atomic pid_t tid; /* the thread's id; 0: it has not run yet */
     _Atomic uint32_t requests;      /* requests that the thread has completed, modulo 2^32 */
     uint32_t seen;                  /* value of `requests` at the last call of http_threads_balance() */
@@ -38,7 +38,7 @@ struct http_threads {
     int count;
     struct http_thread *list;
     int cores; /* number of cores that have threads; 0: threads do not belong to cores */
-    int *cpu;  /* [cores]: the kernel's number of each such core */
+    int *cpu;  /* [cores]: the kernel's numbers of the cores that have threads */
     cpu_set_t all;
     /* true: new connections go to the least busy thread of all cores, until the threads of their own core are no
      * busier */

@@ -34,8 +34,8 @@ void lingering_close_limit(struct lingering *linger, int most, int64_t drop_byte
     linger->drop_ms = drop_ms;
 }
 
-/* Drops at most `pieces` pieces of LINGER_DROP_BYTES that were received, and subtracts the dropped bytes from
- * *left_bytes. Returns false if the client has closed its side or the connection is broken. */
+/* Reads and drops at most `pieces` pieces of LINGER_DROP_BYTES, and subtracts their bytes from *left_bytes. Returns
+ * false if the client has closed its side or the connection is broken. */
 static bool drop_unread(int fd, int pieces, int64_t *left_bytes)
 {
     char dropped[LINGER_DROP_BYTES];

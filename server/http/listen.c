@@ -62,7 +62,6 @@ static void describe(struct listener *listener)
     }
 }
 
-/* True if a process accepts connections on this unix socket. */
 static bool is_alive(const struct sockaddr_un *address)
 {
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -174,7 +173,7 @@ bool listener_is_local(const struct listener *listener)
 const char *listener_url(const struct listener *listener, bool tls, char text[LISTENER_URL_BYTES])
 {
     static const struct {
-        /* wildcard address `any`, to which browsers cannot connect, and the loopback address in its place */
+        /* browsers cannot connect to the wildcard address `any`, so the URL has the loopback address `here` */
         const char *any, *here;
     } hosts[] = { { "0.0.0.0:", "127.0.0.1:" }, { "[::]:", "[::1]:" } };
     const char *host = "", *rest = listener->address;
@@ -315,7 +314,8 @@ static bool is_hidden(const struct listener *listener)
 void listener_retire(struct listener *listener)
 {
     if (listener->watch == NULL) return;
-    /* a supervisor that opened the socket hides it itself, because it may pass the socket to another server */
+    /* a supervisor that opened the socket calls listener_hide() itself, because it may pass the socket to another
+     * server */
     if (!listener->adopted) listener_hide(listener);
     listener->retired_ms = clock_ms();
     if (listener->is_unix || !is_hidden(listener)) listener_stop(listener);
@@ -330,12 +330,12 @@ bool listener_is_retiring(const struct listener *listener, int64_t now_ms)
 void listener_stop(struct listener *listener)
 {
     if (listener->watch == NULL) return;
-    /* the clients in the backlog have completed their handshakes */
+    /* accepts the clients in the backlog, whose handshakes are complete */
     accept_some(listener, LISTEN_BACKLOG);
     loop_unwatch(listener->watch);
     listener->watch = NULL;
-    /* Otherwise the kernel would accept clients during the drain (finishing requests before the stop), and reset their
-     * connections at the end. A load balancer whose connection is refused goes to the next server at once. */
+    /* If the listener stayed open, the kernel would accept clients during the drain (finishing requests before the
+     * stop), and reset their connections at the end. */
     close(listener->fd);
     listener->fd = -1;
 }

@@ -1,4 +1,4 @@
-/* listen.h: the sockets on which attnd listens. attnd accepts connections itself, and not libmicrohttpd. A client over
+/* listen.h: the sockets on which attnd listens. attnd, and not libmicrohttpd, accepts the connections. A client over
  * the connection limit therefore gets a 503, the server does not spin when file descriptors run out, and a supervisor
  * can keep the sockets while a server is replaced. */
 #ifndef LISTEN_H

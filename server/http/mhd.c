@@ -60,7 +60,6 @@ static void read_identity(struct request *request, const struct http_head *f)
     http_head_traceparent(f->value[HEADER_TRACEPARENT], exchange->trace_id, exchange->span_id);
 }
 
-/* The last FORWARDED_LINES lines of X-Forwarded-For, in order of arrival. */
 struct forwarded {
     const char *lines[FORWARDED_LINES];
     int count;
@@ -184,7 +183,6 @@ static size_t on_unescape(void *context, struct MHD_Connection *mhd, char *text)
     return http_head_unescape(text);
 }
 
-/* Does the next step of a request. */
 static enum MHD_Result advance(struct request *request, const char *url, const char *method, const char *version,
                                const char *upload, size_t *upload_size)
 {

@@ -15,7 +15,7 @@ struct http_server {
     struct http_threads threads;
     unsigned kind; /* PORT_MAIN or PORT_METRICS */
     bool plain;    /* true: the port does not use TLS */
-    int most;      /* largest number of open connections */
+    int most;
     _Atomic int open;
     _Atomic int leaving; /* connections that were cut to make room for others and are not removed yet */
     char *cert, *key;    /* texts of the certificate and its key in PEM form, owned by this struct */

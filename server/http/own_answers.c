@@ -30,7 +30,7 @@ void own_answers_begin(struct http_thread *thread)
 
 /* Statuses with which libmicrohttpd itself refuses requests, and the errors that attnd sends instead. Its answer 505 is
  * sent unchanged. */
-enum { MALFORMED = 0 }; /* index in refusals[] of the row for a malformed message */
+enum { MALFORMED = 0 };
 static const struct {
     int status;
     proto_error error;
@@ -75,7 +75,6 @@ static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const c
     return MHD_YES;
 }
 
-/* Looks for a mistake in the part of a request's head that libmicrohttpd has read. */
 static bool find_fault(const struct request *request, struct http_head *head)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -119,7 +118,6 @@ static size_t replace(int fd, const char *begin, size_t bytes, char refusal[REFU
     struct connection *const connection = connections_find(this_thread->http->server->connections, fd);
     if (connection == NULL || (connection->request && exchange_of(connection->request)->step == STEP_ANSWER)) return 0;
     connection->sending = true;
-    /* access_log_request() logs the refusal when the request ends */
     if (connection->request) return refuse(connection->request, row, refusal);
     struct request *const lost = begin_lost_request(connection);
     if (lost == NULL) return refusal_text(refusal, refusals[row].error, refusals[row].detail, NULL, NULL);

@@ -98,7 +98,6 @@ static void copy_name(char to[METRICS_LABEL_BYTES], const char *name)
     }
 }
 
-/* Reads a line with its line feed, or as much of it as fits. Returns false at the end of the file. */
 static bool read_line(FILE *file, char *line, size_t capacity, size_t *length)
 {
     *length = 0;

@@ -158,7 +158,7 @@ static attn_status make_job(struct request *request, struct check_result *result
     request->job->caches = server->caches;
     request->job->flow = flow_hold(request->flow);
     if (request->block) staging_arrived(server->staging, request->block);
-    request->block = NULL; /* the job owns the block from here on */
+    request->block = NULL;
     region_uses_drop_inputs(&request->shared);
     request->job->shared = request->shared;
     request->shared = NULL;

@@ -6,7 +6,7 @@
  *   spare:   | out | lse | ... when they do not fit after the inputs
  *
  * Every tensor starts on a 64-byte boundary. All outputs are contiguous, and so are all inputs, so that a device copies
- * each range at once. Outputs in a client's GPU memory lie there instead. */
+ * each range at once. Outputs that the client wants in its registered GPU memory lie there instead. */
 #include "server/intake/prepare.h"
 
 #include <assert.h>
@@ -36,7 +36,6 @@ static attn_tensor *output_of(proto_item *item, uint64_t elsewhere, int number)
     return item->problem.tensor[number].rank > 0 ? &item->problem.tensor[number] : NULL;
 }
 
-/* True if an earlier item (problem) of the same body uses the same context (saved forward). */
 static bool uses_before(const struct job *job, int index)
 {
     const proto_item *const items = job->call->items;
@@ -184,7 +183,6 @@ static attn_status count_outputs(proto_item *item, uint64_t elsewhere, size_t *b
     return ATTN_OK;
 }
 
-/* Returns how many numbers of the item's outputs the answer will contain as text. */
 static int64_t count_numbers(proto_item *item)
 {
     int64_t sum = 0;
@@ -328,7 +326,6 @@ static void add_count(struct job *job, const proto_item *item)
     job->worst_seconds += seconds;
 }
 
-/* Checks that counting the query-key pairs of this item (problem) is not too much work. */
 static attn_status check_count(struct job *job, const proto_item *item, attn_error *err)
 {
     attn_counter *counter;

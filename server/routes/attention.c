@@ -48,7 +48,6 @@ static void put_part_tensor(struct json *j, attn_tensor_id id)
     json_put(j, "'%s':{'$ref':'#/components/schemas/Tensor'}", attn_tensors[id].name);
 }
 
-/* Writes the schema of a merge's parts: an array of objects with the tensors `one` and `other`. */
 static void put_parts(struct json *j, attn_tensor_id one, attn_tensor_id other)
 {
     json_put(j,
@@ -252,7 +251,6 @@ static void put_request_schemas(struct json *j, proto_op op, const proto_limits 
     json_put(j, ",{'$ref':'#/components/schemas/%sBatch'}]}", name);
 }
 
-/* Writes the members of a check's report, which openapi.json describes. */
 static void put_report_schema(struct json *j)
 {
     for (int i = 0; i < REPORT_MEMBERS; i++) {

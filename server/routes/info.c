@@ -58,7 +58,6 @@ static bool takes_tensor(const attn_kernel *k, proto_op op, attn_tensor_id id)
     return proto_takes_tensor(op, id) && (k->features >> id & 1) && (!fp8_only || fp8);
 }
 
-/* Writes members that describe the abilities of one kernel, or of several together. */
 static void put_row(struct json *j, const attn_kernel *k, proto_op op)
 {
     json_put(j, "'dtypes':[");
@@ -104,7 +103,6 @@ static void put_op_features(struct json *j, const attn_capabilities *can, proto_
     json_raw(j, "]}");
 }
 
-/* Writes the features of each backend once. */
 static void put_features(struct json *j, const struct info_facts *facts)
 {
     json_put(j, ",'features':{");
@@ -167,7 +165,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
     } limits[] = {
         { "max_body_bytes", c->max_body_bytes },
         { "max_connections", c->max_connections },
-        /* upper bound, without tensors */
+        /* upper bound of the memory of all connections, without tensors */
         { "connection_bytes", config_connection_bytes(c) },
         { "max_receiving", c->max_receiving },
         { "queue_depth", c->queue_depth },

@@ -28,7 +28,7 @@ struct info_facts {
     int64_t connections;
     int64_t inflight_requests;
     int64_t staging_used_bytes;
-    int64_t kv_bytes; /* memory for the caches of all devices */
+    int64_t kv_bytes;
 };
 
 /* ---- Writing the document ---------------------------------------------------------------------------------------- */

@@ -9,7 +9,6 @@
 
 #include "server/base/limits.h"
 
-/* Returns the text, which is initialised at the first call. */
 static struct text *text_of(struct json *j)
 {
     if (j->text.limit == 0) j->text = text_growing(JSON_DOCUMENT_BYTES);
@@ -52,7 +51,7 @@ void json_put(struct json *j, const char *format, ...)
         } else if (strncmp(f, "%g", 2) == 0) {
             put_number(t, va_arg(args, double));
             f += 2;
-        } else if (*f == '%') abort(); /* an unknown conversion, which is a bug of the caller */
+        } else if (*f == '%') abort();
     }
     va_end(args);
 }

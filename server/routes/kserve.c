@@ -27,7 +27,6 @@
 
 #define VERSION "1"
 
-/* Returns model number `n` in the order of the table of operations, or NULL. */
 static const proto_model *model_at(int n)
 {
     for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
@@ -86,7 +85,6 @@ static bool is_listed(const proto_model *model, attn_tensor_id id)
     return is_required(model, id) || is_optional(model, id);
 }
 
-/* Returns q's dtype if the tensor may have it, otherwise the only dtype that the tensor may have. */
 static const char *datatype_of(const proto_model *model, attn_tensor_id id)
 {
     const unsigned dtypes = attn_tensor_dtypes(id);

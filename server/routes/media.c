@@ -13,7 +13,8 @@ bool media_is(const char *text, const char *type)
     return *text == '\0' || *text == ';';
 }
 
-/* Returns the weight q of one element of an Accept header, from `at` to `end`, in thousandths; 1000 if it has none. */
+/* Returns the weight q of one element of an Accept header, from `at` to `end`, in thousandths; 1000 if it has no valid
+ * q. */
 static int weight_of(const char *at, const char *end)
 {
     int weight = 1000;
@@ -45,7 +46,7 @@ static int names(const char *at, const char *end, const char *type)
 int media_accepts(const char *accept, const char *type)
 {
     enum { BY_NAME = 3 };
-    int best = 0, weight = 0; /* weight of the element that matches most closely */
+    int best = 0, weight = 0;
     if (accept == NULL) accept = "";
     while (*accept == ' ' || *accept == '\t') accept++;
     if (*accept == '\0') accept = "*/*";

@@ -29,7 +29,6 @@ __asm__(".pushsection .rodata\n"
         "openapi_skeleton: .incbin \"server/routes/openapi.json\"\n"
         ".byte 0\n"
         ".popsection\n");
-/* text of openapi.json, ending with NUL */
 extern const char openapi_skeleton[] __attribute__((visibility("hidden")));
 
 struct document {
@@ -55,7 +54,7 @@ static const uint64_t errors_of_all = ROUTE_ERROR(INVALID_FRAMING) | ROUTE_ERROR
 static const uint64_t errors_of_bodies = ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_ERROR(UNSUPPORTED) |
                                          ROUTE_ERROR(TOO_MUCH_WORK) | ROUTE_ERROR(QUOTA) | ROUTE_ERROR(QUEUE_FULL) |
                                          ROUTE_ERROR(DRAINING) | ROUTE_ERROR(DEADLINE);
-/* a query in the URL, and a request from another site's page, if the method is not GET */
+/* Errors if the method is not GET: for a query in the URL, and for a request from another site's page. */
 static const uint64_t errors_of_changes = ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(FORBIDDEN_ORIGIN);
 static const uint64_t errors_of_tokens = ROUTE_ERROR(UNAUTHORIZED);
 
@@ -282,8 +281,7 @@ static void put_operation(struct json *j, const struct route *route, const char 
     json_raw(j, "}}");
 }
 
-/* Writes the operations of one path: one for each row with this path. `first` is the index of the first of these
- * rows. */
+/* `first` is the index of the first row with this path. */
 static void put_path(struct json *j, const struct route *routes, int count, int first, bool secured)
 {
     json_put(j, "'%s':{", routes[first].path);

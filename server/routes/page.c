@@ -16,7 +16,7 @@ __asm__(".pushsection .rodata\n"
         "page_docs: .incbin \"server/routes/docs.html\"\n"
         ".byte 0\n"
         ".popsection\n");
-extern const char page_index[] __attribute__((visibility("hidden"))); /* text of index.html, ending with NUL */
+extern const char page_index[] __attribute__((visibility("hidden")));
 extern const char page_docs[] __attribute__((visibility("hidden")));
 
 static const char mark[] = "@VERSION@";

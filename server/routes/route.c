@@ -126,7 +126,6 @@ static bool same_segment(struct slice a, struct slice b)
     return a.length == b.length && a.length > 0 && strncasecmp(a.at, b.at, a.length) == 0;
 }
 
-/* True if the row has a path without parameters, and the port offers it. */
 static bool is_path(const struct route *row, unsigned port)
 {
     return (row->ports & port) && strchr(row->path, '{') == NULL;

@@ -35,7 +35,6 @@ enum { PORT_MAIN = 1, PORT_METRICS = 2 };
 
 enum { ROUTE_PARAMETER_BYTES = 128, ROUTE_ALLOW_BYTES = 32 };
 
-/* A content type of bodies and of answers. */
 struct route_body {
     /* content type such as "application/json"; NULL ends the list; the first row also reads a body without a content
      * type */
@@ -64,7 +63,6 @@ struct route_doc {
         *schema;
     int status;       /* status of a successful answer; 0: 200 */
     const char *body; /* name of the body's schema in components/schemas, such as "ForwardRequest" */
-    /* parameters of the path, in the order of the pattern */
     struct route_parameter parameters[REQUEST_PARAMETERS];
     uint64_t errors; /* errors of this route that not all routes have: ROUTE_ERROR(NOT_FOUND) | ... */
     bool plain_503;  /* true: an answer 503 may be a line of text instead of a problem document */

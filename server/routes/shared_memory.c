@@ -63,7 +63,6 @@ static void (*const put_region[REGION_KIND_COUNT])(void *context, const struct r
     [REGION_CUDA] = put_cuda_region,
 };
 
-/* Lists the regions (registered shared memory) of one kind, or only the one that the path names. */
 static void answer_status(struct request *request, enum region_kind kind, struct answer *answer)
 {
     if (!is_offered(request)) return;
