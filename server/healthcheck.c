@@ -72,7 +72,6 @@ static bool parse_target(const char *text, struct target *t)
     const size_t length = strcspn(text, "/?#");
     if (text[length] == '/' && text[length + 1] != '\0') {
         if ((size_t)snprintf(t->path, sizeof t->path, "%s", text + length) >= sizeof t->path) return false;
-        /* white space and control characters may not stand in a request line */
         for (const char *c = t->path; *c; c++)
             if ((unsigned char)*c <= 0x20 || *c == 0x7f) return false;
     } else if (text[length] != '\0' && text[length] != '/') return false;
@@ -145,7 +144,7 @@ static int connect_to(int family, const struct sockaddr *address, socklen_t leng
     return -1;
 }
 
-/* Tries all addresses of the target's name. Returns a connected socket, or -1 with the reason in *why. */
+/* Tries all addresses of the target's name. Returns -1 with the reason in *why if none can be reached. */
 static int open_target(const struct target *t, int64_t deadline_ms, const char **why)
 {
     int fd = -1;
@@ -180,7 +179,7 @@ static bool send_all(int fd, const void *bytes, size_t count, int64_t deadline_m
     return true;
 }
 
-/* Reads until there are `enough` bytes, a line feed, or the end of the data. */
+/* Stops at `enough` bytes, a line feed, or the end of the data. */
 static ssize_t read_line(int fd, char *buffer, size_t enough, int64_t deadline_ms)
 {
     size_t used = 0;
@@ -195,7 +194,7 @@ static ssize_t read_line(int fd, char *buffer, size_t enough, int64_t deadline_m
 
 /* ---- The two kinds of requests: HTTP and TLS --------------------------------------------------------------------- */
 
-/* Sends GET for the target's path and returns the HTTP status of the answer, or -1 with the reason in *why. */
+/* Returns the HTTP status of the answer, or -1 with the reason in *why. */
 static int ask_http(int fd, const struct target *t, int64_t deadline_ms, const char **why)
 {
     char request[1024], line[256];

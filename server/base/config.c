@@ -36,8 +36,6 @@ enum {
 /* largest default value of --staging-bytes (memory for tensors of requests) */
 #define STAGING_AUTO_MAX (64 * GIB)
 
-/* ---- Small helpers ----------------------------------------------------------------------------------------------- */
-
 /* A copy of an option's text, which lives as long as the process. The list keeps leak checkers from reporting the
  * copies. */
 struct kept {
@@ -103,8 +101,6 @@ static bool word_in(const char *words, const char *word)
     return false;
 }
 
-/* True if the text has the form of an address. Whether this machine has the address is known only when a socket is
- * bound to it. */
 static bool address_ok(const char *text)
 {
     if (strncmp(text, "unix:", 5) == 0) {
@@ -222,8 +218,6 @@ struct reading {
     size_t capacity;
 };
 
-/* If the option is a list, returns its array of values, and its length and capacity in *count and *most. Otherwise
- * returns NULL, and *most is 0. */
 static const char **list_of(struct config *config, const struct config_option *o, int **count, int *most)
 {
     *count = NULL;

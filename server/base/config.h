@@ -60,7 +60,6 @@ struct config {
     const char *log_level;  /* lowest level of lines that are logged: "debug", "info", "warn" or "error" */
 };
 
-/* True if clients may register shared memory regions of any kind. */
 static inline bool config_shares_memory(const struct config *config)
 {
     return config->allow_shm_count > 0 || config->allow_cuda_shm;
@@ -100,7 +99,7 @@ enum config_result config_read(struct config *config, int argc, char **argv, cha
 
 void config_help(FILE *to);          /* prints --help, at most 100 columns wide; call config_read() first */
 void config_help_markdown(FILE *to); /* prints OPTIONS.md (--help-markdown); a test compares it with the file */
-void config_help_man(FILE *to);      /* prints the man page attnd(1) in roff (--help-man) */
-void config_help_bash(FILE *to);     /* prints the script for completion in bash (--help-bash) */
+void config_help_man(FILE *to);
+void config_help_bash(FILE *to);
 
 #endif

@@ -15,7 +15,6 @@
 #error "the Makefile defines ATTND_VERSION and ATTND_DATE"
 #endif
 
-/* The platform this program was compiled for, in the form that --version prints. */
 #if defined(__x86_64__)
 #define CONFIG_MACHINE "x86-64"
 #elif defined(__aarch64__)

@@ -5,10 +5,9 @@
 
 #include <stdbool.h>
 
-/* One row of hints: the names that other servers give to an option, and the option of attnd that replaces it. */
+/* Names that other servers give to an option, such as "port p", and the option of attnd that replaces it. */
 struct config_suggestion {
-    const char *names; /* names that other servers give to an option, without dashes, separated by spaces, such as
-                        * "port p" */
+    const char *names;
     const char *flag, *value;
     /* advice for users of these names, if attnd has no such option; NULL: attnd has an option that replaces them */
     const char *instead;

@@ -41,14 +41,14 @@ struct flow {
     /* sum of the start times of the batches in `running`; together they have run for running * now minus this sum */
     int64_t running_since_ns;
     int waiting; /* number of this client's waiting jobs; 0: the flow is not in the queue's list of flows */
-    struct job *first, *last; /* this client's waiting jobs, linked by their member in_flow */
+    struct job *first, *last;
     struct flow *previous, *next;
 };
 
 /* Makes a flow (the account of one client's device time) with one reference. A `name` that is too long is cut. Returns
  * NULL when out of memory. */
 struct flow *flow_new(const char *name);
-struct flow *flow_hold(struct flow *flow); /* takes a reference to a flow, and returns it; `flow` may be NULL */
+struct flow *flow_hold(struct flow *flow);
 void flow_release(struct flow *flow);
 
 /* Charges `ns` nanoseconds of work to the flow (client), and adds this time to the totals in /metrics. If `flow` is

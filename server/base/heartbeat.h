@@ -29,10 +29,8 @@ const char *heartbeat_name(enum heartbeat_kind kind);
 
 /* Call this when the calling thread begins a piece of work, or goes on to the next piece. */
 void heartbeat_busy(enum heartbeat_kind kind);
-/* Call this when the calling thread has finished its work and begins to wait. */
 void heartbeat_idle(void);
 
-/* Sets how long threads of this kind may be busy with one piece of work. */
 void heartbeat_set_limit(enum heartbeat_kind kind, int64_t ms);
 /* Returns the longest time in ms for which any thread of this kind has been busy with its present piece of work.
  * Returns 0 if all these threads wait for work. Any thread may call this. */

@@ -184,13 +184,13 @@ enum {
     LOOP_CROWD = 512,
     LOOP_STOP_MS = 2000, /* time for sending the last answers when the server stops */
 
-    /* If the text of a body, without tensor data, is longer than this, another thread checks the body. A text of this
-     * size takes 2 ms. */
+    /* If the text of a body, without tensor data, is longer than this, another thread checks the body. Checking this
+     * much text takes 2 ms. */
     CHECK_LONG_SKELETON_BYTES = 32 << 10,
-    /* a longer body is checked by another thread; this many bytes of mask rows take 2 ms */
+    /* a body longer than this is checked by another thread; checking this many bytes of mask rows takes 2 ms */
     CHECK_LONG_BODY_BYTES = 8 << 20,
     CHECK_LONG_LSE_BYTES =
-        /* a longer body with an lse (log-sum-exp of each row) is checked by another thread */
+        /* a body longer than this that has an lse (log-sum-exp of each row) is checked by another thread */
     512 << 10,
     /* Inputs in shared memory are copied to the body's block of staging memory. If the block is too short, it is
      * replaced by a longer one if it has at most this many bytes; otherwise it grows when it is full. */
@@ -429,8 +429,7 @@ enum {
 /* Largest shared memory region that is pinned for GPUs. The limit exists because the driver needs 0.1 ms or more to pin
  * a MiB. */
 #define REGIONS_PINNED_REGION (INT64_C(1) << 30)
-/* Largest number of bytes of shared memory that may be pinned for GPUs, in all regions together. The system cannot move
- * pinned pages. */
+/* Largest number of bytes of shared memory that may be pinned for GPUs, in all regions together. */
 #define REGIONS_PINNED_BYTES (INT64_C(8) << 30)
 
 /* Largest amount of unused staging memory (memory for tensors) that is kept for the next request. */
@@ -460,12 +459,11 @@ enum {
     FIRST_BYTES_SOCKETS = 1 << 20,
     /* Interval between two log lines for the same reason. */
     FIRST_BYTES_LOG_MS = 60000,
-    /* Largest number of lines of X-Forwarded-For that are read, beginning with the last line. Each proxy extends a line
-     * or adds a new line. */
+    /* Largest number of lines of X-Forwarded-For that are read, beginning with the last line. */
     FORWARDED_LINES = 8,
 };
 
-/* ---- Threads: their start, being stuck, and ends ----------------------------------------------------------------- */
+/* ---- Start, hanging and end of threads --------------------------------------------------------------------------- */
 
 enum {
     /* stack of libuv's threads from version 1.46 on; also the smallest stack that threads_try() tries */

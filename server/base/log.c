@@ -31,7 +31,6 @@ enum {
 static const char *const level_text[] = { "DEBUG", "INFO", "WARN", "ERROR" };
 static const char *const level_json[] = { "debug", "info", "warn", "error" };
 
-/* The number of lines of one event that were written in the current second, and the number that were left out. */
 struct repeat {
     char event[EVENT_BYTES];
     enum log_level level;
@@ -219,8 +218,7 @@ static void put_line(struct text *t, bool json, enum log_level level, const char
     }
 }
 
-/* Formats a whole line with its newline and returns its length. If the line has no room for the key=value pairs,
- * cut=true replaces all of them. */
+/* If the line has no room for the key=value pairs, cut=true replaces them. Returns the length with the newline. */
 static size_t format_line(char line[LINE_BYTES], bool json, enum log_level level, const char *request_id,
                           const char *event, const char *pairs)
 {
@@ -238,8 +236,8 @@ static size_t format_line(char line[LINE_BYTES], bool json, enum log_level level
 
 /* ---- The buffer of lines, and the thread that writes them -------------------------------------------------------- */
 
-/* Writes all bytes. If that fails, counts `lines` as lost and returns false. While the log is open, only the writer
- * thread calls it. */
+/* If writing fails, counts `lines` as lost and returns false. While the log is open, only the writer thread calls
+ * this. */
 static bool write_all(const char *bytes, size_t count, uint64_t lines)
 {
     while (count > 0) {
@@ -326,8 +324,7 @@ static bool admit(enum log_level level, const char *event)
     return false;
 }
 
-/* Logs how many lines of each event were left out: for events whose period of one second has ended, or for all events
- * if `all` is true. Call this with the mutex held. */
+/* Reports events whose second has ended, or all events if `all` is true. Call this with the mutex held. */
 static void tell_repeats(bool all)
 {
     const int64_t now = in_ms(0).tv_sec;

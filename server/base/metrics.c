@@ -289,8 +289,7 @@ static void put_metric(struct text *p, enum metric_id id)
     }
 }
 
-/* Reads the processor time in seconds, the start time, and the virtual and resident bytes from /proc/self/stat. Returns
- * false if there is no /proc. */
+/* Returns false if there is no /proc. */
 static bool read_stat(double *cpu_s, double *start_s, double *virtual_bytes, double *resident_bytes)
 {
     char line[1024];

@@ -40,8 +40,8 @@ enum {
 };
 #define HUGE_PAGE ((size_t)2 << 20)
 /* Blocks smaller than this use small pages, because the first access to a huge page must clear the whole page. With 200
- * clients sending bodies of 8 MiB to two cores, huge pages raised the 99th percentile of another client's time from
- * about 45 ms to about 440 ms. */
+ * clients that send bodies of 8 MiB, on a machine with two cores, huge pages raised the 99th percentile of another
+ * client's time from about 45 ms to about 440 ms. */
 #define HUGE_LEAST ((size_t)32 << 20)
 
 struct staging_pool {
@@ -101,7 +101,7 @@ static void anonymous_unmap(void *context, void *memory, size_t bytes)
     munmap(memory, page_round(bytes));
 }
 
-/* Enlarges a mapping by moving its page tables. Bytes are copied only if that fails. */
+/* Bytes are copied only if moving the page tables fails. */
 static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t new_bytes)
 {
     void *place = anonymous_map(context, new_bytes);

@@ -33,7 +33,7 @@ struct staging_block {
     void *memory;
     size_t bytes;
     int size_class;
-    int core;    /* the core that released the block last */
+    int core;
     bool leased; /* false: the block is warm (kept for the next request) */
     /* true: leased before the bytes of its body arrived, and staging_arrived() was not called yet */
     bool ahead;
@@ -46,7 +46,7 @@ struct staging_block {
 /* The functions that provide the pool's memory. Without them (NULL), staging_new() uses anonymous memory, with huge
  * pages for large blocks. If grow() is NULL, a block grows by being copied to a larger block. */
 struct staging_source {
-    void *(*map)(void *context, size_t bytes); /* returns NULL if there is no memory */
+    void *(*map)(void *context, size_t bytes);
     void (*unmap)(void *context, void *memory, size_t bytes);
     void *(*grow)(void *context, void *memory, size_t bytes,
                   /* moves the pages to a longer mapping; on failure returns NULL, and the old memory stays valid */

@@ -48,13 +48,13 @@ struct cache_shape {
     /* true: values are the first head_dim_v numbers of the keys (Multi-head Latent Attention), and are not stored
      * separately */
     bool latent;
-    int64_t page_size; /* number of positions in a page */
+    int64_t page_size;
 };
 
 struct cache_info {
     char id[CACHE_ID_BYTES];
     struct cache_shape shape;
-    int64_t length; /* number of positions in the cache */
+    int64_t length;
     int64_t pages, shared_pages;
     int64_t page_bytes;
     /* time for which the cache may be unused before it ends, and the rest of this time */
@@ -115,7 +115,6 @@ attn_status caches_delete(struct caches *caches, const struct caller *caller, co
 attn_status caches_sequence(struct caches *caches, struct caller *caller, const char *name,
                             const struct cache_shape *shape, char id[CACHE_ID_BYTES], attn_error *err);
 
-/* Deletes the cache of the sequence with this name, if it exists. */
 void caches_end_sequence(struct caches *caches, const struct caller *caller, const char *name);
 
 /* Ends caches that were unused for longer than their time to live. */
@@ -176,7 +175,7 @@ struct cache_step {
     /* value of caches->burials (caches deleted so far) when the pointers row[].cache were found; they are valid while
      * it is unchanged */
     uint64_t burials;
-    float *scales; /* memory for the quantisation scales until the transaction begins */
+    float *scales;
 };
 
 /* Fills in *step, a transaction on the caches with the ids `ids`. Checks that the caches exist and all have the same

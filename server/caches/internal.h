@@ -82,8 +82,8 @@ struct cache_row {
     int64_t before;
     int64_t first; /* index in the cache's page list at which `pages` are put */
     int64_t count;
-    int32_t *pages; /* pages that the transaction has taken from the pool */
-    bool copied;    /* true: pages[0] is a copy of a shared page, and replaces that page */
+    int32_t *pages;
+    bool copied; /* true: pages[0] is a copy of a shared page, and replaces that page */
 };
 
 static inline struct pages *cache_pages_of(const struct caches *caches, const struct cache *cache)

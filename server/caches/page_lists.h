@@ -49,7 +49,6 @@ static inline int32_t page_list_at(const struct page_list *list, int64_t index)
     return list->blocks[index / PAGE_BLOCK]->pages[index % PAGE_BLOCK];
 }
 
-/* Writes the first `count` page numbers of the list to `to`. */
 void page_list_copy(const struct page_list *list, int64_t count, int32_t *to);
 
 /* Returns how many pages of the list are also in other lists. */
@@ -77,7 +76,6 @@ bool page_list_may_cut(struct page_list *list, int64_t count);
  * is 0. Returns the number of pages that became free. */
 int64_t page_list_cut(struct page_list *list, struct pages *pages, int32_t run, int64_t count);
 
-/* Frees the memory of an empty list. */
 void page_list_clear(struct page_list *list);
 
 #endif

@@ -20,7 +20,7 @@ struct pages {
          * pages_shared() */
         shared;
     int64_t next;
-    uint64_t *taken;     /* a bit for each granule; 1: the granule is in a page */
+    uint64_t *taken;
     int32_t *references; /* [granule]: references to the page that begins here */
     /* [granule]: XOR of the addresses of all owners of the page that begins here; with one owner, its address */
     uintptr_t *owners;

@@ -23,7 +23,7 @@ struct pages;
 
 /* Makes a pool of `bytes` bytes, rounded down to whole granules. Returns NULL when out of memory. */
 struct pages *pages_new(size_t bytes, size_t granule);
-void pages_free(struct pages *pages); /* frees the pool's tables; does nothing if `pages` is NULL */
+void pages_free(struct pages *pages);
 
 /* Returns the granule size for a pool of `bytes` bytes: a power of two, at least 4 KiB, with at most PAGES_GRANULES
  * granules in the pool. */

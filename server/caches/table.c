@@ -135,7 +135,7 @@ static attn_status open_pool(struct caches *caches, struct pool *pool, attn_erro
     return status;
 }
 
-/* ---- Pages of a cache, and shares of callers --------------------------------------------------------------------- */
+/* ---- Pages of a cache, and shares of accounts (tokens) ----------------------------------------------------------- */
 
 void cache_charge(const struct caches *caches, const struct cache *cache, int64_t pages)
 {

@@ -162,8 +162,7 @@ static struct MHD_Response *small_response(struct request *request, proto_encode
     return response;
 }
 
-/* Makes the response that carries the tensors of the request's job. If that fails, returns NULL and sets
- * request->failed. */
+/* If this fails, it returns NULL and sets request->failed. */
 static struct MHD_Response *tensor_response(struct request *request, const char **content_type)
 {
     struct exchange *const exchange = exchange_of(request);

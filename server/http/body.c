@@ -53,7 +53,6 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
         ample = exchange_of(request)->expected_bytes;
     for (int attempt = 0; attempt < 2 && status != ATTN_OK; attempt++) {
         const size_t want = attempt == 0 && ample > bytes ? ample : bytes;
-        /* an error of the first attempt is not reported */
         attn_error *const why = attempt == 0 ? NULL : err;
         if (request->block == NULL) status = staging_lease(staging, request->caller, want, &request->block, why);
         else status = staging_grow(staging, &request->block, request->block->bytes, want, why);
@@ -84,7 +83,8 @@ void body_admit(struct request *request, const struct http_head *f)
             request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory to unpack the body");
             return;
         }
-        /* the length of a compressed body does not tell its unpacked size, so no memory is leased ahead */
+        /* memory is leased before the bytes arrive only if the body is uncompressed, because its length is then
+         * known */
     } else if (f->has_length && f->length > 0) {
         const size_t inputs = proto_memory_for(exchange->body->format, f->length, EXPECTED_TENSORS);
         exchange->expected_bytes = inputs + inputs / 3 + PROTO_MEMORY_STEP;

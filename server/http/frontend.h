@@ -26,9 +26,7 @@ struct frontend {
 void frontend_init(struct frontend *frontend, struct server *server, struct listener *listeners, int count);
 /* Starts the threads of the web servers. The threads get no connections before frontend_start(). */
 attn_status frontend_open(struct frontend *frontend, attn_error *err);
-/* Starts to accept connections on the main thread. */
 attn_status frontend_start(struct frontend *frontend, attn_error *err);
-/* Returns the functions of the frontend that the main thread may call. */
 struct loop_frontend frontend_for_loop(struct frontend *frontend);
 /* Stops accepting connections, and cuts all open connections. No connection may be suspended at this time. Call this
  * also after a failed start. */

@@ -28,13 +28,13 @@ void own_answers_begin(struct http_thread *thread)
     request_set_role(ROLE_HTTP);
 }
 
-/* Statuses with which libmicrohttpd itself refuses requests, and the errors that attnd sends instead. Its answer 505 is
- * sent unchanged. */
+/* Statuses with which libmicrohttpd itself refuses requests, and the errors that attnd sends instead. libmicrohttpd's
+ * answer 505 is sent unchanged. */
 enum { MALFORMED = 0 };
 static const struct {
     int status;
     proto_error error;
-    const char *detail; /* text of the error; NULL: only the error's title */
+    const char *detail;
 } refusals[] = {
     [MALFORMED] = { 400, PROTO_E_INVALID_FRAMING, NULL },
     { 301, PROTO_E_INVALID_FRAMING, "the request line contains a character where it cannot stand" },

@@ -73,7 +73,6 @@ static void set_shares(struct token_list *list, int share_percent)
         atomic_store_explicit(&list->tokens[i].caller->percent, several ? share_percent : 100, memory_order_relaxed);
 }
 
-/* Cuts off the text after " #", which names the token, and returns it, or NULL. */
 static const char *cut_comment(const char *line, size_t *length)
 {
     const char *hash = line;

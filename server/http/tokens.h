@@ -27,7 +27,6 @@ bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity);
  * length. */
 struct caller *tokens_find(struct tokens *tokens, const char *authorization);
 
-/* True if this account belongs to one of the tokens. */
 bool tokens_know(struct tokens *tokens, const struct caller *caller);
 
 /* Returns what is wrong with an Authorization header that carries no known token. The text is static and never quotes

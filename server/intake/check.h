@@ -11,7 +11,7 @@
 /* The result of checking a body. The main thread may refuse the request while another thread checks it. The checking
  * thread therefore changes only the request's parser, memory and job, and writes everything else to this struct. */
 struct check_result {
-    bool failed; /* true: `error` and `why` say what is wrong */
+    bool failed;
     proto_error error;
     attn_error why;
     int64_t deadline_ns;

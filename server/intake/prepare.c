@@ -80,7 +80,6 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     return ATTN_OK;
 }
 
-/* Makes a context (saved forward) available again, because the problem that had taken it was refused. */
 static void give_context_back(struct job *job, int index)
 {
     if (job->saved == NULL || job->saved[index] == NULL) return;
@@ -337,7 +336,6 @@ static attn_status check_count(struct job *job, const proto_item *item, attn_err
     return ATTN_OK;
 }
 
-/* Returns the priority of the most urgent problem of a body. */
 static int64_t priority_of(const proto_call *call)
 {
     int64_t first = PROTO_PRIORITY_USUAL;

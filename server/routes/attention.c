@@ -33,7 +33,7 @@ static const struct {
         { "dropout_p", 0, 1, true },
 };
 
-/* ---- Schemas of tensors, made from the rows of the tables -------------------------------------------------------- */
+/* ---- Schemas of tensors ------------------------------------------------------------------------------------------ */
 
 void attention_put_dtypes(struct json *j, unsigned dtypes)
 {
@@ -80,7 +80,7 @@ static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
     json_put(j, ": %s'}", attn_tensors[id].meaning);
 }
 
-/* ---- Schemas of options, made from the rows of the tables -------------------------------------------------------- */
+/* ---- Schemas of options ------------------------------------------------------------------------------------------ */
 
 static void put_integer(struct json *j, int64_t minimum, int64_t maximum)
 {
@@ -329,8 +329,6 @@ static void put_answer_schemas(struct json *j, proto_op op)
         "'%sAnswer':{'oneOf':[{'$ref':'#/components/schemas/%sResult'},{'$ref':'#/components/schemas/%sAnswers'}]}",
         name, name, name, name, name);
 }
-
-/* ---- The schemas of all operations ------------------------------------------------------------------------------- */
 
 void attention_put_schemas(struct json *j, const proto_limits *limits)
 {

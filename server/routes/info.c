@@ -26,7 +26,7 @@
 #define COMPILER "gcc " __VERSION__
 #endif
 
-/* ---- Features: the rows of the kernels --------------------------------------------------------------------------- */
+/* ---- Features of the kernels ------------------------------------------------------------------------------------- */
 
 /* Returns the feature that a kernel needs for an option of the protocol; 0: none. `layout` only changes strides; other
  * options that are not in attn_options[] do not reach kernels. */

@@ -13,14 +13,12 @@
 #include "server/device/devices.h"
 #include "server/work/request.h"
 
-/* ---- Facts that other parts of the server give ------------------------------------------------------------------- */
-
 /* A snapshot of the server for one answer. Its pointers must be valid until info_write() returns. */
 struct info_facts {
     const struct config *config;
     const proto_limits *limits;
-    const char *state;                      /* the server's phase: "starting", "ready", "draining" or "failed" */
-    const char *web_library, *loop_library; /* versions of libmicrohttpd and libuv */
+    const char *state; /* the server's phase: "starting", "ready", "draining" or "failed" */
+    const char *web_library, *loop_library;
     double uptime_s;
     const struct device_state *devices;
     int device_count;
@@ -30,8 +28,6 @@ struct info_facts {
     int64_t staging_used_bytes;
     int64_t kv_bytes;
 };
-
-/* ---- Writing the document ---------------------------------------------------------------------------------------- */
 
 /* Writes the body of GET /v1/info. Returns a text of *length bytes, followed by a NUL, which the caller frees. Returns
  * NULL when out of memory. Any thread may call this function, which keeps no state. */

@@ -36,7 +36,6 @@ static const proto_model *model_at(int n)
     return NULL;
 }
 
-/* The extensions of Triton's protocol that this server supports, as GET /v2 lists them. */
 static const char *const extensions[] = { "binary_tensor_data",  "parameters",       "statistics",
                                           "model_configuration", "model_repository", "sequence" };
 

@@ -13,7 +13,6 @@ enum { KSERVE_WHY_BYTES = 384 };
  * sentence to `why` that names the existing models. */
 const proto_model *kserve_find(struct slice name, struct slice version, char why[KSERVE_WHY_BYTES]);
 
-/* The content types that POST /v2/models/{model}/infer accepts. */
 extern const struct route_body kserve_bodies[];
 
 /* Handlers (route.h) of routes about the server and about the model that the path names. */

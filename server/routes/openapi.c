@@ -79,7 +79,6 @@ static const struct {
 #define V_BASE64 "{'shape':[1,3,1,2],'dtype':'float32','data':'AACAPwAAAEAAAEBAAACAQAAAoEAAAMBA'}"
 
 static const struct {
-    /* name of the schema of the example's body, as in the rows of the routes */
     const char *body;
     const char *name, *summary, *value;
 } examples[] = {

@@ -48,7 +48,6 @@ struct route_body {
     const char *schema;
 };
 
-/* A parameter of a route's pattern, as the OpenAPI document describes it. */
 struct route_parameter {
     const char *name, *description, *example;
 };
@@ -116,7 +115,6 @@ static inline const proto_operation *route_operation(const struct route *route)
     return route->bodies && !route->model ? &proto_operations[route->op] : NULL;
 }
 
-/* The result of a search for a path and a method. */
 struct route_match {
     /* row with this path and method, or else the first row with this path; NULL: the path does not exist */
     const struct route *route;

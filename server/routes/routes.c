@@ -19,7 +19,8 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-/* All answers share one copy of the document (264 KiB), because clients may request it without reading the answers. */
+/* All answers share one copy of the document (264 KiB), so that clients that do not read their answers cannot fill the
+ * memory. */
 static void answer_openapi(struct request *request, struct answer *answer)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

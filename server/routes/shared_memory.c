@@ -26,8 +26,7 @@ static bool is_offered(struct request *request)
     return false;
 }
 
-/* Copies the name of the region (registered shared memory) in the path to `text`. Returns NULL if the request is about
- * all regions. */
+/* Returns NULL if the request is about all regions (registered shared memory). */
 static const char *name_of(const struct request *request, char text[ROUTE_PARAMETER_BYTES + 1])
 {
     const struct slice name = request->parameters[0];
