@@ -41,7 +41,7 @@ struct flow {
     /* sum of the start times of the batches in `running`; together they have run for running * now minus this sum */
     int64_t running_since_ns;
     int waiting; /* number of this client's waiting jobs; 0: the flow is not in the queue's list of flows */
-    struct job *first, *last;
+    struct job *first, *last; /* this client's waiting jobs, linked by their member in_flow */
     struct flow *previous, *next;
 };
 

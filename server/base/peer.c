@@ -12,8 +12,8 @@
 #define UNIX "unix"
 
 enum {
-    BITS = 128, /* number of bits of a stored address; an IPv4 address is stored as an IPv6 address */
-    BITS_FOUR = 96,
+    BITS = 128,     /* number of bits of a stored address; an IPv4 address is stored as an IPv6 address */
+    BITS_FOUR = 96, /* position of the IPv4 address in an IPv6 address that contains it, in bits */
     ENTRY_BYTES = 64,
 };
 
