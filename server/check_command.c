@@ -2,7 +2,7 @@
  *
  * FILE is what a client could POST to /v1/attention/check as application/x-safetensors. The file's metadata has the
  * members of the request that are not tensors, as strings of JSON. The option --members names another file with such
- * members. The command adds them to the metadata before it parses FILE. */
+ * members. */
 #include "server/check_command.h"
 
 #include <cjson/cJSON.h>
@@ -23,14 +23,14 @@
 
 enum { EXIT_WRONG = 1, EXIT_USAGE_ERROR = 64, EXIT_NOT_UNDERSTOOD = 65 };
 enum {
-    LENGTH_BYTES = 8, /* size in bytes of the number that begins a file: its header's length */
-    /* time limit in seconds for the judge, which compares the results in the file with exact ones */
+    LENGTH_BYTES = 8, /* size in bytes of the header's length, with which the file begins */
+    /* time limit in seconds for comparing the results in the file with exact ones */
     CHECK_SECONDS = 60,
-    LINES_WORST = 3,   /* largest number of elements that are printed: those with the largest errors */
-    LINES_REASONS = 3, /* largest number of explanations that are printed */
+    LINES_WORST = 3,
+    LINES_REASONS = 3,
     LINES_WHERE = 3,
 };
-#define MEMBERS_BYTES ((size_t)1 << 20) /* largest size in bytes of the file that --members names */
+#define MEMBERS_BYTES ((size_t)1 << 20)
 #define FILE_BYTES    ((size_t)1 << 40)
 #define METADATA      "__metadata__"
 
@@ -61,7 +61,7 @@ static int refuse(int status, const char *format, ...)
     return status;
 }
 
-/* Reads the arguments. False: the arguments are wrong, and a message was printed. */
+/* False: the arguments are wrong, and a message was printed. */
 static bool read_arguments(int argc, char **argv, struct arguments *a)
 {
     *a = (struct arguments){ .devices = "auto" };
@@ -83,7 +83,6 @@ static bool read_arguments(int argc, char **argv, struct arguments *a)
     return false;
 }
 
-/* Reads a whole file into memory from malloc(). NULL: the file could not be read, and a message says so. */
 static char *read_file(const char *name, size_t most, size_t *bytes)
 {
     FILE *const file = fopen(name, "rb");
@@ -116,7 +115,6 @@ static char *read_file(const char *name, size_t most, size_t *bytes)
 
 /* ---- The members of the request ---------------------------------------------------------------------------------- */
 
-/* Adds a member to the metadata, as a string of JSON. */
 static bool put_member(cJSON *metadata, const cJSON *member)
 {
     enum { EXACT_BITS = 53 };
@@ -134,8 +132,8 @@ static bool put_member(cJSON *metadata, const cJSON *member)
     return added;
 }
 
-/* Adds the members of the file `name` to the metadata of the safetensors file. Returns the new header. In the new file,
- * the old file's bytes from offset *data on must follow this header. NULL: the members were refused, and a message says
+/* Returns the header of the safetensors file with the members of the file `name` in its metadata. In the new file, the
+ * old file's bytes from offset *data on must follow this header. NULL: the members were refused, and a message says
  * why. */
 static char *merge_members(const char *name, const char *file, size_t bytes, size_t *header_bytes, size_t *data)
 {
@@ -163,7 +161,6 @@ static char *merge_members(const char *name, const char *file, size_t bytes, siz
 
 /* ---- Reading the problem, and comparing its results with exact ones ---------------------------------------------- */
 
-/* The memory into which the parser writes the tensors. */
 struct memory {
     void *memory;
     size_t bytes;

@@ -1,15 +1,10 @@
-/* healthcheck.c: sends one request to a running attnd, prints one line and returns one exit status.
+/* healthcheck.c: a small client that sends one request to a running attnd, prints one line and returns one exit status.
  *
- * The problem: a container's health must be tested from inside it, where there is no curl, and the test must neither
- * hang nor crash. The idea: a small client with non-blocking sockets. It resolves, connects, sends one GET and reads
- * the status line, and one deadline bounds all of these steps.
+ * One deadline, HEALTHCHECK_TIMEOUT_MS, bounds all its steps. Only a complete status line "HTTP/1.x 2dd" counts as
+ * healthy, because the kernel accepts connections even if all threads of the server hang.
  *
- * Invariants
- * 1. The command ends at most HEALTHCHECK_TIMEOUT_MS after its start, whatever the server does.
- * 2. Only a complete status line "HTTP/1.x 2dd" counts as healthy. A daemon whose threads hang is not healthy, although
- *    its port still accepts connections: the kernel accepts them.
- * 3. This client does not speak TLS. Under TLS it sends a ClientHello, and any TLS record as answer counts as
- *    healthy: a thread of the daemon must have read it. The printed line says that this proves no readiness. */
+ * The client does not speak TLS. Under TLS it sends a ClientHello, and any TLS record as answer counts as healthy. The
+ * printed line says that this does not prove readiness. */
 #include "server/healthcheck.h"
 
 #include <errno.h>
@@ -41,18 +36,16 @@ static const char usage[] =
     "unix:/run/attnd.sock) or nothing: the first address of ATTND_LISTEN, else 127.0.0.1:8080.\n"
     "The path is /readyz unless given; /livez asks whether the process works at all.\n";
 
-/* The address and the path of the request that the health check sends. */
 struct target {
     bool tls, is_unix;
-    char host[256]; /* the name of a host, or the path of a unix socket */
+    char host[256];
     char port[8];
     char path[512];
 };
 
 /* ---- The address to which the request is sent -------------------------------------------------------------------- */
 
-/* Returns the loopback address for a wildcard address (0.0.0.0, [::]): servers listen on such an address, but clients
- * cannot connect to it. */
+/* Returns the loopback address for a wildcard address (0.0.0.0, [::]), to which clients cannot connect. */
 static const char *askable(const char *host)
 {
     if (strcmp(host, "0.0.0.0") == 0) return "127.0.0.1";
@@ -79,12 +72,10 @@ static bool parse_target(const char *text, struct target *t)
     const size_t length = strcspn(text, "/?#");
     if (text[length] == '/' && text[length + 1] != '\0') {
         if ((size_t)snprintf(t->path, sizeof t->path, "%s", text + length) >= sizeof t->path) return false;
-        /* refuses white space and control characters, which may not stand in a request line */
         for (const char *c = t->path; *c; c++)
             if ((unsigned char)*c <= 0x20 || *c == 0x7f) return false;
     } else if (text[length] != '\0' && text[length] != '/') return false;
 
-    /* room for the part of a URL that names the host: HOST, HOST:PORT, [IPV6] or [IPV6]:PORT */
     char authority[300];
     if (length == 0 || length >= sizeof authority) return false;
     memcpy(authority, text, length);
@@ -96,7 +87,7 @@ static bool parse_target(const char *text, struct target *t)
         if (end[1] == ':') port = end + 2;
         *end = '\0';
     } else if ((port = strrchr(host, ':')) != NULL) *port++ = '\0';
-    /* refuses a single word without scheme and port: it is more likely a mistake than a host name */
+    /* a single word without scheme and port is more likely a mistake than a host name */
     if (port == NULL && !scheme) return false;
     if (port == NULL) port = t->tls ? "443" : "80";
     uint64_t number;
@@ -106,7 +97,6 @@ static bool parse_target(const char *text, struct target *t)
     return true;
 }
 
-/* Writes the target as a URL, for the printed line. */
 static void describe(const struct target *t, char *text, size_t capacity)
 {
     if (t->is_unix) snprintf(text, capacity, "unix:%s %s", t->host, t->path);
@@ -124,7 +114,6 @@ static int64_t now_ms(void)
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* Waits until the socket is ready for `events`. Returns false at the deadline or after an error, with errno set. */
 static bool await(int fd, short events, int64_t deadline_ms)
 {
     for (;;) {
@@ -137,7 +126,6 @@ static bool await(int fd, short events, int64_t deadline_ms)
     }
 }
 
-/* Returns a socket connected to the address, or -1 with errno set. */
 static int connect_to(int family, const struct sockaddr *address, socklen_t length, int64_t deadline_ms)
 {
     const int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -156,7 +144,7 @@ static int connect_to(int family, const struct sockaddr *address, socklen_t leng
     return -1;
 }
 
-/* Tries all addresses of the target's name. Returns a connected socket, or -1 with the reason in *why. */
+/* Tries all addresses of the target's name. Returns -1 with the reason in *why if none can be reached. */
 static int open_target(const struct target *t, int64_t deadline_ms, const char **why)
 {
     int fd = -1;
@@ -181,7 +169,6 @@ static int open_target(const struct target *t, int64_t deadline_ms, const char *
     return fd;
 }
 
-/* Sends all `count` bytes. Returns false with errno set if that fails. */
 static bool send_all(int fd, const void *bytes, size_t count, int64_t deadline_ms)
 {
     for (size_t sent = 0; sent < count;) {
@@ -192,8 +179,7 @@ static bool send_all(int fd, const void *bytes, size_t count, int64_t deadline_m
     return true;
 }
 
-/* Reads until there are `enough` bytes, a line feed, or the end of the data. Returns the number of bytes, or -1 with
- * errno set. */
+/* Stops at `enough` bytes, a line feed, or the end of the data. */
 static ssize_t read_line(int fd, char *buffer, size_t enough, int64_t deadline_ms)
 {
     size_t used = 0;
@@ -208,7 +194,7 @@ static ssize_t read_line(int fd, char *buffer, size_t enough, int64_t deadline_m
 
 /* ---- The two kinds of requests: HTTP and TLS --------------------------------------------------------------------- */
 
-/* Sends GET for the target's path and returns the HTTP status of the answer, or -1 with the reason in *why. */
+/* Returns the HTTP status of the answer, or -1 with the reason in *why. */
 static int ask_http(int fd, const struct target *t, int64_t deadline_ms, const char **why)
 {
     char request[1024], line[256];
@@ -235,9 +221,8 @@ static int ask_http(int fd, const struct target *t, int64_t deadline_ms, const c
     return status;
 }
 
-/* Sends a TLS 1.2 ClientHello (RFC 5246 section 7.4.1.2) with cipher suites for the usual keys of servers: RSA, or an
- * elliptic curve. The server must find a suite that it supports. Otherwise libmicrohttpd closes the connection without
- * the alert that TLS demands. */
+/* Sends a TLS 1.2 ClientHello (RFC 5246 section 7.4.1.2). It has cipher suites for the usual keys of servers, because
+ * libmicrohttpd closes the connection without an alert if it supports none of them. */
 static bool ask_tls(int fd, int64_t deadline_ms, const char **why)
 {
     static const unsigned char hello[94] = {
@@ -275,12 +260,12 @@ static bool ask_tls(int fd, int64_t deadline_ms, const char **why)
         }
     }
     *why = "the answer is not TLS";
-    /* the record is an alert or a handshake, of TLS 1.0 or later */
+    /* an alert or a handshake, of TLS 1.0 or later */
     return (record[0] == 0x15 || record[0] == 0x16) && record[1] == 3;
 }
 
-/* Sets the target from the environment variables of the daemon: the first address of ATTND_LISTEN, with TLS if the
- * daemon serves TLS there. */
+/* Takes the target from the server's environment: the first address of ATTND_LISTEN, with TLS if ATTND_TLS_CERT is
+ * set. */
 static bool target_of_environment(struct target *t)
 {
     const char *listen = getenv("ATTND_LISTEN"), *cert = getenv("ATTND_TLS_CERT");

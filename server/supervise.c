@@ -1,8 +1,5 @@
-/* supervise.c: the parent process of --supervise.
- *
- * It starts a server by fork and exec of this same program, with the descriptor numbers of the listening sockets in
- * ATTND_INHERITED_SOCKETS. The sockets stay open in the parent. While no server runs, the kernel completes handshakes
- * on them, so new clients wait and are not refused.
+/* supervise.c: the parent process of --supervise. It keeps the listening sockets open and starts a server by fork and
+ * exec of this same program, with the descriptor numbers in ATTND_INHERITED_SOCKETS.
  *
  *   the server ends with      the supervisor
  *   0                         ends with 0: the server was drained
@@ -11,10 +8,9 @@
  *                             SUPERVISE_SHORT_LIFE_S; gives up after SUPERVISE_GIVE_UP such lives in a row and passes
  *                             its status on
  *
- * The supervisor passes signals on to the server: SIGTERM and SIGINT as SIGTERM, SIGHUP as SIGHUP. A server that is
- * told to stop ends by itself, if necessary by force (signals.h). If it does not, the supervisor kills it
- * SUPERVISE_KILL_MS later. The server has a process group of its own: otherwise it would get the SIGINT of a Ctrl-C
- * twice, and a second signal makes it stop without waiting. The server dies with its parent (PDEATHSIG). */
+ * The supervisor passes SIGTERM and SIGINT on as SIGTERM, and SIGHUP as SIGHUP. It kills a server that does not end in
+ * time. The server has a process group of its own: otherwise a Ctrl-C would reach it twice, and a second signal makes
+ * it stop without waiting. The server dies with its parent (PDEATHSIG). */
 #include "server/supervise.h"
 
 #include <assert.h>
@@ -45,17 +41,17 @@ int supervise_inherited(int *fds, int capacity)
         fds[count++] = (int)fd;
         if (*at != ',') break;
     }
-    unsetenv(variable); /* removes the variable, because programs that the server starts must not inherit it */
+    unsetenv(variable); /* programs that the server starts must not inherit it */
     return count;
 }
 
-/* Starts the program anew as the server. The function runs in the child between fork and exec, where only system calls
- * are allowed. */
+/* Starts the program anew as the server. This runs in the child between fork and exec, where only system calls are
+ * allowed. */
 static _Noreturn void become_server(const struct listener *listeners, int count, char **argv, pid_t parent,
                                     const sigset_t *mask)
 {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (getppid() != parent) _exit(75); /* the parent died before this process could watch for its end */
+    if (getppid() != parent) _exit(75); /* the parent died before prctl() */
     setpgid(0, 0);
     for (int i = 0; i < count; i++) fcntl(listeners[i].fd, F_SETFD, 0);
     sigprocmask(SIG_SETMASK, mask, NULL);
@@ -65,7 +61,6 @@ static _Noreturn void become_server(const struct listener *listeners, int count,
 
 static pid_t start_server(struct listener *listeners, int count, char **argv, const sigset_t *mask)
 {
-    /* room for a number and a comma for each listener: CONFIG_MAX_LISTEN, and one for --metrics-listen */
     char numbers[(CONFIG_MAX_LISTEN + 1) * 12];
     struct text list = text_in(numbers, sizeof numbers);
     for (int i = 0; i < count; i++) text_printf(&list, "%s%d", i ? "," : "", listeners[i].fd);
@@ -92,8 +87,8 @@ static int exit_status(int status)
 
 int supervise_run(struct listener *listeners, int count, char **argv, int64_t stop_ms, int64_t again_ms)
 {
-    /* `before`: the signal mask with SIGTERM, SIGINT and SIGHUP blocked (signals_block()). The server process starts
-     * with this mask, so that no signal is lost. */
+    /* `before`: the mask with SIGTERM, SIGINT and SIGHUP blocked (signals_block()), with which the server starts so
+     * that no signal is lost */
     sigset_t watched, before;
     int64_t kill_ms = 0; /* time at which the server is killed; 0: the server was not told to stop */
     int failures = 0;
@@ -107,7 +102,7 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
     pthread_sigmask(SIG_BLOCK, &watched, &before);
 
     pid_t child = start_server(listeners, count, argv, &before);
-    /* start_ms: time at which the next server starts; used while no server runs */
+    /* start_ms: time at which the next server starts, if none runs */
     int64_t began_ms = clock_ms(), start_ms = 0;
     for (;;) {
         int status;
@@ -121,8 +116,7 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
             if (kill_ms == 0 || at_ms < kill_ms) kill_ms = at_ms;
             stopping = true;
             if (child <= 0) return 0;
-            /* No other server will be started, so nobody would serve new clients after the last server has ended.
-             * Therefore the sockets now refuse new clients. */
+            /* no other server will start, so the sockets now refuse new clients */
             for (int i = 0; i < count; i++) listener_hide(&listeners[i]);
             kill(child, SIGTERM);
             for (int i = 0; i < count; i++) {
@@ -134,7 +128,6 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
         if (child > 0 && kill_ms > 0 && clock_ms() >= kill_ms) {
             log_event(LOG_ERROR, NULL, "supervisor", "what=killed pid=%d", (int)child);
             kill(child, SIGKILL);
-            /* a killed server may take a moment to end, so the next kill comes only after this time */
             kill_ms = clock_ms() + SUPERVISE_KILL_MS;
         }
         if (child > 0 && waitpid(child, &status, WNOHANG) == child) {

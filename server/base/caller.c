@@ -1,5 +1,4 @@
-/* caller.c: accounts of clients. All clients that send the same token have one account. The account is freed when the
- * last reference to it is dropped. */
+/* caller.c: reference counts of clients' accounts. All clients that send the same token have one account. */
 #include "server/base/caller.h"
 
 #include <assert.h>
@@ -16,8 +15,8 @@ struct caller *caller_new(void)
     return caller;
 }
 
-/* True for the account that all clients without a token share. Its reference count is always 0, because otherwise every
- * thread would write to this one count in every request. */
+/* The account of all clients without a token has no reference count: every thread would write to this count in every
+ * request. */
 bool caller_is_anonymous(const struct caller *caller)
 {
     return atomic_load_explicit(&caller->references, memory_order_relaxed) == 0;
@@ -33,7 +32,6 @@ void caller_release(struct caller *caller)
 {
     if (caller == NULL || caller_is_anonymous(caller)) return;
     if (atomic_fetch_sub_explicit(&caller->references, 1, memory_order_acq_rel) != 1) return;
-    /* The last reference was dropped, so nothing may be charged to the account any more: all its counts must be 0. */
     for (int place = 0; place < CALLER_PLACES; place++) assert(atomic_load(&caller->places[place]) == 0);
     assert(caller->staging_bytes == 0 && caller->context_bytes == 0 && caller->contexts == 0);
     assert(caller->regions == 0 && caller->region_bytes == 0);

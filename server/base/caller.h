@@ -4,7 +4,6 @@
  * The server bounds each of its resources as a whole: staging memory (--staging-bytes), queue slots (--queue-depth) and
  * contexts (saved forwards). If there are several tokens, each token may use --token-share percent of each bound, and
  * the rest stays free for the other tokens. The account counts for each bound how much of the resource the tenant uses.
- * The source file that enforces a bound changes the count of this bound, under a lock of its own or atomically.
  *
  * Accounts have reference counts, because a request, its job and its contexts may outlive a token that was removed. */
 #ifndef CALLER_H
@@ -21,18 +20,17 @@ enum caller_place { CALLER_RECEIVING, CALLER_WAITING, CALLER_PLACES };
 struct flow;
 
 struct caller {
-    /* number of references; always 0 for CALLER_EVERYBODY (the account of clients without a token), which is part of
-     * another struct and is never freed */
+    /* number of references; always 0 for CALLER_EVERYBODY, the account of all clients without a token */
     atomic_int references;
-    /* the flow to which the tenant's device time is charged (flow.h); the account holds a reference to it; NULL: each
-     * connection has a flow of its own */
+    /* record of the tenant's device time (flow.h), a counted reference; NULL: each connection has a record of its
+     * own */
     struct flow *flow;
     /* percentage of each of the server's bounds (memory, queue slots) that the tenant may use; 100 with only one
      * token */
     _Atomic int percent;
 
-    /* number of queue slots that the tenant's requests occupy, indexed by enum caller_place; queue.c changes these
-     * numbers, but not those of CALLER_EVERYBODY (clients without a token) */
+    /* number of queue slots that the tenant's requests occupy; changed by queue.c, and not counted for
+     * CALLER_EVERYBODY */
     _Atomic int places[CALLER_PLACES];
     /* staging memory (memory for tensors) that the tenant's requests have leased, in bytes; staging.c changes it under
      * its lock */
@@ -40,8 +38,8 @@ struct caller {
     /* memory of the tenant's contexts (saved forwards), in bytes; contexts.c changes it under its lock */
     int64_t context_bytes;
     int contexts;
-    /* Bytes of the pages of the tenant's KV caches. A page that several caches share counts once. The code in
-     * server/caches changes this number under its lock. */
+    /* bytes of the pages of the tenant's KV caches, each shared page counted once; changed under the lock of
+     * server/caches */
     int64_t cache_bytes;
     /* number of entries in the page tables of the tenant's caches; a page that several caches share counts once for
      * each of them */
@@ -53,11 +51,10 @@ struct caller {
     int64_t region_bytes;
 };
 
-/* Makes an account with one reference and without a flow (the record of used device time). Returns NULL when out of
- * memory. */
+/* Makes an account with one reference and without a flow. Returns NULL when out of memory. */
 struct caller *caller_new(void);
 struct caller *caller_hold(struct caller *caller);
-void caller_release(struct caller *caller); /* drops a reference to the account; does nothing if `caller` is NULL */
+void caller_release(struct caller *caller);
 
 /* Initialiser for the account of clients without a token: no references are counted, and it may use 100 percent of each
  * bound. */

@@ -16,8 +16,7 @@ static inline int64_t clock_ns(void)
     return t.tv_sec * CLOCK_NS_PER_S + t.tv_nsec;
 }
 
-/* Returns the processor time of the calling thread. Time in which its core ran other threads does not count. The
- * function is a system call. */
+/* Returns the processor time of the calling thread. It needs a system call. */
 static inline int64_t clock_thread_ns(void)
 {
     struct timespec t;

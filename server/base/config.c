@@ -1,20 +1,12 @@
-/* config.c: reads the options of attnd.
+/* config.c: reads the options of attnd. The table config_options[] (config_table.c) has a row for each option, with
+ * flag, environment variable, default, range and help.
  *
- * The problem: each setting has a flag, an environment name, a default, a range and a help sentence, and these must
- * never disagree. The idea: one table, config_options[] (config_table.c), with a row per option. This file uses it to
- * parse options, read the environment and check ranges. config_help.c uses it to print --help, the table in OPTIONS.md,
- * the man page and bash completion. A new option is a new row and a new member of struct config.
+ * A value on the command line replaces one from the environment, which replaces the default. The final step sets
+ * defaults that depend on the machine and checks that the options fit together.
  *
- *   defaults of the rows -> environment -> command line -> defaults that depend on the machine -> checks that the
- *   options fit together
- *
- * Invariants
- * 1. Options that config_read() accepts are usable: every number is in its row's range, every file can be read.
- * 2. A refusal is one line. It names the option as the user wrote it (flag or variable), the value and what is allowed.
- * 3. A default that does not fit this machine is changed silently (/v1/info shows it). A given value is never changed,
- *    only refused.
- * 4. Nothing is started, opened or written here, with one exception: the soft limit on open files is raised to what
- *    --max-connections needs. */
+ * A refusal is one line that names the option as the user wrote it, the value and what is allowed. A given value is
+ * never changed, only refused. Nothing is started, opened or written here, but the soft limit on open files is
+ * raised. */
 #include "server/base/config_internal.h"
 
 #include <arpa/inet.h>
@@ -36,19 +28,16 @@
 #include "server/base/peer.h"
 
 enum {
-    /* HTTP threads per core, unless --http-threads is given. A thread reads a piece from each of its connections in
-     * turn. With fewer connections per thread, more of a body is still in the CPU's cache when the body's last byte
-     * arrives. Decoding needs no further threads: one thread decodes base64 at the rate of a 25 Gbit/s link. */
+    /* HTTP threads per core, unless --http-threads is given. With few connections per thread, more of a body is still
+     * in the CPU's cache when its last byte arrives. */
     HTTP_THREADS_A_CORE = 8,
     HTTP_THREADS_AUTO_MAX = 16,
 };
-/* largest default value of --staging-bytes (memory for tensors of requests); more memory would make nothing faster */
+/* largest default value of --staging-bytes (memory for tensors of requests) */
 #define STAGING_AUTO_MAX (64 * GIB)
 
-/* ---- Small helpers ----------------------------------------------------------------------------------------------- */
-
-/* A copy of an option's text. The copy lives as long as the process, because struct config points to it. The list
- * keeps all copies reachable, so that leak checkers do not report them. */
+/* A copy of an option's text, which lives as long as the process. The list keeps leak checkers from reporting the
+ * copies. */
 struct kept {
     struct kept *next;
     char text[];
@@ -112,8 +101,6 @@ static bool word_in(const char *words, const char *word)
     return false;
 }
 
-/* True if the text has the form of an address. Whether this machine has the address is known only when a socket is
- * bound to it. */
 static bool address_ok(const char *text)
 {
     if (strncmp(text, "unix:", 5) == 0) {
@@ -132,7 +119,7 @@ static bool address_ok(const char *text)
     if (host[0] == '[') {
         if (length < 3 || host[length - 1] != ']') return false;
         host[length - 1] = '\0';
-        /* cuts off the scope of an IPv6 address, such as %eth0 in [fe80::1%eth0], which inet_pton() does not accept */
+        /* cuts off the scope, such as %eth0 in [fe80::1%eth0], which inet_pton() does not accept */
         host[1 + strcspn(host + 1, "%")] = '\0';
         return inet_pton(AF_INET6, host + 1, binary) == 1;
     }
@@ -147,8 +134,8 @@ static bool address_ok(const char *text)
 static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
 {
     static const struct {
-        const char *begins; /* the refused value begins with this text, which the hint leaves out */
-        /* the hint consists of `before`, the rest of the refused value, and `behind` */
+        const char *begins;
+        /* the hint is `before`, then the refused value without `begins`, then `behind` */
         const char *before, *behind;
     } suggestions[] = {
         { "", "127.0.0.1:", "" }, /* 9000 becomes 127.0.0.1:9000 */
@@ -160,7 +147,7 @@ static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
     char address[CONFIG_HINT_BYTES];
     *hint = '\0';
     snprintf(address, sizeof address, "[%.*s]%s", colon ? (int)(colon - value) : 0, value, colon ? colon : "");
-    /* for an IPv6 address without square brackets the hint adds the brackets: ::1:8080 becomes [::1]:8080 */
+    /* suggests brackets for an IPv6 address: ::1:8080 becomes [::1]:8080 */
     bool found = address_ok(address);
     for (size_t i = 0; i < ARRAY_SIZE(suggestions) && !found; i++) {
         const size_t cut = strlen(suggestions[i].begins);
@@ -179,7 +166,7 @@ static bool devices_ok(const char *text)
     if (word_in("auto|all|cpu|reference|paper", text)) return true;
     uint64_t seen = 0;
     static_assert(CONFIG_MAX_DEVICES <= 64, "each has a bit in `seen`");
-    for (;;) { /* reads device numbers that are separated by commas; a number that comes twice is refused */
+    for (;;) {
         uint64_t number;
         if ((text = text_read_number(text, &number)) == NULL || number >= CONFIG_MAX_DEVICES || (seen >> number & 1))
             return false;
@@ -224,16 +211,13 @@ static const char *keep_origin(const char *text)
 
 struct reading {
     struct config *config;
-    bool given[CONFIG_OPTIONS_MAX]; /* given[i]: true if a flag or an environment variable set option i */
-    /* from_flag[i]: true if a flag set option i. It is needed for lists: the first --listen flag replaces the addresses
-     * from the environment. */
+    bool given[CONFIG_OPTIONS_MAX];
+    /* from_flag[i]: a flag set option i; the first --listen flag replaces the addresses from the environment */
     bool from_flag[CONFIG_OPTIONS_MAX];
     char *message;
     size_t capacity;
 };
 
-/* If the option is a list, returns its array of values, and its length and capacity in *count and *most. Otherwise
- * returns NULL, and *most is 0. */
 static const char **list_of(struct config *config, const struct config_option *o, int **count, int *most)
 {
     *count = NULL;
@@ -257,8 +241,7 @@ static enum config_result add_to_list(struct reading *r, const struct config_opt
     return CONFIG_RUN;
 }
 
-/* Sets one option from its text. Messages show `name`, the name that the user wrote: "--queue-depth" or
- * "ATTND_QUEUE_DEPTH". */
+/* `name` is the option as the user wrote it, for messages: "--queue-depth" or "ATTND_QUEUE_DEPTH" */
 static enum config_result set_value(struct reading *r, const struct config_option *o, const char *name,
                                     const char *value)
 {
@@ -378,8 +361,8 @@ static enum config_result give(struct reading *r, size_t index, const char *name
     }
 }
 
-/* Prints the texts `before` and `behind`, and between them an option with its value: as a flag, "--queue-depth 8", or
- * as a variable, "ATTND_QUEUE_DEPTH=8". */
+/* Prints an option with its value between the texts `before` and `behind`: as a flag, "--queue-depth 8", or as a
+ * variable, "ATTND_QUEUE_DEPTH=8". */
 static void put_option(const char *name, const char *value, bool variable, const char *before, const char *behind,
                        char *text, size_t capacity)
 {
@@ -392,12 +375,12 @@ static void put_option(const char *name, const char *value, bool variable, const
     text_put_string(&t, behind);
 }
 
-/* Writes a suggestion for an unknown flag or variable. It suggests the option that other servers call by this name, or
- * else the option with the most similar name. */
+/* Suggests for an unknown flag or variable the option that other servers call by this name, or else the most similar
+ * one. */
 static void suggest(const char *name, bool variable, char *text, size_t capacity)
 {
     const struct config_suggestion *const suggestion = config_suggestion(name);
-    /* An option that differs from `name` in more than half of the letters of `name` is not suggested. */
+    /* An option is suggested only if at most about half of the letters of `name` differ. */
     struct text_nearest nearest = { name, NULL, 1 + (int)strlen(name) / 2 };
     for (size_t i = 0; i < config_option_count; i++)
         text_consider(&nearest, variable ? config_options[i].env + strlen(CONFIG_PREFIX) : config_options[i].flag);
@@ -433,7 +416,7 @@ static bool is_variable(const char *name)
     return strcmp(name, CONFIG_INHERITED_SOCKETS) == 0;
 }
 
-/* Refuses variables that begin with ATTND_ and are no options: otherwise a misspelt one would be ignored silently. */
+/* Refuses variables that begin with ATTND_ and are no options, such as misspelt ones. */
 static enum config_result refuse_variables(struct reading *r)
 {
     for (char **variable = environ; *variable != NULL; variable++) {
@@ -493,7 +476,7 @@ static bool was_given(const struct reading *r, const char *flag)
 {
     for (size_t i = 0; i < config_option_count; i++)
         if (strcmp(config_options[i].flag, flag) == 0) return r->given[i];
-    abort(); /* no option has this name, so the code in this file that asks for it has misspelt it */
+    abort(); /* the code in this file asks for an option that does not exist */
 }
 
 /* True if two listening addresses are equal. Port 0 means any free port, so an address with port 0 equals no other. */
@@ -504,9 +487,8 @@ static bool same_address(const char *a, const char *b)
     return strncmp(a, "unix:", 5) == 0 || !parse_number(strrchr(a, ':') + 1, &port) || port != 0;
 }
 
-/* Returns how many connections are possible if the process may have `files` open files. The number `spare` of these is
- * reserved for other uses. If that would leave less than half of `files`, the reserve is smaller: connections get half
- * of the files that the process and its threads do not need. */
+/* Returns how many connections are possible with `files` open files. `spare` files are reserved for other uses. If that
+ * is more than half of `files`, connections get half of the files that the process and its threads do not need. */
 static int connections_for(const struct config *c, int64_t files, int64_t spare)
 {
     const int64_t own = CONFIG_LEAST_FILES + (int64_t)CONFIG_THREAD_FILES * (c->http_threads + 1);
@@ -514,7 +496,6 @@ static int connections_for(const struct config *c, int64_t files, int64_t spare)
     return most < 0 ? 0 : (int)most;
 }
 
-/* Fills in the defaults that depend on the machine, then checks that the options fit together. */
 static enum config_result settle(struct reading *r)
 {
     struct config *c = r->config;
@@ -527,8 +508,7 @@ static enum config_result settle(struct reading *r)
     if (c->http_threads == 0) {
         const int cores = machine.cores, most = HTTP_THREADS_AUTO_MAX;
         c->http_threads = HTTP_THREADS_A_CORE * cores < most ? HTTP_THREADS_A_CORE * cores : most;
-        /* Rounds the number of threads down to a multiple of the cores, so that each core gets the same number
-         * (http_threads.h says why). */
+        /* rounds down to a multiple of the cores, so that each core has the same number of threads */
         if (cores * cores <= most) c->http_threads -= c->http_threads % cores;
     }
     if (c->cpu_threads == 0) c->cpu_threads = machine.cores;
@@ -596,9 +576,8 @@ static void put_version(FILE *to)
     fprintf(to, "attnd %s (%s)\n", ATTND_VERSION, CONFIG_MACHINE);
 }
 
-/* Looks in argv for the first flag that only prints a text, such as --help or --version. Returns the function that
- * prints the text, or NULL if there is no such flag. Other arguments are not examined, so the flag works even if they
- * are wrong. */
+/* Returns the function that prints the text of the first flag such as --help or --version, or NULL. Other arguments may
+ * be wrong. */
 static void (*find_text(int argc, char **argv))(FILE *)
 {
     static const struct {

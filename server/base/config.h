@@ -19,7 +19,7 @@ struct config {
     /* address of the port for metrics and probes; NULL: /metrics is on the main port only */
     const char *metrics_listen;
     const char *devices; /* the devices to use: "auto", "all", "cpu", or GPU numbers such as "0,1" */
-    /* numbers of threads; if an option was 0 ("by the number of cores"), the number is filled in here */
+    /* numbers of threads; 0 on the command line (by the number of cores) is replaced by the number */
     int http_threads, cpu_threads;
     int64_t memory_bytes; /* memory of the machine, or the limit of the process's cgroup if that is less */
     /* cores that this process may keep busy: those in its affinity mask, but at most the CPU quota of its cgroup */
@@ -50,7 +50,7 @@ struct config {
     int token_share; /* percentage of each of the server's bounds (memory, queue slots) that one token may use */
     /* a shared memory key must begin with one of these prefixes; a '/' at the beginning of a prefix is ignored */
     const char *allow_shm[CONFIG_MAX_SHM];
-    int allow_shm_count; /* 0: clients may not register system shared memory */
+    int allow_shm_count;
     /* addresses and networks of trusted proxies, as texts in the form that peer.h describes */
     const char *trusted_proxies[CONFIG_MAX_PROXIES];
     int trusted_proxy_count; /* 0: the header X-Forwarded-For is ignored */
@@ -60,7 +60,6 @@ struct config {
     const char *log_level;  /* lowest level of lines that are logged: "debug", "info", "warn" or "error" */
 };
 
-/* True if clients may register shared memory regions of any kind. */
 static inline bool config_shares_memory(const struct config *config)
 {
     return config->allow_shm_count > 0 || config->allow_cuda_shm;
@@ -100,7 +99,7 @@ enum config_result config_read(struct config *config, int argc, char **argv, cha
 
 void config_help(FILE *to);          /* prints --help, at most 100 columns wide; call config_read() first */
 void config_help_markdown(FILE *to); /* prints OPTIONS.md (--help-markdown); a test compares it with the file */
-void config_help_man(FILE *to);      /* prints the man page attnd(1) in roff (--help-man) */
-void config_help_bash(FILE *to);     /* prints the script for completion in bash (--help-bash) */
+void config_help_man(FILE *to);
+void config_help_bash(FILE *to);
 
 #endif

@@ -27,7 +27,6 @@ static const char *default_text(const struct config_option *o, char text[24])
     return text;
 }
 
-/* Writes an option's help sentence. If the option is a number, the allowed range follows. */
 static void full_help(const struct config_option *o, char *text, size_t capacity)
 {
     char low[24], high[24];
@@ -39,7 +38,6 @@ static void full_help(const struct config_option *o, char *text, size_t capacity
     else snprintf(text, capacity, "%s", o->help);
 }
 
-/* Prints `text` with line breaks at spaces. Each line is indented. */
 static void print_wrapped(FILE *to, const char *text, int indent, int columns)
 {
     while (*text) {
@@ -174,13 +172,12 @@ void config_help_man(FILE *to)
         fputs(".\n", to);
     }
     fputs(man_tail, to);
-    put_roff(to, strchr(examples, '\n') + 1); /* prints the examples without their title line */
+    put_roff(to, strchr(examples, '\n') + 1);
     fputs(".fi\n", to);
 }
 
 /* ---- Completion in bash ------------------------------------------------------------------------------------------ */
 
-/* Prints the allowed words of an option with spaces: "text|json" becomes "text json". */
 static void put_words(FILE *to, const char *words)
 {
     for (; *words; words++) fputc(*words == '|' ? ' ' : *words, to);
@@ -207,7 +204,7 @@ void config_help_bash(FILE *to)
             fputs("words='", to);
             put_words(to, o->words);
             fputs("'", to);
-        } else fputs("return", to); /* any value is possible, so there is nothing to complete */
+        } else fputs("return", to);
         fputs(" ;;\n", to);
     }
     fputs("    *)\n"

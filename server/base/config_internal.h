@@ -15,7 +15,6 @@
 #error "the Makefile defines ATTND_VERSION and ATTND_DATE"
 #endif
 
-/* The platform this program was compiled for, in the form that --version prints. */
 #if defined(__x86_64__)
 #define CONFIG_MACHINE "x86-64"
 #elif defined(__aarch64__)
@@ -30,25 +29,25 @@
 #define GIB           (MIB * 1024)
 
 enum config_type {
-    TYPE_INT,     /* the value is a whole number, stored in an int */
-    TYPE_INT64,   /* the value is a whole number, stored in an int64_t */
-    TYPE_SIZE,    /* the value is a size in bytes, stored in an int64_t; a suffix K, M or G may follow the number */
-    TYPE_SWITCH,  /* the value is on or off, stored in a bool */
+    TYPE_INT,
+    TYPE_INT64,
+    TYPE_SIZE, /* the value is a size in bytes, stored in an int64_t; a suffix K, M or G may follow the number */
+    TYPE_SWITCH,
     TYPE_CHOICE,  /* the value is one of the words in `words` */
     TYPE_ADDRESS, /* the value has the form ADDR:PORT or unix:PATH */
     TYPE_LISTEN,  /* the values are addresses to listen on: config->listen */
     TYPE_SHM,     /* the values are prefixes of shared memory keys: config->allow_shm */
     TYPE_PROXY,   /* the values are networks of proxies: config->trusted_proxies */
-    TYPE_DEVICES, /* the value is auto, all, cpu, or numbers of GPUs */
-    TYPE_FILE,    /* the value is the path of a file, which must be readable when the options are read */
-    TYPE_ORIGIN,  /* the value has the form scheme://host[:port], or is * */
+    TYPE_DEVICES,
+    TYPE_FILE,   /* the value is the path of a file, which must be readable when the options are read */
+    TYPE_ORIGIN, /* the value has the form scheme://host[:port], or is * */
 };
 
 struct config_option {
     const char *flag, *env;
     enum config_type type;
     const char *placeholder;
-    size_t offset;    /* offset of the option's member in struct config */
+    size_t offset;
     int64_t fallback; /* default value of a number or a switch */
     int64_t min, max; /* allowed range of a number */
     const char *word; /* default value of an option that is neither a number nor a switch; NULL: none */
@@ -61,7 +60,7 @@ struct config_option {
 
 enum { CONFIG_OPTIONS_MAX = 64 };
 extern const struct config_option config_options[];
-extern const size_t config_option_count; /* number of options in config_options[], at most CONFIG_OPTIONS_MAX */
+extern const size_t config_option_count;
 
 /* Writes a size with a suffix: 1048576 becomes "1M". A size that is no whole multiple of the suffix's unit gets no
  * suffix, so every text reads back as exactly the same size. */
@@ -69,11 +68,11 @@ const char *config_size_text(int64_t bytes, char text[24]);
 
 enum { CONFIG_HINT_BYTES = 160 };
 /* Writes a hint for a value that is no valid size, but clearly means a size within the option's range: 1.5G gets ";
- * write 1536M". Other examples are 512MiB and 1T. Writes "" if there is no hint. Returns `hint`. */
+ * write 1536M". Writes "" if there is no hint. Returns `hint`. */
 const char *config_size_hint(const char *value, int64_t min, int64_t max, char hint[CONFIG_HINT_BYTES]);
 
-/* Writes a hint for a value that the option refuses but whose meaning is clear: 30s gets "; write 30000". Other
- * examples are `warning` for a log level and cuda:0 for devices. Writes "" if there is no hint. Returns `hint`. */
+/* Writes a hint for a value that the option refuses but whose meaning is clear: 30s gets "; write 30000". Writes "" if
+ * there is no hint. Returns `hint`. */
 const char *config_value_hint(const struct config_option *o, const char *value, char hint[CONFIG_HINT_BYTES]);
 
 #endif

@@ -11,7 +11,7 @@
 #include "text/text.h"
 #include "server/base/config_internal.h"
 
-enum { NAME_BYTES = 64 }; /* longest name of an option, with the NUL; a longer name is cut and matches no option */
+enum { NAME_BYTES = 64 }; /* longest name of an option, with the NUL; a longer name matches none */
 
 const struct config_suggestion config_suggestions[] = {
     { "port p http-port", "listen", "127.0.0.1:PORT", NULL },
@@ -73,9 +73,8 @@ const struct config_suggestion *config_suggestion(const char *name)
 const char *config_size_hint(const char *value, int64_t min, int64_t max, char hint[CONFIG_HINT_BYTES])
 {
     static const struct {
-        const char *names; /* names of a unit of size, in lower case, separated by spaces */
-        /* number of bytes of the unit; if a value has a fraction, such as 1.5, the hint rounds the value to a multiple
-         * of `step` bytes */
+        const char *names;
+        /* bytes of the unit; a value with a fraction, such as 1.5, is rounded to a multiple of `step` bytes */
         int64_t unit, step;
     } units[] = {
         { "b byte bytes", 1, 1 },    { "k kb kib ki", KIB, 1 },          { "m mb mib mi", MIB, KIB },

@@ -5,10 +5,9 @@
 
 #include <stdbool.h>
 
-/* One row of hints: the names that other servers give to an option, and the option of attnd that replaces it. */
+/* Names that other servers give to an option, such as "port p", and the option of attnd that replaces it. */
 struct config_suggestion {
-    const char *names; /* names that other servers give to an option, without dashes, separated by spaces, such as
-                        * "port p" */
+    const char *names;
     const char *flag, *value;
     /* advice for users of these names, if attnd has no such option; NULL: attnd has an option that replaces them */
     const char *instead;
@@ -18,14 +17,12 @@ extern const struct config_suggestion config_suggestions[]; /* in the last row `
 /* Returns the row whose names include `name`, or NULL. Upper and lower case are equal, and so are '_' and '-'. */
 const struct config_suggestion *config_suggestion(const char *name);
 
-/* True if Kubernetes or a Docker link set the variable, which is then no option. Kubernetes and Docker set variables
- * for every service called attnd or attnd-...: ATTND_SERVICE_HOST, ATTND_PORT=tcp://10.0.0.1:8080,
- * ATTND_PORT_8080_TCP_ADDR. Docker adds ATTND_NAME=/client/attnd and the other container's environment, such as
- * ATTND_ENV_PATH. */
+/* True if Kubernetes or a Docker link set the variable for a service called attnd; it is then no option. Examples:
+ * ATTND_SERVICE_HOST, ATTND_PORT=tcp://10.0.0.1:8080, ATTND_NAME=/client/attnd. */
 bool config_is_service_link(const char *name, const char *value);
 
-/* True if the variable belongs to this project's Makefile, tests, examples or deploy/compose.yaml. A variable like that
- * is no option, and the server ignores it. */
+/* True if the variable belongs to this project's Makefile, tests, examples or deploy/compose.yaml, so that the server
+ * ignores it. */
 bool config_is_of_the_project(const char *name);
 
 #endif

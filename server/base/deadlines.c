@@ -1,6 +1,5 @@
-/* deadlines.c: a binary heap of deadlines. Most deadlines are "now plus the same time-out", so a new deadline is
- * usually later than all others. Adding a deadline that is later than all others moves none of them in the heap.
- * Invariant: heap[i]->place == i + 1, and no child is earlier than its parent. */
+/* deadlines.c: a binary heap of deadlines. Invariant: heap[i]->place == i + 1, and no child is earlier than its
+ * parent. */
 #include "server/base/deadlines.h"
 
 #include <assert.h>

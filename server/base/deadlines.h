@@ -18,13 +18,12 @@ struct deadlines {
     int count, capacity;
 };
 
-/* adds a deadline; returns false when out of memory */
 bool deadlines_add(struct deadlines *all, struct deadline *deadline);
 /* Removes a deadline. Does nothing if it is in no heap. */
 void deadlines_remove(struct deadlines *all, struct deadline *deadline);
 /* returns the earliest deadline; NULL if the heap is empty */
 struct deadline *deadlines_next(const struct deadlines *all);
-/* frees the heap, but not the structs in which the deadlines are embedded */
+/* frees the heap, but not the structs that contain the deadlines */
 void deadlines_clear(struct deadlines *all);
 
 #endif

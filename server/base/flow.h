@@ -30,7 +30,6 @@ enum flow_work {
 struct flow {
     atomic_int references;
     char name[METRICS_LABEL_BYTES]; /* name of the flow in /metrics: the token's name, or "everybody" without tokens */
-    /* time charged to this flow (client) since it was made, on devices and CPU threads */
     _Atomic int64_t used_ns;
 
     /* Only the main thread (queue.c) uses the members below. */
@@ -39,10 +38,9 @@ struct flow {
      * gives it no advantage. */
     int64_t ahead_ns;
     int running; /* number of batches that run on devices and whose first job belongs to this flow (client) */
-    /* Sum of the start times of all batches that `running` counts. Together these batches have run for `running` times
-     * the present time, minus this sum. */
+    /* sum of the start times of the batches in `running`; together they have run for running * now minus this sum */
     int64_t running_since_ns;
-    int waiting; /* number of this client's waiting jobs; while it is 0, the flow is not in the queue's list of flows */
+    int waiting; /* number of this client's waiting jobs; 0: the flow is not in the queue's list of flows */
     struct job *first, *last; /* this client's waiting jobs, linked by their member in_flow */
     struct flow *previous, *next;
 };
@@ -50,8 +48,8 @@ struct flow {
 /* Makes a flow (the account of one client's device time) with one reference. A `name` that is too long is cut. Returns
  * NULL when out of memory. */
 struct flow *flow_new(const char *name);
-struct flow *flow_hold(struct flow *flow); /* takes a reference to a flow, and returns it; `flow` may be NULL */
-void flow_release(struct flow *flow);      /* drops a reference to a flow; does nothing if `flow` is NULL */
+struct flow *flow_hold(struct flow *flow);
+void flow_release(struct flow *flow);
 
 /* Charges `ns` nanoseconds of work to the flow (client), and adds this time to the totals in /metrics. If `flow` is
  * NULL, the time is only added to the totals. Any thread may call this. */

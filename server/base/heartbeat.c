@@ -9,8 +9,7 @@
 
 enum { LINE = 64 };
 
-/* The entry of one thread in the table. The thread writes its entry several times per request. Each entry fills a
- * cache line of its own, so that threads do not slow each other down. */
+/* The entry of one thread in the table. Each entry fills a cache line, so that threads do not slow each other down. */
 struct place {
     _Alignas(LINE) _Atomic int64_t since_ms; /* start of the present piece of work; 0: the thread waits for work */
     _Atomic int kind;
@@ -48,8 +47,7 @@ const char *heartbeat_name(enum heartbeat_kind kind)
 void heartbeat_busy(enum heartbeat_kind kind)
 {
     if (own == NULL) {
-        /* The count of taken entries stops at the table's size. Otherwise each further thread would increase the count,
-         * until the count overflowed. */
+        /* tested first, so that the count of taken entries cannot overflow */
         if (atomic_load_explicit(&taken, memory_order_relaxed) >= HEARTBEAT_THREADS) return;
         const int index = atomic_fetch_add(&taken, 1);
         if (index >= HEARTBEAT_THREADS) return;

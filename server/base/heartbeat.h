@@ -1,9 +1,8 @@
 /* heartbeat.h: records since when each thread has been busy with its present piece of work. A healthy thread may be
  * busy for some milliseconds at a time. A thread that is busy for seconds is stuck, and /readyz reports it.
  *
- * No thread watches the others, because a watching thread could hang too. Instead, a probe or /metrics looks at all
- * threads when it is requested. A thread gets an entry of the table when it begins its first piece of work, and keeps
- * the entry until the process ends. Threads beyond the first HEARTBEAT_THREADS are not watched. */
+ * A probe or /metrics looks at all threads when it is requested. Threads beyond the first HEARTBEAT_THREADS are not
+ * watched. */
 #ifndef HEARTBEAT_H
 #define HEARTBEAT_H
 
@@ -12,8 +11,7 @@
 #include "server/base/limits.h"
 
 /* One row for each kind of thread: id, label in /metrics, name in /readyz, and the longest time for a piece of work in
- * ms. A device's thread waits for its device, so its limit is the longest time of a run (see heartbeat_set_limit()).
- * The limit of other threads is far longer than the delays of a busy machine. */
+ * ms. A device's thread waits for its device, so its limit is the longest time of a run (see heartbeat_set_limit()). */
 #define HEARTBEAT_MAP(X)                                  \
     X(HTTP, "http", "an HTTP thread", HEARTBEAT_LIMIT_MS) \
     X(LOOP, "loop", "the loop", HEARTBEAT_LIMIT_MS)       \
@@ -31,10 +29,8 @@ const char *heartbeat_name(enum heartbeat_kind kind);
 
 /* Call this when the calling thread begins a piece of work, or goes on to the next piece. */
 void heartbeat_busy(enum heartbeat_kind kind);
-/* Call this when the calling thread has finished its work and begins to wait. */
 void heartbeat_idle(void);
 
-/* Sets how long threads of this kind may be busy with one piece of work. */
 void heartbeat_set_limit(enum heartbeat_kind kind, int64_t ms);
 /* Returns the longest time in ms for which any thread of this kind has been busy with its present piece of work.
  * Returns 0 if all these threads wait for work. Any thread may call this. */

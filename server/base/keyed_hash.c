@@ -4,7 +4,7 @@
 #include <string.h>
 #include <sys/random.h>
 
-enum { WORD = 8 }; /* number of bytes that SipHash takes in at a time */
+enum { WORD = 8 };
 
 struct state {
     uint64_t v0, v1, v2, v3;

@@ -1,11 +1,9 @@
-/* keyed_hash.h: hashes of ids, and of names that clients choose.
+/* keyed_hash.h: hashes of ids, and of names that clients choose: SipHash-2-4 (Aumasson and Bernstein, "SipHash: a fast
+ * short-input PRF", 2012).
  *
- * If a client knew a table's hash function, it could choose names that all fall into one bucket, and every lookup would
- * have to search all these names. The hash therefore uses a secret random key, so a client cannot tell which names
- * share a bucket. The owner of a name (the client's account) is hashed together with the name, so that equal names of
- * two owners have different hashes.
- *
- * Source: SipHash-2-4 (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012). */
+ * The secret random key prevents clients from choosing names that all fall into one bucket of a hash table. The owner
+ * of a name (the client's account) is hashed together with the name, so that equal names of two owners have different
+ * hashes. */
 #ifndef KEYED_HASH_H
 #define KEYED_HASH_H
 
@@ -13,7 +11,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The secret key of one hash table. */
 struct hash_key {
     uint64_t k0, k1;
 };

@@ -2,8 +2,7 @@
  *
  * A limit that an option sets is in the option's row of config_table.c. The limits on the contents of one body are in
  * PROTO_LIMITS_DEFAULT of proto-json/proto.h. The name of a limit begins with the name of the file that enforces it
- * (HTTP: mhd.c). Constants that do not limit clients or devices, such as sizes of tables, are in the files that use
- * them. */
+ * (HTTP: mhd.c). */
 #ifndef LIMITS_H
 #define LIMITS_H
 
@@ -19,17 +18,17 @@ enum {
     CONFIG_METRICS_CONNECTIONS = 256,
     /* number of open files that are not connections: those of epoll, eventfd, libraries, log and GPU driver */
     CONFIG_SPARE_FILES = 128,
-    /* Number of open files that are not connections, without the files of the GPU driver and of threads. This number
-     * replaces CONFIG_SPARE_FILES where the limit on open files is very low. */
+    /* Number of open files that are not connections, without those of the GPU driver and of threads. It is used if the
+     * limit on open files is very low. */
     CONFIG_LEAST_FILES = 32,
-    CONFIG_THREAD_FILES = 2, /* open files of one HTTP thread: one for epoll, one for eventfd */
-    /* upper bound of --max-batch (requests in a batch); the main thread has an array of this size */
+    CONFIG_THREAD_FILES = 2, /* open files of one HTTP thread: epoll and eventfd */
+    /* upper bound of --max-batch (requests in a batch) */
     CONFIG_MAX_BATCH = 1024,
-    /* largest number of networks of --trusted-proxy; the server compares the peer of every request with all of them */
+    /* largest number of --trusted-proxy networks; the peer of every request is compared with all of them */
     CONFIG_MAX_PROXIES = 8,
-    /* device numbers in --devices are less than this, because a mask of 64 bits has one bit for each device */
+    /* device numbers in --devices are less than this: a 64-bit mask has one bit for each device */
     CONFIG_MAX_DEVICES = 64,
-    /* largest number of prefixes of --allow-shm; the error message for a wrong key lists all of them */
+    /* largest number of --allow-shm prefixes; the error message for a wrong key lists all of them */
     CONFIG_MAX_SHM = 8,
     CONFIG_SHM_BYTES = 32, /* longest --allow-shm prefix, in bytes */
 };
@@ -37,13 +36,11 @@ enum {
 /* ---- Connections (http/) ----------------------------------------------------------------------------------------- */
 
 enum {
-    /* backlog of a listener: connections that may wait to be accepted; the system lowers this number to
-     * net.core.somaxconn */
+    /* backlog of a listener: connections that may wait to be accepted; the kernel lowers it to net.core.somaxconn */
     LISTEN_BACKLOG = 4096,
     /* largest number of connections that the main thread accepts in a row before it does its other work */
     LISTEN_ACCEPT_BURST = 64,
-    /* after a listener stops taking new clients, TCP handshakes that have begun get this much time to complete; one
-     * round trip is enough */
+    /* when a listener stops taking clients, TCP handshakes that have begun get this time to complete */
     LISTEN_DOOR_MS = 100,
     /* as LISTEN_DOOR_MS (time for handshakes that have begun), but for a socket that only clients on this machine can
      * reach */
@@ -51,19 +48,18 @@ enum {
     /* seconds of silence after which the kernel probes whether the client of a connection is still there */
     LISTEN_KEEPALIVE_S = 60,
     LISTEN_USER_TIMEOUT_MS = 30000, /* a client that has not acknowledged sent bytes for this long counts as vanished */
-    /* Retry-After in seconds of a refused connection; it is short, because other connections end all the time */
+    /* Retry-After in seconds of a refused connection; short, because connections end all the time */
     REFUSAL_RETRY_AFTER_S = 1,
 
-    FRONTEND_HEAD_MS = 10000, /* the head of a request must arrive within this time (or within --body-timeout-ms, if
-                               * that is less) */
+    FRONTEND_HEAD_MS = 10000, /* the head of a request must arrive within this time (or --body-timeout-ms, if that is
+                               * less) */
     /* Longest idle time of a connection between two requests. It is more than the 60 s for which load balancers keep a
      * connection. */
     FRONTEND_IDLE_MS = 75000,
     /* While the server drains (finishes requests before it stops), idle connections are closed once no connection has
-     * had a request for this long. Until then a load balancer may still send requests over open connections. */
+     * had a request for this long. */
     FRONTEND_SILENT_MS = 500,
-    /* while the server drains (before it stops), a connection on which no byte moves for this long is cut; at other
-     * times only the usual time limits apply */
+    /* while the server drains (before it stops), a connection on which no byte moves for this long is cut */
     FRONTEND_STALLED_MS = 2000,
     /* With more connections than this, sweeps over all connections are rarer. A sweep over 10000 connections takes 2
      * ms. */
@@ -72,103 +68,88 @@ enum {
      * --body-timeout-ms (see that option's help). */
     CONNECTION_BYTES_PER_MS = 1024,
 
-    /* When all connections are in use, a server with tokens may close a connection that has shown no token, to make
-     * room for a new connection. Such a connection may be closed if it has been sending the body of a refused request
-     * for this long, or has been fetching an answer for this long. */
+    /* When all connections are in use, a connection that has shown no token may be closed if it has sent the body of a
+     * refused request, or fetched an answer, for this long. */
     CONNECTION_STRANGER_MS = 1000,
     /* A connection that has shown a token is closed to make room for another connection only after it has been idle for
-     * this long. On a server without tokens this holds for every connection. A busy client sends its next request
-     * sooner. */
+     * this long. On a server without tokens this holds for every connection. */
     CONNECTION_BETWEEN_MS = 100,
-    /* if a search for connections that may be closed finds none, the server waits this long before the next search */
+    /* if no connection can be closed to make room, the next search is this much later */
     CONNECTION_LOOK_MS = 10,
-    /* Largest number of connections that may be in this state at a time: closed to make room for others, but not yet
-     * released by libmicrohttpd. */
+    /* largest number of connections that were closed to make room, but not yet released by libmicrohttpd */
     CONNECTION_LEAVING = 64,
 
     /* Longest time of a lingering close: the socket stays open after its connection has ended, until the client has
      * fetched its answer. A slower client may lose the answer's end. */
     LINGER_MS = 10000,
-    /* largest number of sockets in lingering close; if there is one more, the oldest is closed early */
+    /* largest number of sockets in lingering close; one more closes the oldest early */
     LINGER_MOST = 256,
-    /* number of file descriptors that must stay free when sockets are kept in lingering close */
+    /* number of file descriptors that lingering close must leave free */
     LINGER_SPARE_FILES = 32,
-    /* the main thread reads from at most this many sockets in lingering close (kept until the client has its answer)
-     * before it does its other work */
+    /* largest number of sockets in lingering close that the main thread reads from before it does other work */
     LINGER_EVENTS = 16,
     LINGER_DROP_BYTES = 16 << 10,
-    /* largest number of pieces of LINGER_DROP_BYTES that are read and dropped from one socket in a row: 1 MiB */
+    /* largest number of pieces of LINGER_DROP_BYTES dropped from one socket in a row: 1 MiB */
     LINGER_DROP_PIECES = 64,
-    /* Largest number of pieces of LINGER_DROP_BYTES that the main thread reads from all sockets in lingering close
-     * before it does its other work. All these pieces together have 4 MiB, and reading them takes about a
-     * millisecond. */
+    /* largest number of pieces of LINGER_DROP_BYTES read from all sockets before the main thread does other work: 4
+     * MiB */
     LINGER_SWEEP_PIECES = LINGER_MOST,
 };
 
 /* ---- Heads and bodies (http/) ------------------------------------------------------------------------------------ */
 
 enum {
-    /* Memory that libmicrohttpd gives each connection. It holds the head of a request, and half of it takes the bytes
-     * of one recv() of the body: a body of 131 KB needs three calls. More memory would be slower, because libmicrohttpd
-     * sets all of it to zero between two requests, and because it would drive the body out of the CPU's cache.
-     * HTTP_CONNECTION_STEP is how much libmicrohttpd adds when the head needs more room. Quirk 10 of http/mhd_quirks.h
-     * is the reason for this size. */
+    /* Memory that libmicrohttpd gives each connection (quirk 10 in http/mhd_quirks.h). It holds the head of a request,
+     * and half of it takes the bytes of one recv() of the body. More would be slower, because libmicrohttpd clears all
+     * of it between two requests. HTTP_CONNECTION_STEP is added when the head needs more room. */
     HTTP_CONNECTION_BYTES = 80 << 10,
     HTTP_CONNECTION_STEP = 60 << 10,
-    /* Memory of connections as attnd_connection_bytes in /metrics counts it, without tensors, which count as staging
-     * memory. Each connection counts HTTP_OPEN_BYTES: HTTP_CONNECTION_BYTES, and records of libmicrohttpd and attnd. A
-     * connection with TLS counts HTTP_TLS_BYTES more; 28 KiB were measured with GnuTLS 3.7.9. A running request counts
-     * HTTP_REQUEST_BYTES more. It has a record, a parser, and an unpacker for a compressed body; the unpacker takes
-     * 72 KiB. It also has a text of at most REQUEST_UNCOUNTED_BYTES, or a body that is kept whole, or a block of the
+    /* Memory of connections as attnd_connection_bytes in /metrics counts it, without tensors. Each connection counts
+     * HTTP_OPEN_BYTES, and HTTP_TLS_BYTES more with TLS (28 KiB were measured with GnuTLS 3.7.9). A running request
+     * counts HTTP_REQUEST_BYTES more: its record, its parser, an unpacker (72 KiB), and a text or a block of the
      * answer. */
     HTTP_OPEN_BYTES = HTTP_CONNECTION_BYTES + (4 << 10),
     HTTP_TLS_BYTES = 32 << 10,
     HTTP_REQUEST_BYTES = 108 << 10,
-    /* by default, connections may use this fraction (an eighth) of the memory (see --max-connections) */
+    /* by default, connections may use an eighth of the memory (see --max-connections) */
     HTTP_CONNECTIONS_SHARE = 8,
     HTTP_CONNECTIONS_LEAST = 16,
-    /* Time for which a thread polls for the next request after it has sent an answer from a GPU. A client needs 20
-     * us to send its next request, and a sleeping thread would need another 20 us to wake. */
+    /* Time for which a thread polls for the next request after an answer from a GPU. A client needs 20 us to send it,
+     * and a sleeping thread would need another 20 us to wake. */
     HTTP_EXPECT_NS = 50000,
-    /* idle time after which libmicrohttpd closes a connection; only a fallback, because connections.c closes it
-     * earlier */
+    /* idle time after which libmicrohttpd closes a connection; connections.c closes it earlier */
     HTTP_INACTIVITY_S = 120,
     /* Largest number of arguments in a URL's query. libmicrohttpd keeps a record of each argument in the connection's
      * memory. */
     HTTP_ARGUMENTS_MAX = 100,
-    /* Longest body that is kept whole for a handler. The longest valid body makes a cache: it has two quantisation
-     * scales for each of CACHES_HEADS heads, and Python writes a scale with up to 25 bytes. */
+    /* Longest body that is kept whole for a handler. The longest valid one makes a cache and has two scales, of up to
+     * 25 bytes as text, for each of CACHES_HEADS heads. */
     HTTP_KEPT_BODY_BYTES = 64 << 10,
-    /* longest file of a certificate chain or a key: such files have a few KB, so a longer file was probably named by
-     * mistake */
+    /* longest file of a certificate chain or a key; usual ones have a few KB */
     HTTP_PEM_BYTES = 1 << 20,
-    /* A text of a request or an answer that has more bytes than this counts towards the limit of staging memory (memory
-     * for tensors). A shorter text does not count. */
+    /* A text of a request or an answer counts towards the limit of staging memory (memory for tensors) only if it is
+     * longer than this. */
     REQUEST_UNCOUNTED_BYTES = 32 << 10,
     REQUEST_ID_BYTES = 129, /* longest X-Request-Id, with the NUL; a longer id from a client is replaced */
-    /* longest wait of a TLS connection for memory; it must be shorter than HEARTBEAT_LIMIT_MS, after which a waiting
-     * thread would count as stuck */
+    /* longest wait of a TLS connection for memory; below HEARTBEAT_LIMIT_MS, after which the thread counts as stuck */
     TLS_MEMORY_WAIT_MS = 4000,
     TLS_MEMORY_STEP_MS = 10,
-    /* longest token in bytes; a comparison looks at all bytes of all tokens, so that its time reveals nothing about
-     * the tokens */
+    /* longest token in bytes; a comparison looks at all bytes of all tokens, so that its time reveals nothing */
     TOKEN_MAX_BYTES = 256,
-    /* largest number of tokens; all tokens together take 1 MiB, and the token of a request is compared with all of
-     * them */
+    /* largest number of tokens; the token of a request is compared with all of them */
     TOKEN_MAX_COUNT = 4096,
 };
 
 /* ---- Compressed bodies (base/unpack.c, http/body.c) -------------------------------------------------------------- */
 
 enum {
-    /* largest number of bytes that are unpacked from a compressed body at a time; the parser reads these bytes before
-     * more bytes are unpacked */
+    /* number of bytes that are unpacked at a time; the parser reads them before more are unpacked */
     UNPACK_PIECE_BYTES = 32 << 10,
     /* Number of bytes that an HTTP thread unpacks for one connection before it serves another connection. Unpacking
-     * them takes a millisecond. Without this limit, 80 KiB of packed bytes could unpack to 80 MiB in 100 ms. */
+     * them takes a millisecond. */
     UNPACK_TURN_BYTES = 256 << 10,
     /* Largest allowed ratio of unpacked to packed bytes; deflate reaches 1032. Numeric tensors shrink to a half, masks
-     * to a hundredth. A body that shrinks further is either small or an attack. */
+     * to a hundredth. */
     UNPACK_RATIO = 256,
     /* up to this size of the unpacked body, any ratio of unpacked to packed bytes is allowed */
     UNPACK_FREE_BYTES = 64 << 20,
@@ -179,8 +160,8 @@ enum {
 enum {
     /* An answer up to this size is encoded at once and sent in one call. A larger one is encoded block by block. */
     ANSWER_SMALL_BYTES = 256 << 10,
-    /* If the inputs of a request have this many bytes or more, its answer gets memory of its own. The memory of the
-     * inputs is then released early and can serve another request. */
+    /* If the inputs of a request have this many bytes or more, its answer gets memory of its own, so that the memory of
+     * the inputs can be released early. */
     ANSWER_LARGE_INPUTS = 2 << 20,
     /* bytes of a block of a large answer; it fits in the second-level cache beside the tensors from which it is made */
     ANSWER_STREAM_BLOCK = 192 << 10,
@@ -192,65 +173,56 @@ enum {
 /* ---- Requests that wait (sched/, work/) -------------------------------------------------------------------------- */
 
 enum {
-    /* interval at which the main thread searches for requests that have waited for LOOP_WATCH_AFTER_MS */
+    /* interval at which the main thread looks for requests that have waited for LOOP_WATCH_AFTER_MS */
     LOOP_TICK_MS = 10,
-    /* when a request has waited for this long, the main thread begins to watch whether its client leaves */
+    /* after this wait of a request, the main thread begins to watch whether its client leaves */
     LOOP_WATCH_AFTER_MS = 20,
     /* interval at which the main thread examines all connections; a client that leaves during its request is noticed at
      * the second examination at the latest */
     LOOP_SWEEP_MS = 40,
-    /* when most connections have been closed, free memory is returned to the system, but only if at least this many
-     * connections were open before */
+    /* when most connections have ended, free memory is returned to the system if at least this many were open before */
     LOOP_CROWD = 512,
     LOOP_STOP_MS = 2000, /* time for sending the last answers when the server stops */
 
-    /* If the text of a body, without tensor data, has more bytes than this, another thread checks the body. Checking a
-     * text of this size takes 2 ms. */
+    /* If the text of a body, without tensor data, is longer than this, another thread checks the body. Checking this
+     * much text takes 2 ms. */
     CHECK_LONG_SKELETON_BYTES = 32 << 10,
-    /* if a body has more bytes than this, another thread checks it, because checking this many bytes of mask rows takes
-     * 2 ms */
+    /* a body longer than this is checked by another thread; checking this many bytes of mask rows takes 2 ms */
     CHECK_LONG_BODY_BYTES = 8 << 20,
     CHECK_LONG_LSE_BYTES =
-        /* if a body has more bytes than this, another thread checks its lse, the log-sum-exp of each row
-         * (attn_check_lse()) */
+        /* a body longer than this that has an lse (log-sum-exp of each row) is checked by another thread */
     512 << 10,
-    /* Inputs in shared memory are copied to the body's block of staging memory. If the block is too short and has at
-     * most this many bytes, its bytes are moved to a longer block. A block with more bytes is not copied: it grows when
-     * it is full. */
+    /* Inputs in shared memory are copied to the body's block of staging memory. If the block is too short, it is
+     * replaced by a longer one if it has at most this many bytes; otherwise it grows when it is full. */
     CHECK_COPY_BYTES = 256 << 10,
-    /* verifying results, and computing the length of an answer's text, are divided into pieces of work of this
-     * duration, so that other requests make progress between two pieces */
+    /* duration of one piece of verifying results, or of computing the length of an answer's text; other requests
+     * progress between pieces */
     FINISH_PIECE_NS = 10000000,
-    /* Largest number of pieces of work in libuv's thread pool at a time: as many as the pool has threads by default.
-     * libuv would run further pieces in order of arrival. attnd therefore queues them itself, and lets clients take
-     * turns. */
+    /* Largest number of pieces of work in libuv's thread pool at a time: its default number of threads. Further pieces
+     * wait in attnd, which lets clients take turns. */
     PIECES_AT_ONCE = 4,
-    /* The judge (the code that compares a client's results with exact results) stops early enough that the answer is in
-     * time. It stops this many milliseconds, plus a tenth of the remaining time, before the request's deadline. */
+    /* The comparison of a client's results with exact ones stops this many milliseconds, plus a tenth of the remaining
+     * time, before the request's deadline. */
     JUDGE_MARGIN_MS = 50,
-    FINISH_NUMBERS = 4096, /* a thread that computes the length of an answer's text looks at the clock after this
+    FINISH_NUMBERS = 4096, /* while a thread computes the length of an answer's text, it looks at the clock after this
                             * many numbers */
-    /* If an answer has at most this many numbers as text, the HTTP thread itself computes the length of that text. This
-     * takes a millisecond or less. */
+    /* If an answer has at most this many numbers as text, the HTTP thread itself computes the length of that text. */
     PREPARE_MEASURE_AT_ONCE = 4096,
 
-    /* largest number of waiting jobs that the server examines to find further jobs for a batch; the queue may have a
-     * million jobs */
+    /* largest number of waiting jobs that are examined to fill a batch */
     QUEUE_SCAN_MAX = 512,
-    /* largest number of jobs that a search for the next job skips because those jobs cannot run on a device yet;
-     * skipping this many jobs takes 3 ms */
+    /* largest number of jobs that cannot run yet and are skipped to find the next job; this takes 3 ms */
     QUEUE_PASS_MAX = 1 << 16,
-    /* Largest number of caches that the server examines when it tests which waiting cache transactions can begin. With
-     * hundreds of transactions of a thousand caches each, the test takes 30 ms. */
+    /* Largest number of caches examined to find which waiting cache transactions can begin. */
     QUEUE_STEP_ROWS = 1 << 19,
-    /* largest value of Retry-After in seconds when the queue is full; a longer estimate would be too uncertain */
+    /* largest value of Retry-After in seconds when the queue is full */
     QUEUE_RETRY_MAX_S = 30,
 
     /* largest number of contexts (saved forwards); their table is allocated at the start */
     CONTEXTS_MAX_COUNT = 1024,
-    /* a context (a saved forward) waits this long for its backward; after that its memory is released */
+    /* time after which a context (saved forward) is released if no backward has used it */
     CONTEXTS_TTL_MS = 300000,
-    /* contexts (saved forwards) may hold this fraction, a quarter, of the staging memory (memory for tensors) */
+    /* contexts (saved forwards) may hold a quarter of the staging memory (memory for tensors) */
     CONTEXTS_SHARE = 4,
 
     /* bytes of the smallest granule (unit of memory for cache pages); also the alignment of every page */
@@ -260,12 +232,11 @@ enum {
     PAGES_GRANULES = 1 << 20,
     CACHES_MAX_COUNT = 1 << 16,
     /* Upper bound on the page-table entries of all caches of a device. It is the larger of two numbers: CACHES_NUMBERS,
-     * and CACHES_SHARING for each granule (unit of memory for pages). The bound is needed although forks share pages,
-     * because each fork has its own copy of a part of the page list. */
+     * and CACHES_SHARING for each granule (unit of memory for pages). */
     CACHES_NUMBERS = 1 << 16,
     CACHES_SHARING = 16,
-    /* if two neighbouring caches of a decode share at least this many positions (as forks may do), the device reads
-     * these positions once for both caches */
+    /* if neighbouring caches of a decode share at least this many positions (forks), the device reads them once for
+     * both */
     CACHES_PREFIX_KEYS = 1024,
     CACHES_TTL_MS = 600000,      /* a cache ends when it has not been used for this time, unless ttl_s is given */
     CACHES_PAGE_SIZE = 128,      /* number of positions in a page of a cache, unless page_size is given */
@@ -274,8 +245,7 @@ enum {
     CACHES_PAGE_SIZE_MOST = 128,
     CACHES_HEADS = 1024, /* largest number of key/value heads of a cache */
     CACHES_ROWS = 1024,  /* largest number of caches in one cache transaction */
-    /* largest number of entries in the page table of one cache transaction; writing this many entries takes a
-     * millisecond */
+    /* largest number of page-table entries of one cache transaction; writing them takes a millisecond */
     CACHES_STEP_PAGES = 1 << 20,
     CACHES_LIST = 1000,         /* largest number of caches that one answer of GET /v1/caches lists */
     CACHES_EXPIRE_LOOKS = 4096, /* largest number of caches that one sweep for expired caches examines */
@@ -284,28 +254,25 @@ enum {
 /* Largest work of a batch, in floating-point operations. A CPU computes a batch of this size in some ten
  * milliseconds, and all jobs of the batch wait for its end. */
 #define QUEUE_BATCH_FLOPS 1e9
-/* Largest work of a batch of jobs whose keys and values are in caches, in floating-point operations. */
+/* Largest work, in floating-point operations, of a batch of jobs whose keys and values are in caches on a GPU. */
 #define QUEUE_BATCH_STEP_FLOPS 1e11
 
-/* A job with more floating-point operations than this is never batched with other jobs. It keeps a device busy alone,
- * and small jobs in its batch would have to wait for it. */
+/* A job with more floating-point operations than this is never batched: small jobs in its batch would have to wait for
+ * it. */
 #define PREPARE_SMALL_FLOPS 1e8
-/* A batch of jobs whose keys and values are in caches may have up to this many floating-point operations. A GPU spends
- * most of the time of these jobs on reading memory, so the jobs of a batch do not slow each other down. */
+/* Largest work, in floating-point operations, of a job that may be batched, if its keys and values are in caches on a
+ * GPU. Such jobs mostly read memory, so they do not slow each other down. */
 #define PREPARE_STEP_FLOPS  1e10
 #define PREPARE_SMALL_BYTES ((size_t)2 << 20)
 /* A cache transaction with more floating-point operations than this (60 us on an H200) is batched with other
- * transactions only if all of them can be merged into one problem (MERGE_BYTES). In a batch of several problems, all
- * members would wait for the longest problem. */
+ * transactions only if all of them can be merged into one problem (MERGE_BYTES). */
 #define PREPARE_ALONE_FLOPS 1e9
-/* A device with at least this many bytes of memory has room for the scratch memory of any small job, so the server does
- * not check whether a small job fits. */
+/* A device with at least this much memory has room for any small job, so the server does not check whether one fits. */
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
 
-/* A job that is expected to take PREPARE_CLOSER_S seconds or more gets a second, closer estimate: the FlashMask bounds
- * of its problems are read. Rows whose scores exceed the range of float32 are slow. If such rows could make the job
- * take more than PREPARE_STRANGE_S seconds, and PREPARE_STRANGE times as long as expected, q, k and v are searched for
- * them. The search takes a hundredth of the problem's time, or more if there are few rows of queries. */
+/* A job that is expected to take PREPARE_CLOSER_S seconds gets a second estimate, from the FlashMask bounds of its
+ * problems. Rows whose scores exceed the range of float32 are slow. q, k and v are searched for such rows if they could
+ * make the job take over PREPARE_STRANGE_S seconds and PREPARE_STRANGE times as long as expected. */
 #define PREPARE_CLOSER_S 0.05
 /* The longest time in seconds that a check of a client's results adds to the estimated time of its problem. If checking
  * all rows would take longer, the check looks at fewer rows. */
@@ -319,12 +286,10 @@ enum {
  * together. */
 #define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
-/* Largest number of multiply-adds for checking the lse (log-sum-exp of each row) of one body; they take 30 ms. Rows
- * beyond this bound are not checked. */
+/* Largest number of multiply-adds for checking the lse (log-sum-exp of each row) of one body; they take 30 ms. */
 #define VERIFY_LSE_MULTIPLY_ADDS (INT64_C(1) << 25)
 /* Largest number of multiply-adds for checking an lse (log-sum-exp of each row), per byte of the body. Without this
- * bound, a small body with head size 1 could keep an HTTP thread busy for 30 ms. With a head size of 16 or more, the
- * bound is enough for some ten rows. */
+ * bound, a small body with head size 1 could keep an HTTP thread busy for 30 ms. */
 #define VERIFY_LSE_PER_BYTE 8
 
 /* ---- Devices (device/) ------------------------------------------------------------------------------------------ */
@@ -332,43 +297,39 @@ enum {
 enum {
     /* largest number of batches on a device at a time, even if the device offers more streams */
     DEVICE_MAX_STREAMS = 16,
-    /* number of streams for batches of clients that have no other batch on the device (guests, see devices.c) */
+    /* streams for guests: batches of clients that have no other batch on the device (devices.c) */
     DEVICE_GUESTS = 6,
     /* A guest (a batch of a tenant that has no other batch on the device) starts only when the other batches have run
-     * for this long. Most batches end sooner, and two batches at once would slow each other down. */
+     * for this long. */
     DEVICE_GUEST_AFTER_NS = 20000000,
-    /* A guest is a batch of a tenant that has no other batch on the device. If the running batches belong to several
-     * tenants, a guest waits until the oldest running batch has run for this many times the guest's expected time.
-     * Equal batches of many tenants therefore run one after the other, but a short request does not wait for long
-     * ones. */
+    /* If the running batches belong to several tenants, a guest (a batch of a tenant with no other batch on the device)
+     * waits until the oldest of them has run for this many times the guest's expected time. */
     DEVICE_GUEST_FACTOR = 2,
     /* largest number of problems in one call of attn_run(): as many as an envelope (a body with several problems) may
      * have */
     DEVICE_MAX_RUN = 1024,
-    /* Interval between two polls of a stream. It is also the longest delay in noticing that the stream's work has
-     * ended. */
+    /* Interval between two polls of a stream. */
     DEVICE_POLL_NS = 20000,
     /* The stream of a batch that has run for less than this time is polled without pauses. Small problems and most
      * decode transactions end within this time. */
     DEVICE_SPIN_NS = 1000000,
-    /* interval between two polls of a lost device; it is long, because nobody needs the device's results any more */
+    /* interval between two polls of a lost device, whose results nobody needs */
     DEVICE_LOST_POLL_NS = 10000000,
-    /* a workspace (scratch memory of kernels) with more bytes than this is freed after the batch that used it */
+    /* scratch memory of kernels that is larger than this is freed after the batch */
     DEVICE_WORKSPACE_KEEP = 64 << 20,
     /* A problem may be merged with others into one problem only if its inputs and outputs have at most this many bytes.
      * Merging saves the fixed cost of each copy and launch, which matters little for a larger problem. */
     MERGE_BYTES = 1 << 20,
     MERGE_ALIGN = 16, /* alignment in bytes of each tensor of a problem that may be merged with others into one */
-    /* alignment in bytes of merged tensors, and of the tensors of a problem that is divided among several devices */
+    /* alignment in bytes of tensors that are merged, or divided among several devices */
     MERGE_LINE = 256,
-    /* If a device cannot be opened, the threads of the other devices have this time to end. Idle threads end at
-     * once. */
+    /* If a device cannot be opened, the threads of the other devices have this time to end. */
     DEVICE_STOP_MS = 60000,
-    /* if the scratch memory of an HTTP thread's own GPU computations has more bytes than this, it is freed after each
+    /* scratch memory of an HTTP thread's own GPU computations that is larger than this is freed after each
      * computation */
     INLINE_KEEP = 4 << 20,
-    /* largest number of bytes of inputs and outputs of a problem that an HTTP thread runs on a GPU itself; the GPU's
-     * bus transfers this many bytes in 20 us */
+    /* largest size in bytes of inputs and outputs that an HTTP thread runs on a GPU itself; the bus transfers them in
+     * 20 us */
     INLINE_BYTES = 1 << 20,
     /* An HTTP thread polls at most this long until its work on a GPU ends. If the work takes longer, a thread of the
      * device takes it over. */
@@ -376,30 +337,28 @@ enum {
     /* An HTTP thread polls at most this long until its cache transaction on a GPU ends. It may poll longer than
      * INLINE_WAIT_NS, because the transaction has the GPU to itself. */
     INLINE_STEP_WAIT_NS = 2000000,
-    /* A thread that waits for its work on a GPU polls a word in host memory, which the GPU writes at the end of the
-     * work. Once in this interval the thread also calls the driver, which is slower but reports errors. */
+    /* A thread that waits for its work on a GPU polls a word in host memory that the GPU writes. Once in this interval
+     * it also calls the driver, which reports errors. */
     INLINE_ASK_NS = 20000,
     /* largest number of heads, summed over all sequences, of a problem that an HTTP thread computes itself; even a
      * small head takes up to 2 us */
     INLINE_HEADS = 128,
 };
 
-/* A thread that waits for a device polls with short sleeps (base/polling_sleep.h). This enum has the length of a sleep,
- * the longest time of polling, and the load up to which threads poll. */
+/* Threads that wait for a device poll with short sleeps (base/polling_sleep.h). */
 enum {
-    /* length of a sleep between two polls; the kernel's timer makes it twice as long, which is still too short for the
-     * core to enter a deep sleep state */
+    /* length of a sleep; the kernel's timer makes it twice as long, too short for the core to enter a deep sleep
+     * state */
     NAP_NS = 50000,
-    /* a thread polls for at most this long; after a longer wait, a small delay does not matter */
+    /* longest time of polling; after a longer wait, a small delay does not matter */
     NAPS_NS = 2000000,
-    /* Threads poll only while at most this many requests wait. With more requests no thread is idle for long, and
-     * polling would take processor time from the other threads. */
+    /* Threads poll only while at most this many requests wait. With more requests, polling would take processor time
+     * from other threads. */
     NAPS_MOST = 4,
 };
 
 /* Largest number of floating-point operations, with padding, of a problem that an HTTP thread computes on its own core;
- * they take some 100 us. A larger problem is left to other threads, because the HTTP thread has other connections to
- * serve. */
+ * they take some 100 us. */
 #define INLINE_FLOPS 2e7
 /* Largest number of floating-point operations of a problem that an HTTP thread runs on a GPU, if all tensors are in the
  * GPU's memory already. A problem of this size takes some 400 us on a Hopper GPU. */
@@ -435,27 +394,21 @@ enum {
 /* ---- Limits on memory -------------------------------------------------------------------------------------------- */
 
 enum {
-    /* at most this fraction, a quarter, of the staging memory (memory for tensors) may be leased for bytes that have
-     * not arrived yet */
+    /* at most a quarter of the staging memory (memory for tensors) may be leased for bytes that have not arrived yet */
     STAGING_AHEAD_SHARE = 4,
-    /* staging memory (memory for tensors) that no request uses is kept for the next request; if it is unused for this
-     * long, it goes back to the system */
+    /* staging memory (memory for tensors) that was unused for this long goes back to the system */
     STAGING_WARM_MS = 30000,
-    /* Upper bound, in bytes, of the size of a document about this server. The longest document, /openapi.json, has less
-     * than a hundredth of this size. */
+    /* upper bound in bytes of a JSON document about this server, such as /openapi.json */
     JSON_DOCUMENT_BYTES = 16 << 20,
-    /* Upper bound of the size of the page /metrics in bytes. The page is far smaller, even if every metric has
-     * METRICS_MAX_SERIES series. */
+    /* Upper bound of the size of the page /metrics in bytes. */
     METRICS_PAGE_BYTES = 64 << 20,
     /* largest number of series (sets of label values) of one metric; the values of later series count as "other" */
     METRICS_MAX_SERIES = 192,
     METRICS_LABEL_BYTES = 64, /* longest label value, with the NUL; a longer one is cut */
 };
 
-/* Limits of shared memory regions (segments that clients register; regions/table.c). A region costs a file descriptor,
- * which --max-connections leaves free, and 400 bytes. The memory of a region belongs to the client. The size of a
- * region is limited, because the system counts a page as memory of the process that first writes to it, which may be
- * the server. */
+/* Limits of shared memory regions (segments that clients register; regions/table.c). The size of a region is limited,
+ * because the system counts a page as memory of the process that first writes to it, which may be the server. */
 enum {
     REGIONS_MAX_COUNT = 1024,
     /* a thread copies this many bytes of shared memory, in 0.1 to 0.4 ms, before it looks at the clock again */
@@ -463,33 +416,29 @@ enum {
     /* An HTTP thread copies up to this many bytes of shared memory itself, in less than 0.1 ms. */
     REGIONS_AT_ONCE_BYTES = 256 << 10,
     REGIONS_PINNED_TENSOR =
-        /* smallest size in bytes of a tensor that a device itself copies from shared memory; GPU drivers copy smaller
-         * tensors with the CPU */
+        /* smallest tensor in bytes that a device copies from shared memory itself; drivers copy smaller ones with the
+         * CPU */
     256 << 10,
-    /* The server reads a shared file's time stamp after the file has not been written for this long, and then waits
-     * again as long, so that a later write gets a different time stamp. The error of the system's time stamps is at
-     * most a fifth of this pause. */
+    /* A shared file's time stamp is read after no write for this long, and again after the same time, so that a later
+     * write gets a different stamp. The error of time stamps is at most a fifth of this. */
     REGIONS_QUIET_MS = 50,
-    /* time between a change of a shared memory object and the next attempt to pin it (to make the driver lock its pages
-     * in memory) */
+    /* time between a change of a shared memory object and the next attempt to pin it (to lock its pages in memory) */
     REGIONS_PIN_AGAIN_MS = 1000,
 };
 #define REGIONS_MAX_BYTES (INT64_C(1) << 40)
 /* Largest shared memory region that is pinned for GPUs. The limit exists because the driver needs 0.1 ms or more to pin
  * a MiB. */
 #define REGIONS_PINNED_REGION (INT64_C(1) << 30)
-/* Largest number of bytes of shared memory that may be pinned for GPUs, in all regions together. The system cannot move
- * pinned pages. */
+/* Largest number of bytes of shared memory that may be pinned for GPUs, in all regions together. */
 #define REGIONS_PINNED_BYTES (INT64_C(8) << 30)
 
-/* Largest amount of staging memory (memory for tensors) that is kept for the next request while no request uses it. */
+/* Largest amount of unused staging memory (memory for tensors) that is kept for the next request. */
 #define STAGING_WARM_BYTES (INT64_C(1) << 30)
 
 /* ---- The log (base/log.c) ---------------------------------------------------------------------------------------- */
 
 enum {
-    /* largest size, in bytes, of the lines that wait while standard error accepts no bytes; further lines are lost and
-     * counted */
+    /* largest size in bytes of lines that wait for standard error; further lines are lost and counted */
     LOG_BUFFER_BYTES = 1 << 20,
     LOG_PAIRS_BYTES = 1024,      /* longest text of a line's key=value pairs, with the NUL */
     LOG_NAME_BYTES = 128,        /* longest request id or event name in a line */
@@ -497,8 +446,7 @@ enum {
     /* Largest number of lines of one event, of level WARN or ERROR, that are written in a second. The limit keeps a
      * flood of log lines from filling a disk. */
     LOG_REPEATS_PER_SECOND = 20,
-    /* number of counters that limit repeated log lines; if there are more kinds of events than this, some of them share
-     * a counter */
+    /* number of counters that limit repeated log lines; more kinds of events than this share counters */
     LOG_REPEAT_SLOTS = 64,
     /* the log's writer waits this long for more lines, so it makes at most 200 calls of write() per second */
     LOG_GATHER_MS = 5,
@@ -507,17 +455,15 @@ enum {
 
 /* Limits for connections that speak a wrong protocol (http/first_bytes.c), and for the headers that proxies add. */
 enum {
-    /* only connections whose descriptor number is below this number are examined for a wrong protocol */
+    /* a connection with a descriptor from this number on is not examined for a wrong protocol */
     FIRST_BYTES_SOCKETS = 1 << 20,
-    /* Interval between two log lines for the same reason. It keeps a flood of clients with a wrong protocol from
-     * filling a disk. */
+    /* Interval between two log lines for the same reason. */
     FIRST_BYTES_LOG_MS = 60000,
-    /* Largest number of lines of X-Forwarded-For that are read, beginning with the last line. Each proxy extends a line
-     * or adds a new line. */
+    /* Largest number of lines of X-Forwarded-For that are read, beginning with the last line. */
     FORWARDED_LINES = 8,
 };
 
-/* ---- Threads: their start, being stuck, and ends ----------------------------------------------------------------- */
+/* ---- Start, hanging and end of threads --------------------------------------------------------------------------- */
 
 enum {
     /* stack of libuv's threads from version 1.46 on; also the smallest stack that threads_try() tries */
@@ -525,11 +471,9 @@ enum {
     /* longest wait until joined threads have disappeared from the system; usually this takes a millisecond */
     THREADS_END_MS = 1000,
 
-    /* A thread that is busy for longer than this with one piece of work counts as stuck. A piece usually takes
-     * milliseconds, and seconds are too long even on a busy machine. */
+    /* A thread that is busy for longer than this with one piece of work counts as stuck. */
     HEARTBEAT_LIMIT_MS = 5000,
-    /* largest number of threads whose busy time is watched: --http-threads, the main thread, devices, and some to
-     * spare */
+    /* largest number of threads whose busy time is watched */
     HEARTBEAT_THREADS = 1024,
 
     MAIN_BYTES = 64 << 20, /* memory of the process itself: program, libraries, tables, log */
@@ -544,14 +488,12 @@ enum {
     SUPERVISE_SHORT_LIFE_S = 2, /* a server that ends sooner than this many seconds after its start counts as failed */
     /* the supervisor gives up after this many servers in a row that ended soon after their start */
     SUPERVISE_GIVE_UP = 5,
-    /* longest pause, in seconds, between two starts of the server; the pause doubles with each failure, up to this
-     * length */
+    /* longest pause in seconds between two starts of the server; the pause doubles with each failure */
     SUPERVISE_MAX_PAUSE_S = 30,
     /* if a server does not end within its time limit, the supervisor kills it this long after the limit */
     SUPERVISE_KILL_MS = 1000,
 
-    /* time limit of a health check; Docker ends a check after 30 s, and the reason for a failure would then not be
-     * printed */
+    /* time limit of a health check, below the 30 s after which Docker ends a check */
     HEALTHCHECK_TIMEOUT_MS = 5000,
 };
 

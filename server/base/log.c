@@ -1,24 +1,8 @@
-/* log.c: one line per event.
+/* log.c: one line per event. A thread that logs formats the line on its own stack and copies it under a mutex into one
+ * of two buffers. A writer thread swaps the buffers and passes the full one to write(2), the only call that can block.
+ * It does not hold the mutex during the call.
  *
- * The problem: a log line may cost a request about a microsecond and nothing else. But standard error may be a file on
- * a full disk, a pipe whose reader sleeps or is gone, or a paused terminal. The idea: a thread that logs formats the
- * line on its own stack and copies it under a mutex into the one of two buffers that is being filled. A writer thread
- * swaps the buffers and passes the full one to write(2), the only call here that can block.
- *
- *     log_event --> [ filling, 1 MiB ] --swap--> [ writing, 1 MiB ] --> write(2, ...)
- *                     full: dropped++               fails: dropped += lines
- *
- * A JSON line is made by parsing the text of the event's key=value pairs. The text form lets the compiler check the
- * format at each place that logs. Typed fields would need a call for each field at these places. They would save no
- * time, because a JSON line takes as long as a line of text.
- *
- * Invariants
- * 1. While the log is open only the writer thread calls write(), and it does not hold the mutex during the call.
- * 2. A line is in the buffers whole or not at all. A line has exactly one newline, its last byte.
- * 3. Every lost line is counted. Once standard error accepts lines again, a line `lost lines=<n>` reports how many were
- * lost.
- * 4. A stream of WARN or ERROR lines of one event cannot fill a disk: LOG_REPEATS_PER_SECOND lines are written per
- * second, and further lines are only counted. INFO lines are not limited, because each request writes one by design. */
+ *     log_event --> [ filling, 1 MiB ] --swap--> [ writing, 1 MiB ] --> write(2, ...) */
 #include "server/base/log.h"
 
 #include <assert.h>
@@ -40,15 +24,13 @@ enum {
     /* longest log line: JSON needs at most six bytes for each byte of the pairs and names */
     LINE_BYTES = 6 * (LOG_PAIRS_BYTES + 2 * LOG_NAME_BYTES) + 256,
     EVENT_BYTES = 32,
-    /* longest text that is logged as a number; a longer text is an id (a span id has 16 digits), whose value a double
-     * cannot hold */
+    /* longest text that is logged as a number; a longer one is an id, whose value a double cannot hold */
     NUMBER_BYTES = 15,
 };
 
 static const char *const level_text[] = { "DEBUG", "INFO", "WARN", "ERROR" };
 static const char *const level_json[] = { "debug", "info", "warn", "error" };
 
-/* The number of lines of one event that were written in the current second, and the number that were left out. */
 struct repeat {
     char event[EVENT_BYTES];
     enum log_level level;
@@ -59,22 +41,20 @@ struct repeat {
 
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t wake, finished; /* both condition variables measure time with CLOCK_MONOTONIC, see set_up() */
+    pthread_cond_t wake, finished;
     pthread_t writer;
     bool open, closing, done;
-    /* true: an earlier log_close() gave up waiting for the writer thread, which is still in write(), so new lines are
-     * only counted */
+    /* true: log_close() gave up waiting for the writer thread, which is still in write(); new lines are only counted */
     bool stuck;
-    bool waiting; /* true: the writer thread sleeps until `wake` is signalled */
+    bool waiting;
     char buffer[2][LOG_BUFFER_BYTES];
     int filling;
     size_t used;
-    uint64_t lines; /* number of lines in the buffer that is being filled */
-    /* number of lost lines that the log has already reported, in lines of the event `lost`; `dropped` counts all lost
-     * lines, reported or not */
+    uint64_t lines;
+    /* number of lost lines that the log has already reported; `dropped` counts all lost lines */
     uint64_t told_lost;
     struct repeat repeats[LOG_REPEAT_SLOTS];
-    bool repeats_left_out; /* true: lines of some event were left out, and the log has not reported them yet */
+    bool repeats_left_out;
 } the = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 /* Threads read the variables min_level, as_json and dropped without the mutex. */
@@ -91,8 +71,8 @@ static bool is_control(char c)
     return (unsigned char)c < 0x20 || c == 0x7f;
 }
 
-/* Appends `count` bytes as the inside of a JSON string. text_put_json() cannot be used here: log lines may not have
- * control characters, not even escaped ones, and invalid UTF-8 must be marked. */
+/* Appends the inside of a JSON string. Unlike text_put_json(), it replaces control characters by spaces and marks
+ * invalid UTF-8. */
 static void put_json(struct text *t, const char *string, size_t count)
 {
     for (size_t i = 0; i < count;) {
@@ -107,7 +87,7 @@ static void put_json(struct text *t, const char *string, size_t count)
         if (length == 0 || i + length > count) text_put_string(t, "\\ufffd");
         else if (is_control(string[i])) text_put_char(t, ' ');
         else {
-            if (length == 1) text_put_char(t, '\\'); /* writes a backslash before a quote or a backslash */
+            if (length == 1) text_put_char(t, '\\');
             text_put(t, string + i, length);
         }
         i += length > 0 && i + length <= count ? length : 1;
@@ -133,7 +113,7 @@ static bool is_number(const char *s, size_t count)
         if (s < end && (*s == '+' || *s == '-')) s++;
         const char *exponent = s;
         while (s < end && *s >= '0' && *s <= '9') s++;
-        /* a number with three digits in its exponent, such as 1e300, is no plausible measurement, so it is written as a
+        /* a number with a three-digit exponent, such as 1e300, is no plausible measurement, so it is written as a
          * string */
         if (s == exponent || s - exponent > 2) return false;
     }
@@ -146,7 +126,7 @@ static const char *put_quoted_as_json(struct text *t, const char *s)
 {
     while (*s != '\0' && *s != '"') {
         if (*s == '\\' && (s[1] == '"' || s[1] == '\\')) s++;
-        /* the character after a backslash is copied unchanged, even if it is another backslash */
+        /* the character after a backslash is copied unchanged */
         const char *piece = s++;
         while (*s != '\0' && *s != '"' && *s != '\\') s++;
         put_json(t, piece, (size_t)(s - piece));
@@ -188,8 +168,7 @@ static void put_pairs_as_json(struct text *t, const char *pairs)
     }
 }
 
-/* Appends the time in the form 2026-11-20T18:48:03.123Z. Each thread formats the date and the time without milliseconds
- * only once per second. */
+/* Appends the time in the form 2026-11-20T18:48:03.123Z. */
 static void put_time(struct text *t)
 {
     static _Thread_local time_t second = -1;
@@ -208,7 +187,6 @@ static void put_time(struct text *t)
     text_put_char(t, 'Z');
 }
 
-/* Appends a name that a client may have chosen, cut to LOG_NAME_BYTES. */
 static void put_name(struct text *t, bool json, const char *name)
 {
     if (json) put_json(t, name, strnlen(name, LOG_NAME_BYTES));
@@ -240,12 +218,11 @@ static void put_line(struct text *t, bool json, enum log_level level, const char
     }
 }
 
-/* Formats a whole line with its newline and returns its length. If the line has no room for the key=value pairs,
- * cut=true replaces all of them. */
+/* If the line has no room for the key=value pairs, cut=true replaces them. Returns the length with the newline. */
 static size_t format_line(char line[LINE_BYTES], bool json, enum log_level level, const char *request_id,
                           const char *event, const char *pairs)
 {
-    struct text t = text_in(line, LINE_BYTES); /* the NUL needs no room, because the newline replaces it */
+    struct text t = text_in(line, LINE_BYTES);
     put_line(&t, json, level, request_id, event, pairs);
     if (t.failure != TEXT_FINE) {
         t = text_in(line, LINE_BYTES);
@@ -259,8 +236,8 @@ static size_t format_line(char line[LINE_BYTES], bool json, enum log_level level
 
 /* ---- The buffer of lines, and the thread that writes them -------------------------------------------------------- */
 
-/* Writes all bytes. If that fails, counts `lines` as lost and returns false. While the log is open, only the writer
- * thread calls it. */
+/* If writing fails, counts `lines` as lost and returns false. While the log is open, only the writer thread calls
+ * this. */
 static bool write_all(const char *bytes, size_t count, uint64_t lines)
 {
     while (count > 0) {
@@ -272,7 +249,7 @@ static bool write_all(const char *bytes, size_t count, uint64_t lines)
         } else if (errno == EAGAIN) {
             struct pollfd sink = { .fd = STDERR_FILENO, .events = POLLOUT };
             poll(&sink, 1, -1);
-        } else if (errno != EINTR) { /* the write failed for good: EPIPE, ENOSPC, EBADF or EIO */
+        } else if (errno != EINTR) {
             atomic_fetch_add_explicit(&dropped, lines, memory_order_relaxed);
             return false;
         }
@@ -280,7 +257,7 @@ static bool write_all(const char *bytes, size_t count, uint64_t lines)
     return true;
 }
 
-/* Wakes the writer thread. Call this with the mutex held. */
+/* Call this with the mutex held. */
 static void wake_writer(void)
 {
     if (!the.waiting) return;
@@ -288,14 +265,14 @@ static void wake_writer(void)
     pthread_cond_signal(&the.wake);
 }
 
-/* Appends a line to the buffer that is being filled. Call this with the mutex held. */
+/* Call this with the mutex held. */
 static void append(const char *line, size_t length)
 {
     if (length > LOG_BUFFER_BYTES - the.used) {
         atomic_fetch_add_explicit(&dropped, 1, memory_order_relaxed);
         return;
     }
-    assert(length > 0 && line[length - 1] == '\n'); /* invariant 2: a line ends in a newline */
+    assert(length > 0 && line[length - 1] == '\n');
     memcpy(the.buffer[the.filling] + the.used, line, length);
     the.used += length;
     the.lines++;
@@ -322,8 +299,7 @@ static void tell_repeat(struct repeat *r)
     append(line, format_line(line, atomic_load(&as_json), r->level, NULL, "repeated", pairs));
 }
 
-/* Returns false if this event has reached its limit of lines in this second, so that no further line may be written.
- * Call this with the mutex held. */
+/* Returns false if this event has reached its limit of lines in this second. Call this with the mutex held. */
 static bool admit(enum log_level level, const char *event)
 {
     if (level < LOG_WARN) return true;
@@ -342,14 +318,13 @@ static bool admit(enum log_level level, const char *event)
         return true;
     }
     r->left_out++;
-    /* wakes the writer, which reports the omitted lines after a second, even if no other line is logged by then */
+    /* wakes the writer, which reports the omitted lines after a second */
     if (!the.repeats_left_out) wake_writer();
     the.repeats_left_out = true;
     return false;
 }
 
-/* Logs how many lines of each event were left out: for events whose period of one second has ended, or for all events
- * if `all` is true. Call this with the mutex held. */
+/* Reports events whose second has ended, or all events if `all` is true. Call this with the mutex held. */
 static void tell_repeats(bool all)
 {
     const int64_t now = in_ms(0).tv_sec;
@@ -379,8 +354,7 @@ static void *writer_main(void *unused)
         if (the.closing) tell_repeats(true);
         const uint64_t lost = log_dropped(), lines = the.lines;
         const bool tell = lines > 0 && lost != the.told_lost && LOG_BUFFER_BYTES - the.used >= LINE_BYTES;
-        /* A line `lost`, which reports the number of lost lines, is not counted in `lines`, because its own loss is
-         * not worth a report. */
+        /* the line that reports lost lines is not counted itself */
         if (tell) {
             char pairs[64];
             snprintf(pairs, sizeof pairs, "lines=%llu", (unsigned long long)(lost - the.told_lost));
@@ -397,7 +371,7 @@ static void *writer_main(void *unused)
         const bool written = write_all(full, used, lines);
         pthread_mutex_lock(&the.lock);
         if (tell && written) the.told_lost = lost;
-        /* the buffer is tested again, because another thread may have logged a line while this thread was in write() */
+        /* another thread may have logged a line while this thread was in write() */
         if (last && the.used == 0) break;
     }
     the.done = true;
@@ -417,8 +391,7 @@ static void after_fork_parent(void)
     pthread_mutex_unlock(&the.lock);
 }
 
-/* Empties the log in a forked child, because the child has no writer thread. The parent's writer thread writes the
- * lines that are queued. */
+/* The child has no writer thread. The parent's writer thread writes the queued lines. */
 static void after_fork_child(void)
 {
     the.open = the.closing = the.done = the.stuck = the.waiting = false;
@@ -456,8 +429,7 @@ void log_open(const char *format, const char *level)
     if (!the.open && !the.stuck) {
         the.closing = the.done = false;
         the.open = pthread_create(&the.writer, NULL, writer_main, NULL) ==
-                   0; /* if no writer thread could be started, each line is written directly by the thread that logs
-                       * it */
+                   0; /* if no thread could be started, each thread writes its log lines directly */
     }
     pthread_mutex_unlock(&the.lock);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

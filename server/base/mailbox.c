@@ -1,12 +1,9 @@
-/* mailbox.c: messages from any thread to the event loop of the main thread.
+/* mailbox.c: messages from any thread to the event loop of the main thread, each delivered once, in the order of
+ * posting.
  *
- * uv_async_send() merges wake-ups: a hundred posts may run the callback only once. Each run of the callback therefore
- * takes the whole list of messages. The callback unlocks the list before it handles the first message, because a
- * handler may be slow, or may post messages itself.
- *
- * Invariants
- * 1. A message is delivered exactly once, in the order of posting.
- * 2. A post wakes the loop only if the list was empty. All other posts need no system call. */
+ * uv_async_send() merges wake-ups, so each run of the callback takes the whole list of messages. It handles them
+ * without the lock, because a handler may be slow or may post messages. A post wakes the loop only if the list was
+ * empty. */
 #include "server/base/mailbox.h"
 
 #include <assert.h>
@@ -20,7 +17,7 @@ static void on_wake(uv_async_t *async)
     box->last = &box->first;
     pthread_mutex_unlock(&box->lock);
     while (message) {
-        /* read before the handler runs, because the handler may free the message */
+        /* the handler may free the message */
         struct message *next = message->next;
         message->next = NULL;
         box->handler(box->context, message);

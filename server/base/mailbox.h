@@ -15,7 +15,7 @@
 /* A message, to be embedded in the struct that is sent. A message may be in only one mailbox at a time. */
 struct message {
     struct message *next;
-    int kind; /* kind of message; the sender and the handler agree on the values */
+    int kind;
 };
 
 typedef void (*mailbox_handler)(void *context, struct message *message);

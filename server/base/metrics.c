@@ -1,18 +1,9 @@
 /* metrics.c: counters, gauges and histograms, and the page /metrics that shows them.
  *
- * The problem: each request updates a dozen numbers from several threads, and that must cost almost nothing. The idea:
- * each metric is a row of METRIC_MAP with a small hash table of series, one series for each set of label values. Series
- * are only ever added, so a thread finds a series by its labels' hash without a lock, and updates it with relaxed
- * atomics. The page shows each number at some moment during the call, and not all numbers at the same moment.
- *
- *   metrics_add(REQUESTS, "forward", "200", 1)
- *       hash("forward", "200") -> slots[hash % SLOTS], next slots ... -> series -> value += 1
- *
- * Invariants
- * 1. A slot changes only once, from NULL to a complete series (release store, under the mutex). A reader that sees the
- * pointer (acquire) therefore sees the labels.
- * 2. Memory is bounded: a row has at most METRICS_MAX_SERIES series, and the last one is "other". Long labels are cut.
- * 3. A histogram's count on the page is the sum of its buckets, so a scrape never sees a count below its buckets. */
+ * Each metric is a row of METRIC_MAP with a small hash table of series, one for each set of label values. A slot of the
+ * table changes only once, from NULL to a complete series (release store, under the mutex). A thread finds a series
+ * without a lock (acquire load), and updates it with relaxed atomics. The page does not show all numbers at the same
+ * moment, but a histogram's count on the page is the sum of its buckets. */
 #include "server/base/metrics.h"
 
 #include <assert.h>
@@ -50,9 +41,8 @@ static const struct row {
 #undef X
 };
 
-/* Upper bounds of the buckets for seconds; +Inf follows. Kernels and answers take microseconds to seconds. Bounds that
- * double from 100 us cover these times with 18 numbers. Prometheus's default bounds start at 5 ms and would put every
- * small request into one bucket. */
+/* Upper bounds of the buckets for seconds; +Inf follows. They double from 100 us, because small requests take less than
+ * a millisecond. */
 static const double seconds_bounds[] = { 0.0001, 0.0002, 0.0004, 0.0008, 0.0016, 0.0032, 0.0064, 0.0128, 0.0256,
                                          0.0512, 0.1024, 0.2048, 0.4096, 0.8192, 1.6384, 3.2768, 6.5536, 13.1072 };
 static const double sizes_bounds[] = { 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024 };
@@ -65,8 +55,8 @@ static const struct bounds {
 };
 
 enum {
-    /* number of entries in a metric's hash table: a power of two above METRICS_MAX_SERIES, so that every search ends at
-     * an empty entry */
+    /* entries of a metric's hash table: a power of two above METRICS_MAX_SERIES, so that every search ends at an empty
+     * entry */
     SLOTS = 256,
     MAX_BUCKETS = 20,
 };
@@ -79,13 +69,13 @@ static_assert(ARRAY_SIZE(seconds_bounds) < MAX_BUCKETS, "+Inf needs a bucket too
 struct series {
     uint32_t hash;
     char label[2][METRICS_LABEL_BYTES];
-    _Atomic double value; /* the value of a counter or gauge, or the sum of a histogram */
-    /* counts of a histogram's MAX_BUCKETS buckets, not cumulative; other kinds of metrics have no buckets */
+    _Atomic double value; /* value of a counter or gauge, or sum of a histogram */
+    /* counts of a histogram's MAX_BUCKETS buckets, not cumulative; other metrics have none */
     atomic_uint_fast64_t buckets[];
 };
 
 static _Atomic(struct series *) slots[METRIC_COUNT][SLOTS];
-static int series_count[METRIC_COUNT]; /* number of series of each metric, changed under the mutex */
+static int series_count[METRIC_COUNT]; /* guarded by the mutex */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static bool histogram(enum metric_id id)
@@ -93,12 +83,11 @@ static bool histogram(enum metric_id id)
     return rows[id].kind == SECONDS || rows[id].kind == SIZES;
 }
 
-/* Returns the FNV-1a hash of both labels, of at most METRICS_LABEL_BYTES - 1 bytes of each. */
 static uint32_t hash_labels(const char *label0, const char *label1)
 {
     uint32_t hash = text_hash(TEXT_HASH_BEGIN, label0, METRICS_LABEL_BYTES - 1);
-    /* this byte, which UTF-8 text never has, separates the two labels: without it, ("ab", "") and ("a", "b") would have
-     * the same hash */
+    /* separates the labels with a byte that UTF-8 never has: otherwise ("ab", "") and ("a", "b") would have the same
+     * hash */
     hash = text_hash(hash, "\xFF", 1);
     hash = text_hash(hash, label1, METRICS_LABEL_BYTES - 1);
     return hash ^ hash >> 15;
@@ -120,8 +109,7 @@ static struct series *find(enum metric_id id, uint32_t hash, const char *label0,
     }
 }
 
-/* Adds a series at *slot, an empty entry of the hash table. Call this with the mutex held. Returns NULL when out of
- * memory. */
+/* Call this with the mutex held. Returns NULL when out of memory. */
 static struct series *add_series(enum metric_id id, uint32_t hash, const char *label0, const char *label1,
                                  uint32_t slot)
 {
@@ -144,7 +132,7 @@ static struct series *series_of(enum metric_id id, const char *label0, const cha
     if (s != NULL) return s;
 
     pthread_mutex_lock(&lock);
-    /* searches again with the mutex held, because another thread may have added the series meanwhile */
+    /* another thread may have added the series meanwhile */
     s = find(id, hash, label0, label1, &slot);
     if (s == NULL && series_count[id] < METRICS_MAX_SERIES - 1) s = add_series(id, hash, label0, label1, slot);
     else if (s == NULL) { /* the metric's last series, "other", counts all further label values */
@@ -201,7 +189,6 @@ double metrics_sum(enum metric_id id, const char *label0)
 
 /* ---- Writing the page /metrics ----------------------------------------------------------------------------------- */
 
-/* Prints a number in the format of Prometheus, which also has infinities and NaN. */
 static void put_number(struct text *p, double value)
 {
     if (isnan(value)) text_put_string(p, "NaN");
@@ -242,7 +229,6 @@ static void put_head(struct text *p, const char *name, const char *type, const c
     text_printf(p, "# HELP %s %s.\n# TYPE %s %s\n", name, help, name, type);
 }
 
-/* Prints the value of a sample and ends its line. */
 static void put_value(struct text *p, double value)
 {
     text_put_char(p, ' ');
@@ -291,7 +277,7 @@ static void put_metric(struct text *p, enum metric_id id)
         if (s != NULL) found[count++] = s;
     }
     if (count == 0) return;
-    qsort(found, count, sizeof found[0], by_labels); /* sorted, so that the series have the same order on every page */
+    qsort(found, count, sizeof found[0], by_labels);
     put_head(p, row->name, types[row->kind], row->help);
     for (size_t i = 0; i < count; i++) {
         if (histogram(id)) put_histogram(p, row, found[i]);
@@ -303,8 +289,7 @@ static void put_metric(struct text *p, enum metric_id id)
     }
 }
 
-/* Reads the processor time in seconds, the start time, and the virtual and resident bytes from /proc/self/stat. Returns
- * false if there is no /proc. */
+/* Returns false if there is no /proc. */
 static bool read_stat(double *cpu_s, double *start_s, double *virtual_bytes, double *resident_bytes)
 {
     char line[1024];
@@ -373,7 +358,6 @@ static void put_process(struct text *p)
     }
 }
 
-/* Lists the names of attn_backends() with commas: "cpu,reference". */
 static void list_backends(char text[METRICS_LABEL_BYTES])
 {
     struct text list = text_in(text, METRICS_LABEL_BYTES);

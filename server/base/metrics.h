@@ -1,6 +1,5 @@
 /* metrics.h: counters, gauges and histograms for /metrics. The enum of metrics and the page come from one table
- * (METRIC_MAP), so a new metric is a new row. Updates are relaxed atomics, and any thread may make them. The page shows
- * the values at the time of the request. */
+ * (METRIC_MAP), so a new metric is a new row. Updates are relaxed atomics, and any thread may make them. */
 #ifndef METRICS_H
 #define METRICS_H
 

@@ -1,4 +1,4 @@
-/* peer.c: reads addresses and networks, and finds clients behind trusted proxies; see peer.h. */
+/* peer.c: parses addresses and networks, and finds clients behind trusted proxies; see peer.h. */
 #include "server/base/peer.h"
 
 #include <arpa/inet.h>
@@ -13,7 +13,7 @@
 
 enum {
     BITS = 128,     /* number of bits of a stored address; an IPv4 address is stored as an IPv6 address */
-    BITS_FOUR = 96, /* number of bits before the IPv4 address in an IPv6 address that stores it */
+    BITS_FOUR = 96, /* position of the IPv4 address in an IPv6 address that contains it, in bits */
     ENTRY_BYTES = 64,
 };
 

@@ -16,7 +16,6 @@ const char *peer_text(const struct sockaddr *address, char text[PEER_BYTES]);
 
 /* True for a valid value of --trusted-proxy: "10.0.0.1", "10.0.0.0/8", "fd00::/8" or "unix". */
 bool peer_is_network(const char *text);
-/* True if the address is in one of these `count` networks. */
 bool peer_is_trusted(const char *const *networks, int count, const char *address);
 
 /* Finds the client behind trusted proxies: the last address in X-Forwarded-For that is in no trusted network. `lines`

@@ -1,4 +1,4 @@
-/* polling_sleep.c: see polling_sleep.h, which explains why a thread polls with short sleeps. */
+/* polling_sleep.c: polls with short sleeps; see polling_sleep.h. */
 #include "server/base/polling_sleep.h"
 
 #include <poll.h>

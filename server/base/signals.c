@@ -1,4 +1,4 @@
-/* signals.c: one thread that waits for signals and watches the end of the process; see signals.h. */
+/* signals.c: one thread that waits for signals and ends a process that hangs; see signals.h. */
 #include "server/base/signals.h"
 
 #include <poll.h>
@@ -10,7 +10,7 @@
 
 #include "server/base/clock.h"
 
-/* WAKE is the signal with which signals_end_within() wakes the signal thread */
+/* WAKE: the signal by which signals_end_within() wakes the signal thread */
 enum { WAKE = SIGALRM, LONG_MS = 3600000 };
 
 static struct {
@@ -48,8 +48,7 @@ static void end_within(int64_t ms, int status)
     self.status = status;
 }
 
-/* Ends the process without using the log, because the log may be what hangs. The message is written to stderr only if
- * that does not block. */
+/* Ends the process without using the log, because the log may be what hangs. */
 static _Noreturn void end(int status)
 {
     static const char text[] = "attnd: told to stop, it did not end in time: ended\n";
@@ -93,7 +92,7 @@ bool signals_start(void (*notify)(void *context, int number), void *context, int
     self.again_ms = again_ms;
     sigemptyset(&wake);
     sigaddset(&wake, WAKE);
-    /* a new thread inherits the signal mask, so it starts with this signal blocked */
+    /* the new thread inherits the mask, so it starts with this signal blocked */
     pthread_sigmask(SIG_BLOCK, &wake, &before);
     self.running = pthread_create(&self.thread, NULL, run, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -1,10 +1,8 @@
-/* signals.h: handles SIGTERM, SIGINT and SIGHUP from the program's first moment to its last, and makes sure that the
- * program ends.
+/* signals.h: handles SIGTERM, SIGINT and SIGHUP, and makes sure that the program ends.
  *
  * The signals are blocked in all threads, and one thread waits for them. A signal that arrives while the server starts
- * is therefore neither lost nor fatal: it stays pending until the signal thread runs. The same thread also watches the
- * end of the process. A process that was told to stop has a limited time to finish its requests. If it does not end
- * within this time, the signal thread ends it with status SIGNALS_STUCK, whatever the other threads do. */
+ * stays pending until this thread runs. If a process that was told to stop does not end within its time, the signal
+ * thread ends it with status SIGNALS_STUCK, whatever the other threads do. */
 #ifndef SIGNALS_H
 #define SIGNALS_H
 

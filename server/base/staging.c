@@ -1,29 +1,11 @@
-/* staging.c: a pool of staging memory (tensors of requests) with a bound. Blocks are reused, so a steady load causes no
- * page faults.
- *
- * The problem: fresh memory costs a page fault for every 4 KiB. The fault takes 0.25 us plus the time to clear the
- * page, which is longer than decoding data into the page. In addition, the memory that clients use must be bounded. The
- * idea: blocks have a few sizes, eight per doubling, which wastes at most 12.5 %, and only of address space. A released
- * block goes to the list of its size and is the first to be leased again, preferably on the core that released it,
- * because that core's cache may still hold the block.
- *
- * Blocks of HUGE_LEAST bytes and more are aligned to huge pages, and only huge pages that lie wholly in a block are
- * used. Otherwise the first access to a huge page would make the kernel provide the whole page, including a part after
- * the end of the block that is not counted.
+/* staging.c: a pool of staging memory (tensors of requests) with a bound. Released blocks stay mapped (warm) for reuse,
+ * because a page fault for each 4 KiB takes longer than decoding data into the page.
  *
  *   classes[c]   warm blocks (released, not unmapped) of size class c, the most recently used first
- *   oldest ...   all warm blocks by age; the oldest are unmapped first, when the pool is full and in staging_trim()
+ *   oldest ...   all warm blocks by age; the oldest are unmapped first
  *
- * Invariants
- * 1. leased + warm <= limit, counted in whole blocks, at every moment. Memory is counted before it is mapped. Blocks
- * consist of whole pages, so resident memory is no larger than the count. The one exception is a block that is as large
- * as an account's share: it may end inside a page.
- * 2. warm <= warm_limit.
- * 3. Memory is mapped and unmapped without the lock: unmapping 256 MiB takes milliseconds, in which other threads would
- * wait.
- * 4. ahead (leased bytes that have not arrived yet) <= limit / STAGING_AHEAD_SHARE, and all blocks of one client's
- *    account together <= the account's share.
- * 5. Under AddressSanitizer a warm block is poisoned, so any access to it is reported. */
+ * Memory is counted before it is mapped: leased + warm <= limit, and warm <= warm_limit. It is mapped and unmapped
+ * without the lock, because unmapping 256 MiB takes milliseconds. Under AddressSanitizer, warm blocks are poisoned. */
 #include "server/base/staging.h"
 
 #include <assert.h>
@@ -49,26 +31,24 @@
 #endif
 
 enum {
-    SMALLEST_LOG2 = 14, /* log2 of the smallest block: a block below 16 KiB is not worth a mapping of its own */
+    SMALLEST_LOG2 = 14, /* log2 of the smallest block, 16 KiB */
     LARGEST_LOG2 = 46,
-    STEPS = 8, /* number of block sizes between any size and its double */
-    /* when a block is leased, at most this many warm blocks of its size class are examined to find one that this core
-     * released */
+    STEPS = 8,
+    /* largest number of warm blocks of a size that are examined to find one that this core released */
     LOOK = 16,
     CLASS_COUNT = (LARGEST_LOG2 - SMALLEST_LOG2) * STEPS + 1,
 };
 #define HUGE_PAGE ((size_t)2 << 20)
-/* Blocks smaller than this use small pages. The first access to a huge page must clear the whole page, and a virtual
- * machine may have to get the whole page from its host. Measured with 200 clients that send bodies of 8 MiB, on two
- * cores of a virtual machine (2026-11-26): the 99th percentile of another client's time was 405 to 477 ms with huge
- * pages, and 42 to 48 ms without. */
+/* Blocks smaller than this use small pages, because the first access to a huge page must clear the whole page. With 200
+ * clients that send bodies of 8 MiB, on a machine with two cores, huge pages raised the 99th percentile of another
+ * client's time from about 45 ms to about 440 ms. */
 #define HUGE_LEAST ((size_t)32 << 20)
 
 struct staging_pool {
     pthread_mutex_t lock;
     struct staging_source source;
     int64_t limit, warm_limit, leased, warm;
-    /* the leased bytes that have not arrived yet; the number grows under the lock, and shrinks without the lock */
+    /* leased bytes that have not arrived yet; the number grows under the lock, and shrinks without it */
     _Atomic int64_t ahead;
     struct staging_block *classes[CLASS_COUNT];
     struct staging_block *oldest, *newest;
@@ -76,14 +56,14 @@ struct staging_pool {
 
 /* ---- Mapping anonymous memory ------------------------------------------------------------------------------------ */
 
-/* Rounds a size in bytes up to whole pages of memory. A page has 4 KiB on x86-64, and up to 64 KiB on arm64. */
+/* A page has 4 KiB on x86-64, and up to 64 KiB on arm64. */
 static size_t page_round(size_t bytes)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     return (bytes + page - 1) / page * page;
 }
 
-/* Reserves address space for `bytes`. Large blocks are aligned to huge pages. */
+/* Large blocks are aligned to huge pages. */
 static void *reserve(size_t bytes)
 {
     const size_t rounded = page_round(bytes);
@@ -100,8 +80,7 @@ static void *reserve(size_t bytes)
     return memory;
 }
 
-/* Asks the kernel for huge pages inside a large block. A kernel without transparent huge pages refuses, and the block
- * then has small pages. */
+/* Without transparent huge pages in the kernel, the block has small pages. */
 static void want_huge_pages(void *memory, size_t bytes)
 {
     const size_t whole = bytes / HUGE_PAGE * HUGE_PAGE;
@@ -122,7 +101,7 @@ static void anonymous_unmap(void *context, void *memory, size_t bytes)
     munmap(memory, page_round(bytes));
 }
 
-/* Enlarges a mapping by moving its page tables. Bytes are copied only if that fails. */
+/* Bytes are copied only if moving the page tables fails. */
 static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t new_bytes)
 {
     void *place = anonymous_map(context, new_bytes);
@@ -139,19 +118,16 @@ static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t ne
 
 /* ---- Size classes of blocks -------------------------------------------------------------------------------------- */
 
-/* Returns the size in bytes of the blocks of a class, rounded up to whole pages. The bytes that the pool counts are
- * therefore equal to the resident bytes. */
+/* Returns the size in bytes of the blocks of a class, in whole pages. */
 static size_t class_bytes(int size_class)
 {
     const int shift = SMALLEST_LOG2 + size_class / STEPS;
     return page_round(((size_t)1 << shift) + ((size_t)(size_class % STEPS) << shift) / STEPS);
 }
 
-/* Returns the smallest size class whose blocks hold `bytes`; CLASS_COUNT if no class does. */
 static int class_of(size_t bytes)
 {
     if (bytes <= (size_t)1 << SMALLEST_LOG2) return 0;
-    /* the size is above 2^log2 and at most 2^(log2 + 1) */
     const int log2 = 63 - __builtin_clzll((unsigned long long)(bytes - 1));
     if (log2 >= LARGEST_LOG2) return CLASS_COUNT;
     const size_t step = ((size_t)1 << log2) / STEPS;
@@ -276,12 +252,11 @@ static attn_status may_lease(const struct staging_pool *staging, const struct ca
     return staging->leased + more <= staging->limit ? ATTN_OK : ATTN_BUSY;
 }
 
-/* Adds `more`, which may be negative, to the leased bytes. Call this with the lock held. */
+/* `more` may be negative. Call this with the lock held. */
 static void count_leased(struct staging_pool *staging, struct caller *caller, int64_t more)
 {
     staging->leased += more;
     if (caller) caller->staging_bytes += more;
-    /* invariant 1 at the top of this file: leased and warm memory together stay within the limit */
     assert(staging->leased >= 0 && staging->leased + staging->warm <= staging->limit);
     assert(caller == NULL || caller->staging_bytes >= 0);
 }
@@ -305,8 +280,7 @@ static struct staging_block *pick_warm(const struct staging_pool *staging, int s
     return staging->classes[size_class];
 }
 
-/* Does the work of staging_lease() and staging_lease_ahead(). If `ahead` is true, the bytes of the block have not
- * arrived yet. */
+/* If `ahead` is true, the bytes of the block have not arrived yet. */
 static attn_status lease(struct staging_pool *staging, struct caller *caller, size_t bytes, bool ahead,
                          struct staging_block **out, attn_error *err)
 {
@@ -322,8 +296,8 @@ static attn_status lease(struct staging_pool *staging, struct caller *caller, si
     block = pick_warm(staging, size_class, core);
     if (block && (block->bytes < bytes || block->bytes > (size_t)caller_share(caller, staging->limit))) block = NULL;
     const int64_t size = (int64_t)(block ? block->bytes : want);
-    /* A warm block (released, not unmapped) already counts towards the pool's bound, but not yet towards the share of
-     * the pool that the account may use. */
+    /* A warm block (released, not unmapped) counts towards the pool's bound already, but not towards the account's
+     * share. */
     attn_status status = may_lease(staging, caller, size, &held);
     if (status == ATTN_OK && ahead && staging->ahead + size > staging->limit / STAGING_AHEAD_SHARE) status = ATTN_BUSY;
     if (status == ATTN_OK) {
@@ -391,7 +365,6 @@ attn_status staging_grow(struct staging_pool *staging, struct staging_block **he
     if (bytes <= block->bytes) return ATTN_OK;
     const size_t want = lease_bytes(staging, caller, bytes, &size_class);
     if (want == 0) return too_large(staging, caller, bytes, err);
-    /* a block grows only when it is full, so all bytes that were announced for it have arrived */
     staging_arrived(staging, block);
 
     if (staging->source.grow == NULL) {
@@ -434,7 +407,7 @@ void staging_release(struct staging_pool *staging, struct staging_block *block)
 {
     struct staging_block *victims = NULL;
     if (block == NULL) return;
-    staging_arrived(staging, block); /* a block that is released must not count as one that waits for announced bytes */
+    staging_arrived(staging, block);
     block->core = sched_getcpu();
     block->idle_since_ms = clock_ms();
     POISON(block->memory, block->bytes);
@@ -444,7 +417,6 @@ void staging_release(struct staging_pool *staging, struct staging_block *block)
     block->leased = false;
     link_warm(staging, block);
     if (staging->warm > staging->warm_limit) victims = evict(staging, 0, staging->leased + staging->warm_limit);
-    /* invariant 2: warm memory (kept for later requests) stays within its limit */
     assert(staging->warm >= 0 && staging->warm <= staging->warm_limit);
     pthread_mutex_unlock(&staging->lock);
     unmap_all(staging, victims);

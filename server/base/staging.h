@@ -33,13 +33,11 @@ struct staging_block {
     void *memory;
     size_t bytes;
     int size_class;
-    int core;    /* the core that released the block last */
+    int core;
     bool leased; /* false: the block is warm (kept for the next request) */
-    /* true: the block was leased before the bytes of its body arrived, and staging_arrived() was not called for the
-     * block yet */
+    /* true: leased before the bytes of its body arrived, and staging_arrived() was not called yet */
     bool ahead;
-    /* the account to which a leased block is charged; the block's owner holds a reference to the account; NULL: no
-     * account */
+    /* account to which the block is charged; the block's owner holds a reference to it; NULL: none */
     struct caller *caller;
     int64_t idle_since_ms;
     struct staging_block *next_in_class, *older, *newer;
@@ -48,10 +46,10 @@ struct staging_block {
 /* The functions that provide the pool's memory. Without them (NULL), staging_new() uses anonymous memory, with huge
  * pages for large blocks. If grow() is NULL, a block grows by being copied to a larger block. */
 struct staging_source {
-    void *(*map)(void *context, size_t bytes); /* returns NULL if there is no memory */
+    void *(*map)(void *context, size_t bytes);
     void (*unmap)(void *context, void *memory, size_t bytes);
     void *(*grow)(void *context, void *memory, size_t bytes,
-                  /* enlarges memory by moving its pages; on failure returns NULL, and the old memory stays valid */
+                  /* moves the pages to a longer mapping; on failure returns NULL, and the old memory stays valid */
                   size_t new_bytes);
     void *context;
 };
@@ -76,7 +74,7 @@ void staging_arrived(struct staging_pool *staging, struct staging_block *block);
  * unchanged. */
 attn_status staging_grow(struct staging_pool *staging, struct staging_block **block, size_t used, size_t bytes,
                          attn_error *err);
-void staging_release(struct staging_pool *staging, struct staging_block *block); /* does nothing if `block` is NULL */
+void staging_release(struct staging_pool *staging, struct staging_block *block);
 
 /* Counts memory that is allocated elsewhere, such as a body's text or an answer, towards the pool's bound. The
  * memory counts as leased until staging_count_back(). Errors: BUSY, QUOTA (see staging_lease()). */

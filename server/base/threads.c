@@ -1,7 +1,7 @@
 /* threads.c: starts threads as a test, and if that fails, names the limit that forbids them; see threads.h.
  *
- * The test threads have stacks as large as those of libuv's threads (8 MiB from version 1.46 on, before that the value
- * of `ulimit -s`). No other thread of the server has a larger stack. */
+ * The test threads have stacks as large as those of libuv's threads, which are the largest: 8 MiB from version 1.46 on,
+ * before that the value of `ulimit -s`. */
 #include "server/base/threads.h"
 
 #include <dirent.h>
@@ -24,12 +24,11 @@ enum { LIBUV_THREADS = 4, LIBUV_THREADS_MOST = 1024 };
 int threads_of_libuv(void)
 {
     const char *text = getenv("UV_THREADPOOL_SIZE");
-    /* atoi() is used because libuv parses UV_THREADPOOL_SIZE in the same way */
+    /* libuv also parses the variable with atoi() */
     const int count = text ? atoi(text) : LIBUV_THREADS;
     return count < 1 ? 1 : count < LIBUV_THREADS_MOST ? count : LIBUV_THREADS_MOST;
 }
 
-/* True if the options and this build show that all devices compute on the CPU. */
 static bool computes_on_cpu(const struct config *config)
 {
     if (strcmp(config->devices, "auto") != 0) return strcmp(config->devices, "cpu") == 0;
@@ -105,7 +104,7 @@ static attn_status refuse(int number, int count, size_t stack, attn_error *err)
 
 /* ---- The test of all threads ------------------------------------------------------------------------------------- */
 
-/* lock for which the test threads wait; it is released when all of them have started */
+/* held until all test threads have started */
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 
 static void *wait_at_gate(void *unused)
@@ -115,7 +114,6 @@ static void *wait_at_gate(void *unused)
     return unused;
 }
 
-/* Returns the number of this process's threads; 0: unknown. */
 static int threads_now(void)
 {
     struct dirent *entry;
@@ -127,8 +125,7 @@ static int threads_now(void)
     return count;
 }
 
-/* Waits until ended threads have disappeared. A thread counts towards the limits until the system has removed it, a
- * moment after pthread_join(). */
+/* A thread counts towards the limits until the system has removed it, a moment after pthread_join(). */
 static void wait_for_ends(int threads)
 {
     for (int i = 0; i < THREADS_END_MS && threads_now() > threads; i++) usleep(1000);
@@ -147,7 +144,7 @@ attn_status threads_try(int count, attn_error *err)
     pthread_attr_setstacksize(&attributes, stack);
     pthread_mutex_lock(&gate);
     while (started < count && pthread_create(&threads[started], &attributes, wait_at_gate, NULL) == 0) started++;
-    /* refuse() is called while the started threads still exist, because it counts them */
+    /* the started threads must still exist, because refuse() counts them */
     if (started < count) status = refuse(started + 1, count, stack, err);
     pthread_mutex_unlock(&gate);
     while (started > 0) pthread_join(threads[--started], NULL);

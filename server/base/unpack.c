@@ -1,13 +1,8 @@
 /* unpack.c: unpacks compressed bodies with zlib's inflate(); see unpack.h.
  *
- * One byte of deflate can unpack to a thousand bytes, so the compressed length bounds nothing here. zlib writes into
- * one buffer, and the caller empties the buffer before more is unpacked.
- *
- * Invariants:
- *   1. A body is unpacked to at most limit_bytes. If it is longer than UNPACK_FREE_BYTES, it is unpacked to at most
- *      UNPACK_RATIO times the bytes that have arrived.
- *   2. An error text has no number that depends on how the body was split into pieces, such as zlib's position after a
- *   fault. */
+ * A body is unpacked to at most limit_bytes, and beyond UNPACK_FREE_BYTES to at most UNPACK_RATIO times the bytes that
+ * have arrived: one byte of deflate can unpack to a thousand. Error texts do not depend on how the body was split into
+ * pieces, so they have no positions. */
 #include "server/base/unpack.h"
 
 #include <stdlib.h>
@@ -30,8 +25,8 @@ struct unpacker {
     enum unpack_coding coding;
     uint64_t limit_bytes;
     uint64_t in_bytes, out_bytes;
-    bool ended;       /* true: the end of the compressed stream was reached; further bytes are an error */
-    attn_error error; /* the first error; once it is set, every call returns it */
+    bool ended; /* true: the end of the compressed stream was reached; further bytes are an error */
+    attn_error error;
     uint8_t magic[MAGIC_BYTES];
     char piece[UNPACK_PIECE_BYTES];
 };
@@ -45,13 +40,12 @@ static const struct {
 
 bool unpack_coding_of(const char *text, enum unpack_coding *coding)
 {
-    static const char between[] = " \t,"; /* the characters between the elements of the list; empty elements, which
-                                           * RFC 9110, 5.6.1 allows, are skipped with them */
+    static const char between[] = " \t,"; /* characters between list elements; RFC 9110, 5.6.1 allows empty elements */
     *coding = UNPACK_NOTHING;
     if (text == NULL) return true;
     text += strspn(text, between);
     const size_t length = strcspn(text, between);
-    /* a second coding follows in the header, and several codings are refused */
+    /* several codings are refused */
     if (text[length + strspn(text + length, between)] != '\0') return false;
     for (size_t i = 0; i < sizeof codings / sizeof *codings; i++)
         if (strlen(codings[i].name) == length && strncasecmp(text, codings[i].name, length) == 0) {
@@ -97,7 +91,6 @@ static bool is_zlib(const uint8_t magic[MAGIC_BYTES])
     return (magic[0] & 0x0f) == 8 && (magic[0] << 8 | magic[1]) % 31 == 0;
 }
 
-/* Returns the error for a body that does not begin as its coding (gzip or zlib) requires. */
 static attn_status wrong_begin(struct unpacker *u)
 {
     const char *const like = is_gzip(u->magic)    ? ", it begins like gzip"
@@ -113,7 +106,6 @@ static attn_status wrong_begin(struct unpacker *u)
                      like);
 }
 
-/* Returns the error for a broken stream: zlib's message, in words for readers who do not know zlib. */
 static attn_status broken(struct unpacker *u)
 {
     static const struct {
@@ -137,7 +129,7 @@ static attn_status trailing(struct unpacker *u, char next)
                      u->coding == UNPACK_GZIP && next == 0x1f ? "; a second gzip member is not taken" : "");
 }
 
-/* Returns how many of `size` unpacked bytes may be passed on (the limits of invariant 1 at the top of this file). */
+/* Returns how many of `size` unpacked bytes the limits allow. Beyond them, it sets u->error. */
 static size_t within_limits(struct unpacker *u, size_t size)
 {
     if (u->out_bytes > u->limit_bytes) {
@@ -162,14 +154,12 @@ static attn_status told(const struct unpacker *u, attn_error *err)
     return u->error.status;
 }
 
-/* Unpacks until the piece is full or all bytes are used, but passes zlib at most UNPACK_PART_BYTES. Returns the
- * result of inflate(). */
+/* Unpacks until the piece is full or all bytes are used, but passes zlib at most UNPACK_PART_BYTES. */
 static int inflate_some(struct unpacker *u, const char **bytes, size_t *count, size_t *size)
 {
     const uInt part = *count < UNPACK_PART_BYTES ? (uInt)*count : UNPACK_PART_BYTES;
     const uint64_t room = u->limit_bytes - u->out_bytes;
-    /* Room for one byte more than the limit allows, so that the code below notices a body that is longer than the
-     * limit. */
+    /* one byte more than the limit, so that a longer body is noticed */
     const uInt most = room < sizeof u->piece ? (uInt)room + 1 : (uInt)sizeof u->piece;
     for (size_t i = 0; i < MAGIC_BYTES && i < part; i++)
         if (u->in_bytes + i < MAGIC_BYTES) u->magic[u->in_bytes + i] = (uint8_t)(*bytes)[i];
@@ -195,16 +185,14 @@ attn_status unpack_next(struct unpacker *u, const char **bytes, size_t *count, c
     *size = 0;
     while (u->error.status == ATTN_OK && *size == 0 && !u->ended) {
         const int result = inflate_some(u, bytes, count, size);
-        /* Z_BUF_ERROR is no fault here: it means that the bytes so far yield no more output. If zlib reports a fault
-         * after some output, this call returns the output. The next call returns the fault, because zlib then reports
-         * it again. */
+        /* Z_BUF_ERROR only means that the bytes so far yield no more output. A fault after some output is returned by
+         * the next call. */
         if (*size > 0) *size = within_limits(u, *size);
         else if (result == Z_MEM_ERROR)
             (void)attn_fail(&u->error, ATTN_NO_MEMORY, NULL, "no memory to unpack the body");
         else if (result != Z_OK && result != Z_BUF_ERROR && result != Z_STREAM_END) (void)broken(u);
         else if (*count == 0) break;
     }
-    /* this call returns the bytes that were unpacked, and the next call returns the error */
     if (*size > 0) return ATTN_OK;
     if (u->error.status == ATTN_OK && u->ended && *count > 0) (void)trailing(u, **bytes);
     return told(u, err);

@@ -32,7 +32,7 @@ struct unpacker;
 /* Makes an unpacker. `limit_bytes` bounds the size of the unpacked body. Returns NULL when out of memory (an unpacker
  * needs some 80 KiB). */
 struct unpacker *unpack_new(enum unpack_coding coding, uint64_t limit_bytes);
-void unpack_free(struct unpacker *unpacker); /* frees an unpacker; does nothing if `unpacker` is NULL */
+void unpack_free(struct unpacker *unpacker);
 
 /* Unpacks some of the *count bytes at *bytes, and moves both past the bytes it has used. *piece points to the result,
  * *size bytes (at most UNPACK_PIECE_BYTES, limits.h), which stay valid until the next call. Output that precedes a

@@ -42,23 +42,22 @@ struct cache;
 
 enum { CACHE_ID_CHARS = 40, CACHE_ID_BYTES = CACHE_ID_CHARS + 1 };
 
-/* The properties that all positions of a cache share. */
 struct cache_shape {
     int64_t kv_heads, head_dim, head_dim_v;
     attn_dtype dtype;
-    /* true: values are the first head_dim_v numbers of the keys, and are not stored separately (Multi-head Latent
-     * Attention) */
+    /* true: values are the first head_dim_v numbers of the keys (Multi-head Latent Attention), and are not stored
+     * separately */
     bool latent;
-    int64_t page_size; /* number of positions in a page */
+    int64_t page_size;
 };
 
 struct cache_info {
     char id[CACHE_ID_BYTES];
     struct cache_shape shape;
-    int64_t length; /* number of positions in the cache */
+    int64_t length;
     int64_t pages, shared_pages;
     int64_t page_bytes;
-    /* how long the cache may be unused before it ends, and how much of that time is left */
+    /* time for which the cache may be unused before it ends, and the rest of this time */
     int64_t ttl_ms, expires_in_ms;
     const char *device;
 };
@@ -66,7 +65,7 @@ struct cache_info {
 /* Makes a table for at most max_count caches. It has no pools (memory for pages) yet. Returns NULL if there
  * is no memory. */
 struct caches *caches_new(int max_count);
-void caches_free(struct caches *caches); /* frees the table; does nothing for NULL; no transaction may be running */
+void caches_free(struct caches *caches); /* frees the table, which may be NULL; no transaction may be running */
 
 /* The source of a pool's memory. A pool is the memory for all pages of caches on one device. alloc() is called once,
  * when the first cache is made on the device, and sets *memory to a 64-byte aligned address. The device owns this
@@ -82,11 +81,10 @@ void caches_add_pool(struct caches *caches, int device, const char *name, const 
 /* Ends the caches of each account for which is_known() returns false. The token of such an account was removed, so no
  * client can reach its caches. A cache that a transaction uses ends with the transaction. */
 void caches_forget(struct caches *caches, bool (*is_known)(void *context, const struct caller *caller), void *context);
-/* Call this when the device has failed. The caches of the device end, and the device gets no new caches. A cache that a
- * transaction uses ends with the transaction. */
+/* Call this when the device has failed. The caches of the device end, and the device gets no new caches. */
 void caches_lose(struct caches *caches, int device);
-/* Returns the bytes of the smallest cache pool of any device; a pool that is not allocated yet counts as 0. On every
- * device, at least this many bytes are therefore not available for the tensors of requests. */
+/* Returns the bytes of the smallest cache pool of any device, which are not available for the tensors of requests. A
+ * pool that is not allocated yet counts as 0. */
 int64_t caches_held_bytes(struct caches *caches);
 
 /* ---- Functions for caches; any thread may call them, and they never wait ----------------------------------------- */
@@ -117,17 +115,14 @@ attn_status caches_delete(struct caches *caches, const struct caller *caller, co
 attn_status caches_sequence(struct caches *caches, struct caller *caller, const char *name,
                             const struct cache_shape *shape, char id[CACHE_ID_BYTES], attn_error *err);
 
-/* Deletes the cache of the sequence with this name, if it exists. */
 void caches_end_sequence(struct caches *caches, const struct caller *caller, const char *name);
 
-/* Ends caches that were unused for longer than their time to live. A call examines at most CACHES_EXPIRE_LOOKS caches,
- * and the next call continues with the caches after these. */
+/* Ends caches that were unused for longer than their time to live. */
 void caches_expire(struct caches *caches, int64_t now_ms);
 
 struct caches_totals {
     int64_t caches, pages, shared_pages, used_bytes, bytes;
-    /* since the server's start: number of caches that expired, and number of requests for caches of an earlier
-     * process */
+    /* caches that expired, and requests for caches of an earlier process, since the server's start */
     int64_t expired, lost_ids;
 };
 void caches_totals(struct caches *caches, struct caches_totals *totals);
@@ -139,51 +134,48 @@ void caches_totals(struct caches *caches, struct caches_totals *totals);
 struct cache_step {
     struct caches *caches;
     struct caller *caller;
-    /* [rows]: the ids of the caches; the array belongs to the code that makes the step (transaction) */
+    /* [rows]: ids of the caches; the array belongs to the caller */
     char (*ids)[CACHE_ID_BYTES];
     int rows;
     int64_t append; /* number of positions that each cache gains; 0: none */
-    /* true: the URL's path names the only cache of the request, so errors say "this cache" and do not name the member
-     * `caches` */
+    /* true: the URL's path names the only cache of the request, so errors do not name the member `caches` */
     bool of_path;
-    /* The new keys and values of all caches, one cache after the other. The code that makes the step (transaction) sets
-     * both pointers before the step begins. v is NULL if the values are a part of the keys. */
+    /* New keys and values of all caches, one cache after the other, set by the caller before the step begins. v is NULL
+     * if the values are a part of the keys. */
     const char *k, *v;
-    int64_t k_row_bytes, v_row_bytes; /* bytes of one cache's new keys in `k`, and of its new values in `v` */
+    int64_t k_row_bytes, v_row_bytes;
 
-    struct cache_shape shape; /* the shape that all caches of the transaction have */
-    int device;               /* number of the device that has all caches of the transaction */
-    const char *pool;         /* address of page 0 in the device's memory */
+    struct cache_shape shape;
+    int device;
+    const char *pool; /* address of page 0 in the device's memory */
     size_t pool_bytes, page_bytes;
-    /* bytes of a granule, the unit of the pool's memory; page n begins at byte n * granule of the pool */
+    /* bytes of a granule, the unit of the pool's memory; page n begins at byte n * granule */
     size_t granule;
-    bool k_scaled, v_scaled; /* true: the caches have quantisation scales, for keys (k_scaled) or for values
-                              * (v_scaled) */
+    bool k_scaled, v_scaled; /* true: the caches have quantisation scales, for keys or for values */
     int64_t most;            /* number of pages of the transaction's largest cache */
-    /* [rows]: lengths of the caches after the transaction; estimates until the transaction has begun */
+    /* [rows]: lengths of the caches after the transaction; estimates until it has begun */
     int32_t *lengths;
 
     bool begun;
-    /* page numbers, of shape [rows, most]; this array and the arrays below are in the memory given to caches_begin() */
+    /* [rows, most]: page numbers; this array and the arrays below are in the memory given to caches_begin() */
     int32_t *table;
     int32_t *table_lengths; /* [rows]: a copy of `lengths` in the memory of `table` */
-    /* [rows]: how many positions of a row's cache lie in pages that the cache of the previous row also has */
+    /* [rows]: number of positions in pages that the cache of the previous row also has */
     int32_t *prefix_keys;
-    /* true: the device should use prefix_keys, because two neighbouring rows (caches) have so many pages in common that
-     * reading them once for both is faster */
+    /* true: neighbouring rows have so many pages in common that the device should read them once for both
+     * (prefix_keys) */
     bool shares;
-    /* quantisation scales of the keys and of the values, each an array [rows, kv_heads] or NULL; until the transaction
-     * has begun, both arrays are in `scales` */
+    /* [rows, kv_heads]: quantisation scales, or NULL; in `scales` until the transaction has begun */
     float *k_scale, *v_scale;
     attn_move *moves; /* moves: copies that the device makes before it computes */
     int64_t move_count;
     /* true: the transaction is the last of a KServe sequence, so committing it deletes its caches */
     bool ends;
-    struct cache_row *row; /* only the code of server/caches uses this member and those below */
-    /* the value of caches->burials (number of deleted caches so far) when the pointers row[].cache were found; the
-     * pointers are valid while caches->burials has this value */
+    struct cache_row *row; /* the members from here on are for the code of server/caches only */
+    /* value of caches->burials (caches deleted so far) when the pointers row[].cache were found; they are valid while
+     * it is unchanged */
     uint64_t burials;
-    float *scales; /* memory for the quantisation scales of the caches until the transaction begins */
+    float *scales;
 };
 
 /* Fills in *step, a transaction on the caches with the ids `ids`. Checks that the caches exist and all have the same
@@ -193,18 +185,16 @@ struct cache_step {
 attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
                         int64_t append, bool of_path, struct cache_step *step, attn_error *err);
 
-/* Sets step->most (number of pages of the cache that has the most pages). Sets *bytes to the memory that the tables of
- * the transaction `step` need now (64-byte aligned). TOO_LARGE: the caches have grown since caches_look(), and are now
- * too large for a transaction. */
+/* Sets step->most (pages of the largest cache) and *bytes, the memory that the tables of the transaction `step` need
+ * (64-byte aligned). TOO_LARGE: the caches have grown since caches_look(), and are now too large for a transaction. */
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
-/* Begins the step (a cache transaction). `memory` is for the step's page tables. *wait becomes true if the step must
- * wait, because another step uses one of its caches (unless neither step appends), or an older step waits for one of
- * them. `scan` is a number by which the function recognizes older steps. If several steps wait, call the function for
- * all of them from the oldest to the youngest, with the same number in `scan`. Use a new number whenever you begin
- * again at the oldest step. Pass 0 if no step waits and this step will not wait either. Errors: NOT_FOUND, TOO_LARGE
- * (for the pool or the account's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table than
- * caches_table_bytes() said). */
+/* Begins the step (a cache transaction). `memory` is for its page tables. *wait becomes true if the step must wait:
+ * another step uses one of its caches (unless neither appends), or an older step waits for one of them. If several
+ * steps wait, call the function for all of them from the oldest to the youngest, with the same number in `scan`, and
+ * with a new number whenever you begin again at the oldest. Pass 0 if no step waits and this step will not wait either.
+ * Errors: NOT_FOUND, TOO_LARGE (for the pool or the account's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a
+ * larger table than caches_table_bytes() said). */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
 /* Tells whether the step (a transaction) must wait, without beginning it. The function is fast, so it can be called for
  * many waiting steps. */
@@ -212,7 +202,7 @@ attn_status caches_ask(struct cache_step *step, uint64_t scan, bool *wait, attn_
 /* Ends a step (a cache transaction) when the device is done. If `commit` is true, its caches keep the new positions.
  * Otherwise they are as they were before the step. Does nothing if the step has not begun. */
 void caches_end(struct cache_step *step, bool commit);
-/* frees the memory of the step (a request's transaction on caches), which must have ended */
+/* frees the memory of a step, which must have ended */
 void caches_drop_step(struct cache_step *step);
 
 #endif

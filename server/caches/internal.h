@@ -1,4 +1,4 @@
-/* internal.h: the types and functions that table.c and transactions.c share. The public header is caches.h. */
+/* internal.h: the types and functions that table.c and transactions.c share. */
 #ifndef CACHES_INTERNAL_H
 #define CACHES_INTERNAL_H
 
@@ -11,30 +11,30 @@
 #include "server/caches/page_lists.h"
 #include "server/caches/pages.h"
 
-/* BUCKETS: the number of buckets of the hash table, one for each cache that may exist. A bucket rarely has more than
- * two caches: the hash function has a secret key, so clients cannot choose ids that fall into one bucket. */
+/* BUCKETS: number of buckets of the hash table, one for each cache that may exist. The hash function has a secret key,
+ * so clients cannot choose ids that fall into one bucket. */
 enum { PROCESS_CHARS = 8, BUCKETS = CACHES_MAX_COUNT };
 static_assert((BUCKETS & (BUCKETS - 1)) == 0, "a bucket is some bits of a hash");
 
 struct pool {
-    struct pages *pages; /* the pool's pages; NULL: the pool's memory was not allocated yet */
-    char *memory;        /* address of page 0 of the pool (the memory for pages), on the device */
-    const char *device;  /* name of the pool's device; NULL: the device has no pool, or is lost */
-    bool opening;        /* true: a thread is allocating the pool's memory; other threads wait for it */
+    struct pages *pages; /* NULL: the pool's memory is not allocated yet */
+    char *memory;        /* address of page 0, on the device */
+    const char *device;  /* name of the device; NULL: the device has no pool, or is lost */
+    bool opening;        /* true: a thread is allocating the pool's memory, and other threads wait for it */
     struct caches_source source;
     size_t bytes;
     int64_t numbers; /* number of page-table entries of all caches in the pool */
-    /* Number of all caches in the pool, and number of caches that have pages. A deleted cache counts until the last
-     * transaction that uses it has ended. */
+    /* number of all caches in the pool, and of those that have pages; a deleted cache counts until its last transaction
+     * has ended */
     int64_t caches, filled;
 };
 
 struct cache {
-    char id[CACHE_ID_BYTES];     /* the cache's id in hexadecimal, as clients send it */
-    struct cache *chain;         /* next cache in the same bucket of the hash table `buckets` */
-    struct cache *older, *newer; /* neighbours in the list of all caches */
-    struct caller *caller;       /* the account (token) that owns the cache; the cache holds a reference to it */
-    /* next cache in the same bucket of the hash table `sequences`, if the cache has a sequence's name */
+    char id[CACHE_ID_BYTES];
+    struct cache *chain; /* next cache in the same bucket of `buckets` */
+    struct cache *older, *newer;
+    struct caller *caller; /* account (token) that owns the cache, a counted reference */
+    /* next cache in the same bucket of `sequences` */
     struct cache *next_sequence;
     char sequence[PROTO_SEQUENCE_BYTES];
     struct cache_shape shape;
@@ -47,46 +47,43 @@ struct cache {
     int64_t ttl_ms, used_ms;
     int users;
     bool writing, dead;
-    /* when the running transactions on the cache end, the cache is cut to this length; -1: it is not cut */
+    /* length to which the cache is cut when its running transactions end; -1: it is not cut */
     int64_t truncate_to;
-    /* the number of the last scan in which a step (transaction) waited for this cache; a scan examines all waiting
-     * steps */
+    /* number of the last scan of waiting steps (transactions) in which a step waited for this cache */
     uint64_t wanted;
-    /* number of the last call of caches_look() that named this cache; a cache that already has the number of the
-     * present call is named twice */
+    /* number of the last call of caches_look() that named this cache; it shows whether a call names the cache twice */
     uint64_t looked;
 };
 
 struct caches {
     pthread_mutex_t lock;
     pthread_cond_t opened; /* signalled when the allocation of a pool's memory has succeeded or failed */
-    struct hash_key key;   /* key for the hashes of both hash tables, `buckets` and `sequences` */
+    struct hash_key key;
     /* all ids that this process makes begin with these characters; an id that begins differently is from another
      * process */
     char process[PROCESS_CHARS + 1];
     int max_count, count;
     int64_t expired, lost_ids;
-    bool lost_pool; /* true: at least one device was lost, and its pool of cache pages with it; errors about unknown
-                     * caches then mention this */
+    bool lost_pool; /* true: a device was lost with its pages, which errors about unknown caches then mention */
     uint64_t looks;
     /* number of caches deleted so far; while it is unchanged, a pointer to a cache stays valid */
     uint64_t burials;
     struct pool pools[CONFIG_MAX_DEVICES];
     struct cache *buckets[BUCKETS], *sequences[BUCKETS];
     struct cache *oldest, *newest;
-    /* the cache at which the next call of caches_expire() continues the search; NULL: it begins at the oldest cache */
+    /* where the next call of caches_expire() continues the search; NULL: at the oldest cache */
     struct cache *looked_at;
-    int64_t expires_ms; /* the earliest time at which a cache that no transaction uses may expire */
+    int64_t expires_ms; /* earliest time at which an unused cache may expire */
 };
 
 /* The changes that a step (a cache transaction) makes to one of its caches. */
 struct cache_row {
     struct cache *cache;
-    int64_t before; /* length of the cache before the step (transaction) */
-    int64_t first;  /* index in the cache's page list at which the pages in `pages` are put */
-    int64_t count;  /* number of pages in the array `pages` */
-    int32_t *pages; /* numbers of the pages that the transaction has taken from the pool */
-    bool copied;    /* true: pages[0] is a copy of a shared page, and replaces that page */
+    int64_t before;
+    int64_t first; /* index in the cache's page list at which `pages` are put */
+    int64_t count;
+    int32_t *pages;
+    bool copied; /* true: pages[0] is a copy of a shared page, and replaces that page */
 };
 
 static inline struct pages *cache_pages_of(const struct caches *caches, const struct cache *cache)
@@ -109,30 +106,27 @@ static inline bool cache_is_expired(const struct cache *cache, int64_t now_ms)
     return cache->users == 0 && now_ms - cache->used_ms >= cache->ttl_ms;
 }
 
-/* Call the functions below with the lock of the table of caches held. */
+/* The functions below need the lock of the table of caches. */
 
 /* Returns the cache with this id if the account may use it, otherwise NULL. */
 struct cache *cache_known(struct caches *caches, const struct caller *caller, const char *id, int64_t now_ms);
-/* Finds a cache as cache_known() does. If the result is NULL, *err names `member`, and the text of *err begins with
- * `what`. */
+/* Finds a cache as cache_known() does. If there is none, *err names `member`, and its text begins with `what`. */
 struct cache *cache_find(struct caches *caches, const struct caller *caller, const char *id, const char *member,
                          const char *what, attn_error *err);
-/* Charges the account (token) that owns the cache for `pages` more pages, or for fewer if the number is negative. */
+/* Charges the cache's account (token) for `pages` more pages, or for fewer if the number is negative. */
 void cache_charge(const struct caches *caches, const struct cache *cache, int64_t pages);
 /* Returns how many bytes of KV cache pages an account may have on all devices together. INT64_MAX: there is no
  * limit. */
 int64_t cache_share(const struct caches *caches, const struct caller *caller);
-/* Updates the counters of the pool and of the account after this cache's number of pages has changed. `before` is the
- * number of pages before the change. */
+/* Updates the counters of the pool and of the account. `before` is the cache's number of pages before the change. */
 void cache_count(struct caches *caches, struct cache *cache, int64_t before);
 /* Cuts the cache to its first `length` positions. Call page_list_may_cut() first, unless `length` is 0. */
 void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length);
 /* Removes the cache from the table. Its pages are freed when the last step (transaction) on it has ended. */
 void cache_bury(struct caches *caches, struct cache *cache);
-/* Records when the cache expires, so that caches_expire_all() knows when the next cache expires. Call this when the
- * last transaction on the cache has ended. */
+/* Updates the time at which the next cache expires. Call this when the last transaction on the cache has ended. */
 void cache_note_expiry(struct caches *caches, const struct cache *cache);
-/* Removes all caches that were unused for longer than their time to live. Does nothing before the time expires_ms. */
+/* Removes all caches that were unused for longer than their time to live. */
 void caches_expire_all(struct caches *caches, int64_t now_ms);
 
 #endif

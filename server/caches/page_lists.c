@@ -1,14 +1,11 @@
 /* page_lists.c: lists of pages, in blocks of page numbers. See page_lists.h.
  *
  * Invariants
- * 1. A block (of page numbers) that several lists share is full. All pages of the block are full of positions, so none
- *    of these pages is ever replaced.
- * 2. For each page with one reference, pages.c knows the block that contains the page. For a page that belongs to a
- *    running cache transaction, it knows NULL instead.
- * 3. block->shared counts the block's pages that have more than one reference.
- * 4. pages_shared() counts each page that several lists share, and counts it once. The result is a sum: pages.c counts
- *    the pages that are in several blocks. This file counts the pages that are in one block only, if several lists
- *    share this block. */
+ * 1. A block that several lists share has only pages full of positions, so its page numbers never change.
+ * 2. For each page with one reference, pages.c knows the block that contains the page, or NULL if the page belongs to a
+ * running cache transaction.
+ * 3. pages_shared() counts each shared page once: pages.c counts those in several blocks, this file those in one block
+ * that several lists share. */
 #include "server/caches/page_lists.h"
 
 #include <assert.h>
@@ -51,8 +48,7 @@ static void block_free(struct page_block *block)
     free(block);
 }
 
-/* Makes room for `count` page numbers in the block. If it has less room, its memory grows to 1.5 * count + 8 numbers,
- * but at most PAGE_BLOCK. A block does not have its full size from the start, because most caches have few pages. */
+/* Makes room for `count` page numbers. The memory grows with the block, because most caches have few pages. */
 static bool block_reserve(struct page_block *block, int64_t count)
 {
     if (count <= block->room) return true;
@@ -74,22 +70,21 @@ static struct page_block *block_new(int64_t count)
     return NULL;
 }
 
-/* Updates the number of shared pages when this block begins to be shared by several lists (`sign` 1), or is no longer
- * shared (`sign` -1). */
+/* Updates the number of shared pages when several lists begin to share the block (`sign` 1), or no longer share it
+ * (-1). */
 static void count_block(struct pages *pages, const struct page_block *block, int sign)
 {
     pages_share_more(pages, sign * (block->count - block->shared));
 }
 
-/* Updates the counts when a page of this block is put into another block too (`sign` 1), or is removed from all other
- * blocks (`sign` -1). */
+/* Updates the counts when a page of this block gets into a second block (`sign` 1), or is only in this block again
+ * (-1). */
 static void count_page(struct pages *pages, struct page_block *block, int sign)
 {
     block->shared += sign;
     if (block->references > 1) pages_share_more(pages, -sign);
 }
 
-/* Adds to the block a page that another block contains already. */
 static void block_hold(struct page_block *block, struct pages *pages, int32_t page)
 {
     struct page_block *const alone = pages_owner(pages, page);
@@ -110,7 +105,6 @@ static bool block_drop_last(struct page_block *block, struct pages *pages, int32
     return is_free;
 }
 
-/* Drops one list's reference to the block of page numbers. Returns how many pages became free. */
 static int64_t block_let_go(struct page_block *block, struct pages *pages, int32_t run)
 {
     int64_t count = 0;
@@ -169,8 +163,7 @@ bool page_list_drop_last(struct page_list *list, struct pages *pages, int32_t ru
 bool page_list_fork(struct page_list *to, const struct page_list *from, struct pages *pages, int64_t count,
                     int64_t full)
 {
-    /* The new list shares the full blocks of the old list. For the pages after these blocks, it has at most one block
-     * of its own. */
+    /* the new list shares the full blocks, and has at most one block of its own for the pages after them */
     const int64_t whole = full / PAGE_BLOCK, own = blocks_for(count) - whole;
     assert(to->made == 0 && full <= count && count - full <= 1 && count <= from->count && own <= 1);
     struct page_block *const last = own ? block_new(count % PAGE_BLOCK ? count % PAGE_BLOCK : PAGE_BLOCK) : NULL;
@@ -189,7 +182,6 @@ bool page_list_fork(struct page_list *to, const struct page_list *from, struct p
     return true;
 }
 
-/* Returns the block that a cut of the list to `count` pages would divide, or NULL if the cut is between two blocks. */
 static struct page_block *cut_block(const struct page_list *list, int64_t count)
 {
     return count % PAGE_BLOCK != 0 && count < list->count ? list->blocks[count / PAGE_BLOCK] : NULL;
@@ -203,8 +195,7 @@ bool page_list_may_cut(struct page_list *list, int64_t count)
     return list->spare != NULL;
 }
 
-/* Replaces a block that the list shares with other lists by a block that only this list has. The new block has the
- * first `count` pages of the shared block. */
+/* Replaces a shared block by a block of the list's own that has its first `count` pages. */
 static void part(struct page_list *list, struct pages *pages, int64_t index, int64_t count)
 {
     struct page_block *const block = list->blocks[index], *const own = list->spare;

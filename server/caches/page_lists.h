@@ -23,23 +23,22 @@
 enum { PAGE_BLOCK = 1024 };
 
 struct page_block {
-    int32_t references; /* number of page lists that have the block */
-    int32_t shared;     /* number of this block's pages that are also in other blocks */
+    int32_t references;
+    int32_t shared; /* number of this block's pages that are also in other blocks */
     int32_t count, room;
     int32_t *pages;
 };
 
 struct page_list {
-    int64_t count; /* number of pages in the list */
+    int64_t count;
     /* the blocks of page numbers: first the full ones, then at most one partly filled, then empty ones */
     struct page_block **blocks;
-    /* `made`: number of blocks in the array; `room`: number of pointers that the array has room for */
+    /* number of blocks in the array, and number of pointers that the array has room for */
     int64_t made, room;
-    /* memory that page_list_may_cut() has reserved for a cut inside a shared block; NULL: none is reserved */
+    /* memory that page_list_may_cut() has reserved for a cut inside a shared block; NULL: none */
     struct page_block *spare;
 };
 
-/* Initialises a list that has no pages and no memory. */
 #define PAGE_LIST_EMPTY \
     {                   \
         0               \
@@ -50,7 +49,6 @@ static inline int32_t page_list_at(const struct page_list *list, int64_t index)
     return list->blocks[index / PAGE_BLOCK]->pages[index % PAGE_BLOCK];
 }
 
-/* Writes the first `count` page numbers of the list to `to`. */
 void page_list_copy(const struct page_list *list, int64_t count, int32_t *to);
 
 /* Returns how many pages of the list are also in other lists. */
@@ -78,7 +76,6 @@ bool page_list_may_cut(struct page_list *list, int64_t count);
  * is 0. Returns the number of pages that became free. */
 int64_t page_list_cut(struct page_list *list, struct pages *pages, int32_t run, int64_t count);
 
-/* Frees the memory of an empty list. */
 void page_list_clear(struct page_list *list);
 
 #endif

@@ -1,9 +1,8 @@
 /* pages.c: a page is a run of granules (units of memory). This file keeps a bit for each granule, and searches for free
  * granules from where the last search ended.
  *
- * If all caches have one shape, their pages have one size: the next granules are then nearly always free, and the
- * search ends at once. If caches have several shapes, the search may take longer. It skips a word of bits in one step
- * if all granules of the word are in use. A search over all PAGES_GRANULES takes a millisecond. */
+ * If all caches have one shape, the next granules are nearly always free. The longest search, over all PAGES_GRANULES,
+ * takes a millisecond. */
 #include "server/caches/pages.h"
 
 #include <assert.h>
@@ -20,11 +19,10 @@ struct pages {
         /* granules: number of all granules; used: number of granules in pages; count: number of all pages; shared: see
          * pages_shared() */
         shared;
-    int64_t next;        /* the granule (unit of the pool's memory) at which the next search begins */
-    uint64_t *taken;     /* a bit for each granule; 1: the granule is in a page */
-    int32_t *references; /* [granule]: number of references to the page that begins at this granule */
-    /* [granule]: the XOR of the addresses of all owners of the page that begins here; with one owner, this is the
-     * owner's address */
+    int64_t next;
+    uint64_t *taken;
+    int32_t *references; /* [granule]: references to the page that begins here */
+    /* [granule]: XOR of the addresses of all owners of the page that begins here; with one owner, its address */
     uintptr_t *owners;
 };
 
@@ -106,7 +104,6 @@ static void mark(struct pages *pages, int64_t from, int64_t run, bool taken)
     }
 }
 
-/* Returns the index of the first of `run` successive free granules in [from, to), or -1 if there are none. */
 static int64_t search(const struct pages *pages, int64_t from, int64_t to, int64_t run)
 {
     int64_t begin = from;

@@ -23,14 +23,14 @@ struct pages;
 
 /* Makes a pool of `bytes` bytes, rounded down to whole granules. Returns NULL when out of memory. */
 struct pages *pages_new(size_t bytes, size_t granule);
-void pages_free(struct pages *pages); /* frees the pool's tables; does nothing if `pages` is NULL */
+void pages_free(struct pages *pages);
 
 /* Returns the granule size for a pool of `bytes` bytes: a power of two, at least 4 KiB, with at most PAGES_GRANULES
  * granules in the pool. */
 size_t pages_granule_for(size_t bytes);
 
 size_t pages_granule(const struct pages *pages);
-size_t pages_bytes(const struct pages *pages); /* size of the pool in bytes */
+size_t pages_bytes(const struct pages *pages);
 /* bytes of the pool that are in pages; a page counts once, however many caches share it */
 size_t pages_used(const struct pages *pages);
 int64_t pages_count(const struct pages *pages);
@@ -53,8 +53,8 @@ bool pages_drop(struct pages *pages, int32_t page, int32_t run, const void *owne
 bool pages_is_shared(const struct pages *pages, int32_t page);
 /* Returns the owner of a page that has one reference; NULL: it has no owner, or several references. */
 void *pages_owner(const struct pages *pages, int32_t page);
-/* Adds `more` to the number of shared pages. page_lists.c calls this for pages that have only one reference but are
- * shared: one block of page numbers contains them, and several lists share this block. */
+/* Adds `more` to the number of shared pages. page_lists.c calls this for pages with one reference that are in one block
+ * of page numbers, but in several lists that share this block. */
 void pages_share_more(struct pages *pages, int64_t more);
 
 #endif

@@ -1,20 +1,11 @@
-/* table.c: the table of caches. transactions.c has their transactions. See caches.h.
- *
- * Invariants, all under the lock:
- * 1. A cache's list has a reference to each of its pages. The number of pages is the cache's length divided by the page
- *    size, rounded up.
- * 2. `users` counts the steps (transactions) on a cache that have begun and not ended. If `writing` is set, one step
- *    appends, and no other step uses the cache. Data that a step reads do not change before the step ends, so reading
- *    them needs no lock. A truncation is recorded in `truncate_to` and a deletion in `dead`; each is carried out when
- *    the last step ends.
- * 3. A step that has begun has reserved all memory that its end needs, so the end cannot fail.
- * 4. A page is charged to its account once, from its allocation until its last reference is dropped. Caches that share
- *    pages belong to one account.
- * 5. A pool's memory is allocated without the lock, because the driver may need a long time. While a thread allocates
- *    the memory, `opening` is set.
- * 6. The time for which the lock is held does not grow with the number or the length of the caches, with two
- *    exceptions. Taking and freeing pages may take as long as the request that filled them. When caches or pages run
- *    out, all caches are searched for expired ones, but only if one may have expired (`expires_ms`). */
+/* table.c: the table of caches; see caches.h. Invariants, all under the lock:
+ * 1. `users` counts the steps (transactions) on a cache that have begun and not ended. If `writing` is set, one step
+ * appends, and no other step uses the cache. A truncation (`truncate_to`) or deletion (`dead`) is carried out when the
+ * last step ends.
+ * 2. A step that has begun has reserved all memory that its end needs, so the end cannot fail.
+ * 3. A page is charged to one account, from its allocation until its last reference is dropped.
+ * 4. A pool's memory is allocated without the lock, while `opening` is set. Otherwise the lock is held only for short
+ * times: searching all caches for expired ones is needed only when caches or pages run out. */
 #include "server/caches/internal.h"
 
 #include <assert.h>
@@ -29,7 +20,6 @@
 
 /* ---- Ids of caches ----------------------------------------------------------------------------------------------- */
 
-/* Writes bytes in hexadecimal. */
 static void write_digits(const uint8_t *bytes, int count, char *text)
 {
     for (int i = 0; i < count; i++) snprintf(text + 2 * i, 3, "%02x", bytes[i]);
@@ -40,8 +30,6 @@ static bool is_id(const char *id)
     return strlen(id) == CACHE_ID_CHARS && strspn(id, "0123456789abcdef") == CACHE_ID_CHARS;
 }
 
-/* Returns the bucket of the hash table for a cache's id. The hash function has a secret key. Otherwise a client could
- * make many caches and keep only those whose ids are in one bucket, which would make searches slow. */
 static struct cache **bucket_of(struct caches *caches, const struct caller *caller, const char *id)
 {
     const uint64_t hash = keyed_hash(&caches->key, (uint64_t)(uintptr_t)caller, id + PROCESS_CHARS,
@@ -115,13 +103,12 @@ int64_t caches_held_bytes(struct caches *caches)
     return least == INT64_MAX ? 0 : least;
 }
 
-/* Allocates the memory of the pool (for the pages of caches on one device). If another thread is allocating it, waits
- * for that thread. The lock is released meanwhile (invariant 5). The pool's table of pages is made first, because the
- * device's memory could not be given back if the table failed. */
+/* Allocates the memory of the pool (for the pages of caches on one device), or waits for the thread that does. The
+ * lock is released meanwhile. The pool's table of pages is made first, because the device's memory could not be
+ * given back. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
-    /* the device's name is copied before the lock is released, because pool->device becomes NULL if the device is
-     * lost */
+    /* pool->device becomes NULL if the device is lost while the lock is released */
     const char *const device = pool->device;
     attn_error why = { 0 };
     void *memory = NULL;
@@ -148,7 +135,7 @@ static attn_status open_pool(struct caches *caches, struct pool *pool, attn_erro
     return status;
 }
 
-/* ---- Pages of a cache, and shares of callers --------------------------------------------------------------------- */
+/* ---- Pages of a cache, and shares of accounts (tokens) ----------------------------------------------------------- */
 
 void cache_charge(const struct caches *caches, const struct cache *cache, int64_t pages)
 {
@@ -156,8 +143,7 @@ void cache_charge(const struct caches *caches, const struct cache *cache, int64_
     assert(cache->caller->cache_bytes >= 0);
 }
 
-/* `bound` returns a limit of one pool. Returns the account's share of the sum of these limits over all pools.
- * INT64_MAX: the account has no limit of its own. */
+/* Returns the account's share of the sum of `bound` over all pools. INT64_MAX: the account has no limit of its own. */
 static int64_t share_of_pools(const struct caches *caches, const struct caller *caller,
                               int64_t (*bound)(const struct pool *pool))
 {
@@ -212,7 +198,6 @@ static void link_in(struct caches *caches, struct cache *cache)
     cache->caller->caches++;
 }
 
-/* Removes the cache from all lists and buckets, so that no search can find it. */
 static void link_out(struct caches *caches, struct cache *cache)
 {
     struct cache **at = bucket_of(caches, cache->caller, cache->id);
@@ -355,7 +340,6 @@ static void describe(const struct caches *caches, const struct cache *cache, str
 
 /* ---- The public functions: create, get, fork, truncate, delete --------------------------------------------------- */
 
-/* Checks that the account may have one more cache. */
 static attn_status admit(struct caches *caches, const struct caller *caller, attn_error *err)
 {
     const int share = (int)caller_share(caller, caches->max_count);
@@ -434,9 +418,8 @@ static size_t shape_page_bytes(const struct cache_shape *shape)
     return (size_t)(shape->page_size * shape->kv_heads * columns) * attn_dtype_bytes(shape->dtype);
 }
 
-/* Returns the number of the pool with the most free room; -1: there is none. If `open` is true, only pools whose memory
- * is allocated count. A cache that is still empty counts as if it had the average size of the other caches. Otherwise
- * many new caches, which are all empty, would be put in one pool. */
+/* Returns the number of the pool with the most free room; -1: there is none. If `open` is true, only allocated pools
+ * count. An empty cache counts as if it had the average size of the other caches. */
 static int roomiest(const struct caches *caches, bool open)
 {
     int64_t used = 0, filled = 0, most = 0;
@@ -456,9 +439,8 @@ static int roomiest(const struct caches *caches, bool open)
     return best;
 }
 
-/* Makes sure that a new cache can be put in a pool: allocates the memory of the pool with the most free room. If the
- * pool's device has no memory for the pool, another pool whose memory is allocated already is enough. The function may
- * release the lock for a time. */
+/* Allocates the memory of the pool with the most free room. If its device has no memory for it, another pool that is
+ * allocated already is enough. The lock may be released for a time. */
 static attn_status make_ready(struct caches *caches, attn_error *err)
 {
     for (;;) {
@@ -473,7 +455,6 @@ static attn_status make_ready(struct caches *caches, attn_error *err)
     }
 }
 
-/* Makes a cache in a pool whose memory make_ready() has allocated. Call this with the lock held. */
 static attn_status create(struct caches *caches, struct caller *caller, const struct cache_shape *shape,
                           const float *k_scale, const float *v_scale, int64_t ttl_ms, struct cache_info *info,
                           attn_error *err)
@@ -518,8 +499,7 @@ attn_status caches_create(struct caches *caches, struct caller *caller, const st
     return status;
 }
 
-/* Returns the cache of the sequence with this name, or NULL. An expired cache is removed, so that no name exists
- * twice. */
+/* Returns the cache of the sequence with this name, or NULL. An expired cache is removed and not returned. */
 static struct cache *sequence_of(struct caches *caches, const struct caller *caller, const char *name)
 {
     struct cache *cache = *sequence_bucket(caches, caller, name);
@@ -590,8 +570,7 @@ void caches_list(struct caches *caches, const struct caller *caller, struct cach
         ++*count;
     }
     pthread_mutex_unlock(&caches->lock);
-    /* Takes and releases the lock for each cache, because counting the shared pages of one cache may go through a
-     * thousand blocks. */
+    /* takes the lock for each cache, because counting the shared pages of one cache may go through a thousand blocks */
     for (int i = 0; i < found; i++) {
         pthread_mutex_lock(&caches->lock);
         const struct cache *const cache = cache_known(caches, caller, infos[i].id, clock_ms());
@@ -607,15 +586,14 @@ static attn_status check_length(int64_t length, int64_t most, attn_error *err)
                      (long long)most);
 }
 
-/* Returns an upper bound on the page-table entries of all caches of a pool. */
 static int64_t pool_numbers(const struct pool *pool)
 {
     const int64_t granules = (int64_t)(pool->bytes / pages_granule_for(pool->bytes));
     return granules > CACHES_NUMBERS / CACHES_SHARING ? granules * CACHES_SHARING : CACHES_NUMBERS;
 }
 
-/* Checks that the page list of a fork (a cache that shares the pages of another) stays within the limits. A fork takes
- * no memory of the pool, only host memory for its page list. */
+/* Checks that a fork (a cache that shares the pages of another) stays within the limits on page-table entries. It takes
+ * no pages. */
 static attn_status may_share(const struct caches *caches, const struct cache *from, int64_t count, attn_error *err)
 {
     const struct pool *const pool = &caches->pools[from->pool];
@@ -673,8 +651,7 @@ attn_status caches_fork(struct caches *caches, struct caller *caller, const char
     struct cache *from = cache_find(caches, caller, id, "", "this cache", err);
     if (from) {
         from->used_ms = clock_ms();
-        /* admit() removes expired caches. Increasing `users` keeps the old cache from being removed while the fork is
-         * made. */
+        /* admit() removes expired caches; counting as a user keeps the old cache */
         from->users++;
         status = fork_of(caches, from, caller, length, info, err);
         from->users--;

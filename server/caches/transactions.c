@@ -34,8 +34,8 @@ static const char *scales_text(const struct cache *cache)
     return cache->v_scale ? "v_scale alone" : "neither k_scale nor v_scale";
 }
 
-/* Returns the cache with the id step->ids[row], or NULL with an error. A transaction may have many caches, so a pointer
- * that an earlier search found is reused if it is still valid. */
+/* Returns the cache with the id step->ids[row], or NULL with an error. A pointer from an earlier search is reused while
+ * it is valid. */
 static struct cache *find_row(const struct cache_step *step, int row, int64_t now_ms, attn_error *err)
 {
     char member[32], what[32];
@@ -49,7 +49,6 @@ static struct cache *find_row(const struct cache_step *step, int row, int64_t no
     return cache_find(step->caches, step->caller, step->ids[row], member, what, err);
 }
 
-/* Checks that the cache at index `row` of the transaction has the same shape and device as the cache at index 0. */
 static attn_status goes_along(const struct cache_step *step, const struct cache *first, const struct cache *cache,
                               int row, attn_error *err)
 {
@@ -73,8 +72,7 @@ static attn_status goes_along(const struct cache_step *step, const struct cache 
                      scales_text(cache), scales_text(first));
 }
 
-/* Makes the error for a request that appends to the same cache twice, because the order of the two appends would be
- * undefined. */
+/* Refuses a request that appends to the same cache twice, because the order of the two would be undefined. */
 static attn_status twice(const struct cache_step *step, int row, attn_error *err)
 {
     char member[32];
@@ -92,8 +90,8 @@ static void copy_scales(const struct cache *cache, int row, float *k_scale, floa
     if (v_scale) memcpy(v_scale + (size_t)row * heads, cache->v_scale, bytes);
 }
 
-/* Copies the quantisation scales of the caches, because the check of the problem reads them. They are copied again when
- * the step (a cache transaction) begins. */
+/* Copies the quantisation scales of the caches for the check of the problem. They are copied again when the transaction
+ * begins. */
 static attn_status look_at_scales(struct cache_step *step, attn_error *err)
 {
     const size_t count = (size_t)step->rows * (size_t)step->shape.kv_heads;
@@ -106,8 +104,6 @@ static attn_status look_at_scales(struct cache_step *step, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks that the page table of the step (a cache transaction) is not too large: it has step->most entries for each
- * row. */
 static attn_status check_pages(const struct cache_step *step, attn_error *err)
 {
     if (step->most <= CACHES_STEP_PAGES / step->rows) return ATTN_OK;
@@ -127,7 +123,7 @@ static attn_status look(struct cache_step *step, attn_error *err)
         if (cache == NULL) return ATTN_NOT_FOUND;
         if (step->append > 0 && cache->looked == number) return twice(step, row, err);
         cache->looked = number;
-        /* the pointer stays valid until any cache is removed; find_row() tests whether one was removed */
+        /* valid until any cache is removed, which find_row() tests */
         step->row[row].cache = cache;
         if (first == NULL) first = cache;
         const attn_status status = goes_along(step, first, cache, row, err);
@@ -199,7 +195,6 @@ attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_erro
     return check_pages(step, err);
 }
 
-/* Sets the address of each table of the step (a cache transaction) inside `memory`. */
 static void place_tables(struct cache_step *step, char *memory)
 {
     const size_t rows = (size_t)step->rows, scale = rows * (size_t)step->shape.kv_heads * sizeof(float);
@@ -214,8 +209,8 @@ static void place_tables(struct cache_step *step, char *memory)
     step->v_scale = step->v_scaled ? (float *)memory : NULL;
 }
 
-/* Determines the first page that a row (one cache of the transaction) adds or replaces, and returns the number of the
- * row's new pages. */
+/* Determines the first page that a row (a cache of the transaction) adds or replaces, and returns its number of new
+ * pages. */
 static int64_t count_pages(struct cache_step *step, int index)
 {
     struct cache_row *const row = &step->row[index];
@@ -227,9 +222,8 @@ static int64_t count_pages(struct cache_step *step, int index)
     return cache_pages_for(cache, row->before + step->append) - row->first;
 }
 
-/* Checks that the pool has room for `count` pages and that the account may have them. The error text names the size of
- * these pages, and how much of the pool or of the account's share is in use already. TOO_LARGE: waiting will not help,
- * because these pages are larger than the whole pool or the whole share. */
+/* Checks that the pool has room for `count` pages and that the account may have them. TOO_LARGE: the pages are larger
+ * than the whole pool or the whole share, so waiting will not help. */
 static attn_status check_room(const struct cache_step *step, int64_t count, attn_error *err)
 {
     const struct caches *const caches = step->caches;
@@ -260,8 +254,7 @@ static attn_status check_room(const struct cache_step *step, int64_t count, attn
     return ATTN_OK;
 }
 
-/* Makes the error for a fragmented pool: its free memory would suffice for all the pages, but no free range is long
- * enough for one of them. */
+/* Makes the error for a fragmented pool: enough memory is free, but no free range is long enough for a page. */
 static attn_status in_pieces(const struct cache_step *step, int64_t count, attn_error *err)
 {
     const struct caches *const caches = step->caches;
@@ -277,8 +270,8 @@ static attn_status in_pieces(const struct cache_step *step, int64_t count, attn_
                      (long long)page_bytes);
 }
 
-/* Takes from the pool the pages that a row (one cache of the transaction) gains. FULL: the pool has no room for one of
- * these pages. The pages that were taken before this error stay in the row, and begin() gives them back. */
+/* Takes the new pages of a row (a cache of the transaction) from the pool. FULL: the pool has no room. The pages taken
+ * before stay in the row, and begin() gives them back. */
 static attn_status take_row(struct cache_step *step, int index, attn_error *err)
 {
     struct caches *const caches = step->caches;
@@ -302,13 +295,12 @@ static attn_status take_row(struct cache_step *step, int index, attn_error *err)
     return ATTN_OK;
 }
 
-/* Takes the new pages of all caches of the transaction from the pool. */
 static attn_status take_pages(struct cache_step *step, attn_error *err)
 {
     int64_t count = 0;
     for (int row = 0; row < step->rows; row++) {
         count += count_pages(step, row);
-        /* while pages are taken, expired caches may be removed; one more user keeps this cache from being removed */
+        /* counting as a user keeps this cache while expired caches are removed */
         step->row[row].cache->users++;
     }
     attn_status status = check_room(step, count, NULL);
@@ -337,9 +329,9 @@ static void add_move(struct cache_step *step, void *to, const void *from, int64_
     if (bytes > 0) step->moves[step->move_count++] = (attn_move){ to, from, (size_t)bytes };
 }
 
-/* Adds the moves (copies that the device makes) for one part of a page, its keys or its values. Positions [0, kept) are
- * old: they are copied from the address `old`, or are in place already if `old` is NULL. Positions [kept, end) are new
- * and are copied from `rows`. If `fresh` is true (the page is new), the rest of the part is cleared. */
+/* Adds the moves (copies that the device makes) for the keys or the values of one page. Positions [0, kept) are copied
+ * from `old`, or are in place if `old` is NULL. Positions [kept, end) are copied from `rows`. If `fresh` is true, the
+ * rest of the page is cleared. */
 static void fill_part(struct cache_step *step, char *part, const char *old, bool fresh, const char *rows, int64_t kept,
                       int64_t end, int64_t position_bytes)
 {
@@ -348,8 +340,7 @@ static void fill_part(struct cache_step *step, char *part, const char *old, bool
     if (fresh) add_move(step, part + end * position_bytes, NULL, (step->shape.page_size - end) * position_bytes);
 }
 
-/* Adds the moves (copies on the device) that write the new positions of one row (one cache of the transaction), page
- * by page. */
+/* Adds the moves (copies on the device) of the new positions of one row (a cache of the transaction), page by page. */
 static void plan_moves(struct cache_step *step, int index)
 {
     const struct cache_row *const row = &step->row[index];
@@ -388,8 +379,8 @@ static void write_table(struct cache_step *step, int index)
     copy_scales(cache, index, step->k_scale, step->v_scale);
 }
 
-/* True if `step` (a transaction) must wait for one of its caches. Another step appends to the cache, or uses it while
- * `step` would append; or an older step waits for it; or the cache is about to be truncated. */
+/* True if `step` (a transaction) must wait for one of its caches: another step appends to it, or uses it while `step`
+ * would append, or an older step waits for it, or it is about to be truncated. */
 static bool is_blocked(const struct cache_step *step, uint64_t scan)
 {
     for (int row = 0; row < step->rows; row++) {
@@ -401,7 +392,6 @@ static bool is_blocked(const struct cache_step *step, uint64_t scan)
     return false;
 }
 
-/* Returns to the pool the new pages that a transaction has taken for one of its caches. */
 static void give_back(const struct caches *caches, struct cache_row *row)
 {
     for (int64_t i = 0; i < row->count; i++)
@@ -412,8 +402,7 @@ static void give_back(const struct caches *caches, struct cache_row *row)
     row->count = 0;
 }
 
-/* Returns the number of first positions that the cache of this row shares with the cache of the previous row. Forks of
- * one cache share their first pages. */
+/* Returns how many first positions the cache of this row shares with the cache of the previous row. */
 static int32_t prefix_of(const struct cache_step *step, int row)
 {
     if (row == 0) return 0;
@@ -428,8 +417,8 @@ static int32_t prefix_of(const struct cache_step *step, int row)
     return (int32_t)(same * size < least ? same * size : least);
 }
 
-/* Finds the caches of the step (a transaction) and tells whether the step must wait. If so, marks these caches as
- * wanted, so that younger steps wait for them too. */
+/* Finds the caches of the step (a transaction) and tells whether the step must wait. If so, younger steps wait for
+ * these caches too (wanted). */
 static attn_status ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err)
 {
     const int64_t now_ms = clock_ms();
@@ -452,8 +441,7 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     if (status != ATTN_OK || *wait) return status;
     for (int row = 0; row < step->rows; row++) {
         const int64_t pages = cache_pages_for(step->row[row].cache, step->row[row].before + step->append);
-        /* another transaction has extended one of the caches since caches_table_bytes() computed the size of
-         * `memory` */
+        /* another transaction has extended the cache since caches_table_bytes() */
         if (pages > step->most) return attn_fail(err, ATTN_BUSY, NULL, "caches: [%d] has grown meanwhile", row);
         moves += 6 * (pages - step->row[row].before / step->shape.page_size + 1);
     }
@@ -464,7 +452,6 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     if (step->append > 0) status = take_pages(step, err);
     if (status != ATTN_OK) {
         for (int row = 0; row < step->rows; row++) give_back(step->caches, &step->row[row]);
-        /* the moves (copies to make) of this failed attempt are dropped */
         free(step->moves);
         step->moves = NULL;
         return status;
@@ -477,8 +464,8 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     return ATTN_OK;
 }
 
-/* Fills the page tables of a step (a cache transaction) and its list of moves (copies that the device makes). The lock
- * is not needed, because nothing that the function reads changes before the step ends. */
+/* Fills the page tables of a transaction and its list of moves (copies on the device). It needs no lock: what it reads
+ * does not change before the transaction ends. */
 static void plan(struct cache_step *step, char *memory)
 {
     place_tables(step, memory);
@@ -512,7 +499,6 @@ attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, b
 
 /* ---- Ending a transaction --------------------------------------------------------------------------------------- */
 
-/* Adds the new pages of a row to the row's cache, because the step (transaction) is committed. */
 static void commit_row(struct caches *caches, struct cache_row *row, int64_t append)
 {
     struct cache *const cache = row->cache;
@@ -525,7 +511,7 @@ static void commit_row(struct caches *caches, struct cache_row *row, int64_t app
     cache_count(caches, cache, before);
     cache->length = row->before + append;
     assert(cache->list.count == cache_pages_for(cache, cache->length));
-    row->count = 0; /* the new pages belong to the cache now */
+    row->count = 0;
 }
 
 static void leave(struct caches *caches, struct cache *cache, bool ends, int64_t now_ms)

@@ -15,8 +15,8 @@
 #include "server/http/connections.h"
 #include "server/routes/routes.h"
 
-/* True for errors with which the server may refuse a request that is correct, for example because it is busy. Alerts
- * watch how often these errors occur. */
+/* True for errors that alerts watch: those with which the server may refuse a correct request, for example because it
+ * is busy. */
 static bool is_watched(proto_error error)
 {
     switch (error) {
@@ -32,15 +32,11 @@ static bool is_watched(proto_error error)
     }
 }
 
-/* Returns the error with which a request was refused, or PROTO_ERROR_COUNT if it was not refused. If the connection was
- * cut and no problem document (an error as JSON) was sent, the error is derived from the status. A 503 that answers a
- * health probe is no refusal. */
 static proto_error refusal_of(const struct request *request, int status)
 {
     if (status < 400 || status == 499) return PROTO_ERROR_COUNT;
     if (request->failed) return request->error;
-    /* A 400 that is not this program's own error (request->failed) is always about invalid framing. INVALID_REQUEST
-     * also has status 400, so the loop skips it. */
+    /* libmicrohttpd answers 400 only for invalid framing, so INVALID_REQUEST, which also has status 400, is skipped */
     for (int error = 0; error < PROTO_ERROR_COUNT; error++)
         if (status < 500 && proto_errors[error].http == status && error != PROTO_E_INVALID_REQUEST)
             return (proto_error)error;
@@ -48,17 +44,15 @@ static proto_error refusal_of(const struct request *request, int status)
 }
 
 enum {
-    /* a run of more hexadecimal digits than this in a path may be a secret id */
+    /* a longer run of hexadecimal digits in a path may be a secret id */
     SECRET_DIGITS = 16,
-    /* Number of hexadecimal digits that the log shows of a secret id. These digits tell ids apart, and the other 28
-     * digits of a cache's id stay secret. */
+    /* Number of hexadecimal digits that the log shows of a secret id. The other 28 digits of a cache's id stay
+     * secret. */
     SHOWN_DIGITS = 12,
     PATH_BYTES = LOG_CLEAN_INPUT_BYTES + SECRET_DIGITS + 2,
 };
 
-/* Copies the path for the log and shortens every run of digits that may be the id of a cache. A cache's id is a secret
- * (caches/caches.h), and a misspelt path may contain one too. The copy has at least as many bytes as log_clean()
- * reads. */
+/* Copies the path for the log and shortens every run of digits that may be the secret id of a cache. */
 static const char *without_secrets(char buffer[PATH_BYTES], const char *path)
 {
     struct text t = text_in(buffer, PATH_BYTES);
@@ -73,12 +67,12 @@ static const char *without_secrets(char buffer[PATH_BYTES], const char *path)
     return buffer;
 }
 
-/* Upper bounds in bytes for parts of a log line. The first three bound the escaped values, with their NUL, that clients
- * or the operator chose: path, token, pointer. The last bounds all other words of the line together. */
+/* Largest sizes in bytes of parts of a log line: path, token and pointer (escaped, with their NUL), and all other words
+ * together. */
 enum { PATH_MOST = LOG_CLEAN_BYTES, TOKEN_MOST = 90, POINTER_MOST = 100, OTHERS_MOST = 270 };
 static_assert(PATH_MOST + TOKEN_MOST + POINTER_MOST + PEER_BYTES + OTHERS_MOST <= LOG_PAIRS_BYTES, "no line is cut");
 
-/* Appends ` name="value"`. The value, which a client or the operator chose, is escaped and cut to `most` bytes. */
+/* Appends ` name="value"` with the value escaped and cut to `most` bytes. */
 static void put_quoted(struct text *t, const char *name, const char *value, size_t most)
 {
     char clean[LOG_CLEAN_BYTES];
@@ -89,10 +83,8 @@ static void put_quoted(struct text *t, const char *name, const char *value, size
     text_put_char(t, '"');
 }
 
-/* Writes a line such as this one:
- * method=POST path="/v1/attention/forward" status=400 ms=1.234 bytes_in=131248 bytes_out=45381 peer=10.0.0.1
- * token="team-a" code=invalid-request pointer="/k/shape/2"
- * If several devices computed parts of one attention problem, the line also has the number of parts: parts=4. */
+/* Writes a line such as this one: method=POST path="/v1/attention/forward" status=400 ms=1.234 bytes_in=131248
+ * bytes_out=45381 peer=10.0.0.1 token="team-a" code=invalid-request pointer="/k/shape/2" */
 static void log_request(const struct request *request, enum log_level level, int status, int64_t ns)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -152,14 +144,12 @@ void access_log_request(struct request *request, enum MHD_RequestTerminationCode
         if (!request->gone && request->state == REQUEST_RECEIVING)
             status = status != 0 ? status : cut ? 408 : how == MHD_REQUEST_TERMINATED_COMPLETED_OK ? 400 : 499;
         else status = 499;
-        /* Counts a client that closed its connection before it had the answer. Three cases are not counted here. If the
-         * request was waiting at that time, the main thread has counted the client. If the headers were incomplete,
-         * there was no request. If libmicrohttpd answered 400, the request was refused. */
+        /* Counts a client that closed its connection before it had the answer. The main thread counts clients of
+         * waiting requests (request->gone). */
         if (!request->gone && status != 400 && t->head_ns != 0)
             metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     }
-    /* a request with an answer was counted when its answer was queued, so only a request without an answer is counted
-     * here */
+    /* a request with an answer was counted when its answer was queued */
     if (t->answer_ns == 0) kserve_count(request, status, now - t->began_ns);
     const proto_error refusal = refusal_of(request, status);
     if (refusal != PROTO_ERROR_COUNT) metrics_add(METRIC_REJECTED, proto_errors[refusal].code, NULL, 1);

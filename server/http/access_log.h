@@ -4,8 +4,8 @@
 
 #include "server/http/exchange.h"
 
-/* Sets every series (metric with label values) that an alert watches to 0. Alerts watch rates, and a rate ignores the
- * first sample of a series. Without a first sample of 0, no alert would see the first event. */
+/* Sets every series (metric with label values) that an alert watches to 0. Alerts watch rates, which ignore the first
+ * sample of a series. */
 void access_log_begin(void);
 /* Logs and counts a request that has ended. `how` is libmicrohttpd's reason for the end. The owner of the request calls
  * this before it frees the request. */

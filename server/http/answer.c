@@ -1,15 +1,11 @@
 /* answer.c: makes the answers that libmicrohttpd sends.
  *
- * A small answer is encoded at once, and one system call sends its head and body. The answer overwrites the request's
- * input tensors, which are no longer needed. This needs no additional memory, and the answer's bytes are in the CPU's
- * cache when they are sent. If the inputs are large, the answer gets memory of its own. The memory of the inputs can
- * then serve another request before the answer is sent. A large answer is encoded block by block while it is sent, and
- * never exists as a whole. In all cases the length of the answer is known before its first byte, so it is sent as
- * Content-Length.
+ * A small answer is encoded at once, over the request's input tensors, which are no longer needed and are in the CPU's
+ * cache. A large answer is encoded block by block while it is sent. If the inputs are large, the answer gets memory of
+ * its own, so that theirs is free earlier. The answer's length is known before its first byte (Content-Length).
  *
- * If there is no memory for an answer, the client gets status 503. The contexts (saved forwards) that the request used
- * are then as they were before the request. But if the request has already changed something (in a cache, or by a
- * route's handler), the connection is closed without an answer. The client then knows that the change may have
+ * If there is no memory for an answer, the client gets status 503. But if the request has already changed something,
+ * such as a cache, the connection is closed without an answer, so that the client knows that the change may have
  * happened. */
 #include "server/http/answer.h"
 #include "server/http/exchange.h"
@@ -59,8 +55,8 @@ size_t answer_server_timing(const struct request *request, char *text, size_t ca
 static void add(struct MHD_Response *response, const char *name, const char *value)
 {
     (void)MHD_add_response_header(response, name,
-                                  /* the result is not tested: adding this header fails only when memory is short, and
-                                   * the answer is useful without it */
+                                  /* adding a header fails only when memory is short, and the answer is useful without
+                                   * it */
                                   value);
 }
 
@@ -77,8 +73,8 @@ static void add_common_headers(struct request *request, struct MHD_Response *res
         snprintf(text, sizeof text, "%d", queue_retry_after_s(&server->queue, devices_count(server->devices)));
         add(response, "Retry-After", text);
     }
-    /* status 415 refuses the body's compression; Accept-Encoding then tells the client which codings it may use (RFC
-     * 9110, 15.5.16) */
+    /* status 415 refuses the body's compression; Accept-Encoding lists the codings that are allowed (RFC 9110,
+     * 15.5.16) */
     if (status == 415)
         add(response, "Accept-Encoding", request->route && request->route->keeps_body ? "identity" : UNPACK_CODINGS);
     if (status == 401) add(response, "WWW-Authenticate", "Bearer realm=\"attnd\"");
@@ -101,10 +97,9 @@ static void add_common_headers(struct request *request, struct MHD_Response *res
 
 /* ---- Bodies of answers ------------------------------------------------------------------------------------------- */
 
-/* The state of a large answer while it is sent. */
 struct stream {
     proto_encoder *encoder;
-    struct job *job; /* a reference to the job, which keeps its tensors until they are sent */
+    struct job *job; /* counted reference that keeps the job's tensors until they are sent */
     struct connection *connection;
 };
 
@@ -137,8 +132,6 @@ static struct MHD_Response *problem_response(struct request *request)
     return MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_COPY);
 }
 
-/* Encodes the whole answer into one buffer. Returns false if the answer was shorter than announced, which is a bug of
- * attnd. */
 static bool encode_all(proto_encoder *encoder, char *to, size_t length)
 {
     size_t at = 0;
@@ -146,16 +139,13 @@ static bool encode_all(proto_encoder *encoder, char *to, size_t length)
     return at == length;
 }
 
-/* Makes the response of a small answer. Returns NULL when out of memory or if encode_all() failed. */
 static struct MHD_Response *small_response(struct request *request, proto_encoder *encoder, size_t length)
 {
     struct job *const job = request->job;
-    /* True if only this request has a reference to the job, which owns the tensors. The answer may then overwrite the
-     * job's memory. False if a context (saved forward) has a reference too. */
+    /* True if only this request has a reference to the job, so that the answer may overwrite the job's memory. */
     const bool ours = atomic_load(&job->references) == 1;
     if (ours && job->inputs && job->inputs->bytes < ANSWER_LARGE_INPUTS && length <= job->inputs_used) {
-        /* RESPMEM_PERSISTENT tells libmicrohttpd not to free this memory. The job owns it and frees it when the request
-         * is completed. */
+        /* RESPMEM_PERSISTENT: libmicrohttpd does not free this memory, which the job owns */
         return encode_all(encoder, job->inputs->memory, length)
                    ? MHD_create_response_from_buffer(length, job->inputs->memory, MHD_RESPMEM_PERSISTENT)
                    : NULL;
@@ -166,14 +156,13 @@ static struct MHD_Response *small_response(struct request *request, proto_encode
         response = MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_FREE);
     if (response == NULL) free(text);
     else if (ours) job_release_memory(job);
-    /* The result is not tested: an answer whose bytes exceed the limit of staging memory (memory for tensors) is sent
-     * anyway. The answer exists already, and is not longer than the staging memory that was just released. */
+    /* An answer that exceeds the limit of staging memory (memory for tensors) is sent anyway: it exists already, and is
+     * not longer than the memory just released. */
     if (response) (void)request_count_bytes(request, length, NULL);
     return response;
 }
 
-/* Makes the response that carries the tensors of the request's job. If that fails, returns NULL and sets
- * request->failed. */
+/* If this fails, it returns NULL and sets request->failed. */
 static struct MHD_Response *tensor_response(struct request *request, const char **content_type)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -195,8 +184,8 @@ static struct MHD_Response *tensor_response(struct request *request, const char 
         proto_encoder_free(encoder);
         request->times.encode_ns += clock_ns() - began;
     } else {
-        /* If staging memory (memory for tensors) is short, the answer is sent in blocks of ANSWER_ARRAY_BLOCK bytes.
-         * Each connection may use one block of this size without counting it as staging memory. */
+        /* If staging memory (memory for tensors) is short, the answer is sent in small blocks, which need not be
+         * counted. */
         if (request_count_bytes(request, block, NULL) != ATTN_OK) block = ANSWER_ARRAY_BLOCK;
         struct stream *stream = malloc(sizeof *stream);
         if (stream) *stream = (struct stream){ encoder, job_hold(job), exchange->connection };
@@ -263,16 +252,15 @@ enum MHD_Result answer_queue(struct request *request, bool close)
     struct MHD_Response *response = NULL;
     const char *content_type = NULL;
     if (!request->failed && request->job && !request->route->answer) {
-        /* The contexts (saved forwards) are filled before the answer is made. A filled context holds a reference to the
-         * job, which keeps the answer from overwriting the job's memory. */
+        /* A filled context (saved forward) holds a reference to the job, which keeps the answer from overwriting the
+         * job's memory. */
         contexts_fill_job(request->job);
         response = tensor_response(request, &content_type);
         contexts_finish_job(request->job, response != NULL);
     } else if (!request->failed) response = handler_response(request, &content_type);
     if (response == NULL && (exchange_of(request)->done || (request->job && transaction_is_committed(request->job)))) {
         log_event(LOG_WARN, request->id, "no_answer", "text=\"it was carried out, and there is no memory to say so\"");
-        /* the request has already changed something: an error answer would tell the client that nothing has changed,
-         * and the client would send the request again */
+        /* an error answer would tell the client that nothing has changed, and the client would repeat the request */
         return MHD_NO;
     }
     if (response == NULL) {
@@ -285,7 +273,6 @@ enum MHD_Result answer_queue(struct request *request, bool close)
     kserve_count(request, exchange_of(request)->http_status, request->times.answer_ns - request->times.began_ns);
     const enum MHD_Result result = MHD_queue_response(exchange_of(request)->mhd,
                                                       (unsigned)exchange_of(request)->http_status, response);
-    /* drops this function's reference to the response; the connection holds another one */
     MHD_destroy_response(response);
     return result;
 }
@@ -299,7 +286,7 @@ enum MHD_Result answer_now(struct request *request, bool close)
         request_move(request, REQUEST_ANSWERING);
     } else if (!connection_enter(exchange_of(request)->connection, CONNECTION_SEND)) return MHD_NO;
     exchange_of(request)->step = STEP_ANSWER;
-    /* an error answer needs no tensors, so other requests can use the job's memory while the client reads the answer */
+    /* an error answer needs no tensors, so other requests can use the job's memory */
     if (request->failed) {
         job_release(request->job);
         request->job = NULL;

@@ -32,18 +32,17 @@
 #include "server/work/transaction.h"
 
 enum {
-    /* bytes of staging memory (memory for tensors) that a body takes at first, if no memory was leased before its bytes
+    /* staging memory (memory for tensors) in bytes that a body takes first, unless memory was leased before its bytes
      * arrived */
     FIRST_STEP = 64 << 10,
-    /* The first estimate of a body's memory assumes this many tensors. A body with more tensors gets more memory. */
+    /* number of tensors that the first estimate of a body's memory assumes */
     EXPECTED_TENSORS = 16,
 };
 
 /* ---- What is decided before the body's first byte ---------------------------------------------------------------- */
 
-/* Called by the parser when a body needs more memory than it has. The memory is doubled, up to the announced size of
- * the body. If staging memory has too little room for twice the size, only the bytes that the parser needs are
- * added. */
+/* Called by the parser when a body needs more memory. The memory is doubled, up to the announced size of the body, or
+ * grows by what the parser needs if staging memory is short. */
 static attn_status on_grow(void *context, size_t bytes, void **base, attn_error *err)
 {
     struct request *request = context;
@@ -54,7 +53,6 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
         ample = exchange_of(request)->expected_bytes;
     for (int attempt = 0; attempt < 2 && status != ATTN_OK; attempt++) {
         const size_t want = attempt == 0 && ample > bytes ? ample : bytes;
-        /* an error of the first attempt is not reported, because a second attempt with a smaller size follows */
         attn_error *const why = attempt == 0 ? NULL : err;
         if (request->block == NULL) status = staging_lease(staging, request->caller, want, &request->block, why);
         else status = staging_grow(staging, &request->block, request->block->bytes, want, why);
@@ -63,7 +61,6 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
     return status;
 }
 
-/* Reserves what the body needs before its first byte arrives; see body.h. */
 void body_admit(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -86,8 +83,8 @@ void body_admit(struct request *request, const struct http_head *f)
             request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory to unpack the body");
             return;
         }
-        /* Memory is leased before the bytes arrive only if the body is uncompressed: the length of a compressed body
-         * does not tell its unpacked size. */
+        /* memory is leased before the bytes arrive only if the body is uncompressed, because its length is then
+         * known */
     } else if (f->has_length && f->length > 0) {
         const size_t inputs = proto_memory_for(exchange->body->format, f->length, EXPECTED_TENSORS);
         exchange->expected_bytes = inputs + inputs / 3 + PROTO_MEMORY_STEP;
@@ -101,7 +98,6 @@ void body_admit(struct request *request, const struct http_head *f)
 
 /* ---- Receiving the body, piece by piece -------------------------------------------------------------------------- */
 
-/* Refuses a body: sets the error of its request. Bytes of the body that still arrive are dropped. */
 static void refuse_body(struct request *request, const attn_error *why)
 {
     request_fail_status(request, why);
@@ -120,7 +116,7 @@ static attn_status decode(struct request *request, const char *bytes, size_t cou
 }
 
 /* Unpacks and decodes a piece of a compressed body, but stops after about UNPACK_TURN_BYTES, so that this thread can
- * serve its other connections. Sets *count to the number of compressed bytes that were not used. */
+ * serve other connections. Sets *count to the number of unused compressed bytes. */
 static attn_status unpack_and_decode(struct request *request, const char *bytes, size_t *count, attn_error *err)
 {
     const uint64_t turn_ends = request->decoded_bytes + UNPACK_TURN_BYTES;
@@ -134,7 +130,6 @@ static attn_status unpack_and_decode(struct request *request, const char *bytes,
     return status;
 }
 
-/* Appends a piece of the body to request->text, for a route that needs its body as one text. */
 static void keep_body(struct request *request, const char *bytes, size_t count)
 {
     if (request->failed || request->route == NULL || !request->route->keeps_body) return;
@@ -151,8 +146,7 @@ static void keep_body(struct request *request, const char *bytes, size_t count)
     request->text_bytes += count;
 }
 
-/* Looks at the first bytes of a body whose content type was refused. If the body looks like safetensors, the error
- * message says so. */
+/* Adds to the error message of a refused content type that the body looks like safetensors. */
 static void look_at_body(struct request *request, const char *bytes, size_t count)
 {
     if (!request->failed || request->error != PROTO_E_UNSUPPORTED_MEDIA ||
@@ -163,7 +157,6 @@ static void look_at_body(struct request *request, const char *bytes, size_t coun
              "application/x-safetensors");
 }
 
-/* Takes a piece of the body. Returns how many bytes at its end were not used and must be passed again. */
 size_t body_piece(struct request *request, const char *bytes, size_t count)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -172,7 +165,7 @@ size_t body_piece(struct request *request, const char *bytes, size_t count)
     /* only a chunked body can be too long here, because a Content-Length was checked earlier */
     if (exchange->received_bytes + count > limit) {
         exchange->received_bytes += count;
-        /* the error TOO_LARGE replaces an earlier error of the request, because TOO_LARGE ends the connection */
+        /* replaces an earlier error, because TOO_LARGE ends the connection */
         request->failed = false;
         request_fail(request, PROTO_E_TOO_LARGE, NULL,
                      "the body has more than %llu bytes, the limit (the server's --max-body-bytes)",
@@ -199,15 +192,13 @@ size_t body_piece(struct request *request, const char *bytes, size_t count)
         keep_body(request, bytes, count);
     }
     exchange->received_bytes += count - left;
-    /* The progress of a compressed body is the number of unpacked bytes, if it is larger than the number of received
-     * bytes. */
+    /* the progress of a compressed body is its number of unpacked bytes, if that is larger */
     connection_progress(exchange->connection, request->decoded_bytes > exchange->received_bytes
                                                   ? request->decoded_bytes
                                                   : exchange->received_bytes);
     return left;
 }
 
-/* True if the job writes so few bytes to shared memory that this HTTP thread can write them itself. */
 static bool shares_little(const struct job *job)
 {
     return job->shared == NULL || job->shared->output_bytes <= REGIONS_AT_ONCE_BYTES;
@@ -223,9 +214,8 @@ static void write_shared(struct request *request)
     request->times.encode_ns += clock_ns() - began;
 }
 
-/* Ends the transaction in which a request appends keys and values to caches, if this thread began it. If the request
- * failed, the caches stay as they were before the transaction. If other requests are queued, the main thread is told,
- * because some of them may wait for the end of this transaction. */
+/* Ends the cache transaction of a request, if this thread began it. If the request failed, the caches are as before.
+ * The main thread is told, because queued requests may wait for this. */
 static void end_step(struct request *request)
 {
     if (request->job == NULL || request->job->transaction == NULL) return;
@@ -233,9 +223,8 @@ static void end_step(struct request *request)
     if (request_count(REQUEST_QUEUED) > 0) loop_note_step_end(request->server->loop);
 }
 
-/* Gives the request a flow (an account of used device time). On a server with tokens, each token has a flow. On a
- * server without tokens, each connection has one. If there was no memory for the connection's flow, the request has
- * none. The queue treats all jobs without a flow as one flow. */
+/* Gives the request the flow (account of used device time) of its token, or of its connection on a server without
+ * tokens. */
 static void join_flow(struct request *request)
 {
     struct connection *const connection = exchange_of(request)->connection;
@@ -245,8 +234,7 @@ static void join_flow(struct request *request)
     request->flow = flow_hold(flow);
 }
 
-/* Call this after the last byte of the body. Finishes the unpacker, which must have reached the end of its stream.
- * Returns false if the request has failed. */
+/* Finishes the unpacker after the last byte of the body. Returns false if the request has failed. */
 static bool end_body(struct request *request)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -261,9 +249,8 @@ static bool end_body(struct request *request)
     return true;
 }
 
-/* If checking the body is quick, this thread checks it and makes its job (the work for a device). Otherwise
- * request->job stays NULL, and the main thread has the body checked later. Returns false if the answer is already
- * decided: the request failed, every item (problem) was refused, or a handler answers. */
+/* Checks the body in this thread and makes its job (work for a device), if that is quick; otherwise request->job stays
+ * NULL. Returns false if the answer is decided: the request failed, every problem was refused, or a handler answers. */
 static bool check_here(struct request *request)
 {
     struct check_result result;
@@ -279,13 +266,12 @@ static bool check_here(struct request *request)
 
 static enum inline_outcome run_here(struct request *request)
 {
-    if (request->job == NULL) return INLINE_NOT; /* the body is not checked yet, because the check takes long */
+    if (request->job == NULL) return INLINE_NOT;
     request_move(request, REQUEST_COMPUTING);
     return shares_little(request->job) ? inline_run(request->server->devices, request->job) : INLINE_NOT;
 }
 
-/* Call this when the job has ended in this thread. Writes those outputs that the client wants in its shared memory,
- * ends the job's cache transaction, and answers. */
+/* Writes the outputs that the client wants in its shared memory, ends the job's cache transaction, and answers. */
 static enum MHD_Result answer_done(struct request *request)
 {
     struct server *const server = request->server;
@@ -296,24 +282,22 @@ static enum MHD_Result answer_done(struct request *request)
     return answer_now(request, false);
 }
 
-/* Gives the request to the main thread. The main thread has the body checked if that was not done yet, and otherwise
- * queues the job. If `late` is true, the job runs on a device already, and the main thread only waits for its end. */
+/* Gives the request to the main thread, which has the body checked or queues the job. If `late` is true, the job runs
+ * on a device already, and the main thread waits for its end. */
 static enum MHD_Result hand_over(struct request *request, bool late)
 {
     struct exchange *const exchange = exchange_of(request);
     struct server *const server = request->server;
     attn_error err = { 0 };
-    /* A late job (INLINE_LATE) already runs on a device, so it takes no slot in the queue. The main thread waits for
-     * the job's end, because an HTTP thread must not wait. */
+    /* a late job runs on a device already, so it needs no slot in the queue */
     if (!late && request_enter(request, CALLER_WAITING, &err) != ATTN_OK) {
         request_fail_status(request, &err);
         end_step(request);
         return answer_now(request, false);
     }
 
-    /* From here on the main thread may see the request. This thread first counts the request as suspended and then
-     * reads `stopping`. The main thread, when it stops the server, first sets `stopping` and then reads the count. At
-     * least one of the two threads therefore sees what the other wrote. */
+    /* This thread counts the request as suspended and then reads `stopping`. The main thread sets `stopping` and then
+     * reads the count. At least one of them sees what the other wrote. */
     atomic_fetch_add(&server->suspended, 1);
     if (atomic_load(&server->stopping)) {
         atomic_fetch_sub(&server->suspended, 1);
@@ -332,7 +316,6 @@ static enum MHD_Result hand_over(struct request *request, bool late)
     return MHD_YES;
 }
 
-/* Call this when the last byte of the body has arrived. Decides where the job of the body runs. */
 enum MHD_Result body_done(struct request *request)
 {
     if (!end_body(request)) return answer_now(request, false);
@@ -340,7 +323,7 @@ enum MHD_Result body_done(struct request *request)
     if (!check_here(request)) return answer_now(request, false);
     flow_charge(request->flow, FLOW_CHECK, request->times.decode_ns);
     if (!connection_enter(exchange_of(request)->connection,
-                          /* if this fails, the body came too slowly, and the main thread has just cut the connection */
+                          /* fails if the main thread has cut the connection, because the body came too slowly */
                           CONNECTION_WORK)) {
         if (request->job) contexts_finish_job(request->job, false);
         return MHD_NO;
@@ -351,8 +334,8 @@ enum MHD_Result body_done(struct request *request)
     case INLINE_NOT:
     case INLINE_BEGAN:
     case INLINE_LOST:
-        /* Nothing runs yet, so the job goes to the queue. INLINE_BEGAN: the cache transaction of the job has begun.
-         * INLINE_LOST: the device that should have computed the job (job->part.device) has failed. */
+        /* The job goes to the queue. INLINE_BEGAN: its cache transaction has begun. INLINE_LOST: the device that should
+         * have computed it (job->part.device) has failed. */
         break;
     }
     return hand_over(request, false);

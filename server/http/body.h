@@ -8,10 +8,9 @@
 #include "server/http/http_head.h"
 #include "server/http/exchange.h"
 
-/* Reserves what the body needs before its first byte arrives: a slot in the queue, memory for tensors, and a parser.
- * The memory is for the inputs, plus a third of their size for the outputs. If too much leased memory still waits for
- * the bytes of other bodies (staging.h), the parser leases memory later, when it reads its first value. Leasing a large
- * block only reserves addresses; the system provides pages at the first access. On an error the request fails. */
+/* Reserves what the body needs before its first byte arrives: a slot in the queue, a parser, and memory for the inputs
+ * plus a third for the outputs. If too much leased memory waits for the bytes of other bodies (staging.h), the parser
+ * leases memory later. On an error the request fails. */
 void body_admit(struct request *request, const struct http_head *head);
 
 /* Takes a piece of the body. Returns how many bytes at its end were not consumed; the next call must pass them

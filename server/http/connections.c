@@ -1,17 +1,13 @@
-/* connections.c: the table of connections and the sweep over it.
+/* connections.c: the table of connections, and the sweep with which the main thread cuts slow connections.
  *
- * The HTTP thread of a connection sets the connection's phase and progress. The main thread sweeps over the table and
- * cuts slow connections. libmicrohttpd's notification CLOSED removes a connection. Invariants:
- * 1. A connection is removed in libmicrohttpd's CLOSED notification, under the table's lock, while its fd is still
- * open. The sweep holds the same lock, so it never shuts down a descriptor number that a new socket has taken over.
- * 2. The sweep cuts a connection by a compare-and-swap of its phase: from the phase in which it was too slow, to CUT.
- * If the HTTP thread changes the phase first, the connection is not cut. If the sweep wins, the HTTP thread sees CUT
- * and stops.
- * 3. since_ms is stored before phase, so a reader that sees the new phase also sees the time of that phase.
- * 4. A connection is in the table, and counted, from before libmicrohttpd gets its socket until that socket is closed.
- * libmicrohttpd reports the connections that it starts to serve. If libmicrohttpd has no memory for a connection, it
- * closes the socket without a report. The connection then stays in the table in phase ADDED, although its descriptor
- * number belongs to no socket or to a different socket. */
+ * Invariants
+ * 1. libmicrohttpd's CLOSED notification removes a connection under the table's lock, while its fd is still open. The
+ * sweep holds this lock, so it never shuts down a descriptor number that a new socket has taken over.
+ * 2. The sweep cuts a connection by a compare-and-swap of its phase to CUT. If the HTTP thread changes the phase first,
+ * the connection is not cut; otherwise the HTTP thread sees CUT and stops.
+ * 3. since_ms is stored before phase, so a reader that sees the new phase also sees its time.
+ * 4. If libmicrohttpd has no memory for a connection, it closes the socket without a report. The connection then stays
+ * in the table in phase ADDED until its descriptor number is used again, or the sweep finds it. */
 #include "server/http/connections.h"
 
 #include <assert.h>
@@ -62,15 +58,14 @@ void connections_clear(struct connections *connections)
     pthread_mutex_destroy(&connections->lock);
 }
 
-/* Returns the inode of the socket that is open under this descriptor number, or 0 if none is. */
 static uint64_t inode_of(int fd)
 {
     struct stat sb;
     return fstat(fd, &sb) == 0 && S_ISSOCK(sb.st_mode) ? sb.st_ino : 0;
 }
 
-/* Makes room in the table for descriptor numbers up to `fd`. The system gives out the lowest free number, so the table
- * has about as many entries as there are connections. Call this with the lock held. */
+/* Makes room in the table for descriptor numbers up to `fd`. The kernel gives out the lowest free number, so the table
+ * stays small. Call this with the lock held. */
 static bool reserve(struct connections *connections, int fd)
 {
     int capacity = connections->capacity > 0 ? connections->capacity : 256;
@@ -95,10 +90,9 @@ void connections_count_request(struct connections *connections, int more)
     atomic_fetch_add_explicit(&connections->totals.bytes, more * (int64_t)HTTP_REQUEST_BYTES, memory_order_relaxed);
 }
 
-/* Removes the connection from the table and the counters, and frees it. Call this with the lock held. */
+/* Call this with the lock held. */
 static void drop(struct connections *connections, struct connection *connection)
 {
-    /* invariant 4 above: a connection is in the table exactly once */
     assert(connections->by_fd[connection->fd] == connection);
     assert(connection->previous ? connection->previous->next == connection : connections->first == connection);
     *(connection->previous ? &connection->previous->next : &connections->first) = connection->next;
@@ -139,8 +133,7 @@ struct connection *connections_add(struct connections *connections, int fd, bool
         free(connection);
         return NULL;
     }
-    /* The table has an older connection with this descriptor number. The system reuses a number only when its socket is
-     * closed, so the older socket was closed without a report. */
+    /* the older socket with this descriptor number was closed without a report */
     if (connections->by_fd[fd]) drop_lost(connections, connections->by_fd[fd]);
     connections->by_fd[fd] = connection;
     connection->next = connections->first;
@@ -165,8 +158,7 @@ struct connection *connections_find(struct connections *connections, int fd)
 struct connection *connections_take(struct connections *connections, int fd)
 {
     struct connection *connection = connections_find(connections, fd);
-    /* the result false (the connection was cut already) is ignored here, because the HTTP thread will notice it
-     * later */
+    /* false (the connection was cut) is ignored: the HTTP thread will notice it later */
     if (connection) (void)connection_enter(connection, CONNECTION_OPENED);
     return connection;
 }
@@ -183,8 +175,8 @@ bool connection_enter(struct connection *connection, enum connection_phase phase
     int seen = atomic_load_explicit(&connection->phase, memory_order_acquire);
     if (seen == CONNECTION_CUT) return false;
     if (seen == (int)phase) return true;
-    /* The sweep reads these three members in the reverse order of the stores. With another order, the sweep might see
-     * an old since_ms together with 0 bytes, and cut the client as too slow. */
+    /* The sweep reads these three members in the reverse order. Otherwise it might see an old since_ms together with 0
+     * bytes, and cut the client as too slow. */
     atomic_store_explicit(&connection->since_ms, clock_ms(), memory_order_relaxed);
     atomic_store_explicit(&connection->progress_bytes, 0, memory_order_release);
     return atomic_compare_exchange_strong_explicit(&connection->phase, &seen, phase, memory_order_acq_rel,
@@ -206,8 +198,7 @@ bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t 
     case CONNECTION_IDLE: return elapsed > limits->idle_ms;
     case CONNECTION_BODY:
     case CONNECTION_SEND: return elapsed - (int64_t)(progress_bytes / CONNECTION_BYTES_PER_MS) > limits->transfer_ms;
-    /* The other phases have no time limit here. In WORK the request's deadline is the limit. In CUT the socket is shut
-     * down already. In ADDED the connection is not served yet. */
+    /* the other phases have no time limit here; in WORK the request's deadline is the limit */
     default: return false;
     }
 }
@@ -218,9 +209,8 @@ static bool has_unread(const struct connection *connection)
     return ioctl(connection->fd, FIONREAD, &unread) == 0 && unread > 0;
 }
 
-/* True if the server has read all that this client has sent, and the connection is idle or the client has never sent a
- * byte. For TCP the kernel tells whether a byte has ever arrived. For a unix socket the kernel cannot tell, so the
- * result is false unless the connection is idle. */
+/* True if the server has read everything from this client, and the connection is idle or the client has never sent a
+ * byte. A unix socket counts only if it is idle, because the kernel does not tell whether it has received bytes. */
 static bool is_silent(const struct connection *connection, enum connection_phase phase)
 {
     if (has_unread(connection)) return false;
@@ -234,8 +224,7 @@ void connection_cut_with(struct connection *connection, proto_error error, const
     shutdown(connection->fd, SHUT_RDWR);
 }
 
-/* True if anything has changed on this connection since the last sweep. The connection's state is stored for the next
- * sweep. */
+/* True if anything has changed on this connection since the last sweep. Stores the state for the next sweep. */
 static bool has_moved(struct connection *connection, int phase, int64_t since_ms, uint64_t bytes, int64_t now_ms)
 {
     if (phase == connection->seen_phase && bytes == connection->seen_bytes && since_ms == connection->seen_since_ms &&
@@ -249,9 +238,9 @@ static bool has_moved(struct connection *connection, int phase, int64_t since_ms
     return true;
 }
 
-/* True if the client has closed its side of the connection while the server has no complete request to answer. epoll
- * may not report the client's FIN (the end of its bytes): a FIN that arrives together with the last bytes causes no
- * event of its own. While nothing moves on the connection, one check is enough, because a later FIN wakes epoll. */
+/* True if the client has closed its side while the server has no complete request to answer. epoll may not report a
+ * FIN that arrives together with the last bytes. One check while nothing moves is enough, because a later FIN wakes
+ * epoll. */
 static bool has_left(struct connection *connection, int phase)
 {
     struct pollfd poll_fd = { .fd = connection->fd, .events = POLLRDHUP };
@@ -264,9 +253,9 @@ static bool has_left(struct connection *connection, int phase)
     return ioctl(connection->fd, FIONREAD, &unread) != 0 || unread == 0;
 }
 
-/* True if the connection makes no progress and delays the end of a drain (the server finishes requests before it
- * stops). An idle connection is closed only when no connection has had a request for a while. Otherwise a load balancer
- * might be sending a request at that moment, and would not know whether it may repeat the request. */
+/* True if the connection makes no progress and delays the end of a drain (finishing requests before the server stops).
+ * Idle connections are closed only when no connection has had a request for a while, because a load balancer may be
+ * sending one. */
 static bool blocks_drain(const struct connection *connection, int phase, int64_t since_ms, int64_t now_ms,
                          const struct connection_drain_limits *drain_limits)
 {
@@ -283,9 +272,8 @@ static bool blocks_drain(const struct connection *connection, int phase, int64_t
     }
 }
 
-/* True if the client has taken too long for the present phase. If bytes of the client have arrived and the server has
- * not read them, the server is late and not the client. In that case only the time limit of the whole body or answer
- * counts. */
+/* True if the client has taken too long for the present phase. While bytes of the client are unread, the server is
+ * late, and only the time limit of the whole body or answer counts. */
 static bool is_overdue(const struct connection *connection, int phase, int64_t since_ms, uint64_t bytes, bool moved,
                        int64_t now_ms, const struct connection_limits *limits)
 {
@@ -314,7 +302,7 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
         const bool blocks = drain_limits && !moved && blocks_drain(connection, phase, since, now_ms, drain_limits);
         const bool sending = phase == CONNECTION_OPENED || phase == CONNECTION_HEAD || phase == CONNECTION_BODY;
         if (!moved && has_left(connection, phase)) {
-            shutdown(connection->fd, SHUT_RDWR); /* wakes epoll, so the web server sees the end of the connection */
+            shutdown(connection->fd, SHUT_RDWR); /* wakes epoll, so that libmicrohttpd sees the end of the connection */
             continue;
         }
         if (!expired && !blocks) continue;
@@ -330,8 +318,8 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
 
 /* ---- Closing idle connections to make room for a new one --------------------------------------------------------- */
 
-/* Kinds of connections, in the order in which they are closed to make room for new ones. MUST_STAY: never closed. A
- * stranger is a connection that has shown no token although the server has tokens. */
+/* Kinds of connections, in the order in which they are closed to make room. MUST_STAY: never. A stranger is a
+ * connection that has shown no token although the server has tokens. */
 enum { MUST_STAY = -1, IDLE_STRANGER, SLOW_STRANGER, IDLE };
 
 static int rank_of(const struct connection *connection, int phase, int64_t since_ms, bool tokens, int64_t now_ms)
@@ -343,16 +331,16 @@ static int rank_of(const struct connection *connection, int phase, int64_t since
     case CONNECTION_IDLE:
         if (stranger) return IDLE_STRANGER;
         return now_ms - since_ms >= CONNECTION_BETWEEN_MS ? IDLE : MUST_STAY;
-    /* the server drops the body of a client that has shown no token, so it may cut the connection */
+    /* the server drops the body of a client that has shown no token */
     case CONNECTION_BODY:
-    /* a client without a token receives only a refusal or a public page, so its connection may be cut */
+    /* a client without a token receives only a refusal or a public page */
     case CONNECTION_SEND: return stranger && now_ms - since_ms >= CONNECTION_STRANGER_MS ? SLOW_STRANGER : MUST_STAY;
     default: return MUST_STAY;
     }
 }
 
-/* Fills the list `old` of connections that may be closed to make room for others. The last in the list is closed first.
- * Call this with the lock held. */
+/* Fills the list `old` of connections that may be closed to make room; the last is closed first. Call this with the
+ * lock held. */
 static void look_for_old(struct connections *connections, const _Atomic int *tally, bool tokens, int64_t now_ms)
 {
     connections->old_count = 0;
@@ -366,8 +354,8 @@ static void look_for_old(struct connections *connections, const _Atomic int *tal
         while (at > 0 && (connections->old[at - 1].rank < rank ||
                           (connections->old[at - 1].rank == rank && connections->old[at - 1].since_ms < since)))
             at--;
-        /* The list is full. Entry 0 is the connection that would be closed last, so it is dropped, unless the new
-         * connection would be closed even later. */
+        /* the list is full: entry 0, which would be closed last, is dropped, unless the new one would be closed even
+         * later */
         if (count == CONNECTIONS_OLD) {
             if (at == 0) continue;
             memmove(&connections->old[0], &connections->old[1], (size_t)--at * sizeof connections->old[0]);
@@ -383,8 +371,8 @@ static void look_for_old(struct connections *connections, const _Atomic int *tal
     connections->looked_ms = connections->old_count == 0 ? now_ms : 0;
 }
 
-/* Cuts a connection that look_for_old() put on the list of those that may be closed. Returns false if the connection
- * has changed since then. Call this with the lock held. */
+/* Cuts a connection from the list of look_for_old(). Returns false if the connection has changed since then. Call this
+ * with the lock held. */
 static bool cut_old(struct connections *connections, int fd, int rank, int64_t since_ms, bool tokens, int64_t now_ms,
                     _Atomic int *leaving)
 {
@@ -393,8 +381,7 @@ static bool cut_old(struct connections *connections, int fd, int rank, int64_t s
     int phase = atomic_load_explicit(&connection->phase, memory_order_acquire);
     const int64_t since = atomic_load_explicit(&connection->since_ms, memory_order_relaxed);
     if (since != since_ms || rank_of(connection, phase, since, tokens, now_ms) != rank) return false;
-    /* Unread bytes may be the client's next request, so the connection stays open. A SLOW_STRANGER is in the middle of
-     * a request already. */
+    /* unread bytes may be the client's next request */
     if (rank != SLOW_STRANGER && has_unread(connection)) return false;
     if (!atomic_compare_exchange_strong(&connection->phase, &phase, CONNECTION_CUT)) return false;
     connection->leaving = leaving;

@@ -1,9 +1,8 @@
 /* first_bytes.c: looks at the first bytes of connections; see first_bytes.h.
  *
- * Neither libmicrohttpd nor GnuTLS reports which bytes it could not understand. libmicrohttpd and GnuTLS call recv(),
- * and the linker binds their calls to the recv() of this file. This recv() looks at the first bytes that each
- * connection receives. For all later bytes it only reads one byte of a table. */
-/* fortified headers define an inline recv(), which would conflict with the recv() of this file */
+ * libmicrohttpd and GnuTLS do not report bytes that they could not understand. Their calls of recv() are bound to the
+ * recv() of this file. */
+/* fortified headers define an inline recv(), which would conflict with the one here */
 #undef _FORTIFY_SOURCE
 #include "server/http/first_bytes.h"
 
@@ -19,8 +18,7 @@
 
 enum { PLAIN = 1, TLS = 2, BEGINS = 4 };
 
-/* The array has an element for each socket, indexed by its descriptor, with the value PLAIN or TLS of the socket's
- * port. The bit BEGINS is also set until the socket's first bytes arrive. */
+/* For each socket, indexed by its descriptor: PLAIN or TLS, by its port, and BEGINS until its first bytes arrive. */
 static _Atomic uint8_t state_of[FIRST_BYTES_SOCKETS];
 static _Thread_local int last_fd = -1; /* the socket on which this thread received bytes last */
 
@@ -49,7 +47,6 @@ bool first_bytes_is_due(struct first_bytes_turn *turn, int64_t now_ms, uint64_t 
     return true;
 }
 
-/* Logs that the client of this socket speaks the protocol `what`, for example TLS. */
 static void tell(enum first_bytes what, int fd)
 {
     static const char *const reasons[FIRST_BYTES_COUNT] = {
@@ -77,8 +74,7 @@ void first_bytes_tell_in_tls(void)
     if (last_fd >= 0 && atomic_load(&state_of[last_fd]) == TLS) tell(FIRST_BYTES_HTTP2, last_fd);
 }
 
-/* Replaces libc's recv() in the whole process, including its libraries. It also looks at the first bytes of each
- * connection. */
+/* Replaces libc's recv() in the whole process, including its libraries. */
 ssize_t recv(int fd, void *bytes, size_t capacity, int flags)
 {
     const ssize_t count = recvfrom(fd, bytes, capacity, flags, NULL, NULL);

@@ -1,7 +1,6 @@
 /* first_bytes.h: finds connections whose client speaks a different protocol from the port's: TLS on a plain port, plain
- * HTTP on a TLS port, or HTTP/2 (which gRPC needs). The web server or GnuTLS closes such a connection without an
- * answer. The log says why, at most once a minute for each reason, and gives the number of connections since the last
- * line. */
+ * HTTP on a TLS port, or HTTP/2 (which gRPC needs). Such a connection is closed without an answer. The log says why, at
+ * most once a minute for each reason. */
 #ifndef FIRST_BYTES_H
 #define FIRST_BYTES_H
 
@@ -29,12 +28,11 @@ enum first_bytes first_bytes_of(const void *bytes, size_t count, bool tls);
  * arrive. */
 void first_bytes_expect(int fd, bool tls);
 
-/* Call this when the web server has refused a request because of the request's HTTP version. If this thread received
- * the request on a TLS port, the log calls it HTTP/2. (recv() cannot see the version there, because the bytes are
- * encrypted.) */
+/* Call this when the web server has refused a request because of its HTTP version. If it arrived on a TLS port, the log
+ * calls it HTTP/2, because recv() sees only encrypted bytes there. */
 void first_bytes_tell_in_tls(void);
 
-/* A counter of one kind of event, which limits the log lines about these events to one a minute. */
+/* Limits the log lines about one kind of event to one a minute. */
 struct first_bytes_turn {
     int64_t next_ms;
     uint64_t left_out;

@@ -1,5 +1,5 @@
-/* frontend.c: the functions by which the main thread uses the frontend (web servers, listeners, connections, tokens),
- * and the time limits of connections. */
+/* frontend.c: what the main thread does with web servers, listeners, connections and tokens, and the time limits of
+ * connections. */
 #include "server/http/frontend.h"
 
 #include <microhttpd.h>
@@ -19,8 +19,7 @@ static int connections(void *context)
     return atomic_load(&frontend->connections.totals.count) + frontend->retiring;
 }
 
-/* Closes each retired listener (one that accepts no new clients) as soon as no client can be in the middle of a
- * handshake with this listener. */
+/* Closes each retired listener (one that accepts no new clients) when no handshake can be incomplete any more. */
 static void finish_listeners(struct frontend *frontend, int64_t now_ms)
 {
     frontend->retiring = 0;
@@ -31,8 +30,6 @@ static void finish_listeners(struct frontend *frontend, int64_t now_ms)
     }
 }
 
-/* Returns the time limits with which a draining server (one that finishes its requests before it stops) recognizes
- * connections on which no further request will arrive. */
 static struct connection_drain_limits drain_limits_of(const struct frontend *frontend)
 {
     const int64_t drain_ms = atomic_load(&frontend->server->drain_since_ms),
@@ -71,8 +68,7 @@ static void reload(void *context)
     if (frontend->server->tokens == NULL) return;
     if (tokens_reload(frontend->server->tokens, why, sizeof why)) {
         log_event(LOG_INFO, NULL, "reloaded", "what=tokens");
-        /* Regions (shared memory), caches and contexts (saved forwards) of removed tokens are deleted, because no
-         * client could use or delete them any more. */
+        /* no client could use or delete the shared memory, caches and contexts (saved forwards) of removed tokens */
         if (frontend->server->regions) regions_forget(frontend->server->regions, is_known, frontend->server->tokens);
         caches_forget(frontend->server->caches, is_known, frontend->server->tokens);
         contexts_forget(frontend->server->contexts, clock_ms(), is_known, frontend->server->tokens);

@@ -12,14 +12,13 @@
 struct frontend {
     struct server *server;
     struct connections connections;
-    /* metrics_http is the web server for --metrics-listen; it is not used without that option */
+    /* metrics_http: the web server for --metrics-listen; unused without that option */
     struct http_server main_http, metrics_http;
-    struct listener *listeners; /* the open listening sockets, those of --listen first; main.c owns them */
+    struct listener *listeners; /* open listening sockets, those of --listen first; main.c owns them */
     int listener_count;
     struct loop_watch *lingering_close_watch;
     unsigned sweeps;
-    /* while the server drains (finishes requests before it stops): number of listeners through which clients may still
-     * connect */
+    /* number of listeners through which clients may still connect while the server drains (before it stops) */
     int retiring;
 };
 
@@ -27,9 +26,7 @@ struct frontend {
 void frontend_init(struct frontend *frontend, struct server *server, struct listener *listeners, int count);
 /* Starts the threads of the web servers. The threads get no connections before frontend_start(). */
 attn_status frontend_open(struct frontend *frontend, attn_error *err);
-/* Starts to accept connections on the main thread. */
 attn_status frontend_start(struct frontend *frontend, attn_error *err);
-/* Returns the functions of the frontend that the main thread may call. */
 struct loop_frontend frontend_for_loop(struct frontend *frontend);
 /* Stops accepting connections, and cuts all open connections. No connection may be suspended at this time. Call this
  * also after a failed start. */

@@ -1,6 +1,5 @@
-/* head_rules.c: one function for each rule about the head of a request. The rules are checked in this order: path,
- * method, then rules[]. An error is about the first rule that the head breaks. Text quoted from the request is cut to
- * QUOTED_BYTES. */
+/* head_rules.c: one function for each rule about the head of a request. The order is: path, method, then rules[]. An
+ * error is about the first rule that the head breaks. */
 #include "server/http/head_rules.h"
 #include "server/http/exchange.h"
 
@@ -17,7 +16,7 @@
 #include "server/http/tokens.h"
 #include "server/work/server.h"
 
-enum { QUOTED_BYTES = 80 /* the largest number of bytes of a client's text that an error quotes */, MEDIA_BYTES = 128 };
+enum { QUOTED_BYTES = 80 /* largest number of bytes of a client's text that an error quotes */, MEDIA_BYTES = 128 };
 
 static int quoted(const char *text)
 {
@@ -65,8 +64,8 @@ static void check_expectation(struct request *request, const struct http_head *f
                      quoted(expect), expect);
 }
 
-/* Refuses a request from a page of another site, unless --cors-origin allows the site. A browser only prevents the page
- * from reading the answer. Without this rule the page could still use the server's devices, or fill its memory. */
+/* Refuses a request from a page of another site, unless --cors-origin allows it. The browser would only hide the
+ * answer, but the page could still use the devices or fill the memory. */
 static void check_origin(struct request *request, const struct http_head *f)
 {
     const char *const origin = f->value[HEADER_ORIGIN], *host = f->value[HEADER_HOST];
@@ -95,7 +94,6 @@ static void check_token(struct request *request, const struct http_head *f)
     else atomic_store_explicit(&exchange->connection->known, true, memory_order_relaxed);
 }
 
-/* Finds the model and the version that the path names (in the KServe protocol). */
 static void check_model(struct request *request, const struct http_head *f)
 {
     char why[KSERVE_WHY_BYTES];
@@ -122,7 +120,6 @@ static bool names_several(const char *list)
     return list[strspn(list, between)] != '\0';
 }
 
-/* Determines the compression and the format of the body from the headers, if the route has a body. */
 static void check_body_type(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -148,7 +145,6 @@ static void check_body_type(struct request *request, const struct http_head *f)
     else request->answer_as = route_answer(request->route, exchange->body, f->value[HEADER_ACCEPT])->format;
 }
 
-/* Reads how many bytes of the unpacked body are JSON (in the KServe protocol). */
 static void check_json_length(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -172,8 +168,7 @@ static void check_timeout(struct request *request, const struct http_head *f)
     const proto_option *rule = proto_options;
     uint64_t timeout_ms;
     if (request->route->bodies == NULL || value == NULL) return;
-    /* X-Request-Timeout-Ms may have the same values as timeout_ms, a member of the body, so the range comes from the
-     * row of timeout_ms */
+    /* X-Request-Timeout-Ms has the same range as timeout_ms, a member of the body */
     while (strcmp(rule->name, "timeout_ms") != 0) rule++;
     if (text_is_number(value, (uint64_t)rule->maximum, &timeout_ms) && (int64_t)timeout_ms >= rule->minimum)
         request->client_timeout_ms = (int64_t)timeout_ms;
@@ -183,8 +178,7 @@ static void check_timeout(struct request *request, const struct http_head *f)
                      quoted(value), value, (long long)rule->minimum);
 }
 
-/* libmicrohttpd calls this for the first argument in the URL's query. Stores the argument's name, and ends the
- * iteration. */
+/* libmicrohttpd calls this for the first argument in the URL's query. Stores its name, and ends the iteration. */
 static enum MHD_Result on_argument(void *context, enum MHD_ValueKind kind, const char *name, const char *value)
 {
     (void)kind;
@@ -193,8 +187,7 @@ static enum MHD_Result on_argument(void *context, enum MHD_ValueKind kind, const
     return MHD_NO;
 }
 
-/* Refuses a request that has a query in its URL and is not a GET. Without this rule, a client that writes options into
- * the URL would get an answer that ignores these options. */
+/* Refuses a query in the URL unless the method is GET. Otherwise options in the URL would be ignored silently. */
 static void check_query(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);

@@ -1,5 +1,5 @@
 /* head_rules.h: the rules by which the server may refuse a request because of its head, before the server reads the
- * body. The head is well-formed HTTP (http_head.h checks that). This file uses no sockets. */
+ * body. The head is well-formed HTTP (http_head.h checks that). */
 #ifndef HEAD_RULES_H
 #define HEAD_RULES_H
 

@@ -1,10 +1,10 @@
 /* http_head.c: tests whether the head of an HTTP message is unambiguous: RFC 9110 section 5.6.2 (tokens), RFC 9112
  * sections 6.1 to 6.3.
  *
- * libmicrohttpd 0.9.75 does not enforce any of the rules below by itself; 1.0.1 enforces some. 0.9.75 uses the first of
- * two Content-Lengths, prefers a Transfer-Encoding to a Content-Length, and ignores "Content-Length : 5". If the
- * Transfer-Encoding is unknown, 0.9.75 reads the body until the connection ends. This file cannot check what
- * libmicrohttpd hides: 0.9.75 cuts a value at a NUL, and in 0.9.75 and 1.0.1 a bare LF ends a line. */
+ * libmicrohttpd 0.9.75 uses the first of two Content-Lengths, prefers a Transfer-Encoding to a Content-Length, ignores
+ * "Content-Length : 5", and reads a body with an unknown Transfer-Encoding until the connection ends. 1.0.1 enforces
+ * some of the rules. This file cannot check what libmicrohttpd hides: 0.9.75 cuts a value at a NUL, and in both
+ * versions a bare LF ends a line. */
 #include "server/http/http_head.h"
 
 #include <ctype.h>
@@ -41,8 +41,8 @@ void http_head_begin(struct http_head *head, const char *version)
     head->http10 = strcmp(version, "HTTP/1.0") == 0;
 }
 
-/* Copies the value of header i, without the white space after it, into `room`. The buffer `room` is as large as the
- * largest head, so all values of a head fit. */
+/* Copies the value of header i, without the white space after it, into `room`, which is as large as the largest
+ * head. */
 static void keep(struct http_head *f, int i, const char *value, size_t length)
 {
     if (length >= sizeof f->room - f->used) {
@@ -54,8 +54,6 @@ static void keep(struct http_head *f, int i, const char *value, size_t length)
     f->used += length + 1;
 }
 
-/* Appends the value of one more line of header i to the values of its earlier lines. The header may come in several
- * lines, whose values form a list. */
 static void join(struct http_head *f, int i, const char *value, size_t length)
 {
     const int before = f->value[i] == f->list ? (int)strlen(f->list)
@@ -186,8 +184,7 @@ bool http_head_end(struct http_head *f)
         if (!*length) http_head_fault(f, "Content-Length is empty");
         else if (length[strspn(length, "0123456789")] != '\0')
             http_head_fault(f, "Content-Length must be decimal digits");
-        /* the length has more digits than fit in 64 bits, so it counts as the largest 64-bit number, which is over any
-         * limit */
+        /* more digits than fit in 64 bits: counts as the largest 64-bit number, which is over any limit */
         else if (text_read_number(length, &value) == NULL) value = UINT64_MAX;
         if (f->fault[0]) return false;
         f->has_length = true;
@@ -196,8 +193,7 @@ bool http_head_end(struct http_head *f)
     return true;
 }
 
-/* Returns the length of the text before `port` (such as ":443") if the text ends with `port`, and otherwise the length
- * of the whole text. */
+/* Returns the length of the text without `port` (such as ":443") at its end. */
 static size_t without_port(const char *text, const char *port)
 {
     const size_t length = strlen(text), tail = strlen(port);
@@ -229,7 +225,6 @@ bool http_head_is_request_id(const char *text)
     return length > 0;
 }
 
-/* True if the text is `count` lower case hexadecimal digits that are not all zero. */
 static bool is_hex_id(const char *text, int count)
 {
     bool zero = true;

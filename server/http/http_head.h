@@ -52,18 +52,16 @@ enum header_id {
 enum { HTTP_HEAD_LIST_BYTES = 2048 };
 
 struct http_head {
-    /* The value of each header, ending with NUL; NULL: the header was not given. The value is borrowed from the caller
-     * or lies in `room`. */
+    /* The value of each header, ending with NUL, in the caller's memory or in `room`; NULL: not given. */
     const char *value[HEADER_COUNT];
     bool http10;
     bool chunked;
     bool has_length;
-    uint64_t length;                  /* the value of Content-Length */
-    char fault[128];                  /* what is wrong with the head; empty: no fault was found so far */
-    size_t used;                      /* the number of bytes of `room` in use */
-    char list[HTTP_HEAD_LIST_BYTES];  /* the joined values of headers with the rule LIST that came in several lines */
-    char room[HTTP_CONNECTION_BYTES]; /* copies, without the white space, of the values that have white space after
-                                       * them */
+    uint64_t length;
+    char fault[128]; /* what is wrong with the head; empty: nothing so far */
+    size_t used;
+    char list[HTTP_HEAD_LIST_BYTES];  /* joined values of headers with the rule LIST that came in several lines */
+    char room[HTTP_CONNECTION_BYTES]; /* copies of values that had white space after them */
 };
 
 void http_head_begin(struct http_head *head, const char *version);
@@ -85,7 +83,6 @@ size_t http_head_unescape(char *text);
 /* Returns the path of a target. The path of "http://host/path" (RFC 9112, 3.2.2) begins after the host. For any other
  * target, the whole target is the path. */
 const char *http_head_path(const char *target);
-/* Returns the number of arguments in the query of a target. */
 size_t http_head_arguments(const char *target);
 
 static inline bool http_head_has_body(const struct http_head *f)

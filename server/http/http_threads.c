@@ -13,14 +13,14 @@
 
 enum {
     PERIOD_MS = 200,   /* time between two decisions whether to pin threads to their cores */
-    LEAST_RATE = 1000, /* threads are pinned to their cores only at this many requests per second or more */
-    /* Threads are unpinned after this many successive periods in which the load was uneven across cores. A single
-     * period with uneven load may only mean that a client's thread has moved to another core. */
+    LEAST_RATE = 1000, /* requests per second from which on threads are pinned to their cores */
+    /* Threads are unpinned after this many successive periods with an uneven load. A single one may only mean that a
+     * client's thread has moved to another core. */
     UNEVEN_LOOKS = 3,
-    /* after the load was uneven across cores, HTTP threads may run on any core for this many milliseconds */
+    /* after an uneven load, threads stay unpinned for this many milliseconds */
     FREE_MS = 2000,
-    /* when the least busy thread of a core has this many more connections than the least busy thread of all cores, new
-     * connections of the core go to other cores */
+    /* new connections of a core go to other cores if its least busy thread has this many more connections than the
+     * least busy of all */
     MOST_LEAD = 4,
     MOST_CORES = CPU_SETSIZE,
 };
@@ -32,8 +32,8 @@ bool http_threads_init(struct http_threads *threads, struct http_server *http, i
     threads->list = aligned_alloc(_Alignof(struct http_thread), (size_t)count * sizeof *threads->list);
     if (threads->list == NULL) return false;
     memset(threads->list, 0, (size_t)count * sizeof *threads->list);
-    /* Threads are pinned only if no CPU quota keeps this process from using all its cores. If there is a quota, several
-     * processes may share the machine, and all would pin their threads to the first cores. */
+    /* threads are not pinned under a CPU quota: several processes may share the machine and pin theirs to the same
+     * cores */
     if (allowed > 1 && allowed <= cores && count % allowed == 0 && count / allowed >= allowed) {
         threads->cpu = calloc((size_t)allowed, sizeof *threads->cpu);
         if (threads->cpu == NULL) {
@@ -57,8 +57,8 @@ void http_threads_clear(struct http_threads *threads)
     *threads = (struct http_threads){ 0 };
 }
 
-/* Returns the index (in threads.cpu) of the core where the last packet of the socket arrived, or -1 if no thread
- * belongs to that core. */
+/* Returns the index (in threads.cpu) of the core where the socket's last packet arrived, or -1 if no thread belongs to
+ * it. */
 static int core_of(const struct http_threads *threads, int fd)
 {
     int cpu = -1;
@@ -74,7 +74,6 @@ static int connections_of(const struct http_thread *thread)
     return atomic_load_explicit(&thread->connections, memory_order_relaxed);
 }
 
-/* Returns the least busy thread of a core, or of all cores if `core` is -1. */
 static struct http_thread *least_busy(const struct http_threads *threads, int core)
 {
     struct http_thread *best = NULL;
@@ -113,8 +112,7 @@ enum http_threads_load http_threads_load(const uint32_t *requests, int cores, in
     return most <= (held ? 4 : 2) * least ? HTTP_THREADS_EVEN : HTTP_THREADS_UNEVEN;
 }
 
-/* Pins a thread to its core, so that it runs nowhere else, or unpins it. If the system refuses, or another program has
- * moved the thread, the thread's affinity stays as it is. */
+/* Pins a thread to its core, or unpins it. Leaves the affinity alone if another program has changed it. */
 static void pin(const struct http_threads *threads, struct http_thread *thread, bool pinned)
 {
     const pid_t tid = atomic_load_explicit(&thread->tid, memory_order_relaxed);
@@ -162,22 +160,21 @@ void http_threads_balance(struct http_threads *threads, int64_t now_ms)
         hold(threads, false);
         if (load == HTTP_THREADS_UNEVEN) threads->free_until_ms = now_ms + FREE_MS;
     } else if (threads->held || (load == HTTP_THREADS_EVEN && now_ms >= threads->free_until_ms))
-        /* calls hold() in each period, because a thread cannot be pinned before its first request: its thread id is
-         * unknown until then */
+        /* called in each period, because a thread cannot be pinned before its first request, when its id becomes
+         * known */
         hold(threads, true);
 }
 
 /* ---- How an HTTP thread waits for events ------------------------------------------------------------------------- */
 
 static _Thread_local struct {
-    /* number of requests that this HTTP thread has given to the main thread and not got back yet */
+    /* requests that this HTTP thread has given to the main thread and not got back */
     int count;
-    /* number of requests that all HTTP threads have given to the main thread and not got back yet */
+    /* requests that all HTTP threads have given to the main thread and not got back */
     const _Atomic int *all;
-    /* Until this time the thread keeps its core awake by polling, because the last request that it gave to the main
-     * thread may end soon. */
+    /* until this time the thread keeps its core awake by polling, because a request that it gave away may end soon */
     int64_t until_ns;
-    int64_t expected_ns; /* until this time the client's next request is expected; 0: none is expected */
+    int64_t expected_ns; /* time until which the client's next request is expected; 0: none */
 } awaited;
 
 void http_threads_await(int more, const _Atomic int *all)
@@ -192,8 +189,7 @@ void http_threads_expect(void)
     awaited.expected_ns = clock_ns() + HTTP_EXPECT_NS;
 }
 
-/* Polls for events until the time expected_ns at the latest. A client is about to receive its answer, and its next
- * request may arrive soon. */
+/* Polls for events until expected_ns, because a client is about to receive its answer and may send its next request. */
 static int expect(int epfd, struct epoll_event *events, int most)
 {
     int count;

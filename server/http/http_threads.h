@@ -1,20 +1,15 @@
-/* http_threads.h: decides which HTTP thread serves a connection, and when each thread is pinned to one core.
+/* http_threads.h: decides which HTTP thread serves a connection, and when each thread is pinned to one core. Each HTTP
+ * thread is a libmicrohttpd daemon with one thread.
  *
- * Each HTTP thread is a libmicrohttpd daemon with one thread, so that attnd can choose the thread of a connection.
+ * If the CPU is the device, most of a small request's time goes to memory. This memory stays in one core's cache if the
+ * connection's packets arrive on the core that also runs its HTTP thread. Each core therefore has the same number of
+ * threads, and a connection goes to the least busy thread of the core on which its packets arrive (SO_INCOMING_CPU).
  *
- * If the CPU is the device, most of a small request's time goes to memory: socket buffers, decoded tensors, the
- * workspace. This memory stays in one core's cache if the core on which a connection's packets arrive also runs the
- * HTTP thread of the connection. The kernel reports the core on which packets arrive (SO_INCOMING_CPU). For a client on
- * the same machine it is the client's core, and otherwise the core that handles the queue of the network card. Each
- * core therefore has the same number of threads, and a connection goes to the least busy thread of its core.
+ * A pinned thread may have to wait for its core while other cores are idle. Threads are therefore pinned only while
+ * there are many requests, spread evenly across cores.
  *
- * However, a pinned thread may have to wait for its core while other cores are idle. Threads are therefore pinned only
- * while there are many requests, and only if the requests of the last period were spread evenly across cores. A single
- * client whose packets all arrive on one core is served by the threads of that core, and the scheduler may run them
- * anywhere. When another program takes a core, the threads of this core fall behind, the load becomes uneven, and all
- * threads are unpinned. A core needs at least as many threads as there are cores, because all connections of a single
- * client may be served by the threads of one core: 4 cores need 16 threads. If there are fewer threads, no thread
- * belongs to a core, and each connection goes to the least busy of all threads. */
+ * A core needs at least as many threads as there are cores, because one core may get all connections of a client: 4
+ * cores need 16 threads. With fewer threads, no thread belongs to a core. */
 #ifndef HTTP_THREADS_H
 #define HTTP_THREADS_H
 
@@ -31,26 +26,25 @@ struct http_server;
 struct http_thread {
     struct http_server *http;
     struct MHD_Daemon *daemon;
-    int core;                /* the thread's core, as an index into threads.cpu; 0 if threads do not belong to cores */
-    _Atomic int connections; /* number of open connections assigned to this thread */
-    _Alignas(64) _Atomic pid_t tid; /* the system's id of this thread; 0: the thread has not run yet */
-    _Atomic uint32_t requests;      /* number of requests that the thread has completed, modulo 2^32 */
+    int core; /* index in threads.cpu; 0 if threads do not belong to cores */
+    _Atomic int connections;
+    _Alignas(64) _Atomic pid_t tid; /* the thread's id; 0: it has not run yet */
+    _Atomic uint32_t requests;      /* requests that the thread has completed, modulo 2^32 */
     uint32_t seen;                  /* value of `requests` at the last call of http_threads_balance() */
-    bool pinned;                    /* true: the thread may run on its core only */
+    bool pinned;
 };
 
 struct http_threads {
     int count;
     struct http_thread *list;
-    int cores; /* number of cores that have threads (the same number of threads each); 0: threads do not belong to
-                * cores */
-    int *cpu;  /* [cores]: the system's number of each core that has threads */
+    int cores; /* number of cores that have threads; 0: threads do not belong to cores */
+    int *cpu;  /* [cores]: the kernel's numbers of the cores that have threads */
     cpu_set_t all;
-    /* true: a new connection goes to the least busy thread of all cores, until the threads of the connection's own core
-     * are no busier than other threads */
+    /* true: new connections go to the least busy thread of all cores, until the threads of their own core are no
+     * busier */
     bool spills;
     bool held;
-    int uneven; /* number of successive periods in which the load of pinned threads was uneven */
+    int uneven; /* successive periods with an uneven load of pinned threads */
     int64_t since_ms, free_until_ms;
 };
 
@@ -66,9 +60,7 @@ void http_threads_clear(struct http_threads *threads);
 struct http_thread *http_threads_pick(struct http_threads *threads, int fd);
 /* Returns the HTTP thread for a connection whose packets arrive on this core (an index; -1: any core). Usually this is
  * the least busy thread of this core. If that thread has MOST_LEAD connections more than the least busy thread of all
- * cores, new connections go to the least busy thread of all cores, until the two numbers are equal. Two threads of a
- * client may connect from one core before the scheduler moves one of them, and their connections may then get HTTP
- * threads of different cores. */
+ * cores, new connections go to the least busy thread of all cores, until the two numbers are equal. */
 struct http_thread *http_threads_pick_on(struct http_threads *threads, int core);
 
 /* Pins the threads to their cores or unpins them, according to the load. The main thread calls this periodically. A
@@ -76,12 +68,12 @@ struct http_thread *http_threads_pick_on(struct http_threads *threads, int core)
 void http_threads_balance(struct http_threads *threads, int64_t now_ms);
 void http_threads_unpin(struct http_threads *threads);
 
-/* Call this on an HTTP thread when it gives a request to the main thread (`more` is 1) or gets a request back (`more`
- * is -1). *all counts the requests that all HTTP threads have given to the main thread. While *all is small, the thread
- * keeps its core awake for a moment after it gave a request to the main thread (base/polling_sleep.h). */
+/* Call this on an HTTP thread when it gives a request to the main thread (`more` is 1) or gets it back (-1). *all
+ * counts such requests of all HTTP threads. While *all is small, the thread polls for a moment, which keeps its core
+ * awake (base/polling_sleep.h). */
 void http_threads_await(int more, const _Atomic int *all);
-/* Call this on an HTTP thread before it sends an answer, if no other request waits. The client may send its next
- * request at once, so http_threads_wait() polls for HTTP_EXPECT_NS instead of sleeping. */
+/* Call this on an HTTP thread before it sends an answer, if no other request waits. http_threads_wait() then polls for
+ * the client's next request for HTTP_EXPECT_NS. */
 void http_threads_expect(void);
 
 /* Replaces epoll_wait() on an HTTP thread. If http_threads_await() or http_threads_expect() announced an event, the
@@ -89,9 +81,9 @@ void http_threads_expect(void);
 int http_threads_wait(int epfd, struct epoll_event *events, int most, int timeout_ms);
 
 enum http_threads_load { HTTP_THREADS_IDLE, HTTP_THREADS_UNEVEN, HTTP_THREADS_EVEN };
-/* Classifies the load by how many requests each core had in `ms` milliseconds. The load is even if the cores differ by
- * at most a factor of 2. If threads are pinned already (`held`), limits are looser: a factor of 4, and half the request
- * rate. Threads therefore do not alternate between pinned and unpinned. */
+/* Classifies the load by how many requests each core had in `ms` milliseconds. It is even if the cores differ by at
+ * most a factor of 2. If threads are pinned already (`held`), the limits are looser: a factor of 4, and half the
+ * request rate. */
 enum http_threads_load http_threads_load(const uint32_t *requests, int cores, int64_t ms, bool held);
 
 #endif

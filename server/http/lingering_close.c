@@ -1,6 +1,5 @@
 /* lingering_close.c: keeps sockets open for a short time after their connections have ended; see lingering_close.h. A
- * table has a duplicate descriptor of each socket. A socket is in the table exactly as long as this duplicate is
- * open. */
+ * table has a duplicate descriptor of each socket. */
 #include "server/http/lingering_close.h"
 
 #include <errno.h>
@@ -35,9 +34,8 @@ void lingering_close_limit(struct lingering *linger, int most, int64_t drop_byte
     linger->drop_ms = drop_ms;
 }
 
-/* Drops received bytes of the socket, at most `pieces` pieces of LINGER_DROP_BYTES, and subtracts the number of dropped
- * bytes from *left_bytes. For TCP the system drops them without copying. Returns false if the client has closed its
- * side or the connection is broken. */
+/* Reads and drops at most `pieces` pieces of LINGER_DROP_BYTES, and subtracts their bytes from *left_bytes. Returns
+ * false if the client has closed its side or the connection is broken. */
 static bool drop_unread(int fd, int pieces, int64_t *left_bytes)
 {
     char dropped[LINGER_DROP_BYTES];
@@ -55,12 +53,11 @@ static bool is_delivered(int fd)
     return ioctl(fd, SIOCOUTQ, &bytes) != 0 || bytes == 0;
 }
 
-/* Closes socket i and removes it from the table. Call this with the lock held. */
+/* Call this with the lock held. */
 static void close_at(struct lingering *linger, int i)
 {
     const int fd = linger->sockets[i].fd;
-    /* This call removes the socket from the epoll set. close() alone would not remove it while the web server has
-     * another descriptor of the socket. */
+    /* close() alone would not remove the socket while the web server has another descriptor of it */
     (void)epoll_ctl(linger->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
     close(fd);
     linger->count--;
@@ -78,17 +75,16 @@ void lingering_close_clear(struct lingering *linger)
     pthread_mutex_destroy(&linger->lock);
 }
 
-/* Makes close() reset the connection. This is needed for a socket that was shut down for reading: the system never
- * enlarges its receive window again. A client that waits for room to send the rest of its body would therefore wait for
- * ever, although it has its answer already. */
+/* Makes close() reset a socket that was shut down for reading. Its receive window never grows again, so a client that
+ * still sends its body would wait for ever. */
 static void reset_on_close(int fd)
 {
     const struct linger at_once = { .l_onoff = 1, .l_linger = 0 };
     (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
 }
 
-/* Drops what the client has sent. Returns whether the socket may be closed. If the socket was shut down for reading,
- * recv() always reports the end of the data. In that case the socket may be closed when the answer is delivered. */
+/* Drops what the client has sent. Returns whether the socket may be closed. If it was shut down for reading, recv()
+ * always reports the end of the data, and only the delivery of the answer counts. */
 static bool may_close(int fd, enum lingering_close_why why, int pieces, int64_t *left_bytes)
 {
     const bool open = drop_unread(fd, pieces, left_bytes), delivered = is_delivered(fd);
@@ -103,7 +99,7 @@ void lingering_close_on(struct lingering *linger, int fd, enum lingering_close_w
     if (why == LINGER_DROP && linger->drop_bytes == 0) why = LINGER_DELIVER;
     if (may_close(fd, why, LINGER_DROP_PIECES, &left_bytes)) return;
     const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    /* If no descriptor below end_fd is free, the socket is not kept, and the end of the answer may be lost. */
+    /* if only descriptors from end_fd on are free, the socket is not kept, and the end of the answer may be lost */
     if (own < 0 || own >= linger->end_fd) {
         if (own >= 0) close(own);
         return;
@@ -121,9 +117,8 @@ void lingering_close_on(struct lingering *linger, int fd, enum lingering_close_w
     pthread_mutex_unlock(&linger->lock);
 }
 
-/* Drops received bytes of socket i, and returns whether the socket may be closed. `of` is the number of sockets that
- * the caller looks at in this round. With fewer sockets, more bytes are dropped from each, so that a fast sender is
- * soon done. Call this with the lock held. */
+/* Drops received bytes of socket i, and returns whether it may be closed. `of` is the number of sockets in this round;
+ * with fewer, more bytes are dropped from each. Call this with the lock held. */
 static bool look_at(struct lingering *linger, int i, int of)
 {
     const int share = LINGER_SWEEP_PIECES / of, pieces = share < LINGER_DROP_PIECES ? share : LINGER_DROP_PIECES;

@@ -1,17 +1,11 @@
 /* listen.c: listens on sockets and accepts connections.
  *
- * Invariants
- * 1. If a connection cannot be accepted, its client is told so where possible: an answer 503 with Retry-After is
- * written to its socket. At the limit on connections, a connection that is idle or never showed a token is closed to
- * make room (connections_make_room()).
- * 2. When file descriptors run out, a spare descriptor is closed for a moment, so that one client can be accepted and
- * refused. Otherwise the backlog would keep waking the main thread for connections that it cannot accept.
- * 3. When clients wait for accept(), the main thread accepts at most LISTEN_ACCEPT_BURST of them, does its other work,
- *    and accepts again.
- * 4. Every client whose handshake the kernel completes is served. The kernel completes handshakes until the socket is
- * closed, also between the last accept() and close(), and close() resets the connections in the backlog. The clients of
- * these connections may have sent their requests, and a load balancer may not repeat a request. listener_hide()
- * therefore makes the kernel refuse new handshakes before the listener is closed. */
+ * A client whose connection cannot be accepted gets a 503 with Retry-After if possible. At the limit on connections, an
+ * idle one or one that never showed a token is closed to make room.
+ *
+ * The kernel completes handshakes until the socket is closed, and close() resets the connections in the backlog, whose
+ * clients may have sent requests. listener_hide() therefore makes the kernel refuse new handshakes before the listener
+ * is closed. */
 #include "server/http/listen.h"
 
 #include <arpa/inet.h>
@@ -40,8 +34,8 @@
 #include "server/sched/loop.h"
 #include "server/work/server.h"
 
-/* A spare descriptor, for the time when no other descriptor is free (invariant 2 above). Only the main thread uses
- * it. */
+/* A spare descriptor, closed when no other is free, so that one client can be accepted and refused. Otherwise the
+ * backlog would keep waking the main thread. Only the main thread uses it. */
 static int spare_fd = -1;
 
 /* ---- Opening and closing listening sockets ----------------------------------------------------------------------- */
@@ -68,7 +62,6 @@ static void describe(struct listener *listener)
     }
 }
 
-/* True if a process accepts connections on this unix socket. */
 static bool is_alive(const struct sockaddr_un *address)
 {
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -96,8 +89,7 @@ static attn_status open_unix(struct listener *listener, const char *option, cons
         unlink(path);
     }
     listener->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    /* With this umask, bind() makes the socket's file with access for owner and group only. The changed umask affects
-     * no other thread, because no other thread runs yet. */
+    /* gives the socket's file access for owner and group only; no other thread runs yet */
     const mode_t before = umask(0117);
     const int bound = listener->fd < 0 ? -1 : bind(listener->fd, (const struct sockaddr *)&address, sizeof address);
     umask(before);
@@ -124,7 +116,7 @@ static attn_status open_tcp(struct listener *listener, const char *option, const
     listener->fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (listener->fd >= 0) {
         (void)setsockopt(listener->fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-        /* The address [::] means IPv6 only, so that another listener can use 0.0.0.0 with the same port. */
+        /* [::] means IPv6 only, so that another listener can use 0.0.0.0 with the same port */
         if (found->ai_family == AF_INET6) (void)setsockopt(listener->fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
     }
     if (listener->fd < 0 || bind(listener->fd, found->ai_addr, found->ai_addrlen) != 0 ||
@@ -181,8 +173,7 @@ bool listener_is_local(const struct listener *listener)
 const char *listener_url(const struct listener *listener, bool tls, char text[LISTENER_URL_BYTES])
 {
     static const struct {
-        /* hosts of listening addresses: a browser cannot connect to the wildcard address `any`, so the URL has the
-         * loopback address `here` instead */
+        /* browsers cannot connect to the wildcard address `any`, so the URL has the loopback address `here` */
         const char *any, *here;
     } hosts[] = { { "0.0.0.0:", "127.0.0.1:" }, { "[::]:", "[::1]:" } };
     const char *host = "", *rest = listener->address;
@@ -196,8 +187,8 @@ const char *listener_url(const struct listener *listener, bool tls, char text[LI
 
 /* ---- Accepting connections --------------------------------------------------------------------------------------- */
 
-/* Refuses an accepted socket with 503. The bytes that the client has sent are dropped before close(). If they were
- * unread at close(), the system would send a reset, which could overtake the answer. */
+/* Refuses an accepted socket with 503. Unread bytes are dropped first, because close() would otherwise send a reset,
+ * which could overtake the answer. */
 static void refuse(struct http_server *http, int fd)
 {
     metrics_add(METRIC_REJECTED, "connections", NULL, 1);
@@ -212,15 +203,15 @@ static void set_options(const struct listener *listener, int fd)
 {
     const int on = 1, idle = LISTEN_KEEPALIVE_S, timeout = LISTEN_USER_TIMEOUT_MS;
     if (listener->is_unix) return;
-    /* These socket options are improvements only. If the system refuses one, the server goes on without it. */
+    /* these options are improvements only, so errors are ignored */
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
     (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, sizeof timeout);
 }
 
-/* Call this when no descriptors are left. Accepts one client with the spare descriptor and refuses it. Returns false if
- * that fails. */
+/* Accepts one client with the spare descriptor, when no others are left, and refuses it. Returns false if that
+ * fails. */
 static bool refuse_with_spare(struct listener *listener)
 {
     if (spare_fd < 0) return false;
@@ -236,8 +227,7 @@ static bool refuse_with_spare(struct listener *listener)
     return fd >= 0;
 }
 
-/* True if there is room for one more connection. At the limit on connections, connections_make_room() first closes an
- * open one. */
+/* True if there is room for one more connection, if necessary after closing an open one. */
 static bool has_room(struct http_server *http)
 {
     const int leaving = atomic_load(&http->leaving);
@@ -250,7 +240,6 @@ static bool has_room(struct http_server *http)
     return true;
 }
 
-/* Accepts clients that connect to a listener, at most `limit` of them. */
 static void accept_some(struct listener *listener, int limit)
 {
     struct http_server *http = listener->http;
@@ -259,7 +248,7 @@ static void accept_some(struct listener *listener, int limit)
         socklen_t length = sizeof address;
         const int fd = accept4(listener->fd, (struct sockaddr *)&address, &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
-            /* the client that connected has left: accept the next one */
+            /* the client has left already */
             if (errno == ECONNABORTED || errno == EINTR) continue;
             if ((errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) &&
                 refuse_with_spare(listener))
@@ -303,15 +292,14 @@ attn_status listener_start(struct listener *listener, struct loop *loop, struct 
     return ATTN_OK;
 }
 
-enum { NOWHERE = INT_MAX }; /* the number of a network interface that does not exist */
+enum { NOWHERE = INT_MAX }; /* number of a network interface that does not exist */
 
 void listener_hide(struct listener *listener)
 {
     const int nowhere = NOWHERE;
     unlink_path(listener);
-    /* Binds the socket to an interface that does not exist. The kernel then refuses new SYN packets, because they
-     * arrive on another interface, but handshakes that have begun go on. This needs Linux 5.7 or later; without it, a
-     * few clients may be accepted and then reset. */
+    /* Binds the socket to an interface that does not exist, so that the kernel refuses new SYN packets but completes
+     * handshakes. This needs Linux 5.7; without it, a few clients may be accepted and then reset. */
     if (!listener->is_unix && listener->fd >= 0)
         (void)setsockopt(listener->fd, SOL_SOCKET, SO_BINDTOIFINDEX, &nowhere, sizeof nowhere);
 }
@@ -326,8 +314,8 @@ static bool is_hidden(const struct listener *listener)
 void listener_retire(struct listener *listener)
 {
     if (listener->watch == NULL) return;
-    /* If a supervisor opened the socket, it calls listener_hide() itself, because it may pass the socket to another
-     * server. */
+    /* a supervisor that opened the socket calls listener_hide() itself, because it may pass the socket to another
+     * server */
     if (!listener->adopted) listener_hide(listener);
     listener->retired_ms = clock_ms();
     if (listener->is_unix || !is_hidden(listener)) listener_stop(listener);
@@ -342,15 +330,12 @@ bool listener_is_retiring(const struct listener *listener, int64_t now_ms)
 void listener_stop(struct listener *listener)
 {
     if (listener->watch == NULL) return;
-    /* The clients in the backlog are accepted before the listener closes, because the kernel has completed their
-     * handshakes. */
+    /* accepts the clients in the backlog, whose handshakes are complete */
     accept_some(listener, LISTEN_BACKLOG);
     loop_unwatch(listener->watch);
     listener->watch = NULL;
-    /* The listener is closed soon after a drain begins (the server finishes its requests before it stops). If the
-     * listener stayed open, the kernel would accept clients during the drain, and reset their connections at the end. A
-     * load balancer whose connection is refused goes to the next server at once. A supervisor keeps its own descriptor
-     * of the socket. */
+    /* If the listener stayed open, the kernel would accept clients during the drain (finishing requests before the
+     * stop), and reset their connections at the end. */
     close(listener->fd);
     listener->fd = -1;
 }

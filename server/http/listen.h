@@ -1,6 +1,6 @@
-/* listen.h: the sockets on which attnd listens. attnd itself accepts connections in its event loop, instead of leaving
- * that to libmicrohttpd. This has three advantages. A client over the connection limit gets a 503 and not silence. The
- * server does not spin when file descriptors run out. A supervisor can keep the sockets while a server is replaced. */
+/* listen.h: the sockets on which attnd listens. attnd, and not libmicrohttpd, accepts the connections. A client over
+ * the connection limit therefore gets a 503, the server does not spin when file descriptors run out, and a supervisor
+ * can keep the sockets while a server is replaced. */
 #ifndef LISTEN_H
 #define LISTEN_H
 
@@ -14,25 +14,23 @@ struct loop;
 struct loop_watch;
 struct server;
 
-/* A socket that listens, and its address. */
 struct listener {
     int fd;
     bool is_unix;
     char address[160];        /* the actual address: "127.0.0.1:40123", "unix:/run/attnd.sock" */
     char path[108];           /* path of a unix socket that attnd made, to be removed at the end; empty: none */
-    struct loop_watch *watch; /* lets the main thread know when clients connect; NULL: no connections are accepted */
-    /* true: another process (the supervisor) opened the socket, and has a descriptor of it too */
+    struct loop_watch *watch; /* tells the main thread when clients connect; NULL: no connections are accepted */
+    /* true: the supervisor opened the socket, and has a descriptor of it too */
     bool adopted;
-    /* time at which listener_retire() was called for this listener; 0: it was not called */
+    /* time of listener_retire(); 0: it was not called */
     int64_t retired_ms;
     struct server *server;
     struct http_server *http;
 };
 
 /* Binds and listens on "127.0.0.1:8080", "[::1]:0", "localhost:8080" or "unix:/run/attnd.sock". The socket is
- * non-blocking and close-on-exec. A file of a unix socket on which no process listens any more is replaced. On an error
- * the function returns INVALID. The text of the error is then one line, which begins with `option`, such as
- * "--listen". */
+ * non-blocking and close-on-exec. A file of a unix socket on which no process listens any more is replaced. Error:
+ * INVALID, with a line of text that begins with `option`, such as "--listen". */
 attn_status listener_open(struct listener *listener, const char *option, const char *where, attn_error *err);
 /* Takes over a socket that another process (the supervisor) has opened. */
 attn_status listener_adopt(struct listener *listener, int fd, attn_error *err);
@@ -50,9 +48,8 @@ const char *listener_url(const struct listener *listener, bool tls, char text[LI
 /* Makes the kernel refuse new clients, as if no process listened, but complete handshakes that have begun. This cannot
  * be undone, and applies to every process that has this socket. */
 void listener_hide(struct listener *listener);
-/* Calls listener_hide(), so that handshakes that have begun can end before listener_stop(). (If a supervisor opened the
- * socket, the supervisor calls listener_hide().) If the kernel still accepts new clients after that, or if the socket
- * is a unix socket, this function stops the listener at once. */
+/* Calls listener_hide(), unless a supervisor does that, so that handshakes can end before listener_stop(). If the
+ * kernel still accepts new clients after that, or for a unix socket, stops the listener at once. */
 void listener_retire(struct listener *listener);
 /* True for a retired listener while a handshake that began before listener_retire() may be incomplete. */
 bool listener_is_retiring(const struct listener *listener, int64_t now_ms);

@@ -51,8 +51,7 @@ static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const c
     return MHD_YES;
 }
 
-/* Reads the request's id and trace ids. Call this before the other checks of the head, because every answer and log
- * line contains the ids. */
+/* Reads the request's id and trace ids, which every answer and log line contains. */
 static void read_identity(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -61,7 +60,6 @@ static void read_identity(struct request *request, const struct http_head *f)
     http_head_traceparent(f->value[HEADER_TRACEPARENT], exchange->trace_id, exchange->span_id);
 }
 
-/* The last FORWARDED_LINES lines of X-Forwarded-For, in order of arrival. */
 struct forwarded {
     const char *lines[FORWARDED_LINES];
     int count;
@@ -77,8 +75,7 @@ static enum MHD_Result on_forwarded(void *context, enum MHD_ValueKind kind, cons
     return MHD_YES;
 }
 
-/* Sets the address of the request's client. If a trusted proxy sent the request, this is the address of the client
- * behind the proxy. */
+/* Sets the client's address; if a trusted proxy sent the request, this is the client behind the proxy. */
 static void read_peer(struct request *request)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -91,7 +88,6 @@ static void read_peer(struct request *request)
                          exchange->peer);
 }
 
-/* Handles libmicrohttpd's first call for a request, when all headers have arrived. */
 static enum MHD_Result head(struct request *request, const char *version)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -105,7 +101,7 @@ static enum MHD_Result head(struct request *request, const char *version)
     read_peer(request);
     if (!sound) {
         request_fail(request, PROTO_E_INVALID_FRAMING, NULL, "%s", f.fault);
-        /* it is unknown where a request with bad framing ends, so its client may still be sending */
+        /* nobody knows where a request with bad framing ends, so its client may still be sending */
         exchange->connection->sending = true;
         return answer_now(request, true);
     }
@@ -129,8 +125,8 @@ static enum MHD_Result head(struct request *request, const char *version)
 
 /* ---- libmicrohttpd's callbacks ----------------------------------------------------------------------------------- */
 
-/* Ends the wait of a request whose connection was suspended and then resumed by the main thread. Since then, the
- * connection may have broken. */
+/* Ends the wait of a request whose connection the main thread has resumed. The connection may have broken since
+ * then. */
 static void end_wait(struct request *request)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -187,7 +183,6 @@ static size_t on_unescape(void *context, struct MHD_Connection *mhd, char *text)
     return http_head_unescape(text);
 }
 
-/* Does the next step of a request. libmicrohttpd calls this function for every event of the request. */
 static enum MHD_Result advance(struct request *request, const char *url, const char *method, const char *version,
                                const char *upload, size_t *upload_size)
 {
@@ -196,8 +191,8 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
     case STEP_HEAD:
         exchange->path = http_head_path(url);
         atomic_store(&exchange->connection->error_media,
-                     /* the percent-escapes in the path are resolved now; the resolved path may belong to a different
-                      * route, whose error answers may have a different content type */
+                     /* the path is now unescaped, so it may belong to another route with another content type for
+                      * errors */
                      route_error_media(exchange->path));
         if (http_head_is_method(method)) exchange->method = method;
         else exchange->method = "-", exchange->bad_line = true;
@@ -207,8 +202,8 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
         if (*upload_size > 0) {
             *upload_size = body_piece(request, upload, *upload_size);
             if (exchange->step == STEP_ANSWER) return MHD_NO;
-            /* Some bytes of the body are left for the next call, so the connection is suspended and resumed at once.
-             * Without the suspension, the connection would hang (quirk 5 of mhd_quirks.h). */
+            /* Some bytes of the body are left for the next call. Without the suspension, the connection would hang
+             * (quirk 5 of mhd_quirks.h). */
             if (*upload_size > 0) {
                 MHD_suspend_connection(exchange->mhd);
                 MHD_resume_connection(exchange->mhd);
@@ -242,14 +237,13 @@ static void complete(struct request *request, enum MHD_RequestTerminationCode ho
 {
     request_set_role(ROLE_HTTP);
     struct connection *connection = exchange_of(request)->connection;
-    end_wait(request); /* ends the suspension here if the connection broke after it was resumed and before its answer
-                        * was sent */
+    end_wait(request); /* needed if the connection broke between its resumption and its answer */
     access_log_request(request, how);
     connection->request = NULL;
     connections_count_request(request->server->connections, -1);
     exchange_drop_body(request);
     request_free(request);
-    /* the result is not tested: false means that the connection was cut, and a cut connection ends anyway */
+    /* false means that the connection was cut, and a cut connection ends anyway */
     (void)connection_enter(connection, CONNECTION_IDLE);
 }
 
@@ -279,9 +273,8 @@ static void on_connection(void *context, struct MHD_Connection *mhd, void **sock
         *socket_context = info ? connections_take(server->connections, info->connect_fd) : NULL;
     } else {
         struct connection *connection = *socket_context;
-        /* libmicrohttpd 1.0.1 closes a connection without calling on_completed() when a chunk's head is longer than its
-         * buffer. Version 0.9.75 does so at the second fault in a head. The memory of the request's head is free by
-         * then, so method and path must not be read. */
+        /* libmicrohttpd 1.0.1 does not call on_completed() when a chunk's head is longer than its buffer, and 0.9.75 at
+         * the second fault in a head. The memory of the request's head is free by then. */
         if (connection && connection->request) {
             exchange_of(connection->request)->method = exchange_of(connection->request)->path = NULL;
             exchange_of(connection->request)->mhd = NULL;
@@ -336,7 +329,6 @@ static char *read_pem(const char *option, const char *path, attn_error *err)
     return text;
 }
 
-/* Starts one libmicrohttpd daemon for each thread, all with the same options. */
 static bool start_threads(struct http_server *http, unsigned flags, const struct MHD_OptionItem *more)
 {
     for (int i = 0; i < http->threads.count; i++) {
@@ -353,7 +345,7 @@ static bool start_threads(struct http_server *http, unsigned flags, const struct
     return true;
 }
 
-/* TLS versions before 1.2 are off, because they must not be used any more (RFC 8996). */
+/* TLS before 1.2 must not be used (RFC 8996) */
 static char tls_versions[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2";
 
 attn_status mhd_open(struct http_server *http, struct server *server, unsigned kind, attn_error *err)
@@ -426,7 +418,7 @@ bool mhd_add(struct http_server *http, int fd, const struct sockaddr *address, s
     if (connection == NULL) return false;
     (void)peer_text(address, connection->peer);
     first_bytes_expect(fd, !http->plain);
-    /* if this call fails, libmicrohttpd has closed the socket */
+    /* libmicrohttpd has closed the socket if this fails */
     if (MHD_add_connection(thread->daemon, fd, address, length) != MHD_YES) {
         connections_remove(http->server->connections, connection);
         metrics_add(METRIC_REJECTED, "connections", NULL, 1);
@@ -449,6 +441,6 @@ void mhd_resume(struct request *request)
     struct MHD_Connection *mhd = exchange_of(request)->mhd;
     request_move(request, REQUEST_ANSWERING);
     MHD_resume_connection(
-        /* From here on the HTTP thread owns the request, and the main thread may not read or write it any more. */
+        /* from here on the HTTP thread owns the request */
         mhd);
 }

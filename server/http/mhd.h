@@ -1,5 +1,4 @@
-/* mhd.h: the part of the server that uses libmicrohttpd. Connections arrive here. Their requests go to the main thread,
- * and come back from it with their answers. */
+/* mhd.h: the part of the server that uses libmicrohttpd. */
 #ifndef MHD_H
 #define MHD_H
 
@@ -14,11 +13,11 @@
 struct http_server {
     struct server *server;
     struct http_threads threads;
-    unsigned kind; /* the port that this web server serves: PORT_MAIN or PORT_METRICS */
+    unsigned kind; /* PORT_MAIN or PORT_METRICS */
     bool plain;    /* true: the port does not use TLS */
-    int most;      /* the largest number of connections that may be open at a time */
+    int most;
     _Atomic int open;
-    _Atomic int leaving; /* number of connections that were cut to make room for others and are not removed yet */
+    _Atomic int leaving; /* connections that were cut to make room for others and are not removed yet */
     char *cert, *key;    /* texts of the certificate and its key in PEM form, owned by this struct */
 };
 

@@ -12,8 +12,7 @@
 
 static bool is_0_9(void)
 {
-    /* MHD_get_version() tells the version of the loaded library, which may differ from the version of the header
-     * file */
+    /* the version of the loaded library may differ from that of the header file */
     return strcmp(MHD_get_version(), "1") < 0;
 }
 
@@ -43,11 +42,11 @@ void mhd_quirks_expectation(struct request *request, const struct http_head *hea
     if (value) value[http_head_has_body(head) ? strlen(head->value[HEADER_EXPECT]) : 0] = '\0';
 }
 
-/* Replaces libc's epoll_wait() in the whole process, including its libraries. If a call returned as many events as were
- * requested, the next call for the same epoll set does not sleep (quirk 6). */
+/* Replaces libc's epoll_wait() in the whole process. If a call returned as many events as requested, the next call for
+ * the same epoll set does not sleep (quirk 6). */
 int epoll_wait(int epfd, struct epoll_event *events, int maxevents, int timeout)
 {
-    /* the epoll set whose events filled the whole buffer in this thread's last call of epoll_wait() */
+    /* epoll set of this thread's last call, if its events filled the whole buffer */
     static _Thread_local int full_epfd = -1;
     const int count = http_threads_wait(epfd, events, maxevents, full_epfd == epfd ? 0 : timeout);
     full_epfd = count == maxevents ? epfd : -1;

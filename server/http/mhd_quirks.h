@@ -41,8 +41,7 @@
 #include "server/http/http_head.h"
 #include "server/http/exchange.h"
 
-/* libmicrohttpd gets no limit on connections, because it leaves a mutex locked when its limit is reached (quirk 4
- * above) */
+/* libmicrohttpd gets no limit on connections, because it leaves a mutex locked at its limit (quirk 4 above) */
 enum { QUIRKS_NO_LIMIT = INT_MAX };
 
 /* Checks two conditions on which the corrections of the quirks depend. libmicrohttpd must call this program's

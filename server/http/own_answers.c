@@ -1,5 +1,5 @@
-/* own_answers.c: replaces libmicrohttpd's own answers; see own_answers.h. libgnutls comes with libmicrohttpd and is not
- * linked here, so its functions are looked up at run time. */
+/* own_answers.c: replaces libmicrohttpd's own answers; see own_answers.h. Functions of libgnutls, which is not linked
+ * here, are looked up at run time. */
 #include "server/http/own_answers.h"
 
 #include <dlfcn.h>
@@ -19,7 +19,7 @@
 #include "server/http/refusal.h"
 #include "server/http/exchange.h"
 
-/* the HTTP thread that runs this code; NULL: this thread serves no connections */
+/* NULL: this thread serves no connections */
 static _Thread_local struct http_thread *this_thread;
 
 void own_answers_begin(struct http_thread *thread)
@@ -28,27 +28,27 @@ void own_answers_begin(struct http_thread *thread)
     request_set_role(ROLE_HTTP);
 }
 
-/* The table refusals[] has the statuses with which libmicrohttpd itself refuses requests, and the errors that attnd
- * sends instead. libmicrohttpd's answer 505 is sent unchanged. */
-enum { MALFORMED = 0 }; /* index in refusals[] of the row for a malformed message */
+/* Statuses with which libmicrohttpd itself refuses requests, and the errors that attnd sends instead. libmicrohttpd's
+ * answer 505 is sent unchanged. */
+enum { MALFORMED = 0 };
 static const struct {
     int status;
     proto_error error;
-    const char *detail; /* text of the error; NULL: the answer has only the error's title */
+    const char *detail;
 } refusals[] = {
     [MALFORMED] = { 400, PROTO_E_INVALID_FRAMING, NULL },
     { 301, PROTO_E_INVALID_FRAMING, "the request line contains a character where it cannot stand" },
     { 413, PROTO_E_TOO_LARGE, NULL },
     { 414, PROTO_E_TARGET_TOO_LONG, NULL },
     { 431, PROTO_E_HEAD_TOO_LARGE, NULL },
-    /* For the head of a chunk that is too long, libmicrohttpd wants to answer 413. This answer does not fit into the
-     * connection's memory either, so libmicrohttpd answers 500. */
+    /* libmicrohttpd answers 500 if the head of a chunk is too long and its answer 413 does not fit into the
+     * connection's memory */
     { 500, PROTO_E_TOO_LARGE, "the head of a chunk does not fit into the memory of a connection" },
     { 501, PROTO_E_NOT_IMPLEMENTED, NULL },
 };
 
-/* Returns the status of the HTTP answer that begins with these bytes. Returns 0 if they begin no answer, or if this
- * thread serves no connections. */
+/* Returns the status of the HTTP answer that begins with these bytes; 0: no answer, or this thread serves no
+ * connections. */
 static int status_of(const char *head, size_t bytes)
 {
     enum { STATUS_AT = 9, STATUS_ENDS = 12 };
@@ -58,7 +58,7 @@ static int status_of(const char *head, size_t bytes)
     return status;
 }
 
-/* Returns the row of refusals[] for the answer that begins with these bytes; -1: no row has its status. */
+/* Returns the row of refusals[] for the answer that begins with these bytes; -1: none. */
 static int refusal_of(const char *head, size_t bytes)
 {
     const int status = status_of(head, bytes);
@@ -75,7 +75,6 @@ static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const c
     return MHD_YES;
 }
 
-/* Looks for a mistake in that part of a request's head that libmicrohttpd has read. Returns false if it finds none. */
 static bool find_fault(const struct request *request, struct http_head *head)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -85,7 +84,7 @@ static bool find_fault(const struct request *request, struct http_head *head)
     return (head->fault[0] || head->value[HEADER_HOST]) && !http_head_end(head);
 }
 
-/* Makes a request for a message whose request line could not be read, so that the message is logged and counted. */
+/* Makes a request for a message without a readable request line, so that it is logged and counted. */
 static struct request *begin_lost_request(struct connection *connection)
 {
     struct exchange *const exchange = exchange_new(this_thread->http, NULL);
@@ -109,9 +108,9 @@ static size_t refuse(struct request *request, int row, char refusal[REFUSAL_BYTE
                         atomic_load(&exchange->connection->error_media));
 }
 
-/* If the bytes are the beginning of an answer that libmicrohttpd made, writes the answer that replaces it to `refusal`,
- * and returns the length of the new answer. Returns 0 if the bytes are to be sent unchanged: attnd made the answer, or
- * its status is in no row of refusals[]. */
+/* If the bytes begin an answer that libmicrohttpd made, writes the answer that replaces it to `refusal` and returns its
+ * length. Returns 0 if the bytes are to be sent unchanged: attnd made the answer, or no row of refusals[] has its
+ * status. */
 static size_t replace(int fd, const char *begin, size_t bytes, char refusal[REFUSAL_BYTES])
 {
     const int row = refusal_of(begin, bytes);
@@ -119,7 +118,6 @@ static size_t replace(int fd, const char *begin, size_t bytes, char refusal[REFU
     struct connection *const connection = connections_find(this_thread->http->server->connections, fd);
     if (connection == NULL || (connection->request && exchange_of(connection->request)->step == STEP_ANSWER)) return 0;
     connection->sending = true;
-    /* access_log_request() logs the refusal when the request ends */
     if (connection->request) return refuse(connection->request, row, refusal);
     struct request *const lost = begin_lost_request(connection);
     if (lost == NULL) return refusal_text(refusal, refusals[row].error, refusals[row].detail, NULL, NULL);
@@ -133,7 +131,7 @@ static size_t replace(int fd, const char *begin, size_t bytes, char refusal[REFU
 typedef ssize_t record_send(void *session, const void *bytes, size_t count);
 record_send gnutls_record_send;
 
-/* Calls gnutls_record_send() of libgnutls, which the function of the same name in this file hides. */
+/* Calls libgnutls's gnutls_record_send(), which the function of the same name in this file hides. */
 static ssize_t send_record(void *session, const void *bytes, size_t count)
 {
     static _Thread_local void *real;
@@ -172,8 +170,7 @@ void own_answers_end(struct connection *connection)
 
 /* ---- Functions that replace functions of the same name in the libraries ------------------------------------------ */
 
-/* Sends the refusal, but reports to libmicrohttpd that the client has left, so that libmicrohttpd closes the
- * connection. */
+/* Sends the refusal and reports to libmicrohttpd that the client has left, so that it closes the connection. */
 static ssize_t refused(int fd, const char *refusal, size_t length)
 {
     (void)!sendto(fd, refusal, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL, 0);
@@ -199,7 +196,7 @@ ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 ssize_t gnutls_record_send(void *session, const void *bytes, size_t count)
 {
     enum { GNUTLS_E_PUSH_ERROR = -53 };
-    /* the function of libgnutls that returns a session's socket: int fd_of(void *session) */
+    /* function of libgnutls that returns a session's socket: int fd_of(void *session) */
     static _Thread_local void *fd_of;
     char refusal[REFUSAL_BYTES];
     if (fd_of == NULL) fd_of = dlsym(RTLD_NEXT, "gnutls_transport_get_int");

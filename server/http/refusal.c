@@ -1,4 +1,4 @@
-/* refusal.c: writes HTTP answers that refuse a client directly to its socket; see refusal.h. */
+/* refusal.c: writes a refusal directly to a client's socket; see refusal.h. */
 #include "server/http/refusal.h"
 
 #include <assert.h>
@@ -38,6 +38,5 @@ void refusal_send(int fd, proto_error error, const char *detail, const char *req
 {
     char text[REFUSAL_BYTES];
     const size_t length = refusal_text(text, error, detail, request_id, media);
-    (void)!sendto(fd, text, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL,
-                  0); /* sendto() is used because own_answers.c replaces send() */
+    (void)!sendto(fd, text, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL, 0); /* own_answers.c replaces send() */
 }

@@ -10,8 +10,8 @@
 enum { REFUSAL_BYTES = 2048 };
 
 /* Writes a problem document as a whole HTTP answer with `Connection: close`, and returns its length. If `detail` is
- * NULL, the error's title is used. If request_id is NULL or empty, a new id is made. `media` is the content type. While
- * the route is unknown, pass NULL: the answer then has the content type of problem documents. */
+ * NULL, the error's title is used. If request_id is NULL or empty, a new id is made. `media` is the content type; NULL:
+ * that of problem documents. */
 size_t refusal_text(char text[REFUSAL_BYTES], proto_error error, const char *detail, const char *request_id,
                     const char *media);
 /* Sends as much of the answer as the socket accepts without waiting. A client that does not read may therefore get only

@@ -1,6 +1,5 @@
-/* tcp.h: reads data that only the kernel has about a connection. This is a separate file because it needs
- * <linux/tcp.h>. That header conflicts with <netinet/tcp.h>, which libuv includes. In glibc, <netinet/tcp.h> has no
- * member tcpi_bytes_received. */
+/* tcp.h: reads data that only the kernel has about a connection. This needs <linux/tcp.h>, which conflicts with the
+ * <netinet/tcp.h> that libuv includes. */
 #ifndef TCP_H
 #define TCP_H
 

@@ -1,8 +1,7 @@
 /* tokens.c: bearer tokens.
  *
- * The time of a comparison that stops at the first difference tells an attacker how much of a guess was right. Every
- * token is therefore stored in a field of fixed length, padded with zeros, and a candidate is compared with all bytes
- * of all tokens, even after a match. */
+ * The time of a comparison must not tell an attacker how much of a guess was right. Every token is therefore padded
+ * with zeros to a fixed length, and a candidate is compared with all bytes of all tokens, even after a match. */
 #include "server/http/tokens.h"
 
 #include <errno.h>
@@ -18,9 +17,9 @@
 
 struct token {
     uint8_t text[TOKEN_MAX_BYTES];
-    struct caller *caller; /* the token's account, to which this struct holds a reference */
+    struct caller *caller; /* the token's account, a counted reference */
     char name
-        /* name of a new account: the comment after the token, or else the number of the token's line */
+        /* name of the account: the comment after the token, or else the number of its line */
         [METRICS_LABEL_BYTES];
 };
 
@@ -50,8 +49,8 @@ static struct caller *caller_in(const struct token_list *list, size_t count, con
     return NULL;
 }
 
-/* Gives every token an account. If an earlier line of the list has the same token, or the list `before` has it, that
- * account is used. Any other token gets a new account. Returns false when out of memory. */
+/* Gives every token the account that an earlier line or the list `before` has for the same token, or else a new
+ * account. Returns false when out of memory. */
 static bool open_accounts(struct token_list *list, const struct token_list *before)
 {
     for (size_t i = 0; i < list->count; i++) {
@@ -65,8 +64,7 @@ static bool open_accounts(struct token_list *list, const struct token_list *befo
     return true;
 }
 
-/* Sets the percentage of each of the server's bounds (such as staging memory) that an account may use. If there is only
- * one token, its account may use all of each bound. */
+/* A single token may use all of each of the server's bounds (such as staging memory). */
 static void set_shares(struct token_list *list, int share_percent)
 {
     bool several = false;
@@ -75,7 +73,6 @@ static void set_shares(struct token_list *list, int share_percent)
         atomic_store_explicit(&list->tokens[i].caller->percent, several ? share_percent : 100, memory_order_relaxed);
 }
 
-/* Cuts off the text after " #", which names the token, and returns this text. Returns NULL if the line has none. */
 static const char *cut_comment(const char *line, size_t *length)
 {
     const char *hash = line;
@@ -87,8 +84,7 @@ static const char *cut_comment(const char *line, size_t *length)
     return *hash ? hash : NULL;
 }
 
-/* Copies as many whole characters of the name as fit. The name becomes a label of /metrics, which Prometheus reads as
- * UTF-8. */
+/* Copies as many whole characters as fit, because Prometheus reads labels as UTF-8. */
 static void copy_name(char to[METRICS_LABEL_BYTES], const char *name)
 {
     struct text t = text_in(to, METRICS_LABEL_BYTES);
@@ -101,8 +97,6 @@ static void copy_name(char to[METRICS_LABEL_BYTES], const char *name)
     }
 }
 
-/* Reads a line with its line feed, or as much of the line as fits. The line may contain any bytes. Returns false if
- * there are no more lines. */
 static bool read_line(FILE *file, char *line, size_t capacity, size_t *length)
 {
     *length = 0;
@@ -114,7 +108,7 @@ static bool read_line(FILE *file, char *line, size_t capacity, size_t *length)
     return *length > 0;
 }
 
-/* True if a header can carry all bytes of the token. If not, *at is the index of the first byte that a header cannot
+/* True if a header can carry all bytes of the token; otherwise *at is the index of the first one that it cannot
  * carry. */
 static bool is_token(const char *text, size_t length, size_t *at)
 {
@@ -225,7 +219,7 @@ bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity)
 {
     struct token_list *list = read_file(tokens->path, why, why_capacity);
     if (list == NULL) return false;
-    /* no lock is needed for reading here, because only this thread changes the list */
+    /* no lock is needed, because only this thread changes the list */
     if (!open_accounts(list, tokens->list)) {
         snprintf(why, why_capacity, "--token-file %s: out of memory", tokens->path);
         free_list(list);
@@ -240,7 +234,7 @@ bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity)
     return true;
 }
 
-static const char scheme[] = "Bearer "; /* the value of a header Authorization with a token begins with this text */
+static const char scheme[] = "Bearer ";
 
 struct caller *tokens_find(struct tokens *tokens, const char *authorization)
 {
@@ -256,12 +250,12 @@ struct caller *tokens_find(struct tokens *tokens, const char *authorization)
     pthread_rwlock_rdlock(&tokens->lock);
     for (size_t i = 0; i < tokens->list->count; i++) {
         const volatile uint8_t *text =
-            /* volatile, so that the compiler does not add an early stop to the comparison */
+            /* keeps the compiler from stopping the comparison early */
             tokens->list->tokens[i].text;
         unsigned difference = 0;
         for (size_t b = 0; b < TOKEN_MAX_BYTES; b++) difference |= (unsigned)(text[b] ^ candidate[b]);
-        /* `same` is all ones if no byte differs, otherwise 0. The code has no branch, so its time reveals nothing. A
-         * token that is listed twice has one account, so `found` never mixes two accounts. */
+        /* `same` is all ones if no byte differs, otherwise 0. There is no branch, so the time reveals nothing. A token
+         * that is listed twice has one account. */
         const uintptr_t same = (uintptr_t)0 - (uintptr_t)((difference - 1u) >> 31 & 1u);
         found |= (uintptr_t)tokens->list->tokens[i].caller & same;
     }

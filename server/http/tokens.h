@@ -17,7 +17,7 @@ struct tokens;
 /* Reads the token file. `share_percent` is the percentage of each of the server's bounds that one token may use if
  * there are several tokens. On an error returns NULL and describes the error by one line in `why`. */
 struct tokens *tokens_open(const char *path, int share_percent, char *why, size_t why_capacity);
-void tokens_close(struct tokens *tokens); /* frees the tokens; does nothing if `tokens` is NULL */
+void tokens_close(struct tokens *tokens);
 
 /* Reads the token file again. If that fails, returns false, and the old tokens stay valid. */
 bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity);
@@ -27,7 +27,6 @@ bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity);
  * length. */
 struct caller *tokens_find(struct tokens *tokens, const char *authorization);
 
-/* True if this account belongs to one of the tokens. */
 bool tokens_know(struct tokens *tokens, const struct caller *caller);
 
 /* Returns what is wrong with an Authorization header that carries no known token. The text is static and never quotes

@@ -18,7 +18,7 @@
 #include "server/intake/verify.h"
 #include "server/regions/regions.h"
 
-enum { ALIGNMENT = 64 }; /* alignment in bytes of tensors in memory */
+enum { ALIGNMENT = 64 };
 
 bool check_takes_long(const struct request *request)
 {
@@ -58,10 +58,9 @@ bool check_shared(struct request *request)
     return status == ATTN_OK;
 }
 
-/* Inputs in shared memory are copied to the request's block of staging memory (memory for tensors). If that block is
- * small and too short, this function leases a longer block. The longer block has room for all inputs, and a third more
- * for outputs. The pool prefers blocks that were used before, because their pages are mapped already. If no block can
- * be leased now, the request's block grows later. */
+/* Leases a longer block of staging memory (memory for tensors) for inputs that are copied from shared memory, if the
+ * request's block is small and too short. A third more is for outputs. If no block can be leased now, the request's
+ * block grows later. */
 static void lease_at_once(struct request *request)
 {
     struct staging_pool *const staging = request->server->staging;
@@ -134,7 +133,6 @@ static bool name_cache(const struct request *request, proto_item *item)
     return true;
 }
 
-/* Turns the parsed body into a job that a device can run. */
 static attn_status make_job(struct request *request, struct check_result *result, attn_error *err)
 {
     struct server *server = request->server;
@@ -160,10 +158,10 @@ static attn_status make_job(struct request *request, struct check_result *result
     request->job->caches = server->caches;
     request->job->flow = flow_hold(request->flow);
     if (request->block) staging_arrived(server->staging, request->block);
-    request->block = NULL; /* from now on the job owns the block with the request's tensors */
+    request->block = NULL;
     region_uses_drop_inputs(&request->shared);
     request->job->shared = request->shared;
-    request->shared = NULL; /* the job now owns the list of the request's tensors in shared memory */
+    request->shared = NULL;
     if (proto_operations[call->op].cache_in_path && !name_cache(request, &call->items[0]))
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     if (request->job->shared) request->job->part.device = request->job->shared->home;
@@ -174,9 +172,8 @@ static attn_status make_job(struct request *request, struct check_result *result
     return status;
 }
 
-/* Refuses a request at once if its work exceeds --max-seconds, or cannot be done before its deadline. --max-seconds is
- * compared with the expected time of the work. The deadline is compared with the least time that the work can take, so
- * a request that might still be done in time is not refused. */
+/* Refuses a request whose expected time exceeds --max-seconds, or whose least possible time exceeds the time before its
+ * deadline. */
 static void refuse_hopeless(const struct request *request, struct check_result *result)
 {
     const struct server *server = request->server;
@@ -184,8 +181,8 @@ static void refuse_hopeless(const struct request *request, struct check_result *
     prepare_look_closer(job, devices_largest(server->devices));
     const double left_s = (double)(result->deadline_ns - clock_ns()) / 1e9;
     const double half_s = (left_s < server->config->max_seconds ? left_s : server->config->max_seconds) / 2;
-    /* If a device would take more than half of the remaining time to compute the exact results of all rows, the judge
-     * on the CPU (kernels/judge/judge.h) computes the exact results of some rows instead. */
+    /* If a device would take more than half of the remaining time for the exact results of all rows, the CPU computes
+     * those of some rows (kernels/judge/judge.h). */
     if (job->wants_judge && job->truth_seconds > half_s) verify_drop_checks(job);
     const double least_s = devices_least_seconds(server->devices, job) / cut_most_parts(server->devices, job);
     result->failed = true;

@@ -1,20 +1,17 @@
 /* check.h: checks a complete request body. Refuses it, or turns it into a job that a device can run.
  *
- * The time that a check takes depends on the body: 40 ms for an envelope of 1024 problems, 200 ms for a mask of a
- * gigabyte. A small body is therefore checked by the HTTP thread that received it. Large bodies are checked by libuv's
- * threads on behalf of the main thread (state CHECKING). Reading shared memory is slow too: 15 ms for 67 MB. Large
- * bodies and shared memory are therefore handled in pieces of work, which alternate with the pieces of other
- * requests. */
+ * A check takes up to 40 ms for 1024 problems, or 200 ms for a mask of a gigabyte. A small body is therefore checked by
+ * the HTTP thread that received it, and a large one by libuv's threads on behalf of the main thread (state CHECKING).
+ * Large bodies and shared memory are handled in pieces of work, which alternate with the pieces of other requests. */
 #ifndef CHECK_H
 #define CHECK_H
 
 #include "server/work/request.h"
 
-/* The result of checking a body. While another thread checks a request, the main thread may refuse that request. The
- * checking thread therefore changes only the request's parser, memory (also shared memory) and job, and writes
- * everything else to this struct. */
+/* The result of checking a body. The main thread may refuse the request while another thread checks it. The checking
+ * thread therefore changes only the request's parser, memory and job, and writes everything else to this struct. */
 struct check_result {
-    bool failed; /* true: `error` and `why` say what is wrong */
+    bool failed;
     proto_error error;
     attn_error why;
     int64_t deadline_ns;
@@ -36,9 +33,9 @@ bool check_piece(struct request *request, struct check_result *result, int64_t u
  * owner may call this. */
 void check_apply(struct request *request, const struct check_result *result);
 
-/* Returns the request's deadline. The server's time limit starts at the last byte of the body. The client's time limit
- * starts when the request line arrives. The deadline is the earlier end of the two. `call` may be NULL while the time
- * limit in the body is unknown. */
+/* Returns the request's deadline: the earlier end of the server's time limit, which starts at the last byte of the
+ * body, and the client's, which starts at the request line. `call` may be NULL while the time limit in the body is
+ * unknown. */
 int64_t check_deadline(const struct request *request, const proto_call *call);
 
 #endif

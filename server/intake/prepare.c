@@ -1,15 +1,12 @@
-/* prepare.c: turns a decoded request body into a job that a device can run.
- *
- * The tensors lie in one block, which was leased when the headers arrived. A second block is leased only if the outputs
- * are larger than expected:
+/* prepare.c: turns a decoded request body into a job that a device can run. The tensors lie in one block, and in a
+ * second one only if the outputs are larger than expected:
  *
  *   inputs:  | q | k | v | ... as decoded ...  | out | lse |  free  |
  *            0                                 inputs_used         bytes
  *   spare:   | out | lse | ... when they do not fit after the inputs
  *
- * If a client wants outputs in its registered range of a GPU's memory, the outputs lie there instead. Every tensor here
- * starts on a 64-byte boundary. All outputs are contiguous, and so are all inputs, so a device with its own memory
- * copies each of these two ranges at once. */
+ * Every tensor starts on a 64-byte boundary. All outputs are contiguous, and so are all inputs, so that a device copies
+ * each range at once. Outputs that the client wants in its registered GPU memory lie there instead. */
 #include "server/intake/prepare.h"
 
 #include <assert.h>
@@ -29,8 +26,8 @@
 
 enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* MOVE_ALIGNMENT: alignment of an attn_move in bytes */ };
 
-/* Returns the output tensor with this number, of one item (a problem of the body), or NULL if the tensor needs no
- * memory. If the item's forward is saved (`save`), outputs that the answer does not contain need memory too. */
+/* Returns the output tensor with this number, of one item (a problem of the body), or NULL if it needs no memory. A
+ * forward with `save` needs memory for outputs that the answer does not contain. */
 static attn_tensor *output_of(proto_item *item, uint64_t elsewhere, int number)
 {
     if (number < ATTN_TENSOR_COUNT && (elsewhere >> number & 1)) return NULL;
@@ -39,7 +36,6 @@ static attn_tensor *output_of(proto_item *item, uint64_t elsewhere, int number)
     return item->problem.tensor[number].rank > 0 ? &item->problem.tensor[number] : NULL;
 }
 
-/* True if an earlier item (problem) of the same body uses the same context (saved forward) as this item. */
 static bool uses_before(const struct job *job, int index)
 {
     const proto_item *const items = job->call->items;
@@ -48,8 +44,7 @@ static bool uses_before(const struct job *job, int index)
     return false;
 }
 
-/* Completes the backward of a saved forward (context) with the forward's tensors and options. Only dout, dlse and the
- * wanted gradients come from the request of the backward. */
+/* Completes the backward of a saved forward (context) with the forward's tensors and options. */
 static attn_status resolve_context(struct job *job, int index, attn_error *err)
 {
     proto_item *item = &job->call->items[index];
@@ -61,8 +56,7 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     if (job->saved == NULL) job->saved = calloc((size_t)job->call->count, sizeof *job->saved);
     if (job->saved == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     status = contexts_take(job->contexts, job->caller, item->context, clock_ms(), &saved, &saved_index, err);
-    /* An earlier problem of the same body has taken this context (saved forward). A context can be used only once, so
-     * this problem fails. */
+    /* a context (saved forward) can be used only once, and an earlier problem of this body has taken it */
     if (status == ATTN_IN_USE && uses_before(job, index))
         return attn_fail(err, ATTN_NOT_FOUND, "/context", "context: an item before this one uses it up");
     if (status != ATTN_OK) return status;
@@ -75,8 +69,7 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     p->deterministic = given.deterministic;
     status = proto_item_outputs(item, err);
     if (status == ATTN_OK) status = attn_check(p, err);
-    /* the saved tensors were checked when the forward arrived, so the error is in the tensors that came with this
-     * backward */
+    /* the error is in the tensors of this backward, because the saved ones were checked with the forward */
     if (status != ATTN_OK) {
         contexts_finish(job->contexts, item->context, false);
         job_release(saved);
@@ -87,8 +80,6 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     return ATTN_OK;
 }
 
-/* Makes a context (saved forward) available again for a later backward, because the problem that had taken the context
- * was refused. */
 static void give_context_back(struct job *job, int index)
 {
     if (job->saved == NULL || job->saved[index] == NULL) return;
@@ -108,8 +99,8 @@ static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
     return status;
 }
 
-/* Refuses `save` for a forward whose backward no kernel could compute. Only the tensors in decide[] are examined,
- * because reading the values of masks a second time would be slow. */
+/* Refuses `save` for a forward whose backward no kernel could compute. Masks are not examined, because reading their
+ * values again would be slow. */
 static attn_status check_save(const proto_item *item, const attn_capabilities *can, attn_error *err)
 {
     static const attn_tensor_id decide[] = {
@@ -123,8 +114,7 @@ static attn_status check_save(const proto_item *item, const attn_capabilities *c
     backward.layout = item->problem.layout;
     for (size_t i = 0; i < sizeof decide / sizeof *decide; i++)
         backward.tensor[decide[i]] = item->problem.tensor[decide[i]];
-    /* The outputs have no memory yet. The check needs only addresses that are not NULL, so the outputs get the address
-     * of q. */
+    /* the outputs have no memory yet, and the check only needs addresses that are not NULL */
     backward.out.data = backward.lse.data = backward.q.data;
     backward.dout = backward.out;
     attn_status status = attn_check(&backward, &why);
@@ -146,9 +136,8 @@ static attn_status draw_seed(proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Sets the addresses of the tensors that lie in clients' registered memory (regions), for a body with one problem whose
- * shapes are known. If tensors are in a GPU's memory, refuses the member `save`, because the client may change these
- * tensors after the request. Also refuses a check of results in that case, because the CPU cannot read the tensors. */
+/* Sets the addresses of the tensors in clients' registered memory (regions). If tensors are in a GPU's memory, refuses
+ * `save`, because the client may change them later, and checks of results, because the CPU cannot read them. */
 static attn_status bind_regions(struct job *job, proto_item *item, attn_error *err)
 {
     struct region_uses *const uses = job->shared;
@@ -169,15 +158,13 @@ static attn_status bind_regions(struct job *job, proto_item *item, attn_error *e
     return region_uses_bind(uses, &item->problem, job->transaction ? MOVE_ALIGNMENT : 1, err);
 }
 
-/* Returns a bit mask of the outputs that lie in a client's registered memory. These outputs need no memory of the
- * server. */
 static uint64_t elsewhere_of(const struct job *job)
 {
     return job->shared ? job->shared->elsewhere : 0;
 }
 
-/* Adds the bytes of an item's (problem's) outputs to *bytes, each rounded up to the alignment. Outputs in `elsewhere`
- * (in a client's memory) do not count. */
+/* Adds the bytes of an item's (problem's) outputs to *bytes, each rounded up to the alignment, without outputs in
+ * `elsewhere`. */
 static attn_status count_outputs(proto_item *item, uint64_t elsewhere, size_t *bytes, attn_error *err)
 {
     for (int n = 0, end = proto_item_results_end(item); n < end; n++) {
@@ -195,7 +182,6 @@ static attn_status count_outputs(proto_item *item, uint64_t elsewhere, size_t *b
     return ATTN_OK;
 }
 
-/* Returns how many numbers of the item's (problem's) outputs the answer will contain as text. */
 static int64_t count_numbers(proto_item *item)
 {
     int64_t sum = 0;
@@ -239,7 +225,6 @@ static job_kind kind_of(const struct job *job)
            (job_kind)d.H << 26 | (job_kind)d.Hk << 38 | (job_kind)(job->transaction != NULL) << 50;
 }
 
-/* Determines the scratch memory that a device needs for all problems of the job that will run. */
 static attn_status workspace_of(const struct job *job, const attn_capabilities *can, size_t *bytes, attn_error *err)
 {
     const int all = job->call->count;
@@ -254,10 +239,9 @@ static attn_status workspace_of(const struct job *job, const attn_capabilities *
     return status;
 }
 
-/* Returns how many bytes of device memory a job needs for scratch memory and for its truths (exact outputs in float64).
- * `workspace` is the scratch memory of the kernels in bytes. The computation of the truths uses the same scratch
- * memory. Items (problems) are verified one after the other, so only the largest truth counts. The truth of a check
- * does not count here, because it lies in the memory of the outputs. */
+/* Returns the bytes of device memory for the scratch memory of kernels (`workspace`) and the exact outputs in float64
+ * (truths). Items (problems) are verified one after the other, so only the largest truth counts. The truth of a check
+ * lies in the memory of the outputs and does not count. */
 static size_t truth_memory(const struct job *job, size_t workspace)
 {
     size_t out = 0;
@@ -269,9 +253,8 @@ static size_t truth_memory(const struct job *job, size_t workspace)
     return workspace + out;
 }
 
-/* Refuses a job that needs more memory than the largest device has. On a device with its own memory (memory.c) the job
- * needs copies of its inputs, of its outputs and of the saved forwards that it uses. On every device it needs scratch
- * memory. */
+/* Refuses a job that needs more memory than the largest device has. A device with its own memory needs copies of the
+ * job's tensors; every device needs scratch memory. */
 static attn_status check_fits(const struct job *job, const attn_capabilities *can, const attn_device_info *largest,
                               attn_error *err)
 {
@@ -298,7 +281,7 @@ static attn_status check_fits(const struct job *job, const attn_capabilities *ca
                      bytes, (long long)limit);
 }
 
-/* Adds the cost of a problem to the job's cost. *most is the time in seconds of the costliest problem so far. */
+/* `most`: time in seconds of the costliest problem so far */
 static void add_cost(struct job *job, const attn_cost *cost, double *most)
 {
     job->flops += cost->flops;
@@ -310,8 +293,8 @@ static void add_cost(struct job *job, const attn_cost *cost, double *most)
     job->because = cost->because;
 }
 
-/* Adds to the job's cost the time that a device needs to compute the exact outputs (in float64) of an item (problem).
- * If the device need not compute them, adds nothing. */
+/* Adds to the job's cost the time in which a device computes the exact outputs (float64) of an item (problem), if it
+ * must. */
 static void add_truth(struct job *job, int index, double *most)
 {
     if (job->truths == NULL || !job->truths[index].wanted) return;
@@ -320,10 +303,9 @@ static void add_truth(struct job *job, int index, double *most)
     add_cost(job, &cost, most);
 }
 
-/* Decides whether a device computes the exact results (in float64) with which a check compares a client's results, and
- * adds the check's cost to the job. Returns how many bytes of the outputs' memory the exact results take; 0: no device
- * computes them. The judge (the code on the CPU that compares the results) costs at most PREPARE_JUDGE_S, because it
- * checks only some rows if time is short. */
+/* Decides whether a device computes the exact results (float64) for a check of a client's results, and adds the check's
+ * cost to the job. Returns the bytes of these results in the memory of the outputs; 0: no device computes them. The
+ * comparison on the CPU costs at most PREPARE_JUDGE_S, because it checks only some rows if time is short. */
 static size_t add_judge(struct job *job, int index, const attn_capabilities *can)
 {
     const size_t bytes = verify_prepare_check(job, index, can);
@@ -334,8 +316,7 @@ static size_t add_judge(struct job *job, int index, const attn_capabilities *can
     return bytes;
 }
 
-/* Adds to the job's cost the time for counting the query-key pairs of an item (a problem of the body); see
- * attn_counter. */
+/* Adds to the job's cost the time for counting the query-key pairs of an item (problem); see attn_counter. */
 static void add_count(struct job *job, const proto_item *item)
 {
     const double step_s = 1e-9;
@@ -344,7 +325,6 @@ static void add_count(struct job *job, const proto_item *item)
     job->worst_seconds += seconds;
 }
 
-/* Checks that counting the query-key pairs of this item (a problem of the body) is not too much work. */
 static attn_status check_count(struct job *job, const proto_item *item, attn_error *err)
 {
     attn_counter *counter;
@@ -356,7 +336,6 @@ static attn_status check_count(struct job *job, const proto_item *item, attn_err
     return ATTN_OK;
 }
 
-/* Returns the priority of a body. If the body has several problems, the priority of the most urgent problem counts. */
 static int64_t priority_of(const proto_call *call)
 {
     int64_t first = PROTO_PRIORITY_USUAL;
@@ -368,7 +347,7 @@ static int64_t priority_of(const proto_call *call)
 }
 
 /* Returns a bit mask of the tensors that are in this process's own memory and that no other thread or process writes
- * now. Tensors in caches, in a GPU's memory, or in pages of a client from which a GPU copies are not in the mask. */
+ * now. */
 static uint64_t readable_of(const struct job *job)
 {
     if (job->transaction || (job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0))) return 0;
@@ -393,9 +372,8 @@ void prepare_look_closer(struct job *job, const attn_device_info *largest)
     }
 }
 
-/* Returns how many bytes of the outputs' memory are for numbers that a device computes in addition to the results.
- * These numbers either check the lse that a client sends with a backward, or are differences between a forward's
- * outputs and their exact values. No job has both kinds. */
+/* Returns how many bytes of the outputs' memory are for numbers that a device computes besides the results: to check
+ * the lse of a backward, or to verify a forward's outputs. No job has both. */
 static size_t found_bytes(const struct job *job)
 {
     size_t bytes = 0;
@@ -406,12 +384,11 @@ static size_t found_bytes(const struct job *job)
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* Takes `*bytes` of memory for the outputs: either after the inputs in their block, or in a second block. If there is
- * no memory for the exact results of checks, *bytes becomes 0, and the judge on the CPU (kernels/judge/judge.h)
- * computes these results later. */
+/* Takes *bytes of memory for the outputs: after the inputs in their block, or in a second block. Without memory for the
+ * exact results of checks, *bytes becomes 0, and the CPU computes them later (kernels/judge/judge.h). */
 static attn_status take_outputs(struct job *job, size_t *bytes, char **at, attn_error *err)
 {
-    /* Inputs and outputs do not share a cache line: threads write outputs while others read inputs. */
+    /* inputs and outputs share no cache line, because threads write outputs while others read inputs */
     const size_t used = (job->call->memory_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     *at = NULL;
     if (*bytes == 0) return ATTN_OK;
@@ -458,7 +435,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
         if (error->status == ATTN_OK) count_outputs(item, elsewhere_of(job), &bytes, error);
         if (error->status != ATTN_OK) {
             give_context_back(job, i);
-            /* ends an old sequence with this name, so that later requests do not continue the old one */
+            /* ends an old sequence of this name, so that later requests do not continue it */
             if (call->sequence.start) caches_end_sequence(job->caches, job->caller, call->sequence.id);
             if (!call->envelope) {
                 if (err) *err = *error;
@@ -480,7 +457,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
         saves += item->save;
     }
 
-    bytes += found_bytes(job); /* found_bytes() is less than 100 KB, so the sum cannot overflow */
+    bytes += found_bytes(job); /* at most 100 KB more, so the sum cannot overflow */
     char *at = NULL;
     if ((status = take_outputs(job, &bytes, &at, err)) != ATTN_OK) return status;
     job->outputs = (struct job_region){ at, bytes };
@@ -492,7 +469,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
     at += found_bytes(job);
     assert(bytes == 0 || at == job->outputs.memory + bytes);
     if (job->shared && call->items[0].error.status == ATTN_OK &&
-        /* this second call of bind_regions() cannot fail, because the first call has succeeded */
+        /* cannot fail, because an earlier call with the same arguments has succeeded */
         (status = bind_regions(job, &call->items[0], err)) != ATTN_OK)
         return status;
     job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);

@@ -6,9 +6,9 @@
 
 /* Does all work between decoding and queueing: finds the contexts (saved forwards) that the job uses, allocates memory
  * for outputs, chooses the kernels, and estimates the work. If item i (a problem of the body) fails, its error is in
- * call->items[i].error. If the body is an envelope (several problems), the answer has this error in place of the item's
- * results. For any other body, prepare_job() returns the error. Errors of the whole job: BUSY (no memory for the
- * outputs), TOO_LARGE (more memory than `largest`, the device with the most memory, will ever have for the job). */
+ * call->items[i].error. For a body with one problem, prepare_job() also returns this error. Errors of the whole job:
+ * BUSY (no memory for the outputs), TOO_LARGE (more memory than `largest`, the device with the most memory, will ever
+ * have for the job). */
 attn_status prepare_job(struct job *job, const attn_capabilities *can, const attn_device_info *largest,
                         attn_error *err);
 

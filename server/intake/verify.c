@@ -1,6 +1,5 @@
-/* verify.c: decides whether a device or the CPU verifies rows of a forward's `out`. It also limits the work of the CPU
- * for two tasks: verifying rows (attn_verifier of kernels/judge/verify.c) and checking an lse (attn_check_lse() of
- * kernels/verify_lse.c). */
+/* verify.c: decides whether a device or the CPU verifies rows of a forward's `out`, and limits the work of the CPU for
+ * this and for checking an lse (log-sum-exp of each row). */
 #include "server/intake/verify.h"
 
 #include <math.h>
@@ -26,8 +25,7 @@ attn_status verify_check(const struct job *job, int index, int64_t *left, attn_e
     const attn_dims d = attn_dims_of(p);
     const int64_t total = attn_rows_that_exist(p);
     const int64_t rows = item->verify_rows < 0 || item->verify_rows > total ? total : item->verify_rows;
-    /* Preparing a head for verification costs as much as verifying one row. The number of heads that have rows to
-     * verify is therefore added to the number of rows. */
+    /* preparing a head for verification costs as much as verifying one row */
     const int64_t heads = d.B * d.H;
     int64_t head, work;
     if (__builtin_mul_overflow(d.Sk, d.D + d.Dv, &head) || head > VERIFY_MAX_HEAD_ELEMENTS)
@@ -37,7 +35,7 @@ attn_status verify_check(const struct job *job, int index, int64_t *left, attn_e
     if (__builtin_mul_overflow(rows, head, &work) || work > VERIFY_MAX_MULTIPLY_ADDS)
         return attn_fail(err, ATTN_UNSUPPORTED, "/verify", "verify: at most %lld of the %lld rows can be verified here",
                          (long long)(VERIFY_MAX_MULTIPLY_ADDS / head), (long long)total);
-    /* the product cannot overflow, because neither factor exceeds 2^30 */
+    /* cannot overflow, because neither factor exceeds 2^30 */
     work += (rows < heads ? rows : heads) * head;
     if (work > *left && *left < VERIFY_MAX_MULTIPLY_ADDS)
         return attn_fail(
@@ -48,8 +46,8 @@ attn_status verify_check(const struct job *job, int index, int64_t *left, attn_e
     return ATTN_OK;
 }
 
-/* Determines the time and the memory that a device needs to compute the exact outputs (in float64) of an item
- * (problem). Returns false if devices do not compute exact outputs, or if there is nothing to compute. */
+/* Determines the time and the memory in which a device computes the exact outputs (float64) of an item (problem).
+ * Returns false if devices cannot, or if there is nothing to compute. */
 static bool devices_verify(const proto_item *item, const attn_capabilities *can, struct job_truth *truth)
 {
     const attn_problem *const p = &item->problem;
@@ -92,8 +90,8 @@ attn_status verify_prepare(struct job *job, int index, const attn_capabilities *
     return ATTN_OK;
 }
 
-/* Returns how many bytes the exact values (float64) of one result take, rounded up so that the values of the next
- * result can follow. Returns 0 if these values are not wanted. */
+/* Returns the bytes of the exact values (float64) of one result, rounded up to the alignment; 0 if they are not
+ * wanted. */
 static size_t truth_bytes(const attn_problem *p, uint64_t results, attn_tensor_id id)
 {
     const size_t bytes = results >> id & 1 ? (size_t)judge_elements(p, id) * sizeof(double) : 0;
@@ -156,8 +154,8 @@ bool verify_found_truth(const struct job *job, int index, proto_verification *ve
     return true;
 }
 
-/* True if only devices can read the tensor, because it is in a GPU's memory, or in shared memory that only a GPU may
- * copy. (If a client truncated its shared memory, reading it here would end the process by SIGBUS.) */
+/* True if only devices can read the tensor: it is in a GPU's memory, or in shared memory that only a GPU may copy. (If
+ * a client truncated its shared memory, reading it here would end the process by SIGBUS.) */
 static bool only_devices_read(const struct job *job, attn_tensor_id id)
 {
     for (int i = 0; job->shared && i < job->shared->count; i++) {
@@ -174,8 +172,8 @@ attn_status verify_lse(struct job *job, int index, attn_error *err)
     const int64_t share = VERIFY_LSE_MULTIPLY_ADDS / job->call->count;
     const int64_t of_bytes = VERIFY_LSE_PER_BYTE * (int64_t)job->inputs_used / job->call->count;
     if (p->lse.rank == 0 || !attn_reads(p, ATTN_T_lse)) return ATTN_OK;
-    /* The server itself computed the lse of a context (saved forward), so it need not be checked. The keys of a cache
-     * transaction are known only when the transaction begins, so its lse cannot be checked here. */
+    /* The server itself computed the lse of a context (saved forward), so it needs no check. The keys of a cache
+     * transaction are unknown until it begins, so its lse cannot be checked here. */
     if (item->context[0] || job->transaction) return ATTN_OK;
     if (!only_devices_read(job, ATTN_T_q) && !only_devices_read(job, ATTN_T_k))
         return attn_check_lse(p, of_bytes < share ? of_bytes : share, err);

@@ -1,10 +1,10 @@
 /* verify.h: two checks in float64. The first checks the lse that a client gives with a backward or an observe. The
  * second serves the member `verify` of a body: it recomputes rows of a forward's `out` after the kernel, and the answer
- * reports the errors of these rows. If a device recomputes rows, it recomputes all of them (device/truth.c). Otherwise
- * the CPU recomputes rows in pieces, on libuv's threads (sched/finish.h). The CPU may be slow, so its work is bounded.
+ * reports their errors.
  *
- * A device may also compute the exact results, in float64, for a check. A judge compares the client's results with
- * them. */
+ * If a device recomputes rows, it recomputes all of them (device/truth.c). Otherwise the CPU recomputes rows in pieces,
+ * on libuv's threads (sched/finish.h), and its work is bounded. A device may also compute the exact results with which
+ * a judge compares a client's results. */
 #ifndef VERIFY_H
 #define VERIFY_H
 

@@ -1,7 +1,5 @@
-/* attention.c: the content types of tensors, and the schemas of problems and results.
- *
- * This file writes the schemas from the same tables by which the server reads bodies: proto_operations[] (what an
- * operation accepts, requires and returns), attn_tensors[] (tensors) and proto_options[] (the other members). */
+/* attention.c: the content types of tensors, and the schemas of problems and results. The schemas are written from the
+ * tables by which the server reads bodies: proto_operations[], attn_tensors[] and proto_options[]. */
 #include "server/routes/attention.h"
 
 #include <string.h>
@@ -12,25 +10,22 @@
 
 /* ---- Tables of the bodies ---------------------------------------------------------------------------------------- */
 
-/* The content types that curl and fetch() send by default. A body with one of these types is read as JSON. A browser
- * lets a page of another site send bodies of these types without a preflight request, so head_rules.c checks the
- * Origin. */
+/* The content types that curl and fetch() send by default are read as JSON. Pages of other sites may send them without
+ * a CORS preflight, so head_rules.c checks the Origin. */
 static const char *const as_json[] = { "application/x-www-form-urlencoded", "text/plain", NULL };
 
-/* The formats of bodies with tensors, by content type. The answer has the body's content type, or one that Accept
- * prefers. */
+/* The formats of bodies with tensors. The answer has the body's content type, or one that Accept prefers. */
 const struct route_body attention_bodies[] = {
     { "application/json", as_json, &proto_json, NULL },
     { "application/x-safetensors", NULL, &proto_safetensors, ROUTE_SCHEMA("Safetensors") },
     { NULL, NULL, NULL, NULL },
 };
 
-/* Ranges of a request's options of type PROTO_TYPE_NUMBER, as attn_check() enforces them. The ranges of options that
- * change scores (such as softcap) are in ATTN_SCORE_OPTION_MAP. A value of 0 turns such an option off. */
+/* Ranges of options of type PROTO_TYPE_NUMBER, as attn_check() enforces them. A value of 0 turns an option off. */
 static const struct {
     const char *name;
     double least, most;
-    bool below; /* true: the value must be less than `most`; false: the value must be at most `most` */
+    bool below; /* true: the value must be less than `most`; false: it may be equal */
 } number_ranges[] = {
 #define X(name, id, least, most, rule, meaning) { #name, least < 0 ? least : 0, most > 0 ? most : 0, false },
     ATTN_SCORE_OPTION_MAP(X)
@@ -38,7 +33,7 @@ static const struct {
         { "dropout_p", 0, 1, true },
 };
 
-/* ---- Schemas of tensors, made from the rows of the tables -------------------------------------------------------- */
+/* ---- Schemas of tensors ------------------------------------------------------------------------------------------ */
 
 void attention_put_dtypes(struct json *j, unsigned dtypes)
 {
@@ -46,16 +41,13 @@ void attention_put_dtypes(struct json *j, unsigned dtypes)
         if (dtypes >> d & 1) json_name(j, attn_dtype_name((attn_dtype)d));
 }
 
-/* Writes the schema of one tensor of a merge's part, or of the tensor's gradient, as a member. Each part of a merge has
- * the attention results for some of the keys. */
+/* Writes the schema of a tensor, or its gradient, of one part of a merge (the results for some of the keys). */
 static void put_part_tensor(struct json *j, attn_tensor_id id)
 {
     json_comma(j);
     json_put(j, "'%s':{'$ref':'#/components/schemas/Tensor'}", attn_tensors[id].name);
 }
 
-/* Writes the schema of a merge's parts: an array of objects with the tensors `one` and `other`. Each part has the
- * attention results for some of the keys. */
 static void put_parts(struct json *j, attn_tensor_id one, attn_tensor_id other)
 {
     json_put(j,
@@ -67,8 +59,6 @@ static void put_parts(struct json *j, attn_tensor_id one, attn_tensor_id other)
     json_raw(j, "}}");
 }
 
-/* Writes the schema of a tensor as a member, 'q':{...}. A schema cannot express all rules for a tensor; the server
- * checks the other rules. */
 static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
 {
     char shape[ATTN_SHAPE_BYTES], list[PROTO_DTYPE_LIST_BYTES];
@@ -85,13 +75,12 @@ static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
         return;
     }
     json_put(j, "%s", attn_tensor_shape(id, shape));
-    /* If the tensor may have several dtypes, the description lists them here. A single dtype was already named in the
-     * text from attn_tensor_shape(). */
+    /* attn_tensor_shape() has named a single dtype already */
     if (strchr(proto_dtype_list(id, list), ' ')) json_put(j, "; %s", list);
     json_put(j, ": %s'}", attn_tensors[id].meaning);
 }
 
-/* ---- Schemas of options, made from the rows of the tables -------------------------------------------------------- */
+/* ---- Schemas of options ------------------------------------------------------------------------------------------ */
 
 static void put_integer(struct json *j, int64_t minimum, int64_t maximum)
 {
@@ -171,7 +160,7 @@ static bool takes_option(proto_op op, const char *name)
     return o->name != NULL && (o->ops >> op & 1);
 }
 
-/* Writes a schema rule for each tensor that may be given only together with a certain other tensor. */
+/* Writes a rule for each tensor that may be given only together with another tensor. */
 static void put_dependences(struct json *j, proto_op op)
 {
     static const attn_tensor_id pairs[][2] = { { ATTN_T_page_table, ATTN_T_seqlens_k },
@@ -190,8 +179,7 @@ static void put_dependences(struct json *j, proto_op op)
     if (any) json_raw(j, "}");
 }
 
-/* Writes the schema of a problem. If `with_context` is true, the problem is a backward whose inputs a forward has
- * saved. */
+/* `with_context`: a backward whose inputs a forward has saved */
 static void put_problem_schema(struct json *j, proto_op op, bool with_context)
 {
     const proto_operation *const operation = &proto_operations[op];
@@ -224,16 +212,15 @@ static void put_problem_schema(struct json *j, proto_op op, bool with_context)
     json_raw(j, "}");
 }
 
-/* Writes a reference to the schema of a problem. If `context` is true, also writes a reference to a second schema: a
- * backward that names a saved forward (a context) instead of sending the forward's tensors. */
+/* Writes a reference to the schema of a problem. If `context` is true, writes a second one, for a backward of a saved
+ * forward (context). */
 static void put_problem_refs(struct json *j, const char *name, bool context)
 {
     json_put(j, "{'$ref':'#/components/schemas/%sProblem'}", name);
     if (context) json_put(j, ",{'$ref':'#/components/schemas/%sOfContext'}", name);
 }
 
-/* Writes the schemas of a body: for one problem and, if the operation has an envelope (a list of problems), for
- * several. */
+/* Writes the schemas of a body: for one problem and, if the operation takes several (an envelope), for a list. */
 static void put_request_schemas(struct json *j, proto_op op, const proto_limits *limits)
 {
     const char *const name = proto_operations[op].title;
@@ -264,7 +251,6 @@ static void put_request_schemas(struct json *j, proto_op op, const proto_limits 
     json_put(j, ",{'$ref':'#/components/schemas/%sBatch'}]}", name);
 }
 
-/* Writes the members of the report in a check's answer; components/schemas of openapi.json describes each of them. */
 static void put_report_schema(struct json *j)
 {
     for (int i = 0; i < REPORT_MEMBERS; i++) {
@@ -273,7 +259,6 @@ static void put_report_schema(struct json *j)
     }
 }
 
-/* Writes the schema of the numbers (counts) for which an observe request may ask. */
 static void put_counts_schema(struct json *j)
 {
     static const char *const meanings[PROTO_COUNTS] = {
@@ -292,7 +277,6 @@ static void put_counts_schema(struct json *j)
     }
 }
 
-/* Writes the schema of the answer to one problem. */
 static void put_result_schema(struct json *j, proto_op op)
 {
     const proto_operation *const operation = &proto_operations[op];
@@ -346,14 +330,11 @@ static void put_answer_schemas(struct json *j, proto_op op)
         name, name, name, name, name);
 }
 
-/* ---- The schemas of all operations ------------------------------------------------------------------------------- */
-
 void attention_put_schemas(struct json *j, const proto_limits *limits)
 {
     for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
         put_request_schemas(j, op, limits);
-        /* The schema of the answer is written here only for operations that a device runs. For other operations, the
-         * route's row has the schema. */
+        /* for other operations, the route's row has the schema */
         if (proto_is_run(&proto_operations[op])) put_answer_schemas(j, op);
     }
 }

@@ -7,8 +7,7 @@
 #include "server/routes/json.h"
 #include "server/routes/route.h"
 
-/* The content types of a route whose bodies contain tensors. An answer has the body's content type, or one that Accept
- * prefers. */
+/* The content types of a route whose bodies contain tensors. */
 extern const struct route_body attention_bodies[];
 
 /* Writes the schemas of all operations as members of components/schemas, such as ForwardProblem, ForwardRequest and

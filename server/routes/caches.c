@@ -14,7 +14,7 @@
 
 _Static_assert((int)PROTO_CACHE_HEADS == (int)CACHES_HEADS, "a body may ask for what there can be");
 
-/* Copies the cache's id from the path. An id that is too long for a cache becomes "", which no cache has. */
+/* An id that is too long for a cache becomes "", which no cache has. */
 static const char *id_of(const struct request *request, char id[CACHE_ID_BYTES])
 {
     const struct slice *const in = &request->parameters[0];
@@ -78,7 +78,7 @@ void caches_answer_list(struct request *request, struct answer *answer)
     struct json j = { 0 };
     int written, count;
     struct cache_info *infos = calloc(CACHES_LIST, sizeof *infos);
-    if (infos == NULL) return; /* when out of memory, the answer has no body */
+    if (infos == NULL) return; /* out of memory: the answer has no body */
     caches_list(request->server->caches, request->caller, infos, CACHES_LIST, &written, &count);
     json_put(&j, "{'count':%d,'caches':[", count);
     for (int i = 0; i < written; i++) {

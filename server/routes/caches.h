@@ -1,5 +1,4 @@
-/* caches.h: the routes of /v1/caches that compute nothing: make, list, look at, fork, shorten and delete caches
- * (server/caches/caches.h). The routes for append and decode are elsewhere, because their bodies contain tensors. */
+/* caches.h: the routes of /v1/caches that compute nothing: make, list, look at, fork, shorten and delete caches. */
 #ifndef API_CACHES_H
 #define API_CACHES_H
 

@@ -1,4 +1,4 @@
-/* gauges.c: reads the current numbers of all parts of the server, and sets the gauges of /metrics to these numbers. */
+/* gauges.c: sets the gauges of /metrics to the current numbers of all parts of the server. */
 #include "server/routes/gauges.h"
 
 #include <stdlib.h>
@@ -69,7 +69,7 @@ void gauges_publish(struct server *server)
 
     const int count = devices_count(server->devices);
     struct device_state *devices = calloc((size_t)count + 1, sizeof *devices);
-    if (devices == NULL) return; /* when out of memory, the gauges keep their last values */
+    if (devices == NULL) return; /* out of memory: the gauges keep their last values */
     devices_describe(server->devices, devices);
     for (int i = 0; i < count; i++) {
         metrics_set(METRIC_DEVICE_USABLE, devices[i].info.name, NULL, devices[i].usable);

@@ -1,10 +1,10 @@
-/* gauges.h: sets the gauges of /metrics. The numbers that the gauges show are kept by other parts of the server. */
+/* gauges.h: sets the gauges of /metrics. */
 #ifndef GAUGES_H
 #define GAUGES_H
 
 #include "server/work/request.h"
 
-/* Sets all gauges. Call this on any thread before the page of /metrics is written. */
+/* Call this on any thread before the page of /metrics is written. */
 void gauges_publish(struct server *server);
 
 /* Answers GET /metrics: sets the gauges and writes the page. */

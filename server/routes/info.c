@@ -1,8 +1,7 @@
 /* info.c: writes /v1/info, which tells programs the state and the abilities of this server.
  *
- * /v1/info is written from the program's tables and a snapshot (struct info_facts). The abilities of a backend are read
- * from the rows of its kernels. The same rows choose the kernel of each request, so /v1/info lists exactly what
- * requests can use. openapi.json has the schema of this document, and a test compares the two. */
+ * The abilities of a backend are read from the rows by which the kernel of each request is chosen, so /v1/info lists
+ * exactly what requests can use. openapi.json has the schema of this document, and a test compares the two. */
 #include "server/routes/info.h"
 
 #include <cjson/cJSON.h>
@@ -27,11 +26,10 @@
 #define COMPILER "gcc " __VERSION__
 #endif
 
-/* ---- Features: the rows of the kernels --------------------------------------------------------------------------- */
+/* ---- Features of the kernels ------------------------------------------------------------------------------------- */
 
-/* Returns the feature that a kernel needs for an option of the protocol; 0: none. The option `seed` needs the feature
- * of dropout. The option `layout` only changes strides. All other options that are not in attn_options[] do not reach
- * kernels. */
+/* Returns the feature that a kernel needs for an option of the protocol; 0: none. `layout` only changes strides; other
+ * options that are not in attn_options[] do not reach kernels. */
 static uint64_t feature_of(const char *option)
 {
     if (strcmp(option, "seed") == 0) return ATTN_OPTION_BIT(DROPOUT);
@@ -40,8 +38,7 @@ static uint64_t feature_of(const char *option)
     return 0;
 }
 
-/* True if the kernel computes `op`. A decode needs a kernel that reads keys and values from pages, because caches
- * consist of pages. */
+/* A decode needs a kernel that reads keys and values from pages, because caches consist of pages. */
 static bool computes(const attn_kernel *k, proto_op op)
 {
     const uint64_t pages = ATTN_TENSOR_BIT(page_table) | ATTN_TENSOR_BIT(seqlens_k);
@@ -56,13 +53,11 @@ static bool takes_tensor(const attn_kernel *k, proto_op op, attn_tensor_id id)
     const bool fp8 = k->dtypes >> ATTN_F8E4M3 & 1 || (of_keys && k->features & ATTN_OPTION_BIT(KEY_DTYPE));
     if (proto_operations[op].takes_caches && id == ATTN_T_keep_mask &&
         !(k->features & ATTN_OPTION_BIT(KEEP_MASK_AT_END)))
-        /* In a decode a keep mask covers only the last keys. Only kernels with the feature KEEP_MASK_AT_END take such a
-         * mask, so for other kernels no keep mask is listed. */
+        /* in a decode a keep mask covers only the last keys, which needs the feature KEEP_MASK_AT_END */
         return false;
     return proto_takes_tensor(op, id) && (k->features >> id & 1) && (!fp8_only || fp8);
 }
 
-/* Writes the members of a JSON object that describe the abilities of one kernel, or of several together. */
 static void put_row(struct json *j, const attn_kernel *k, proto_op op)
 {
     json_put(j, "'dtypes':[");
@@ -88,9 +83,8 @@ static void put_row(struct json *j, const attn_kernel *k, proto_op op)
 
 static void put_op_features(struct json *j, const attn_capabilities *can, proto_op op)
 {
-    attn_kernel all = { 0 }; /* the union of all kernels: has every feature that one of them has */
-    /* Merges are computed by one kernel, which is in no table of kernels: every device merges whatever
-     * attn_merge_check() accepts. For merges, all features are therefore listed. */
+    attn_kernel all = { 0 }; /* union of all kernels: has every feature that one of them has */
+    /* every device merges whatever attn_merge_check() accepts, so all features are listed */
     if (proto_operations[op].merges) all = (attn_kernel){ .dtypes = ATTN_DTYPES_BACKWARD, .features = ATTN_EVERYTHING };
     for (int n = 0; n < can->kernel_count; n++)
         if (computes(can->kernels[n], op))
@@ -109,7 +103,6 @@ static void put_op_features(struct json *j, const attn_capabilities *can, proto_
     json_raw(j, "]}");
 }
 
-/* Writes the features of each backend once, because devices of one backend have the same kernels. */
 static void put_features(struct json *j, const struct info_facts *facts)
 {
     json_put(j, ",'features':{");
@@ -172,7 +165,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
     } limits[] = {
         { "max_body_bytes", c->max_body_bytes },
         { "max_connections", c->max_connections },
-        /* upper bound, in bytes, of the memory of all connections, without the tensors of their requests */
+        /* upper bound of the memory of all connections, without tensors */
         { "connection_bytes", config_connection_bytes(c) },
         { "max_receiving", c->max_receiving },
         { "queue_depth", c->queue_depth },
@@ -190,7 +183,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "tensor_bytes", l->tensor_bytes },
         { "tensor_rank", ATTN_MAX_RANK },
         { "safetensors_header_bytes", PROTO_HEADER_BYTES },
-        /* largest number of bytes of a body's JSON, without its arrays of numbers */
+        /* bytes of a body's JSON without its arrays of numbers */
         { "kserve_json_bytes", PROTO_HEADER_BYTES },
         { "json_skeleton_bytes", (int64_t)l->rest_bytes },
         { "json_depth", l->depth },
@@ -201,18 +194,18 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "context_ttl_ms", CONTEXTS_TTL_MS },
         { "kv_bytes", facts->kv_bytes },
         { "caches", CACHES_MAX_COUNT },
-        { "cache_ttl_ms", CACHES_TTL_MS }, /* how long an unused cache lives if ttl_s is not given */
+        { "cache_ttl_ms", CACHES_TTL_MS },
         { "cache_ttl_most_ms", INT64_C(1000) * PROTO_CACHE_TTL_MOST_S },
         { "cache_kv_heads", CACHES_HEADS },
-        /* The number of positions in a page: the default, and the two values that a given page_size may have. */
+        /* positions in a page: the default, and the two allowed values of page_size */
         { "cache_page_size", CACHES_PAGE_SIZE },
         { "cache_page_size_least", CACHES_PAGE_SIZE_LEAST },
         { "cache_page_size_most", CACHES_PAGE_SIZE_MOST },
         { "decode_caches", CACHES_ROWS },
         { "decode_pages", CACHES_STEP_PAGES },
-        /* `verify` on the CPU: largest number of multiply-adds for all problems of a body together */
+        /* `verify` on the CPU: multiply-adds for all problems of a body together */
         { "verify_multiply_adds", VERIFY_MAX_MULTIPLY_ADDS },
-        /* `verify` on the CPU: largest number of elements of k and v of one head together */
+        /* `verify` on the CPU: elements of k and v of one head together */
         { "verify_head_elements", VERIFY_MAX_HEAD_ELEMENTS },
         { "shared_memory_regions", config_shares_memory(c) ? REGIONS_MAX_COUNT : 0 },
         { "shared_memory_bytes", config_shares_memory(c) ? REGIONS_MAX_BYTES : 0 },
@@ -310,7 +303,7 @@ void info_answer(struct request *request, struct answer *answer)
     const int count = devices_count(server->devices);
     struct device_state *devices = calloc((size_t)count + 1, sizeof *devices);
     int64_t requests, bytes;
-    if (devices == NULL) return; /* when out of memory, no body is written, and the client is answered 500 */
+    if (devices == NULL) return; /* without a body, the client is answered 500 */
     devices_describe(server->devices, devices);
     queue_waiting(&server->queue, &requests, &bytes);
     int inflight = 0;

@@ -1,6 +1,5 @@
 /* info.h: what attnd says about itself at GET /v1/info. The answer is written from the program's own tables: config
- * options, ATTN_TENSOR_MAP, ATTN_DTYPE_MAP, the option table of proto.h, PROTO_ERROR_MAP, the kernels. A new row in one
- * of these tables appears in the answer without a change here. */
+ * options, ATTN_TENSOR_MAP, ATTN_DTYPE_MAP, the option table of proto.h, PROTO_ERROR_MAP, the kernels. */
 #ifndef INFO_H
 #define INFO_H
 
@@ -14,25 +13,21 @@
 #include "server/device/devices.h"
 #include "server/work/request.h"
 
-/* ---- Facts that other parts of the server give ------------------------------------------------------------------- */
-
 /* A snapshot of the server for one answer. Its pointers must be valid until info_write() returns. */
 struct info_facts {
     const struct config *config;
     const proto_limits *limits;
-    const char *state;                      /* the server's phase: "starting", "ready", "draining" or "failed" */
-    const char *web_library, *loop_library; /* versions of libmicrohttpd and libuv */
+    const char *state; /* the server's phase: "starting", "ready", "draining" or "failed" */
+    const char *web_library, *loop_library;
     double uptime_s;
     const struct device_state *devices;
     int device_count;
     int64_t queue_requests, queue_bytes; /* number of requests that wait for a device, and bytes of their tensors */
     int64_t connections;
-    int64_t inflight_requests; /* number of requests in the server, in any state */
+    int64_t inflight_requests;
     int64_t staging_used_bytes;
-    int64_t kv_bytes; /* memory for the caches of all devices, in bytes */
+    int64_t kv_bytes;
 };
-
-/* ---- Writing the document ---------------------------------------------------------------------------------------- */
 
 /* Writes the body of GET /v1/info. Returns a text of *length bytes, followed by a NUL, which the caller frees. Returns
  * NULL when out of memory. Any thread may call this function, which keeps no state. */

@@ -1,6 +1,5 @@
-/* json.c: a printf for JSON that appends to a growing text.
- *
- * Invariant: whatever bytes an inserted string contains, the text stays valid JSON (text_put_json). */
+/* json.c: a printf for JSON that appends to a growing text. Whatever bytes an inserted string contains, the text stays
+ * valid JSON. */
 #include "server/routes/json.h"
 
 #include <math.h>
@@ -10,8 +9,6 @@
 
 #include "server/base/limits.h"
 
-/* Returns the text to which everything is appended. If the struct is all zeros, this function first initialises the
- * text. */
 static struct text *text_of(struct json *j)
 {
     if (j->text.limit == 0) j->text = text_growing(JSON_DOCUMENT_BYTES);
@@ -54,7 +51,7 @@ void json_put(struct json *j, const char *format, ...)
         } else if (strncmp(f, "%g", 2) == 0) {
             put_number(t, va_arg(args, double));
             f += 2;
-        } else if (*f == '%') abort(); /* an unknown conversion, which is a bug of the caller */
+        } else if (*f == '%') abort();
     }
     va_end(args);
 }

@@ -21,10 +21,10 @@ struct json { /* Initialise this with = {0}. After a failure (out of memory) eve
 void json_put(struct json *j, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 void json_constant(struct json *j, const char *text); /* appends the text; every ' in it becomes " */
-void json_raw(struct json *j, const char *text);      /* appends the text unchanged */
+void json_raw(struct json *j, const char *text);
 void json_comma(struct json *j); /* appends a comma, unless the object or array has just been opened */
 
-void json_name(struct json *j, const char *name); /* appends a string as the next element of an array */
+void json_name(struct json *j, const char *name);
 
 /* Returns the text, followed by a NUL, which the caller frees. Returns NULL if an earlier call has failed. */
 char *json_take(struct json *j, size_t *length);

@@ -1,15 +1,13 @@
 /* kserve.c: the models of the KServe protocol, their descriptions, and their statistics. See kserve.h.
  *
- * A model is a name for an operation, such as forward, with a dtype and a mask. Each dtype has models of its own, with
- * and without a causal mask, because clients such as perf_analyzer can choose only a model's name, shapes and a dtype.
- * These clients send every input that the metadata of the model names. The metadata therefore names only two kinds of
- * inputs: the required ones, and those that a request may leave out once its sequence has begun, which are marked as
- * optional. The parameters of the model's configuration name all other inputs.
+ * A model is a name for an operation, such as forward, with a dtype and a mask, because clients such as perf_analyzer
+ * can choose only a model's name, shapes and a dtype. They send every input that the model's metadata names, so the
+ * metadata names only required inputs, and as optional those that may be left out once a sequence has begun. The
+ * parameters of the model's configuration name all other inputs.
  *
  * Statistics count answered requests and their time, under the names that Triton has. `success` and `fail` have the
- * time of whole requests. The other names are parts of this time: `queue`, `compute_input` (decoding and copying in),
- * `compute_infer`, and `compute_output` (copying out and encoding). The counts only grow. A batch is counted once per
- * model, by the model's first request in the batch. */
+ * time of whole requests; `queue`, `compute_input`, `compute_infer` and `compute_output` are parts of it. A batch is
+ * counted once per model, by the model's first request in the batch. */
 #include "server/routes/kserve.h"
 
 #include <stdatomic.h>
@@ -29,8 +27,6 @@
 
 #define VERSION "1"
 
-/* Returns model number `n` among the models of all operations, in the order of the table of operations. Returns NULL if
- * there are not that many. */
 static const proto_model *model_at(int n)
 {
     for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
@@ -40,7 +36,6 @@ static const proto_model *model_at(int n)
     return NULL;
 }
 
-/* The extensions of Triton's protocol that this server supports, as GET /v2 lists them. */
 static const char *const extensions[] = { "binary_tensor_data",  "parameters",       "statistics",
                                           "model_configuration", "model_repository", "sequence" };
 
@@ -78,7 +73,7 @@ static bool is_required(const proto_model *model, attn_tensor_id id)
     return proto_operations[model->op].needs >> id & 1;
 }
 
-/* True for an input that a request may leave out if its sequence has already begun. */
+/* True for an input that a request may leave out once its sequence has begun. */
 static bool is_optional(const proto_model *model, attn_tensor_id id)
 {
     return proto_operations[model->op].appends >> id & 1;
@@ -89,14 +84,12 @@ static bool is_listed(const proto_model *model, attn_tensor_id id)
     return is_required(model, id) || is_optional(model, id);
 }
 
-/* Returns q's dtype if the tensor may have that dtype, and otherwise the only dtype that the tensor may have. */
 static const char *datatype_of(const proto_model *model, attn_tensor_id id)
 {
     const unsigned dtypes = attn_tensor_dtypes(id);
     return proto_datatype(dtypes >> model->dtype & 1 ? model->dtype : (attn_dtype)__builtin_ctz(dtypes));
 }
 
-/* Writes a shape with unknown sizes, such as [-1,-1,-1,-1], with as many axes as the tensor may have. */
 static void put_open_shape(struct json *j, attn_tensor_id id)
 {
     const int rank = 31 - __builtin_clz(attn_tensor_ranks(id));
@@ -105,8 +98,8 @@ static void put_open_shape(struct json *j, attn_tensor_id id)
     json_raw(j, "]");
 }
 
-/* Appends the names of the tensors of a merge's parts, from part number `first` on: "parts.1.out,parts.1.lse,...". If
- * `gradients` is true, the names are those of the tensors' gradients. */
+/* Appends the names of the tensors of a merge's parts, from part `first` on: "parts.1.out,parts.1.lse,...", or of their
+ * gradients. */
 static void add_parts(struct text *t, int first, bool gradients)
 {
     char name[PROTO_NAME_BYTES];
@@ -114,8 +107,8 @@ static void add_parts(struct text *t, int first, bool gradients)
         text_printf(t, "%s%s", t->used ? "," : "", proto_tensor_name(n, gradients, name));
 }
 
-/* Writes a tensor's description in the form of a model's metadata or, if `config` is true, of a model's configuration.
- * The two forms have different names for the same facts. */
+/* Writes a tensor's description for a model's metadata or, if `config` is true, for its configuration, which has other
+ * names for the same facts. */
 static void put_tensor(struct json *j, const proto_model *model, int number, bool config)
 {
     char name[PROTO_NAME_BYTES];
@@ -135,7 +128,7 @@ static void put_tensors(struct json *j, const proto_model *model, bool config)
         if (is_listed(model, (attn_tensor_id)id)) put_tensor(j, model, (attn_tensor_id)id, config);
     const proto_operation *const operation = &proto_operations[model->op];
     const uint64_t outputs = operation->usual ? operation->usual : operation->gives;
-    /* every merge also requires `out` and `lse` of its first part, which are not in the table of tensors */
+    /* every merge also requires `out` and `lse` of its first part */
     for (int which = 0; which < 2 && proto_operations[model->op].merges; which++)
         put_tensor(j, model, ATTN_TENSOR_COUNT + which, config);
     json_put(j, config ? "],'output':[" : "],'outputs':[");
@@ -190,7 +183,7 @@ static char *write_ready(const proto_model *model, size_t *length)
     return json_take(&j, length);
 }
 
-/* Writes a list of names as one string, because a parameter of ModelConfig is a string. */
+/* a parameter of ModelConfig is a string, so the names are one string */
 static void put_names(struct json *j, const char *name, const struct text *names)
 {
     json_comma(j);
@@ -261,7 +254,7 @@ static const char *const part_names[PARTS] = {
     PART_MAP(X)
 #undef X
 };
-/* Statistics of batches have only some of these parts of a request's time: BATCH_PARTS parts, from BATCH_FIRST on. */
+/* batches have only the BATCH_PARTS parts of the time from BATCH_FIRST on */
 enum { BATCH_FIRST = PART_compute_input, BATCH_PARTS = 3 };
 
 static struct statistics {
@@ -319,7 +312,7 @@ void kserve_count(const struct request *request, int status, int64_t ns)
         add(&s->batch[size - 1].count, 1);
         for (int p = 0; p < BATCH_PARTS; p++) add(&s->batch[size - 1].ns[p], of_batch[p]);
     }
-    /* success is counted last, so that a reader of this count usually sees the counts of the other parts too */
+    /* counted last, so that a reader of this count usually sees the other parts too */
     count_part(s, PART_success, ns);
 }
 
@@ -414,7 +407,6 @@ void kserve_answer_index(struct request *request, struct answer *answer)
     else request_fail_status(request, &err);
 }
 
-/* Answers requests of Triton's protocol that this server does not support, such as loading a model. */
 void kserve_answer_no_loading(struct request *request, struct answer *answer)
 {
     (void)answer;

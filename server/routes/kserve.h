@@ -13,7 +13,6 @@ enum { KSERVE_WHY_BYTES = 384 };
  * sentence to `why` that names the existing models. */
 const proto_model *kserve_find(struct slice name, struct slice version, char why[KSERVE_WHY_BYTES]);
 
-/* The content types that POST /v2/models/{model}/infer accepts. */
 extern const struct route_body kserve_bodies[];
 
 /* Handlers (route.h) of routes about the server and about the model that the path names. */
@@ -30,9 +29,9 @@ void kserve_answer_index(struct request *request, struct answer *answer); /* POS
 void kserve_answer_no_loading(struct request *request, struct answer *answer);
 void kserve_answer_no_settings(struct request *request, struct answer *answer);
 
-/* Counts a request in the statistics of its model. `status` is the status of the answer, `ns` the request's time in
- * nanoseconds. Call this before the answer is sent, so that a client that has the answer finds its request in the
- * statistics. Call it also when a request ends without an answer. */
+/* Counts a request in the statistics of its model. `status` is that of the answer, `ns` the request's time in
+ * nanoseconds. Call this before the answer is sent, so that its client finds the request in the statistics, and also if
+ * a request ends without an answer. */
 void kserve_count(const struct request *request, int status, int64_t ns);
 
 #endif

@@ -13,8 +13,8 @@ bool media_is(const char *text, const char *type)
     return *text == '\0' || *text == ';';
 }
 
-/* Returns the weight q of one element of an Accept header, from `at` to `end`, in thousandths. Returns 1000 if the
- * element has no q or a malformed one. */
+/* Returns the weight q of one element of an Accept header, from `at` to `end`, in thousandths; 1000 if it has no valid
+ * q. */
 static int weight_of(const char *at, const char *end)
 {
     int weight = 1000;
@@ -30,9 +30,8 @@ static int weight_of(const char *at, const char *end)
     return weight > 1000 ? 1000 : weight;
 }
 
-/* Returns how closely an element of an Accept header matches the media type. The result is 3 if the element is the
- * type's full name, 2 if it is "application/" with a star, 1 if it is two stars with a slash between them, and 0 if it
- * does not match. */
+/* Returns how closely an element of an Accept header matches the media type: 3 if it is the type's full name, 2 for
+ * "application/" with a star, 1 for two stars with a slash between them, 0 for no match. */
 static int names(const char *at, const char *end, const char *type)
 {
     const char *const slash = strchr(type, '/');
@@ -47,7 +46,7 @@ static int names(const char *at, const char *end, const char *type)
 int media_accepts(const char *accept, const char *type)
 {
     enum { BY_NAME = 3 };
-    int best = 0, weight = 0; /* weight of the element that matches most closely, because only this element counts */
+    int best = 0, weight = 0;
     if (accept == NULL) accept = "";
     while (*accept == ' ' || *accept == '\t') accept++;
     if (*accept == '\0') accept = "*/*";

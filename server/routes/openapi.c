@@ -1,28 +1,14 @@
-/* openapi.c: the OpenAPI 3.1 document of GET /openapi.json, written from a skeleton (a text with marks that are
- * replaced) and the program's tables.
- *
- * The problem: a description that repeats the tables by hand soon differs from them. The idea: the server works by
- * tables, and this file writes the document from the same tables at run time. All other text is in the skeleton
- * openapi.json. A mark such as "@paths@" in the skeleton shows put_document() where to insert the text from a table:
+/* openapi.c: the OpenAPI 3.1 document of GET /openapi.json, written from the skeleton openapi.json and the tables by
+ * which the server works. A mark such as "@paths@" in the skeleton shows where the text from a table is inserted:
  *
  *   the rows of the routes (route.h)   -> the paths, and the answers and errors of each
  *   proto_operations[]                 -> the summaries of their routes; attention.c writes the schemas
  *   PROTO_ERROR_MAP                    -> the error responses
  *   config, proto_limits               -> security, and limits that a schema can express
  *
- * This file has two tables of its own: the errors that many routes have in common, and the examples. The skeleton
- * contains the schemas of answers, written by hand; tests compare them with real answers.
- *
- * Invariants
- * 1. The schemas are never stricter than the server: a body that violates them is refused with 4xx. The one exception:
- * the schemas leave out aliases of dtypes, which would give a generated client two names for one value. Where the
- * server is stricter than a schema, the description says so: shapes must agree with each other, and each tensor has its
- * dtypes and axes.
- * 2. The server answers every example with 200, if an empty cache exists that has the id in the example
- * (CACHE_EXAMPLE).
- * 3. Programs that generate clients can use the document. Names of components and operations are valid names in any
- * programming language. All tensors have the same schema, and all error responses have the same schema. A schema that
- * is used twice has a name. */
+ * The schemas are never stricter than the server, except that they leave out aliases of dtypes. The server answers
+ * every example with 200, if there is an empty cache with the id CACHE_EXAMPLE. For generators of clients, names of
+ * components and operations are valid in any programming language, and a schema that is used twice has a name. */
 #include "server/routes/openapi.h"
 
 #include <assert.h>
@@ -38,32 +24,27 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-/* The assembler embeds openapi.json in the program. The Makefile states that this file depends on openapi.json. */
+/* The assembler embeds openapi.json in the program. The Makefile has this dependency. */
 __asm__(".pushsection .rodata\n"
         "openapi_skeleton: .incbin \"server/routes/openapi.json\"\n"
         ".byte 0\n"
         ".popsection\n");
-/* the text of openapi.json, ending with NUL */
 extern const char openapi_skeleton[] __attribute__((visibility("hidden")));
 
-/* The OpenAPI document while it is being written. */
 struct document {
     struct json json;
     const struct config *config;
     const proto_limits *limits;
     const struct route *routes;
     int route_count;
-    /* true: the text of the skeleton that follows is left out, because it describes a command-line option that this
-     * server was started without */
+    /* true: a part of the skeleton is left out, because it describes an option that this server was started without */
     bool skips;
 };
 
 /* ---- The tables of this file ------------------------------------------------------------------------------------- */
 
-/* Sets of errors that several routes have in common. There is one set for all routes, one for routes with tensors, one
- * for routes that compute or change something, and one for routes that require a token. The row of a route adds the
- * errors of this route only. The document mentions no other errors. For example, the error for an unknown path belongs
- * to no operation. */
+/* Errors that several routes have in common: all routes, routes with tensors, routes that compute or change something,
+ * and routes that require a token. The row of a route adds its own errors. */
 static const uint64_t errors_of_all = ROUTE_ERROR(INVALID_FRAMING) | ROUTE_ERROR(METHOD_NOT_ALLOWED) |
                                       ROUTE_ERROR(REQUEST_TIMEOUT) | ROUTE_ERROR(TOO_LARGE) |
                                       ROUTE_ERROR(TARGET_TOO_LONG) | ROUTE_ERROR(EXPECTATION_FAILED) |
@@ -73,14 +54,12 @@ static const uint64_t errors_of_all = ROUTE_ERROR(INVALID_FRAMING) | ROUTE_ERROR
 static const uint64_t errors_of_bodies = ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_ERROR(UNSUPPORTED) |
                                          ROUTE_ERROR(TOO_MUCH_WORK) | ROUTE_ERROR(QUOTA) | ROUTE_ERROR(QUEUE_FULL) |
                                          ROUTE_ERROR(DRAINING) | ROUTE_ERROR(DEADLINE);
-/* Errors of all routes whose method is not GET: one for a query in the URL, and one for a request from another site's
- * page. */
+/* Errors if the method is not GET: for a query in the URL, and for a request from another site's page. */
 static const uint64_t errors_of_changes = ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(FORBIDDEN_ORIGIN);
 static const uint64_t errors_of_tokens = ROUTE_ERROR(UNAUTHORIZED);
 
-/* Headers of answers, which components/headers of openapi.json describes. `on` lists the statuses whose answers always
- * have the header. If `on` is 0, all answers have the header, except those that are written directly to a socket, such
- * as a 408 in the middle of a body. */
+/* Headers of answers. `on` lists the statuses whose answers always have the header. If it is 0, all answers have it,
+ * except those written directly to a socket, such as a 408 in the middle of a body. */
 static const struct {
     const char *name;
     int on[2];
@@ -90,17 +69,16 @@ static const struct {
 };
 
 /* clang-format off */
-/* The tensors of the examples, small enough to read: two queries, three keys, one head, head size 2. */
+/* The tensors of the examples: two queries, three keys, one head, head size 2. */
 #define Q_TENSOR "{'shape':[1,2,1,2],'dtype':'float32','data':[1,0,0,1]}"
 #define K_TENSOR "{'shape':[1,3,1,2],'dtype':'float32','data':[1,0,0,1,1,1]}"
 #define V_TENSOR "{'shape':[1,3,1,2],'dtype':'float32','data':[1,2,3,4,5,6]}"
-/* The tensors of Q_TENSOR, K_TENSOR and V_TENSOR, with their data as base64 of little-endian bytes. */
+/* the tensors of Q_TENSOR, K_TENSOR and V_TENSOR, with their data as base64 of little-endian bytes */
 #define Q_BASE64 "{'shape':[1,2,1,2],'dtype':'float32','data':'AACAPwAAAAAAAAAAAACAPw=='}"
 #define K_BASE64 "{'shape':[1,3,1,2],'dtype':'float32','data':'AACAPwAAAAAAAAAAAACAPwAAgD8AAIA/'}"
 #define V_BASE64 "{'shape':[1,3,1,2],'dtype':'float32','data':'AACAPwAAAEAAAEBAAACAQAAAoEAAAMBA'}"
 
 static const struct {
-    /* name of the schema of the example's body; the rows of the routes use the same name */
     const char *body;
     const char *name, *summary, *value;
 } examples[] = {
@@ -156,15 +134,13 @@ static uint64_t errors_of(const struct route *route, bool secured)
            (secured && (route->token & PORT_MAIN) ? errors_of_tokens : 0);
 }
 
-/* True if the set contains this error, and the error has this status. */
 static bool has_error(uint64_t errors, int error, int status)
 {
     return (errors >> error & 1) && proto_errors[error].http == status;
 }
 
-/* Writes the error response of one status. The error codes are listed beside the schema, so that all error responses
- * have one schema. With different schemas, some client generators make a class for each response, and others make no
- * class at all. */
+/* Writes the error response of one status. All error responses have one schema, because some client generators make a
+ * class for each schema, and others none at all. */
 static void put_error(struct json *j, uint64_t errors, int status, bool head, bool plain, const char *media)
 {
     const char *separator = "";
@@ -231,8 +207,7 @@ static void put_request_body(struct json *j, const struct route *route)
     json_raw(j, "}},");
 }
 
-/* Writes an operationId, which becomes the name of a function in a generated client: get_v1_info, or get_page for the
- * path /. */
+/* Writes an operationId, the name of a function in generated clients: get_v1_info, or get_page for the path /. */
 static void put_operation_id(struct json *j, const char *method, const struct route *route)
 {
     char id[128];
@@ -263,7 +238,7 @@ static void put_parameters(struct json *j, const struct route *route)
     json_raw(j, "],");
 }
 
-/* Writes the content of a 200 answer: one content type, or for a route with tensors all content types of its bodies. */
+/* Writes the content of a 200 answer: one content type, or all content types of a route with tensors. */
 static void put_answer(struct json *j, const struct route *route)
 {
     json_put(j, ",'content':{'%s':{'schema':", route->doc.media);
@@ -305,8 +280,7 @@ static void put_operation(struct json *j, const struct route *route, const char 
     json_raw(j, "}}");
 }
 
-/* Writes the operations of one path: one operation for each row with this path. `first` is the index of the first of
- * these rows. */
+/* `first` is the index of the first row with this path. */
 static void put_path(struct json *j, const struct route *routes, int count, int first, bool secured)
 {
     json_put(j, "'%s':{", routes[first].path);
@@ -373,7 +347,7 @@ static void put_cache_dtypes(struct document *d)
 static void put_stages(struct document *d)
 {
     for (int s = PROTO_STAGE_queue; s <= PROTO_STAGE_copy_out; s++) {
-        /* prepare and launch are stages of the header Server-Timing only, not of timing_us in an answer */
+        /* these stages are in the header Server-Timing only, not in timing_us of an answer */
         if (s == PROTO_STAGE_prepare || s == PROTO_STAGE_launch) continue;
         json_comma(&d->json);
         json_put(&d->json, "'%s':{'type':'number','minimum':0}", proto_stages[s]);
@@ -385,8 +359,8 @@ static void put_operations(struct document *d)
     attention_put_schemas(&d->json, d->limits);
 }
 
-/* Marks in the skeleton openapi.json that are replaced by the output of a function. The function writes one value, or
- * members or elements, with json_comma() before each. */
+/* Marks in openapi.json that are replaced by the output of a function: one value, or members or elements with
+ * json_comma() before each. */
 static const struct {
     const char *mark;
     void (*put)(struct document *d);
@@ -396,7 +370,7 @@ static const struct {
     { "cache_dtypes", put_cache_dtypes }, { "operations", put_operations },
 };
 
-/* Marks in the skeleton openapi.json that are replaced by the value of the constant of the same name. */
+/* Marks in openapi.json that are replaced by the value of the constant of the same name. */
 static const struct {
     const char *mark;
     int value;
@@ -417,8 +391,8 @@ static const struct {
 #undef NUMBER
 };
 
-/* True if this server was started without the option `condition`. In the skeleton openapi.json, parts that apply only
- * with an option are between the marks @?OPTION@ and @?@. */
+/* True if this server was started without the option `condition`. In openapi.json, parts that need an option are
+ * between the marks @?OPTION@ and @?@. */
 static bool lacks(const struct document *d, const char *condition)
 {
     if (strcmp(condition, "secured") == 0) return d->config->token_file == NULL;
@@ -437,9 +411,9 @@ static void put_mark(struct document *d, const char *mark)
     assert(known);
 }
 
-/* Writes the text that replaces the first mark (such as @paths@) in the text `at`, and returns the text after the mark.
- * If a string consists only of a mark, its quotes are replaced too. A mark for whole members is written as a member,
- * "@paths@": 0, and the 0 is replaced too. */
+/* Writes what replaces the first mark (such as @paths@) in `at`, and returns the text after the mark. If a string
+ * consists only of a mark, its quotes are replaced too. A mark for whole members has the form "@paths@": 0, and the 0
+ * is replaced too. */
 static const char *take_mark(struct document *d, const char *at)
 {
     char mark[40];
@@ -452,8 +426,8 @@ static const char *take_mark(struct document *d, const char *at)
     return strncmp(end, ": 0", 3) == 0 ? end + 3 : end;
 }
 
-/* Writes the skeleton openapi.json without its blanks and with its marks replaced. A comma is written only if another
- * member or element follows. The strings of the skeleton must not contain backslash escapes. */
+/* Writes openapi.json without its blanks and with its marks replaced. A comma is written only if another member or
+ * element follows. Strings in openapi.json must not contain backslash escapes. */
 static void put_document(struct document *d)
 {
     bool quoted = false, comma = false;

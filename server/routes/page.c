@@ -1,30 +1,28 @@
-/* page.c: the pages at / and /docs, for browsers.
+/* page.c: the pages at / and /docs, for browsers: index.html and docs.html, embedded in the program.
  *
- * The pages are index.html and docs.html, which the assembler embeds in the program. A placeholder in each page is
- * replaced by the version of attnd. The pages contain no external asset and no text from clients. The script of
- * index.html fetches /v1/info every two seconds, and the script of docs.html fetches /openapi.json once. The scripts
- * insert texts (never HTML) into the page. The Content-Security-Policy allows their style and script by SHA-256; after
- * an edit of a page a test fails and prints the new hashes. */
+ * They contain no external asset and no text from clients. The script of index.html fetches /v1/info every two seconds,
+ * and that of docs.html fetches /openapi.json once. The Content-Security-Policy allows their style and script by
+ * SHA-256; after an edit of a page a test fails and prints the new hashes. */
 #include "server/routes/page.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* The assembler embeds index.html and docs.html in the program. The Makefile states that this file depends on them. */
+/* The assembler embeds index.html and docs.html in the program. The Makefile has this dependency. */
 __asm__(".pushsection .rodata\n"
         "page_index: .incbin \"server/routes/index.html\"\n"
         ".byte 0\n"
         "page_docs: .incbin \"server/routes/docs.html\"\n"
         ".byte 0\n"
         ".popsection\n");
-extern const char page_index[] __attribute__((visibility("hidden"))); /* the text of index.html, ending with NUL */
+extern const char page_index[] __attribute__((visibility("hidden")));
 extern const char page_docs[] __attribute__((visibility("hidden")));
 
 static const char mark[] = "@VERSION@";
 
-/* A Content-Security-Policy that allows only the page's own style and script, images inside the page's text, and
- * requests to this server. */
+/* A Content-Security-Policy that allows only the page's own style and script, data: images, and requests to this
+ * server. */
 #define CSP(style, script)                \
     "default-src 'none'; "                \
     "style-src 'sha256-" style "'; "      \

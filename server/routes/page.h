@@ -13,10 +13,8 @@ enum page { PAGE_INDEX, PAGE_DOCS, PAGE_COUNT };
  * caller frees. Returns NULL when out of memory. Any thread may call this. */
 char *page_write(enum page page, size_t *length);
 
-/* Returns the value of the header Content-Security-Policy for this page. */
 const char *page_csp(enum page page);
 
-/* page_answer_index() answers GET /, and page_answer_docs() answers GET /docs. Any thread may call them. */
 void page_answer_index(struct request *request, struct answer *answer);
 void page_answer_docs(struct request *request, struct answer *answer);
 

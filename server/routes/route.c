@@ -37,8 +37,8 @@ const char *route_allow(unsigned bits, char text[ROUTE_ALLOW_BYTES])
     return text;
 }
 
-/* Converts the name of a request's method to the method of the table's rows. HEAD becomes ROUTE_GET, because rows with
- * GET answer HEAD too. Returns false if no row has the method. Names of methods are case-sensitive (RFC 9110, 9.1). */
+/* Converts the name of a method, which is case-sensitive (RFC 9110, 9.1), to the table's method. HEAD becomes
+ * ROUTE_GET, because rows with GET answer HEAD too. Returns false if no row has the method. */
 static bool method_of(const char *name, enum route_method *method)
 {
     static const struct {
@@ -59,8 +59,8 @@ const char *route_error_media(const char *path)
                                                                          : "application/problem+json";
 }
 
-/* Returns the first segment of a path, up to the next slash, as the value of a parameter. Its length is 0 if the
- * segment is empty or too long for a parameter. */
+/* Returns the first segment of a path as the value of a parameter. Its length is 0 if the segment is empty or too
+ * long. */
 static struct slice parameter_of(const char *path)
 {
     size_t length = 0;
@@ -87,8 +87,7 @@ static bool fits(const char *pattern, const char *path, struct slice parameters[
     return *path == '\0';
 }
 
-/* Compares two patterns that fit the same path. True if `a` fits better: where the two first differ, `a` has a fixed
- * text and `b` a parameter. */
+/* Compares two patterns that fit the same path. True if, where the two first differ, `b` has a parameter. */
 static bool is_closer(const char *a, const char *b)
 {
     for (; *a != '\0' && *a == *b; a++) b++;
@@ -114,7 +113,6 @@ struct route_match route_find(const struct route *rows, int count, unsigned port
     return best;
 }
 
-/* Returns the last segment of a path, without slashes at its end. */
 static struct slice last_segment(const char *path)
 {
     size_t end = strlen(path), begin;
@@ -128,7 +126,6 @@ static bool same_segment(struct slice a, struct slice b)
     return a.length == b.length && a.length > 0 && strncasecmp(a.at, b.at, a.length) == 0;
 }
 
-/* True if the row's pattern is a path without parameters, and the port offers this route. */
 static bool is_path(const struct route *row, unsigned port)
 {
     return (row->ports & port) && strchr(row->path, '{') == NULL;

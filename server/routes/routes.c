@@ -1,8 +1,5 @@
-/* routes.c: the table of routes (URLs).
- *
- * A route is one row (server/routes/route.h has its columns). What is the same for all routes is in no row: framing
- * checks, request ids, limits, HEAD, CORS, logging and counting (http/mhd.c, http/answer.c). A new endpoint is a row, a
- * handler in the file of its resource, and a test. */
+/* routes.c: the table of routes (URLs); server/routes/route.h has its columns. What is the same for all routes is in no
+ * row: framing checks, request ids, limits, HEAD, CORS, logging and counting (http/mhd.c, http/answer.c). */
 #include "server/routes/routes.h"
 
 #include <pthread.h>
@@ -22,8 +19,8 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-/* Answers GET /openapi.json. All answers share one copy of the document, because it has 264 KiB, and clients may
- * request it without reading the answers. */
+/* All answers share one copy of the document (264 KiB), so that clients that do not read their answers cannot fill the
+ * memory. */
 static void answer_openapi(struct request *request, struct answer *answer)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -45,7 +42,7 @@ static void answer_openapi(struct request *request, struct answer *answer)
 #define TEXT "{'type':'string'}"
 
 /* clang-format off */
-/* Rows for health probes. Each kind of prober uses a path of its own. */
+/* Rows for health probes, of which each kind uses a path of its own. */
 #define LIVE(at) \
     { ROUTE_GET, at, "livez", BOTH, .quiet = true, .answer = health_answer_live, \
       .doc = { "operations", "Does the process work?", "Whatever the load.", \
@@ -56,7 +53,7 @@ static void answer_openapi(struct request *request, struct answer *answer)
                .answer = "It takes work", .media = "text/plain", .schema = TEXT, \
                .errors = ROUTE_ERROR(DRAINING), .plain_503 = true } }
 
-/* Two rows for a KServe model: one for its path, and one for the same path with the model's only version in it. */
+/* Two rows for a KServe model: its path without and with the model's only version. */
 #define OF_MODEL(id, what, handler, title, says, name) \
     { ROUTE_GET, "/v2/models/{model}" what, id, PORT_MAIN, .token = PORT_MAIN, .model = true, .answer = handler, \
       .doc = { "kserve", title, says, .parameters = { MODEL }, .errors = ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(UNAVAILABLE), \
@@ -101,8 +98,8 @@ static void answer_openapi(struct request *request, struct answer *answer)
     { ROUTE_##method_, at, "kserve", PORT_MAIN, .token = PORT_MAIN, .hidden = hidden_, .answer = handler, \
       .doc = { "kserve", title, says, .answer = says, .media = "application/json", .schema = ROUTE_SCHEMA(name) } }
 
-/* The route of an operation of proto_operations[] that a device runs. The row of proto_operations[] has the texts of
- * the OpenAPI document. */
+/* The route of an operation that a device runs. The row of proto_operations[] has its texts for the OpenAPI
+ * document. */
 #define OPERATION(op_, at, name, title, tag_, errors_, ...) \
     { ROUTE_POST, at, name, PORT_MAIN, .token = PORT_MAIN, .bodies = attention_bodies, .op = op_, \
       .doc = { .tag = tag_, .body = title "Request", .parameters = { __VA_ARGS__ }, .errors = errors_, \
@@ -110,14 +107,13 @@ static void answer_openapi(struct request *request, struct answer *answer)
 #define CACHE { "id", "Of POST /v1/caches.", CACHE_EXAMPLE }
 
 static const struct route routes[] = {
-    /* the first columns are method, path, endpoint and ports; the other columns are written with their names */
+    /* the first columns are method, path, endpoint and ports */
     OPERATION(ATTN_OP_FORWARD, "/v1/attention/forward", "forward", "Forward", "attention", 0, NONE),
     OPERATION(ATTN_OP_BACKWARD, "/v1/attention/backward", "backward", "Backward", "attention",
-              ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE) /* the errors when the context (a saved forward) is missing
-                                                            * or in use */, NONE),
+              ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE) /* the context (a saved forward) is missing, or in use */, NONE),
     OPERATION(PROTO_OP_CHECK, "/v1/attention/check", "check", "Check", "attention", 0, NONE),
     OPERATION(ATTN_OP_OBSERVE, "/v1/attention/observe", "observe", "Observe", "attention",
-              ROUTE_ERROR(NOT_FOUND) /* the error when a cache is missing */, NONE),
+              ROUTE_ERROR(NOT_FOUND) /* a cache is missing */, NONE),
     OPERATION(PROTO_OP_MERGE, "/v1/attention/merge", "merge", "Merge", "attention", 0, NONE),
     OPERATION(PROTO_OP_DECODE, "/v1/attention/decode", "decode", "Decode", "caches", ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(STORAGE_FULL), NONE),
 
@@ -223,10 +219,10 @@ struct route_match routes_find(unsigned port, const char *path, const char *meth
 
 #define NO_MODEL "; there is no language model here, " ROUTES_WHERE_TO
 
-/* Prefixes of paths that other servers have, and the hint that a 404 answer gives for each. */
+/* Prefixes of other servers' paths, and the hint of a 404 answer for each. */
 static const struct {
     const char *begins, *says;
-    bool surely; /* true: give this hint even if a path of this server is similar to the requested one */
+    bool surely; /* true: give this hint even if a path of this server is similar */
 } elsewhere[] = {
     { "/v1/attention/verify", "; verify is a member of POST /v1/attention/forward", true },
     { "/v1/attention/encode", "; " ROUTES_WHERE_TO, true },

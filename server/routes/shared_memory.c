@@ -1,5 +1,5 @@
-/* shared_memory.c: the routes of Triton's shared memory extensions; see shared_memory.h. In a path with a region's name
- * (a region is a registered piece of shared memory), the name is the first parameter. */
+/* shared_memory.c: the routes of Triton's shared memory extensions; see shared_memory.h. A region is a registered piece
+ * of shared memory. A region's name is the first parameter of a path. */
 #include "server/routes/shared_memory.h"
 
 #include <assert.h>
@@ -17,7 +17,6 @@
 
 static_assert((int)ROUTE_PARAMETER_BYTES < (int)PROTO_REGION_BYTES, "a region's name in a path fits");
 
-/* True if the server offers shared memory. Otherwise fails the request and returns false. */
 static bool is_offered(struct request *request)
 {
     if (request->server->regions != NULL) return true;
@@ -27,8 +26,7 @@ static bool is_offered(struct request *request)
     return false;
 }
 
-/* Copies to `text` the name of the region (a registered piece of shared memory) that the path contains, and returns it.
- * Returns NULL if the path has none, because the request is about all regions. */
+/* Returns NULL if the request is about all regions (registered shared memory). */
 static const char *name_of(const struct request *request, char text[ROUTE_PARAMETER_BYTES + 1])
 {
     const struct slice name = request->parameters[0];
@@ -64,8 +62,6 @@ static void (*const put_region[REGION_KIND_COUNT])(void *context, const struct r
     [REGION_CUDA] = put_cuda_region,
 };
 
-/* Answers with a list of the regions (registered pieces of shared memory) of one kind, or only of the region that the
- * path names. */
 static void answer_status(struct request *request, enum region_kind kind, struct answer *answer)
 {
     if (!is_offered(request)) return;
@@ -92,8 +88,8 @@ void shared_memory_cuda_status(struct request *request, struct answer *answer)
     answer_status(request, REGION_CUDA, answer);
 }
 
-/* Logs that a region (a registered piece of shared memory) has changed. The region's key is not logged, because keys
- * concern only the operator and the client. */
+/* Logs that a region (registered shared memory) has changed. Its key is not logged, because it concerns only the
+ * operator and the client. */
 static void log_region(const struct request *request, const char *event, const char *name, const char *what,
                        long long n)
 {
@@ -123,8 +119,8 @@ void shared_memory_register(struct request *request, struct answer *answer)
     }
 }
 
-/* Returns the device that the body names by `device_id`. If this server does not use that device, or the device has
- * failed, fails the request and returns NULL. */
+/* Returns the device that the body names by `device_id`. If the server does not use it, or it has failed, fails the
+ * request and returns NULL. */
 static attn_device *device_of(struct request *request, const proto_cuda_region *wanted, int *number)
 {
     struct server *const server = request->server;
@@ -141,7 +137,7 @@ static attn_device *device_of(struct request *request, const proto_cuda_region *
     return NULL;
 }
 
-/* True if the server can register GPU memory. If it cannot, this function fails the request and returns false. */
+/* True if the server can register GPU memory. Otherwise fails the request. */
 static bool takes_cuda(struct request *request)
 {
     if (!is_offered(request)) return false;
