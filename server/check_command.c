@@ -1,8 +1,6 @@
-/* check_command.c: the command `attnd check FILE`, see check_command.h.
- *
- * FILE is what a client could POST to /v1/attention/check as application/x-safetensors. The file's metadata has the
- * members of the request that are not tensors, as strings of JSON. The option --members names another file with such
- * members. The command adds them to the metadata before it parses FILE. */
+/* check_command.c: the command `attnd check FILE`. FILE is what a client could POST to /v1/attention/check as
+ * application/x-safetensors. --members names a file with further members of the request, which are added to FILE's
+ * metadata before FILE is parsed. */
 #include "server/check_command.h"
 
 #include <cjson/cJSON.h>
@@ -23,11 +21,11 @@
 
 enum { EXIT_WRONG = 1, EXIT_USAGE_ERROR = 64, EXIT_NOT_UNDERSTOOD = 65 };
 enum {
-    LENGTH_BYTES = 8, /* size in bytes of the number that begins a file: its header's length */
-    /* time limit in seconds for the judge, which compares the results in the file with exact ones */
+    LENGTH_BYTES = 8, /* size of the number that begins a safetensors file: its header's length */
+    /* time limit in seconds for comparing the file's results with exact ones */
     CHECK_SECONDS = 60,
-    LINES_WORST = 3,   /* largest number of elements that are printed: those with the largest errors */
-    LINES_REASONS = 3, /* largest number of explanations that are printed */
+    LINES_WORST = 3,   /* most elements that are printed, those with the largest errors */
+    LINES_REASONS = 3, /* most explanations that are printed */
     LINES_WHERE = 3,
 };
 #define MEMBERS_BYTES ((size_t)1 << 20) /* largest size in bytes of the file that --members names */
@@ -61,7 +59,7 @@ static int refuse(int status, const char *format, ...)
     return status;
 }
 
-/* Reads the arguments. False: the arguments are wrong, and a message was printed. */
+/* Returns false after printing a message if the arguments are wrong. */
 static bool read_arguments(int argc, char **argv, struct arguments *a)
 {
     *a = (struct arguments){ .devices = "auto" };
@@ -83,7 +81,7 @@ static bool read_arguments(int argc, char **argv, struct arguments *a)
     return false;
 }
 
-/* Reads a whole file into memory from malloc(). NULL: the file could not be read, and a message says so. */
+/* Reads a whole file into memory from malloc(); NULL: it failed, and a message was printed. */
 static char *read_file(const char *name, size_t most, size_t *bytes)
 {
     FILE *const file = fopen(name, "rb");
@@ -116,7 +114,6 @@ static char *read_file(const char *name, size_t most, size_t *bytes)
 
 /* ---- The members of the request ---------------------------------------------------------------------------------- */
 
-/* Adds a member to the metadata, as a string of JSON. */
 static bool put_member(cJSON *metadata, const cJSON *member)
 {
     enum { EXACT_BITS = 53 };
@@ -134,9 +131,8 @@ static bool put_member(cJSON *metadata, const cJSON *member)
     return added;
 }
 
-/* Adds the members of the file `name` to the metadata of the safetensors file. Returns the new header. In the new file,
- * the old file's bytes from offset *data on must follow this header. NULL: the members were refused, and a message says
- * why. */
+/* Returns a new header for the safetensors file, with the members of the file `name`; the old file's bytes from offset
+ * *data on follow it. NULL: the members were refused, and a message was printed. */
 static char *merge_members(const char *name, const char *file, size_t bytes, size_t *header_bytes, size_t *data)
 {
     size_t count;
@@ -163,7 +159,6 @@ static char *merge_members(const char *name, const char *file, size_t bytes, siz
 
 /* ---- Reading the problem, and comparing its results with exact ones ---------------------------------------------- */
 
-/* The memory into which the parser writes the tensors. */
 struct memory {
     void *memory;
     size_t bytes;

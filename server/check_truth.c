@@ -1,4 +1,4 @@
-/* check_truth.c: computes exact results on a GPU for `attnd check`; see check_truth.h. */
+/* check_truth.c: computes exact results on a GPU for `attnd check`. */
 #include "server/check_truth.h"
 
 #include <stdlib.h>
@@ -8,7 +8,6 @@
 
 enum { RESULTS = 5, BLOCKS = ATTN_TENSOR_COUNT + RESULTS + 1 };
 
-/* The GPU that computes the exact results of a check, and its memory, which close_gpu() frees. */
 struct gpu {
     attn_device *device;
     attn_stream *stream;
@@ -36,7 +35,7 @@ static attn_status take(struct gpu *gpu, size_t bytes, void **memory, attn_error
     return status;
 }
 
-/* Copies the tensors of a problem to the GPU, and sets their addresses there. */
+/* Copies a problem's tensors to the GPU, and sets their addresses there. */
 static attn_status copy_in(struct gpu *gpu, attn_problem *p, attn_error *err)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -54,7 +53,7 @@ static attn_status copy_in(struct gpu *gpu, attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* Lists the arrays of exact results (float64). The order is the same for arrays in host memory and in GPU memory. */
+/* Lists the arrays of exact results (float64), in an order that is the same for host memory and GPU memory. */
 static void list_results(attn_truth *truth, double **list[RESULTS], attn_tensor_id ids[RESULTS])
 {
     double **const all[RESULTS] = { &truth->out, &truth->lse, &truth->dq, &truth->dk, &truth->dv };
@@ -99,7 +98,7 @@ static attn_status compute(struct gpu *gpu, const proto_item *item, uint64_t wan
     return status == ATTN_OK ? attn_stream_wait(gpu->stream, err) : status;
 }
 
-/* Returns the backend whose devices are GPUs. NULL: this build has only the CPU. */
+/* Returns the backend of GPUs; NULL: this build has only the CPU. */
 static const char *gpu_backend(void)
 {
     for (const char *const *name = attn_backends(); *name; name++)
