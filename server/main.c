@@ -41,8 +41,7 @@
 
 enum { EXIT_USAGE_ERROR = 64, EXIT_UNAVAILABLE = 69, EXIT_DEVICE_LOST = 70, EXIT_CONFIG = 78 };
 
-/* Time limit in milliseconds for the process to end after the drain (the time in which accepted requests are
- * finished). */
+/* Time in milliseconds for the process to end after accepted requests were finished. */
 enum { AGAIN_MS = LOOP_STOP_MS + SIGNALS_GRACE_MS };
 
 static int complain(int status, const char *text)
@@ -52,30 +51,28 @@ static int complain(int status, const char *text)
     return status;
 }
 
-/* Makes glibc keep freed memory. The server allocates and frees pieces of some hundred KiB. By default glibc maps each
- * piece anew, which costs a page fault for every page. */
+/* Makes glibc keep freed memory, because it would map each piece of some hundred KiB anew, with a page fault for every
+ * page. */
 static void tune_malloc(void)
 {
 #ifdef __GLIBC__
     mallopt(M_MMAP_THRESHOLD, 4 << 20);
     mallopt(M_TRIM_THRESHOLD, 32 << 20);
     mallopt(M_TOP_PAD, 1 << 20);
-    /* Without fast bins (lists of small freed pieces), glibc merges each freed piece with its free neighbours at once.
-     * With fast bins, one request would sometimes wait while thousands of pieces are merged. */
+    /* With fast bins (lists of small freed pieces), one request would sometimes wait while thousands of pieces are
+     * merged. */
     mallopt(M_MXFAST, 0);
 #endif
 }
 
-/* Opens /dev/null for each standard descriptor (0, 1, 2) that is closed. Otherwise the next socket would get that
- * number, and log lines would be sent to a client. */
+/* Opens /dev/null for each closed standard descriptor (0, 1, 2): otherwise log lines could go to a client's socket. */
 static void hold_standard_descriptors(void)
 {
     for (int fd = 0; fd <= STDERR_FILENO; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) abort();
 }
 
-/* Opens a listening socket for each address (--listen, then --metrics-listen), or takes the sockets over from the
- * supervisor (*inherited). */
+/* Opens a listening socket for each address, or takes the sockets over from the supervisor (*inherited). */
 static bool open_listeners(const struct config *config, struct listener *listeners, int *count, bool *inherited,
                            attn_error *err)
 {
@@ -103,7 +100,7 @@ static void on_signal(void *loop, int number)
     loop_signal(loop, number);
 }
 
-/* Writes the URL at which a browser on this machine finds the server; "" if the server listens on unix sockets only. */
+/* Writes the URL for a browser on this machine; "" if the server listens on unix sockets only. */
 static const char *first_url(const struct config *config, const struct listener *listeners,
                              char text[LISTENER_URL_BYTES])
 {
@@ -114,7 +111,7 @@ static const char *first_url(const struct config *config, const struct listener 
 }
 
 /* Returns an upper bound on this process's memory: tensors, connections, the CPU device's working memory and caches,
- * and the process itself. Memory that clients share with the server belongs to the clients. */
+ * and the process itself. */
 static int64_t memory_bytes(const struct server *server)
 {
     const struct config *const config = server->config;
@@ -130,7 +127,6 @@ static int64_t memory_bytes(const struct server *server)
     return sum;
 }
 
-/* Prints on standard error why the server could not start. */
 static void complain_of_start(const attn_error *err)
 {
     char space[THREADS_SPACE_BYTES] = "";
@@ -186,8 +182,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
         status = EXIT_USAGE_ERROR;
         goto out;
     }
-    /* If staging memory (memory for tensors) is pinned for devices, the pool keeps all of it, because pinning takes
-     * long and stalls the device. */
+    /* pinning memory for devices takes long and stalls the device, so the pool keeps all of it */
     server.pinned = devices_staging(server.devices, &staging);
     server.staging = server.pinned ? staging_new(config->staging_bytes, config->staging_bytes, &staging)
                                    : staging_new(config->staging_bytes, STAGING_WARM_BYTES, NULL);
@@ -200,8 +195,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
             "option=--staging-bytes bytes=%lld machine_bytes=%lld text=\"requests may take more memory than there "
             "is, and the system ends the process then; the default is half the memory\"",
             (long long)config->staging_bytes, (long long)config->memory_bytes);
-    /* A device's thread may be busy for the whole time limit of a request, and for --watchdog-ms after it. Then its
-     * device counts as lost. */
+    /* the longest time of a device's thread; after it the device counts as lost */
     heartbeat_set_limit(HEARTBEAT_DEVICE, config->timeout_ms + config->watchdog_ms + HEARTBEAT_LIMIT_MS);
     atomic_store(&server.phase, SERVER_READY);
     const char *const url = first_url(config, listeners, text);
@@ -223,8 +217,8 @@ out:
     if (server.devices) stopped = devices_stop(server.devices, MAIN_STOP_WAIT_MS);
     log_event(LOG_INFO, NULL, "stopped", "status=%d", status);
     log_close();
-    /* The process ends without cleaning up: a running kernel cannot be interrupted, and its result is not needed.
-     * Closing a lost device might never return from the driver. */
+    /* ends without cleaning up: a running kernel cannot be interrupted, and the driver of a lost device might never
+     * return */
     if (!stopped || status == EXIT_DEVICE_LOST) _exit(status);
     signals_quiet();
     loop_close(server.loop);
@@ -256,9 +250,9 @@ int main(int argc, char **argv)
     case CONFIG_BAD_FILE: return EXIT_CONFIG;
     default: return EXIT_USAGE_ERROR;
     }
-    /* writing to a connection that the client has closed must return an error, and not end the server by a signal */
+    /* writing to a closed connection must return an error, not end the server */
     signal(SIGPIPE, SIG_IGN);
-    /* writing to shared memory beyond `ulimit -f` must return an error, and not end the server by a signal */
+    /* writing to shared memory beyond `ulimit -f` must return an error, not end the server */
     signal(SIGXFSZ, SIG_IGN);
     tune_malloc();
     log_open(config.log_format, config.log_level);

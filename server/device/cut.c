@@ -8,9 +8,8 @@
  *   by queries   A part computes some queries, with all keys and values (attn_queries_of()). Under a causal mask the
  *                parts have different numbers of queries, and about equally many pairs of a query and a key.
  *
- * All parts run the kernel that the whole problem would run, and a result depends only on its own head, batch row or
- * query. So the results are equal, to the bit, to those of one device. Only dk and dv of a problem that is cut by queries
- * are sums over the parts, which the devices add up (sums.c).
+ * All parts run the kernel that the whole problem would run, so their results are equal, to the bit, to those of one
+ * device. If a problem is cut by queries, gradients that are sums over queries, such as dk, are added up (sums.c).
  *
  * Some problems are not cut, or not in each way, because their answers could differ:
  *
