@@ -5,9 +5,9 @@
  *     hi 2: '+' (lo B), '/' (lo F)    hi 3: '0'-'9' (lo 0-9)    hi 4, 6: letters (lo 1-F)    hi 5, 7: letters (lo 0-A)
  *
  * Each kind of hi has a bit. A table has an entry for each lo: the bits of the kinds of hi with which this lo cannot
- * occur. If the entry includes the bit of the character's hi, the character is foreign. The difference between a
- * character and its six bits depends on hi alone, except for '/', which uses row 1 of the table: no character of the
- * alphabet has hi = 1. Two multiply-adds then join the sextets, 00aaaaaa 00bbbbbb 00cccccc 00dddddd -> aaaaaabb
+ * occur. If the entry includes the bit of the character's hi, the character is outside the alphabet. The difference
+ * between a character and its six bits depends on hi alone, except for '/', which uses row 1 of the table: no character
+ * of the alphabet has hi = 1. Two multiply-adds then join the sextets, 00aaaaaa 00bbbbbb 00cccccc 00dddddd -> aaaaaabb
  * bbbbcccc ccdddddd, and shuffles close the gaps.
  *
  * Encoding does the reverse. A shuffle copies bytes so that each 16-bit half of 32 bits holds two sextets. Two

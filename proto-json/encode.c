@@ -59,7 +59,7 @@ struct proto_encoder {
 
     uint64_t length; /* number of bytes in the first `measured` pieces */
     size_t measured;
-    int64_t measured_element; /* index of the next element to measure in the array that is being measured */
+    int64_t measured_element;
 
     size_t piece;
     uint64_t taken; /* number of bytes of piece number `piece` that have been read */
@@ -111,7 +111,7 @@ void encode_tensor(proto_encoder *e, const attn_tensor *tensor, encode_as as)
     else if (as == ENCODE_BYTES) piece.length = (uint64_t)bytes;
     end_text(e);
     if (is_numbers(&piece) || piece.length > 0)
-        add_piece(e, piece); /* proto_encoder_measure() finds the length of an array of numbers */
+        add_piece(e, piece); /* the length of an array of numbers stays 0 until proto_encoder_measure() finds it */
 }
 
 /* Writes a short text of this program, such as the name of a device, in quotes. Characters that would need an escape
@@ -188,7 +188,6 @@ static void put_tiles(struct text *t, const proto_item *item, const attn_counts 
     text_put_char(t, '}');
 }
 
-/* Writes one count that an observe request (statistics of probabilities) asks for. */
 static void put_counted(struct text *t, proto_count_id which, const proto_item *item, const attn_counts *counts)
 {
     const attn_dims d = attn_dims_of(&item->problem);

@@ -87,7 +87,7 @@ void hints_put(struct text *t, unsigned hints)
         if (!(hints >> i & 1)) continue;
         text_put_char(t, before);
         text_put_char(t, '"');
-        text_put_string(t, texts[i]); /* texts of hints need no escapes in JSON */
+        text_put_string(t, texts[i]);
         text_put_char(t, '"');
         before = ',';
     }

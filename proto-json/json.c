@@ -124,7 +124,6 @@ static void add_tensor(proto_encoder *e, const char *name, const attn_tensor *te
     text_put_string(t, array ? "}" : "\"}");
 }
 
-/* Adds the gradients of a merge's parts (results over different keys). */
 static void add_gradients(proto_encoder *e, const proto_item *item)
 {
     struct text *const t = encode_text(e);

@@ -123,7 +123,6 @@ static attn_status cut_off(struct kserve_reader *r)
                      r->json_bytes == JSON_BYTES_UNKNOWN ? "; binary data need " JSON_LENGTH : "");
 }
 
-/* Ends the body: checks that it is complete. */
 static attn_status end_body(struct kserve_reader *r, attn_error *err)
 {
     if (r->error.status == ATTN_OK && !r->root && r->json_bytes == JSON_BYTES_UNKNOWN) (void)kserve_end_json(r);

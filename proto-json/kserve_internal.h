@@ -20,20 +20,17 @@
 
 enum { ID_BYTES = 512 /* longest request id in bytes */, JSON_BYTES_UNKNOWN = -1 };
 
-/* One input of the request. */
 struct kserve_input {
     const char *name;
     int extract;
     bool binary;
-    bool shared; /* true: the input is in shared memory; entry number i of kserve_reader.shared describes input number
-                  * i */
+    bool shared; /* true: the input is in shared memory (kserve_reader.shared) */
 };
 
 struct kserve_reader {
     proto_limits limits;
     const proto_model *model;
-    int64_t json_bytes; /* length in bytes of the JSON at the start of the body; JSON_BYTES_UNKNOWN: the whole body is
-                         * JSON */
+    int64_t json_bytes; /* length in bytes of the JSON; JSON_BYTES_UNKNOWN: the whole body is JSON */
     attn_error error;   /* the first error of the body, which all later calls return */
     uint64_t offset;    /* number of bytes of the body that have arrived so far */
     scan *json;
@@ -48,7 +45,7 @@ struct kserve_reader {
     /* The arrays of numbers in the JSON, and behind them the binary inputs. The member `bytes` of an entry says how
      * many of its bytes have arrived. */
     scan_extract *extracts;
-    int64_t *sizes; /* size in bytes of each binary input */
+    int64_t *sizes;
     int first_binary, extract_count;
     int now; /* index in `extracts` of the first value whose bytes have not all arrived */
     uint64_t body_bytes;

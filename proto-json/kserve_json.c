@@ -378,7 +378,6 @@ static attn_status read_inputs(struct kserve_reader *r, cJSON *inputs)
     return ATTN_OK;
 }
 
-/* Assigns a place in the caller's memory to one tensor of `size` bytes. */
 static attn_status place_one(struct kserve_reader *r, scan_extract *extract, int64_t size)
 {
     const size_t at = SCAN_ALIGNED(r->memory_bytes);
@@ -418,8 +417,7 @@ attn_status kserve_place_shared(struct kserve_reader *r)
     return status;
 }
 
-/* ---- The outputs of the request
- * ------------------------------------------------------------------------------------ */
+/* ---- The outputs that the request names -------------------------------------------------------------------------- */
 
 static const char *const output_members[] = { "name", "parameters", NULL };
 static const char *const output_parameters[] = { "binary_data", REGION, REGION_AT, REGION_SIZE, NULL };

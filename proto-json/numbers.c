@@ -108,10 +108,9 @@ static const double tens[] = {
 #define BELOW(bit) ((UINT64_C(1) << (bit)) - 1)
 
 enum {
-    HUGE_EXPONENT = 38, /* numbers w * 10^exponent with a larger exponent are too large for every dtype: 10^39 >
-                         * 2^128 */
-    /* numbers w * 10^exponent with a smaller exponent are 0 in every dtype: w < 10^19, and 10^-48 < 2^-150, half of the
-     * smallest float32 */
+    HUGE_EXPONENT = 38, /* numbers with a larger exponent are too large for every dtype: 10^39 > 2^128 */
+    /* numbers with a smaller exponent are 0 in every dtype: w < 10^19, and 10^-48 < 2^-150, half of the smallest
+     * float32 */
     TINY_EXPONENT = -66,
     GRID_SHIFT = 52 - 24, /* number of fraction bits of a double beyond 25 significant bits */
 };
@@ -160,7 +159,7 @@ static int big_compare(const struct big *a, const struct big *b)
 static int compare_big(const struct decimal *d, uint32_t m, int q)
 {
     struct big left = { 0, { 0 } }, right = { 1, { m } };
-    /* from here on, the exponent of the last digit and not of the 19th significant one */
+    /* the exponent of the 19th significant digit; the loop below makes it that of the last digit */
     int exponent = d->exponent;
     int significant = 0, pending = 0;
     uint32_t chunk = 0;
@@ -266,7 +265,7 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     c >>= shift;
     /* no branch, because the processor could not predict it */
     c += (cut > half) | ((cut == half) & c);
-    /* Rounding up may carry from the fraction into the exponent, which gives the correct code. The sum cannot overflow:
+    /* The highest bit of c adds one to the exponent; in a subnormal number it is set only after rounding up. The sum cannot overflow:
      * the largest x, 2^200, gives 326 << 23. */
     *code = (below ? 0 : (uint32_t)(exponent - f->min_exponent) << f->fraction_bits) + (uint32_t)c;
     return *code <= f->largest;
@@ -381,8 +380,7 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
             p += 8;
             continue;
         }
-        int count = __builtin_ctzll(others) / 8; /* number of digits (0 to 7) at the beginning of the eight
-                                                  * characters */
+        int count = __builtin_ctzll(others) / 8; /* number of digits before the first other character */
         *w = *w * scale[count] + sum_eight(v << 8 << (56 - 8 * count));
         return p + count;
     }
@@ -487,7 +485,7 @@ enum state {
     FRACTION,
     E,
     E_SIGN,
-    /* in the states from MINUS to EXPONENT the reader is inside a number, behind the character that names the state */
+    /* from MINUS to EXPONENT the reader is inside a number; each state is named after the last character read */
     EXPONENT,
     NUMBER_STATES,
     START = NUMBER_STATES, /* no '[' was read yet */
@@ -988,8 +986,7 @@ static size_t put_text(char *text, const char *from)
     return count;
 }
 
-/* Returns the digits of n < 10^8 as eight bytes, the first digit in the lowest byte. n is split into two numbers of
- * four digits. */
+/* Returns the digits of n < 10^8 as eight bytes, the first digit in the lowest byte. */
 static uint64_t eight_digits(uint32_t n)
 {
     uint64_t v = n / 10000 | (uint64_t)(n % 10000) << 32;
@@ -1003,7 +1000,6 @@ static uint64_t eight_digits(uint32_t n)
 
 static const uint32_t integer_tens[] = { 1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000, 1000000000 };
 
-/* Returns the number of decimal digits of n. */
 static int count_digits(uint32_t n)
 {
     /* log10(2) is about 1233 / 2^12; the guess is correct or one too small */
@@ -1027,15 +1023,14 @@ static size_t write_decimal(uint32_t s, int k, char *text)
     /* numbers from 0.0001 to 999999999 are written without an exponent */
     enum { ZEROS_AFTER_POINT = 3, INTEGER_DIGITS = 9 };
     int count = count_digits(s), point = count + k; /* s * 10^k = 0.digits * 10^point */
-    s *= integer_tens[9 - count];                   /* appends zeros to the digits of s, so that s always has nine
-                                                     * digits */
+    s *= integer_tens[9 - count];                   /* appends zeros, so that s has nine digits */
     char first = (char)('0' + s / 100000000);
     uint64_t others = eight_digits(s % 100000000), zeros = UINT64_C(0x3030303030303030);
     /* from here on, `count` does not include trailing zeros */
     count = others == zeros ? 1 : 9 - __builtin_clzll(others ^ zeros) / 8;
 
     char *t = text;
-    /* with an exponent: 1.2345e-7 */
+    /* written with an exponent, such as 1.2345e-7 */
     if (point > INTEGER_DIGITS || point < -ZEROS_AFTER_POINT) {
         t[0] = first;
         t[1] = '.';
@@ -1045,7 +1040,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
         t[1] = '-';
         t += point > 0 ? 1 : 2;
         t += write_integer((uint32_t)abs(point - 1), t);
-    } else if (point <= 0) { /* below 1: 0.00012345 */
+    } else if (point <= 0) { /* a number below 1, such as 0.00012345 */
         memcpy(t, "0.000000", 8);
         t += 2 - point;
         t[0] = first;

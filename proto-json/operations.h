@@ -60,7 +60,7 @@ typedef struct proto_operation {
     /* Inputs that a problem must have. With the member `context` (a saved forward), only those that a backward adds are
      * needed. */
     uint64_t needs;
-    uint64_t appends; /* inputs that are appended to caches */
+    uint64_t appends;
     uint64_t gives;
     /* the client's results that may be compared with exact ones; a problem must have one or more */
     uint64_t judged;

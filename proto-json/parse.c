@@ -239,7 +239,7 @@ attn_status proto_item_outputs(proto_item *item, attn_error *err)
     attn_problem *const p = &item->problem;
     attn_tensor unused;
     if (!item->has_result_dtype) item->result_dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
-    /* also checks the dtype if the client wants no output with this dtype */
+    /* the results' dtype is checked even if the client wants no output that has it */
     attn_status status = ATTN_OK;
     if (p->op == ATTN_OP_OBSERVE) attn_observe_region(p);
     else status = attn_output(p, p->op == ATTN_OP_FORWARD ? ATTN_T_out : ATTN_T_dq, item->result_dtype, &unused, err);

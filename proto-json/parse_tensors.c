@@ -54,7 +54,6 @@ static const char *shape_text(int rank, const int64_t *shape, char text[SHAPE_BY
     return text;
 }
 
-/* Returns a hint for a size in a shape that is not an integer. */
 static const char *size_suggestion(const cJSON *size)
 {
     const char *const text = tree_number(size);

@@ -190,8 +190,7 @@ typedef struct proto_parts {
  * data: the caller provides the memory. */
 typedef struct proto_item {
     attn_problem problem;
-    attn_dtype result_dtype; /* dtype of the results: out_dtype or grad_dtype; by default q's dtype, or bfloat16 if q
-                              * is float8 */
+    attn_dtype result_dtype; /* out_dtype or grad_dtype; by default q's dtype, or bfloat16 if q is float8 */
     bool has_result_dtype;
     /* true: the body gave problem.seed; false: the caller draws the seed for dropout */
     bool has_seed;
@@ -209,14 +208,11 @@ typedef struct proto_item {
      * caller sets the other tensors. */
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
-    unsigned counts; /* for an observe (statistics of probabilities): the wanted numbers, one bit for each
-                      * proto_count_id */
+    unsigned counts; /* for an observe (statistics of probabilities): bits of proto_count_id */
     /* for an observe (statistics of probabilities): size in queries and in keys of the tiles to be counted; 0: none */
     int64_t tile_size[2];
-    int64_t head_dim_v; /* length of a row of V, for the counts flops_forward and flops_backward; 0: as long as a row of
-                         * Q and K */
-    proto_parts *parts; /* the parts of a merge (results over different keys), which the proto_call owns; NULL: no
-                         * merge */
+    int64_t head_dim_v; /* length of a row of V, for counts of operations; 0: as long as a row of Q and K */
+    proto_parts *parts; /* the parts of a merge (results over different keys); the proto_call owns them */
     /* for a merge: lse_base is 1 if the parts' lse are base-2 logarithms (otherwise natural); empty_lse is 1 if parts
      * without keys have lse +inf (otherwise -inf) */
     int lse_base, empty_lse;
@@ -230,7 +226,7 @@ typedef struct proto_item {
 
 /* ---- The options: one row for each member of a problem that is not a tensor -------------------------------------
  *
- * The OpenAPI document is also written from it. A new option is a new row. */
+ * The table is in parse_options.c. The OpenAPI document is also written from it. */
 
 enum { PROTO_PRIORITY_USUAL = 128 }; /* the default of `priority` */
 
@@ -428,7 +424,7 @@ void proto_call_free(proto_call *call);
 
 enum { PROTO_CACHE_HEADS = 1024, PROTO_CACHE_TTL_MOST_S = 7 * 86400 };
 
-/* The body of POST /v1/caches. 0: the member was not given. */
+/* The body of POST /v1/caches. A number that is 0 was not given. */
 typedef struct proto_cache {
     int64_t kv_heads, head_dim, head_dim_v; /* head_dim_v is head_dim if the body does not give it */
     int64_t page_size, ttl_s;

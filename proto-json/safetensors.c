@@ -24,7 +24,6 @@ enum { LENGTH_BYTES = 8, HEADER_MIN = 2 /* {} is the shortest header */, HEADER_
 #define METADATA "__metadata__"
 #define OFFSETS  "data_offsets"
 
-/* One tensor of the file. */
 struct slot {
     const char *name;
     int64_t begin, end;
@@ -45,8 +44,7 @@ struct reader {
 
     /* The tensors, in the order of their bytes. */
     struct slot *slots;
-    scan_extract *extracts; /* the tensors' values; the member `bytes` of each says how many of its bytes have
-                             * arrived */
+    scan_extract *extracts; /* the tensors' values; their member `bytes` counts the bytes that have arrived */
     int count, now;         /* count: number of tensors; now: index of the first tensor that is not complete */
     struct scan_room room;
 };
@@ -235,14 +233,14 @@ static attn_status option(struct reader *r, const char *name, const char *text)
  * takes. A '*' at the end stands for any text. */
 /* clang-format off */
 static const char *const foreign[] = {
-    /* PyTorch, transformers and mlx, such as {"format": "pt"} */
+    /* written by PyTorch, transformers and mlx, such as {"format": "pt"} */
     "format", "framework", "library_name", "library_version",
-    /* index of a model that is split into several files */
+    /* written in the index of a model that is split into several files */
     "total_size", "total_parameters", "total_shards",
     "torch_version", "transformers_version", "diffusers_version", "safetensors_version", "mlx_version", "mflux_version",
     "_class_name", "_diffusers_version", "lora_adapter_metadata", "quantization_level", "_quantization_metadata",
     "DCP_VERSION", "DCP_SHARDING_INFO",                       /* torch.distributed.checkpoint */
-    /* training and quantization */
+    /* written by tools for training and quantization */
     "modelspec.*", "ss_*", "sshs_*", "sd_merge_*", "ot_*", "gptq_*", "auto_gptq_version",
     "prompt", "workflow", "software", "training_info",        /* image generators */
     "title", "description", "author", "license", "created_at", "tags", "base_model",

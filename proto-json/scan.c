@@ -29,8 +29,7 @@ enum state {
     HEX,       /* the next bytes are the four hexadecimal digits of an escape \uXXXX */
     LOW_SLASH, /* after a high surrogate: the '\' of a low surrogate must follow */
     LOW_U,     /* after the '\' of a low surrogate: 'u' must follow */
-    MINUS,     /* in the states from MINUS to EXPONENT_DIGITS the scanner is inside a number, behind the character that
-                * names the state */
+    MINUS,     /* inside a number, up to EXPONENT_DIGITS; each state is named after what was read last */
     ZERO,
     DIGITS,
     POINT,
@@ -52,7 +51,7 @@ enum { NO_EXTRACT = -1, NO_DTYPE = -1, WORD_BYTES = 32 };
 
 struct frame {
     bool object;
-    int members; /* for an object */
+    int members;
     int extract; /* for an object: index of the extracted value of its member `data` */
     int dtype;   /* for an object: the value of its member `dtype` */
 };
@@ -329,7 +328,6 @@ static attn_status base64_text(scan *s, const unsigned char **text, const unsign
     return ATTN_OK;
 }
 
-/* Handles the character of an escape \uXXXX. */
 static attn_status code_point(scan *s, uint32_t code, uint64_t at)
 {
     const unsigned char c = (unsigned char)code;
@@ -393,7 +391,7 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         size_t run = text_plain_run((const char *)p, (const char *)end);
         word_add(s, p, run);
         p += run;
-        /* fast, because a string that contains JSON has many escaped quotes */
+        /* escaped quotes are handled here, because a string that contains JSON has many of them */
         while (end - p >= 2 && p[0] == '\\' && p[1] == '"') {
             run = text_plain_run((const char *)p + 2, (const char *)end);
             word_add(s, p + 1, 1 + run);
@@ -461,7 +459,6 @@ static attn_status escape(scan *s, unsigned char c, uint64_t at)
         return ATTN_OK;
     default: break;
     }
-    /* the state is HEX */
     digit = text_hex_digit(c);
     if (digit < 0) return unexpected(s, at, expected_in(s), c);
     s->code = s->code * 16 + (uint32_t)digit;

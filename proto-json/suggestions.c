@@ -98,7 +98,7 @@
     "axis_order dim_order"
 
 const struct suggestion suggestions[] = {
-    /* PyTorch's scaled_dot_product_attention and similar functions */
+    /* words of PyTorch's scaled_dot_product_attention and similar functions */
     { SCORES, "query queries query_states query_layer query_tensor xq", "write 'q'" },
     { SCORES " append", "key keys key_states key_layer key_tensor xk k_new new_k", "write 'k'" },
     { SCORES " append", "value values value_states value_layer value_tensor xv v_new new_v", "write 'v'" },
@@ -153,7 +153,7 @@ const struct suggestion suggestions[] = {
       "probs",
       NO_WEIGHTS },
     { SCORES, "top_k topk", "attention here is exact; 'keep_mask' hides keys" },
-    /* flash_attn and similar functions */
+    /* words of flash_attn and similar functions */
     { SCORES,
       "window_size local_window_size window_left window_right pre_tockens next_tockens window_sizes window_size_left "
       "window_size_right left_window right_window left_window_size right_window_size",
@@ -570,8 +570,7 @@ const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES]
 
 bool suggestion_big_endian(const char *dtype)
 {
-    const char *const sign = strchr(dtype, '>'); /* the '>' of a big-endian dtype such as ">f4", or the '>' at the end
-                                                  * of "<class 'numpy.float32'>" */
+    const char *const sign = strchr(dtype, '>'); /* of ">f4" (big-endian), or of "<class 'numpy.float32'>" */
     return sign && isalnum((unsigned char)sign[1]);
 }
 
@@ -586,7 +585,7 @@ bool suggestion_big_endian(const char *dtype)
 #define WHITE_SPACE "white space; write it without (forms and URLs turn '+' into a space)"
 
 static const struct {
-    /* the hint applies to text before the bad character that is exactly `begins`; NULL: to any text */
+    /* the hint applies if the text before the bad character is exactly `begins`; NULL: to any text */
     const char *begins;
     char found;
     const char *suggestion;
@@ -731,7 +730,7 @@ static const struct {
     { A_NAME, "'", QUOTES },
     { A_NAME, "},", COMMA },
     { SUGGESTION_END, 0, "{", " (several problems go into one {\"requests\": [...]})" },
-    { ANYWHERE, "I", " (" NOT_FINITE ")" }, /* Infinity, also after a minus sign */
+    { ANYWHERE, "I", " (" NOT_FINITE ")" }, /* 'I' begins Infinity, also after a minus sign */
     { ANYWHERE, "/#", " (JSON has no comments, and no fractions such as 1/8)" },
 };
 

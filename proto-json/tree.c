@@ -82,9 +82,9 @@ void tree_forget(struct tree_memory *memory)
 
 /* ---- Parsing a body's JSON without its tensor values ------------------------------------------------------------- */
 
-/* Parser of the rest (a body's JSON without tensor values), which the scanner has checked and freed from white space.
- * cJSON's own parser takes ten or more instructions for each character. Each take_ function reads text at *at and moves
- * *at behind it. NULL: out of memory. */
+/* Parser of the rest (a body's JSON without tensor values), which the scanner has checked, without white space. cJSON's
+ * own parser takes ten or more instructions for each character. Each take_ function reads text at *at and moves *at
+ * behind it. NULL: out of memory. */
 
 static cJSON *new_value(int type)
 {
@@ -181,7 +181,7 @@ static cJSON *take_tagged(const char **at)
     return value->valuestring ? value : NULL;
 }
 
-/* Reads a value, of an object or array only the opening bracket. */
+/* Reads a value. Of an object or array, it reads only the opening bracket. */
 static cJSON *take_value(const char **at)
 {
     const char first = **at;

@@ -59,8 +59,8 @@ static void tune_malloc(void)
     mallopt(M_MMAP_THRESHOLD, 4 << 20);
     mallopt(M_TRIM_THRESHOLD, 32 << 20);
     mallopt(M_TOP_PAD, 1 << 20);
-    /* With fast bins (lists of small freed pieces), one request would sometimes wait while thousands of pieces are
-     * merged. */
+    /* turns off fast bins (lists of small freed pieces): with them, one request would sometimes wait while thousands of
+     * pieces are merged */
     mallopt(M_MXFAST, 0);
 #endif
 }
@@ -195,7 +195,8 @@ static int serve(const struct config *config, struct listener *listeners, int co
             "option=--staging-bytes bytes=%lld machine_bytes=%lld text=\"requests may take more memory than there "
             "is, and the system ends the process then; the default is half the memory\"",
             (long long)config->staging_bytes, (long long)config->memory_bytes);
-    /* the longest time of a device's thread; after it the device counts as lost */
+    /* A device's thread may be busy for a request's whole time limit and --watchdog-ms. Then its device counts as
+     * lost. */
     heartbeat_set_limit(HEARTBEAT_DEVICE, config->timeout_ms + config->watchdog_ms + HEARTBEAT_LIMIT_MS);
     atomic_store(&server.phase, SERVER_READY);
     const char *const url = first_url(config, listeners, text);

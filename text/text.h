@@ -23,14 +23,13 @@ typedef enum text_failure { TEXT_FINE, TEXT_FULL, TEXT_NO_MEMORY } text_failure;
 struct text {
     char *at;
     size_t used;  /* length of the text in bytes, without the NUL */
-    size_t size;  /* after a failure it is `used`, so that nothing more fits */
+    size_t size;  /* bytes of memory at `at`; after a failure, equal to `used`, so that nothing more fits */
     size_t limit; /* largest value of `used` */
     bool grows;   /* true: the text owns its memory */
     text_failure failure;
 };
 
-struct text text_in(char *buffer, size_t capacity); /* a text in `buffer`, which has `capacity` bytes including the
-                                                     * NUL */
+struct text text_in(char *buffer, size_t capacity); /* `capacity` includes the NUL */
 /* a text in memory from malloc(), up to `limit` bytes without the NUL */
 struct text text_growing(size_t limit);
 
@@ -119,7 +118,7 @@ static inline uint32_t text_hash(uint32_t hash, const char *text, size_t most)
     return hash;
 }
 
-/* -1: `c` is not a hexadecimal digit */
+/* Returns the value of the digit; -1: `c` is not a hexadecimal digit. */
 static inline int text_hex_digit(unsigned char c)
 {
     const unsigned char lower = c | 0x20;

@@ -100,7 +100,6 @@ static int divide(const attn_problem *p, enum job_way way, int most, struct job_
     return count;
 }
 
-/* True if the two devices take the same problems and compute them with the same kernels. */
 static bool have_same_kernels(const attn_capabilities *a, const attn_capabilities *b)
 {
     if (a->backend != b->backend || a->kernel_count != b->kernel_count) return false;
@@ -190,7 +189,7 @@ void cut_prepare(const struct devices *devices, struct job *job)
         !same_kernel(devices->device[0], whole, JOB_BY_QUERIES, count, ranges))
         return;
     job->sum_parts = count;
-    job->kind = 0; /* the job never shares a batch */
+    job->kind = 0; /* kind 0: the job never shares a batch */
 }
 
 /* ---- Choosing the devices, and cutting the job ------------------------------------------------------------------- */
@@ -237,8 +236,7 @@ bool cut_may_leave(const struct devices *devices, struct device *first, const st
     if (job->sum_parts == 0) return true;
     for (int i = 0; i < devices->count; i++) usable += !devices->device[i]->disabled;
     const attn_problem *const whole = job_problem(job, 0);
-    return !have_memory(devices, whole, job->sum_parts, usable) || /* too few devices are left to hold the gradient
-                                                                    * sums, so the job is not cut */
+    return !have_memory(devices, whole, job->sum_parts, usable) || /* too few devices are left for the sums */
            have_memory(devices, whole, job->sum_parts, list_devices(devices, first, job, now_ns, wait_ns, over));
 }
 

@@ -218,8 +218,7 @@ bool devices_stop(struct devices *devices, int64_t wait_ms)
         int error = 0;
         pthread_mutex_lock(&device->lock);
         device->stop = true;
-        device->held_may_run = true; /* the main thread frees no more gradient sums, so the held batch must try again
-                                      * now */
+        device->held_may_run = true; /* no more gradient sums will be freed */
         pthread_cond_broadcast(&device->wake);
         while (device->threads_ended < device->thread_count && error == 0)
             error = pthread_cond_timedwait(&device->wake, &device->lock, &until);
@@ -469,7 +468,7 @@ void devices_collect(struct devices *devices, struct batch *batch)
     if (batch->next) batch->next->previous = batch->previous;
     device->outstanding--;
     device->flops -= batch->flops;
-    /* keeps rounding errors of the sum from accumulating */
+    /* exactly 0, so that rounding errors of the sum do not accumulate */
     if (device->outstanding == 0) device->flops = 0;
     atomic_fetch_sub(&device->requests, batch->count);
 }

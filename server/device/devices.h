@@ -45,7 +45,8 @@ struct batch {
     /* number of the batch's jobs whose requests still wait; at 0 the batch is cancelled; only the main thread uses
      * it */
     int waiting;
-    /* attn_cancel() sets it; the device then ends the batch between two tiles of a kernel, or between two launches */
+    /* attn_cancel() sets this member; the device then ends the batch between two tiles of a kernel, or between two
+     * launches */
     int cancel;
     /* totals of the batch's jobs; `seconds` is the expected time */
     double flops, bytes, seconds;
@@ -113,7 +114,6 @@ bool devices_staging(struct devices *devices, struct staging_source *source);
 attn_device *devices_copier(const struct devices *devices);
 bool devices_usable(const struct devices *devices);
 
-/* The current state of a device. */
 struct device_state {
     const attn_capabilities *can; /* NULL in tests without a device */
     attn_device_info info;

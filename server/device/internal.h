@@ -145,8 +145,7 @@ struct device {
     bool disabled;
     struct batch *batches;
     _Atomic int requests;        /* number of requests on the device, for /v1/info */
-    _Atomic int inline_requests; /* number of those requests that HTTP threads run in inline slots (streams for HTTP
-                                  * threads) */
+    _Atomic int inline_requests; /* number of those requests that HTTP threads run themselves */
     _Atomic bool usable;
     _Atomic bool lost; /* true: a thread of another part of the server has noted that the device is lost */
 };
@@ -186,7 +185,7 @@ void memory_drop_mirrors(struct device *device, struct slot *slot);
 /* Allocates device memory for the batch in the slot, until memory_drop_mirrors(). */
 attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err);
 
-/* Sets the device addresses of the job's tensors in clients' pinned memory. memory_take_mirrors() comes first. */
+/* Sets the device addresses of the job's tensors in clients' pinned memory. Call memory_take_mirrors() first. */
 void memory_place_pinned(const struct job *job, attn_problem *problem);
 /* memory_address() translates an address in host memory that has a mirror (device copy) to the device. memory_place()
  * does this for all tensors of a problem. */
@@ -300,8 +299,8 @@ struct guest_others {
     int64_t oldest_ns, youngest_ns; /* when the oldest and the youngest of these batches began */
 };
 void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
-/* Returns how many nanoseconds a guest (a batch whose client has no other batch on the device) of `seconds` must still
- * wait; 0 or less: it may begin. others->count must be at least 1. */
+/* Returns how many nanoseconds a guest (a batch whose client has no other batch on the device) whose work takes
+ * `seconds` must still wait; 0 or less: it may begin. others->count must be at least 1. */
 int64_t batch_guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns);
 
 /* Writes the `backend` of a result: the names of the device and the kernel, such as "cpu avx512bf16", or only "cpu" if

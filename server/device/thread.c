@@ -1,13 +1,9 @@
 /* thread.c: a device's threads. Each thread takes batches from the device's inbox, puts them on the streams of its
  * slots, one batch in each slot, and posts finished batches to the main thread.
  *
- * Invariants
- * 1. Only one thread uses a stream: a device's thread, or for
- *    an inline slot an HTTP thread.
- * 2. A submitted batch comes back exactly once, whatever happens. Each of its jobs then has ran == true, or an
- *    error.
- * 3. While the thread is in a call that may never return, due_ns is the time by which the call should return. The main
- *    thread watches that time. */
+ * Only one thread uses a stream: a device's thread, or for an inline slot an HTTP thread. A submitted batch comes back
+ * exactly once, whatever happens; each of its jobs then has ran == true, or an error. While the thread is in a call
+ * that may never return, due_ns is the time by which the call should return, and the main thread watches that time. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -179,8 +175,8 @@ static bool all_is_launched(const struct slot *slot)
     return kernels_are_launched(slot) && slot->truths_left == 0;
 }
 
-/* Returns how many of the batch's problems are put on the stream at a time. Few, because work on a GPU's stream cannot
- * be cancelled. A long problem takes several calls, in steps (attn_run_some()). */
+/* Returns how many of the batch's problems are put on the stream at a time. The number is small, because work on a
+ * GPU's stream cannot be cancelled. A long problem takes several calls, in steps (attn_run_some()). */
 static int group_of(const struct device *device, const struct slot *slot)
 {
     const double share = slot->batch->flops > DEVICE_GROUP_FLOPS ? DEVICE_GROUP_FLOPS / slot->batch->flops : 1;
@@ -190,7 +186,7 @@ static int group_of(const struct device *device, const struct slot *slot)
     return left < most ? left : most;
 }
 
-/* Estimates, in seconds, the device time of the next work of this batch for the stream. */
+/* Estimates, in seconds, the device time of the batch's next work on the stream. */
 static double piece_seconds(const struct slot *slot)
 {
     if (kernels_are_launched(slot) && slot->truths_left > 0) return truth_piece_seconds(slot);
@@ -300,7 +296,6 @@ static attn_status sum_lse(struct slot *slot, attn_error *err)
     return status;
 }
 
-/* Puts the work of a part that adds up gradients (sums.c) on the slot's stream. */
 static attn_status launch_sums(struct slot *slot, attn_error *err)
 {
     slot->count = slot->launched = 0;
@@ -412,7 +407,7 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     slot->batch = NULL;
     device->held_may_run = true;
     device->over++;
-    /* freed memory: the thread tries the held batch again */
+    /* the ended batch has freed memory, so the thread tries the held batch again */
     if (device->held) pthread_cond_broadcast(&device->wake);
     pthread_mutex_unlock(&device->lock);
     unwatch(device);
@@ -518,7 +513,7 @@ static void start(struct device *device, struct slot *slot)
     unsigned over;
     assert(request_role() == ROLE_DEVICE && slot->mirror_count == 0);
     watch(device, slot);
-    if (batch->adopted) { /* an HTTP thread has launched the kernels already */
+    if (batch->adopted) {
         inline_adopt(slot, batch->parts[0]);
         return;
     }
@@ -615,7 +610,7 @@ static bool may_begin(const struct device *device, const struct batch *batch, in
 static struct batch *next_sums(const struct device *device)
 {
     for (struct message *message = device->first; message; message = message->next)
-        /* the message is the batch's first member */
+        /* a valid cast: `message` is the batch's first member */
         if (batch_adds((struct batch *)message)) return (struct batch *)message;
     return NULL;
 }
@@ -628,7 +623,7 @@ static struct batch *next_past_held(const struct device *device)
 {
     const struct batch *const held = device->held;
     for (struct message *message = device->first; message; message = message->next) {
-        struct batch *const batch = (struct batch *)message; /* the message is the batch's first member */
+        struct batch *const batch = (struct batch *)message; /* a valid cast: `message` is the batch's first member */
         const struct job *const job = batch_job(batch, 0), *const other = batch_job(held, 0);
         if (job->sum_parts == 0) continue;
         if (other->sum_parts > 0 ? sums_older(job, other) : job->queued_ns < held->held_ns) return batch;
@@ -651,7 +646,7 @@ static struct batch *next_batch(const struct device *device, int64_t *until_ns)
     struct batch *best = NULL;
     int fewest = 0;
     for (struct message *message = device->first; message; message = message->next) {
-        struct batch *const batch = (struct batch *)message; /* the message is the batch's first member */
+        struct batch *const batch = (struct batch *)message; /* a valid cast: `message` is the batch's first member */
         int flow_has;
         if (!may_begin(device, batch, now_ns, &flow_has, until_ns) || (best && flow_has >= fewest)) continue;
         best = batch;

@@ -26,7 +26,7 @@ static bool is_wanted(const struct job *job, int item)
     return job->truths[item].wanted && job->call->items[item].error.status == ATTN_OK;
 }
 
-/* Makes the first item (problem), from number `item` on, whose exact outputs are wanted the slot's current item. */
+/* Goes to the first item (problem), from number `item` on, whose exact outputs are wanted. */
 static void go_to(struct slot *slot, int item)
 {
     const struct job *const job = job_of(slot);
@@ -35,7 +35,7 @@ static void go_to(struct slot *slot, int item)
     slot->truth_step = 0;
 }
 
-/* Returns the problem of an item with the device's addresses, of a cut job only the slot's part. */
+/* Returns the problem of an item with the device's addresses. For a cut job it is the part in this slot. */
 static attn_problem problem_of(const struct slot *slot, int item)
 {
     if (cut_part_of(slot)) return slot->problems[0];
@@ -56,8 +56,8 @@ static attn_truth place_of(const struct slot *slot, int item)
                          .dv = memory_address(slot, host->dv) };
 }
 
-/* Finds the memory for the exact outputs of an item, of a cut job only for the slot's part: *out_bytes for the outputs,
- * *workspace_bytes for scratch memory. */
+/* Computes how much memory the exact outputs of an item need. For a cut job, they are those of the part in this slot.
+ * *out_bytes is for the outputs, *workspace_bytes for scratch memory. */
 static attn_status need_of(const struct device *device, const struct slot *slot, int item, size_t *out_bytes,
                            size_t *workspace_bytes, attn_error *err)
 {

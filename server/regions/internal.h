@@ -19,7 +19,7 @@ struct region {
     enum region_kind kind;
     int references; /* protected by the table's lock */
     struct regions *regions;
-    struct caller *caller; /* the account (access token) that owns the region, which holds a reference to it */
+    struct caller *caller; /* the account (access token) that owns the region; the region holds a reference to it */
     char name[PROTO_REGION_BYTES];
     /* range in bytes of the shared memory object; in a GPU's memory the offset is 0 */
     int64_t offset, bytes;
@@ -35,7 +35,7 @@ struct region {
     struct pin *pin;
     struct timespec seen; /* time of the object's last modification, except by the server */
     int writing;          /* number of the server's running writes to the region */
-    /* true: no client had modified the object when these writes began */
+    /* true: no client had modified the object when the server's running writes began */
     bool intact;
     /* time of the last attempt to pin the region (let a driver hold its pages); 0: none */
     int64_t pinned_ms;

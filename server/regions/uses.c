@@ -285,8 +285,9 @@ static attn_status read_piece(struct region_use *use, attn_error *err)
     return ATTN_OK;
 }
 
-/* Writes one piece of an output to shared memory. pwrite() would extend an object that has become shorter, so the size
- * is tested first; a client that truncates between the two calls gets at most one piece. */
+/* Writes one piece of an output to shared memory. pwrite() would extend an object that has become shorter, so its size
+ * is tested first. If the client truncates the object between the two calls, pwrite() extends it by one piece at
+ * most. */
 static attn_status write_piece(struct region_use *use, attn_error *err)
 {
     const size_t bytes = next_piece(use);
@@ -318,7 +319,6 @@ static attn_status note_copies(struct region_use *use, attn_error *err)
     return ATTN_OK;
 }
 
-/* Copies the inputs from shared memory, or the outputs to it, piece by piece. */
 static attn_status move(struct region_uses *uses, bool outputs, int64_t until_ns, bool *done, attn_error *err)
 {
     *done = false;

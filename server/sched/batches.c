@@ -90,7 +90,7 @@ void batches_mark(struct batch *batch)
     for (int i = 0; i < batch->count; i++) {
         struct job *job = batch_job(batch, i);
         job->batch_jobs = batch->count;
-        job->follows = false; /* a batch of this job that failed may have set it */
+        job->follows = false; /* a failed batch of this job may have set it */
         for (int before = 0; job->call->model && before < i && !job->follows; before++)
             job->follows = batch_job(batch, before)->call->model == job->call->model;
     }
@@ -195,7 +195,7 @@ void batches_window(uv_poll_t *poll, int status, int events)
 /* Hands the request of a finished job back to its HTTP thread, for an answer with the results or an error. */
 static void finish_request(struct loop *loop, struct job *job)
 {
-    /* otherwise answer.c calls it later */
+    /* if the answer will have the results, answer.c calls contexts_finish_job() later */
     if (job->request->failed || job->request->gone) contexts_finish_job(job, false);
     waiting_hand_back(loop, job->request);
 }
@@ -355,7 +355,6 @@ static void charge(const struct batch *batch)
     }
 }
 
-/* Cancels the running parts of a job of which another part failed. */
 static void cancel_other_parts(const struct job *job)
 {
     for (const struct job_part *part = &job->part; part; part = part->next)
@@ -376,7 +375,7 @@ static bool add_up(struct loop *loop, struct job *job)
     return job->parts_out > 0;
 }
 
-/* Queues a job again that lost devices, for the other devices. False: no other device is usable, or the queue is full;
+/* Queues a job whose parts lost their devices again, for the other devices. False: no other device is usable, or the queue is full;
  * the request then gets the error of the lost device. */
 static bool compute_again(struct loop *loop, struct job *job)
 {

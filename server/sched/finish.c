@@ -59,7 +59,6 @@ static attn_status open_judge(struct finishing *finishing, proto_item *item)
                       (double)share_ns / 1e9, &judging->judge, &item->error);
 }
 
-/* Stores the report on the current item (problem), and goes on to the next one. */
 static void end_judge(struct finishing *finishing, proto_item *item)
 {
     struct judging *const judging = &finishing->judging;
@@ -186,7 +185,7 @@ static bool measure_step(struct finishing *finishing)
 
 static void run_piece(struct piece *piece)
 {
-    struct finishing *finishing = (struct finishing *)piece; /* `piece` is the first member */
+    struct finishing *finishing = (struct finishing *)piece; /* a valid cast: `piece` is the struct's first member */
     const int64_t until_ns = clock_ns() + FINISH_PIECE_NS;
     request_set_role(ROLE_DEVICE);
     do

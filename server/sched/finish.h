@@ -22,7 +22,7 @@ struct finishing;
 
 struct finishing {
     struct piece piece;
-    struct job *job; /* a reference is held */
+    struct job *job; /* the finishing work holds a reference to the job */
     char id[REQUEST_ID_BYTES];
     bool cancelled; /* true: no further piece will run */
     void (*done)(void *context, struct finishing *finishing);

@@ -36,7 +36,7 @@
 
 /* ---- What libuv calls before and after each iteration of the event loop ------------------------------------------ */
 
-/* They tell the watchdog that the main thread is idle while libuv waits for events. */
+/* on_prepare() and on_check() tell the watchdog that the main thread is idle while libuv waits for events. */
 static void on_prepare(uv_prepare_t *prepare)
 {
     struct loop *loop = prepare->loop->data;
@@ -71,7 +71,7 @@ struct checking {
 
 static void check_work(struct piece *piece)
 {
-    struct checking *checking = (struct checking *)piece; /* `piece` is the first member */
+    struct checking *checking = (struct checking *)piece; /* a valid cast: `piece` is the struct's first member */
     request_set_role(ROLE_DEVICE);
     checking->complete = check_piece(checking->request, &checking->result, clock_ns() + FINISH_PIECE_NS);
 }
@@ -160,7 +160,7 @@ static bool take_late(struct loop *loop, struct request *request)
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
     devices_submit_late(loop->server->devices, batch);
     queue_flow_runs(job->flow, batch->left_ns);
-    /* the deadline may be the earliest; on_check() sets the timer */
+    /* this request's deadline may be the earliest; on_check() sets the timer */
     loop->queue_changed = true;
     return true;
 }

@@ -98,7 +98,7 @@ bool batches_begin(struct loop *loop, struct job *job);
 void batches_dispatch(struct loop *loop);
 /* Sets `batch_jobs` and `follows` of each job in the batch, for KServe's statistics. */
 void batches_mark(struct batch *batch);
-/* The time of --batch-window-us is over. */
+/* libuv calls this when the time of --batch-window-us is over. */
 void batches_window(uv_poll_t *poll, int status, int events);
 void batches_done(struct loop *loop, struct batch *batch);
 /* Disables devices that do not finish their batches in time, and answers their requests. The jobs stay with the device,

@@ -15,7 +15,7 @@ static void give_to_libuv(struct pieces *pieces);
 
 static void run(uv_work_t *uv)
 {
-    struct piece *piece = (struct piece *)uv; /* `uv` is the first member */
+    struct piece *piece = (struct piece *)uv; /* a valid cast: `uv` is the struct's first member */
     const int64_t began_ns = clock_ns();
     piece->run(piece);
     piece->took_ns = clock_ns() - began_ns;
@@ -54,7 +54,7 @@ static void give_to_libuv(struct pieces *pieces)
     while (pieces->first && pieces->running < PIECES_AT_ONCE) {
         struct piece *piece = take_next(pieces);
         pieces->running++;
-        /* fails only without a work function */
+        /* uv_queue_work() fails only without a work function */
         if (uv_queue_work(pieces->loop, &piece->uv, run, after) != 0) abort();
     }
 }

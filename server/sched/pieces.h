@@ -25,9 +25,9 @@ struct piece {
 
 struct pieces {
     uv_loop_t *loop;
-    struct queue *queue; /* for the virtual time of each flow (client) */
+    struct queue *queue; /* the queue of jobs, which knows the virtual time of each flow (client) */
     struct piece *first, **last;
-    int running; /* number of pieces that libuv has */
+    int running; /* number of pieces that libuv runs or has queued */
 };
 
 void pieces_init(struct pieces *pieces, uv_loop_t *loop, struct queue *queue);

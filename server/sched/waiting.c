@@ -25,7 +25,6 @@ struct hangup_watch {
 
 /* ---- Requests that are suspended until they are answered --------------------------------------------------------- */
 
-/* True if the request is in the list of suspended requests, as its state tells. */
 static bool is_suspended(const struct request *request)
 {
     return request->state == REQUEST_CHECKING || request->state == REQUEST_QUEUED ||
@@ -96,8 +95,8 @@ static void leave_batches(struct job *job)
     }
 }
 
-/* Nobody wants the result of a held request (one whose client's memory a device uses). The job keeps its request until
- * its batch ends. */
+/* Records that nobody wants the result of a held request (one whose client's memory a device uses). The job keeps its
+ * request until its batch ends. */
 static void give_up(struct request *request)
 {
     struct job *job = request->job;
@@ -160,7 +159,7 @@ void waiting_cancel(struct loop *loop, struct request *request, proto_error erro
 static void on_hangup(uv_poll_t *poll, int status, int events)
 {
     heartbeat_busy(HEARTBEAT_LOOP);
-    struct hangup_watch *watch = (struct hangup_watch *)poll; /* `poll` is the first member */
+    struct hangup_watch *watch = (struct hangup_watch *)poll; /* a valid cast: `poll` is the struct's first member */
     struct request *request = watch->request;
     struct loop *loop = poll->loop->data;
     if (status == 0 && !(events & UV_DISCONNECT)) return;

@@ -67,7 +67,7 @@ struct job_range {
  * to add up a share of them. A job is over when all parts are back; it may then be made a single part again, and
  * queued. If one part fails, the others are cancelled, so the job's error is the first one that is not CANCELLED. */
 struct job_part {
-    struct job_part *next; /* next part of the job */
+    struct job_part *next;
     struct job *job;
     int device; /* number of the only device that can compute the part; -1: any can */
     enum job_way way;
@@ -96,7 +96,6 @@ struct job_part {
     attn_truth_distance truth_found[ATTN_TRUTH_RESULTS];
 };
 
-/* True if the part has only some heads, batch rows or queries of a problem. */
 static inline bool job_part_is_cut(const struct job_part *part)
 {
     return part->way != JOB_WHOLE;
@@ -115,13 +114,13 @@ struct job {
     /* Plans (chosen kernels) of the call->count problems. prepare_job() makes them for the first device, and each
      * device adapts them to its own addresses (batch_plan()). */
     attn_plan *plans;
-    int runnable; /* number of items (problems) for a device, without errors */
-    double flops; /* floating-point operations for a device */
+    int runnable; /* number of items (problems) without an error that a device must compute */
+    double flops; /* floating-point operations of the items (problems) that a device computes */
     /* bytes that a device reads and writes for all items, including keys and values in cache pages (attn_cost) */
     double bytes;
     /* time that a device is expected to take for all items (attn_cost_of()) */
     double seconds;
-    /* `seconds` if the scores of all rows exceeded the range of float32 */
+    /* the value of `seconds` if the scores of all rows exceeded the range of float32 */
     double worst_seconds;
     /* what dominates the time of the costliest item, a text of attn_cost; "": the matrix products with q, k and v */
     const char *because;

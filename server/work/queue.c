@@ -2,8 +2,9 @@
  * small jobs of one kind in a batch.
  *
  * Start-time fair queueing: a flow's virtual time is the time that it has used, plus the time by which it was set
- * ahead. A flow that begins to wait is set ahead to the flow served last, so that an idle flow saves up no time. The
- * next batch begins with the first job of the flow with the least virtual time that may be sent to the device.
+ * ahead. A flow that begins to wait is set ahead to the virtual time of the flow served last, so that an idle flow
+ * saves up no time. The next batch begins with the first job of the flow with the least virtual time that may be sent
+ * to the device.
  *
  * A batch consists of jobs that already wait: a free device takes them at once, and under load batches grow. A busy CPU
  * gets a second batch only when it is full. A batch is bounded in problems (max_batch) and in work (QUEUE_BATCH_FLOPS).
@@ -100,7 +101,7 @@ static struct flow *flow_of(struct queue *queue, const struct job *job)
     return job->flow ? job->flow : &queue->nobody;
 }
 
-/* Updates the copies for other threads, after each change of the list. */
+/* Updates the numbers of waiting jobs and bytes that other threads read. To be called after each change of the list. */
 static void publish(struct queue *queue)
 {
     atomic_store_explicit(&queue->waiting, queue->count, memory_order_relaxed);
@@ -109,7 +110,7 @@ static void publish(struct queue *queue)
 
 struct list {
     struct job **first, **last;
-    bool of_flow; /* true: links are in in_flow; false: in in_queue */
+    bool of_flow; /* true: the jobs are linked by in_flow; false: by in_queue */
 };
 
 static struct list all_jobs(struct queue *queue)

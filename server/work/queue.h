@@ -31,7 +31,7 @@ struct queue {
     int64_t virtual_ns; /* virtual time (see queue.c) of the flow served last */
     int64_t bytes;
     double seconds_per_job;                 /* moving average, for the header Retry-After */
-    _Atomic int64_t waiting, waiting_bytes; /* copies for other threads */
+    _Atomic int64_t waiting, waiting_bytes; /* number and bytes of waiting jobs, for other threads */
 };
 
 void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch, int64_t window_ns);

@@ -22,8 +22,7 @@
 static const struct {
     const char *label;
     enum role owner;
-    enum caller_place place; /* the kind of place in the queue that a request in this state needs; CALLER_PLACES:
-                              * none */
+    enum caller_place place; /* the place in the queue that this state needs; CALLER_PLACES: none */
     unsigned to;             /* the possible next states, as bits */
 } states[REQUEST_STATE_COUNT] = {
 #define X(id, label, owner, place, to) { label, ROLE_##owner, CALLER_##place, to },

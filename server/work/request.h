@@ -23,8 +23,8 @@ struct hangup_watch;
 
 enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
 
-/* One row for each state: its id, its label in /metrics, the role of the thread that owns the request, the slot in the
- * queue that the request needs, the next states.
+/* One row for each state: its id, its label in /metrics, the role of the thread that owns the request, the kind of
+ * place in the queue that the request needs, the next states.
  *
  * From any state but the last two, a request may move to ANSWERING early, since an error is an answer. A request whose
  * job uses its client's memory in place is held until the job ends, unless the device hangs or the server ends. A state
@@ -73,8 +73,8 @@ struct request_times {
     int64_t head_ns;     /* when the headers were complete */
     int64_t received_ns; /* when the last byte of the body arrived */
     int64_t answer_ns;   /* when the answer was queued for sending */
-    int64_t recv_ns;     /* waiting for bytes of the body, without decoding */
-    int64_t decode_ns;   /* decoding the body, piece by piece */
+    int64_t recv_ns;     /* time spent waiting for bytes of the body, without decoding */
+    int64_t decode_ns;   /* time spent decoding the body, piece by piece */
     int64_t encode_ns;
 };
 
@@ -99,7 +99,7 @@ struct answer {
 };
 
 struct request {
-    struct message message; /* for the main thread's mailbox */
+    struct message message; /* posts the request to the main thread's mailbox */
     enum request_state state;
     bool counted; /* true: request_count() counts the request, because it has tensors */
     struct server *server;
@@ -126,12 +126,12 @@ struct request {
     struct region_uses *shared;
     char *text; /* the body from malloc(), for routes that keep it as text */
     size_t text_bytes;
-    uint64_t decoded_bytes;    /* bytes of the unpacked body so far */
+    uint64_t decoded_bytes;    /* bytes of the unpacked body that the parser has received */
     int64_t client_timeout_ms; /* header X-Request-Timeout-Ms; -1: not given */
     /* The kind of the request's place in the queue; CALLER_PLACES: none. Only request.c changes it. */
     int place;
 
-    /* Only the owner of the request's state uses the members below. */
+    /* Only the request's owner uses the members below. */
     struct job *job; /* the request holds a reference */
     bool failed;     /* true: the answer is an error as JSON */
     proto_error error;
@@ -145,7 +145,7 @@ struct request {
     /* true: another thread checks the request's body or uses its client's shared memory, so it cannot go back to its
      * HTTP thread yet */
     bool held;
-    /* all requests with suspended connections, in order of arrival */
+    /* neighbours in the list of all requests with suspended connections, in order of arrival */
     struct request *previous, *next;
     struct hangup_watch *watch; /* watches for the client's hang-up; NULL: not yet */
 };

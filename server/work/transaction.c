@@ -147,10 +147,8 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     point(&item->problem, step, own->table, step->lengths);
     /* before the transaction begins, one row of zeros stands for all rows of the page table (stride 0) */
     item->problem.page_table.stride[0] = 0;
-    item->problem.keep_mask_at_end = item->problem.keep_mask.rank >
-                                     /* the mask's last column belongs to the last key of each cache, because their
-                                      * lengths differ */
-                                     0;
+    /* the mask's last column belongs to the last key of each cache, because their lengths differ */
+    item->problem.keep_mask_at_end = item->problem.keep_mask.rank > 0;
     /* in an observe, key_mass and the default range of keys extend to the end of the longest cache */
     if (item->problem.op == ATTN_OP_OBSERVE) {
         item->problem.observe.shown_keys = 1;
@@ -257,7 +255,7 @@ attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_e
     struct cache_step *const step = &job->transaction->step;
     attn_status status = ATTN_OK;
     *wait = false;
-    /* a transaction that has waited before usually must wait longer, so it asks before memory is leased */
+    /* a transaction that has waited before usually must wait longer, so caches_ask() comes before memory is leased */
     if (scan != 0) status = caches_ask(step, scan, wait, err);
     if (status != ATTN_OK || *wait) return status;
     size_t bytes;
