@@ -53,7 +53,7 @@ struct body {
     const char *example;
     /* key of suggestions.c for hints about unknown members; "": there are no hints */
     const char *place;
-    const char *listed; /* the names of all members of the body, as a message lists them */
+    const char *listed;
 };
 static const struct body new_cache = { create, "{\"kv_heads\": 8, \"head_dim\": 128, \"dtype\": \"bfloat16\"}",
                                        SUGGESTION_CACHE,

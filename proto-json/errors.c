@@ -30,7 +30,6 @@ proto_error proto_error_of(attn_status status)
     case ATTN_FULL: return PROTO_E_STORAGE_FULL;
     /* status 503 tells the client to try again */
     case ATTN_DEVICE_LOST: return PROTO_E_UNAVAILABLE;
-    /* ATTN_OK is no error, so it must not be passed */
     case ATTN_OK:
     case ATTN_DEVICE:
     case ATTN_INTERNAL:

@@ -23,7 +23,7 @@ struct format_body {
     int extract_count;
     uint8_t *memory; /* memory for the extracted tensor values; the parser's caller owns it */
     size_t memory_bytes;
-    struct scan_room *room; /* the size of `memory`, and the function that makes it larger */
+    struct scan_room *room;
     /* KServe: the model and the id of the request. The reader owns the id. */
     const proto_model *model;
     const char *id;
@@ -41,7 +41,7 @@ struct proto_format {
     /* Functions that read a body. `reader` is what open() returned (NULL: out of memory). After an error every further
      * feed() returns the same error. finish() is called once, after the last feed(). */
     void *(*open)(const proto_limits *limits, const proto_memory *memory);
-    void (*close)(void *reader); /* frees the reader; does nothing for NULL */
+    void (*close)(void *reader);
     /* implements proto_parser_kserve(); NULL: the format is not KServe */
     void (*begin)(void *reader, const proto_model *model, int64_t json_bytes);
     attn_status (*feed)(void *reader, const void *bytes, size_t count, attn_error *err);
@@ -62,9 +62,9 @@ struct proto_format {
     void (*locate)(const proto_call *call, attn_error *err);
 
     void (*write)(proto_encoder *encoder, const proto_call *call, const proto_result *results, const char *request_id);
-    const char *media; /* content type (media type) of the answer */
-    bool one_problem;  /* true: an answer in this format can hold only one problem's results */
-    bool text;         /* true: an answer has tensors as text, in the form that the request's member `encoding` names */
+    const char *media;
+    bool one_problem; /* true: an answer in this format can hold only one problem's results */
+    bool text;        /* true: an answer has tensors as text, in the form that the request's member `encoding` names */
 };
 
 #endif

@@ -265,8 +265,8 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     c >>= shift;
     /* no branch, because the processor could not predict it */
     c += (cut > half) | ((cut == half) & c);
-    /* The highest bit of c adds one to the exponent; in a subnormal number it is set only after rounding up. The sum cannot overflow:
-     * the largest x, 2^200, gives 326 << 23. */
+    /* The highest bit of c adds one to the exponent; in a subnormal number it is set only after rounding up. The sum
+     * cannot overflow: the largest x, 2^200, gives 326 << 23. */
     *code = (below ? 0 : (uint32_t)(exponent - f->min_exponent) << f->fraction_bits) + (uint32_t)c;
     return *code <= f->largest;
 }
@@ -655,7 +655,6 @@ static const char *value_expected(const numbers_reader *r, char c)
     return "a number or an array is expected";
 }
 
-/* The variables of one call of numbers_read(). */
 struct feed {
     numbers_reader *r;
     const char *p, *const text, *const end;
@@ -665,7 +664,7 @@ struct feed {
     const size_t room;
     const char *error;
     bool at_token; /* true: the error is at the start of the token (number or word) that contains p */
-    bool full;     /* true: `out` has no room for the next element */
+    bool full;
 };
 
 static inline size_t done_here(const struct feed *f)

@@ -59,8 +59,8 @@ typedef enum numbers_status { NUMBERS_MORE, NUMBERS_FULL, NUMBERS_DONE, NUMBERS_
 
 typedef struct numbers_reader {
     /* The caller may read the members below. */
-    uint64_t elements; /* number of elements appended so far */
-    uint64_t offset;   /* number of characters taken; after NUMBERS_BAD, the position of the error */
+    uint64_t elements;
+    uint64_t offset; /* number of characters taken; after NUMBERS_BAD, the position of the error */
     /* static text that says what is wrong, to follow words such as "at offset 17: "; NULL: no error */
     const char *error;
     bool bare_words; /* true (the caller sets it): NaN, infinities, true and false may stand without quotes */

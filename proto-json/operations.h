@@ -46,7 +46,7 @@ typedef struct proto_operation {
     bool computes;
     /* true: a device combines the tensors in the request's `parts` (attn_merge()) */
     bool merges;
-    bool takes_caches; /* true: keys and values are in caches of the server */
+    bool takes_caches;
     /* true: keys and values are in caches only if the request has the member `caches` */
     bool may_take_caches;
     /* true: the URL names the one cache; false: the member `caches` names the caches */
@@ -70,14 +70,14 @@ typedef struct proto_operation {
     const char *asks;
     uint64_t beside_caches; /* inputs that a problem may also have if it has the member `caches` */
 
-    const proto_model *models; /* the KServe models that stand for the operation */
-    int model_count;           /* number of `models`; 0: KServe does not offer the operation */
+    const proto_model *models;
+    int model_count; /* number of `models`; 0: KServe does not offer the operation */
 
     const char *members; /* the required members, in words for a message, such as "q and caches" */
     /* prefix of the names of schemas in the OpenAPI document, such as "Decode" */
     const char *title;
     const char *summary, *description;
-    const char *answer; /* what an answer with status 200 contains */
+    const char *answer;
     /* texts that replace those in attn_tensors[] for this operation; NULL: none */
     const proto_tensor_doc *tensors;
 } proto_operation;

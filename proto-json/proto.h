@@ -338,7 +338,7 @@ typedef struct proto_call {
     uint64_t binary_parts[2];
     uint64_t shared; /* outputs that go into memory that client and server share: bits of attn_tensor_id */
     proto_sequence sequence;
-    const proto_format *format; /* format of the body */
+    const proto_format *format;
     proto_input inputs[PROTO_TENSORS];
 } proto_call;
 

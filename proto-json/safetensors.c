@@ -27,7 +27,7 @@ enum { LENGTH_BYTES = 8, HEADER_MIN = 2 /* {} is the shortest header */, HEADER_
 struct slot {
     const char *name;
     int64_t begin, end;
-    int index; /* position of the tensor in the header */
+    int index;
 };
 
 struct reader {
@@ -42,7 +42,6 @@ struct reader {
     struct tree_memory trees;
     cJSON *root; /* tree of the header, in `memory`; NULL until the header is complete */
 
-    /* The tensors, in the order of their bytes. */
     struct slot *slots;
     scan_extract *extracts; /* the tensors' values; their member `bytes` counts the bytes that have arrived */
     int count, now;         /* count: number of tensors; now: index of the first tensor that is not complete */

@@ -68,7 +68,7 @@ struct scan {
     struct frame frames[PROTO_MAX_DEPTH];
     int values;
     const char *literal; /* letters of true, false or null that must still arrive */
-    bool is_name;        /* true: the string that is being read is a member's name */
+    bool is_name;
     enum name name;
     int hex_left; /* number of digits of an escape \uXXXX that must still arrive */
     /* `code`: value of the digits of \uXXXX read so far; `high`: the high surrogate before, or 0 */
@@ -82,7 +82,7 @@ struct scan {
     /* not 0: everything inside the object or array at this depth is only checked */
     int mute_depth;
     char word[WORD_BYTES]; /* the first characters of the current string, with escapes decoded and a NUL */
-    /* WORD_BYTES: the string is longer than all words that matter, or not ASCII */
+    /* length of `word`; WORD_BYTES: the string is longer than all words that matter, or not ASCII */
     int word_length;
 
     struct text rest;
@@ -94,7 +94,7 @@ struct scan {
     base64_decoder base64;
     numbers_reader numbers;
     int numbers_extract;    /* index of the extracted value that is an unfinished array; NO_EXTRACT: none */
-    uint64_t numbers_begin; /* offset in the body of that array's '[' */
+    uint64_t numbers_begin; /* offset in the body of the '[' of the unfinished array */
 };
 
 /* ---- Error messages ---------------------------------------------------------------------------------------------- */
@@ -798,8 +798,7 @@ attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err)
         s->offset += count;
         assert(status == s->error.status);
         assert(s->depth <= PROTO_MAX_DEPTH && s->used <= s->room.have);
-        assert(status != ATTN_OK || /* all stored data have limits */
-               (s->values <= s->limits.values && s->rest.used <= s->limits.rest_bytes));
+        assert(status != ATTN_OK || (s->values <= s->limits.values && s->rest.used <= s->limits.rest_bytes));
         (void)status;
     }
     if (s->error.status != ATTN_OK && err) *err = s->error;

@@ -29,7 +29,6 @@ typedef enum scan_kind { SCAN_BASE64, SCAN_ARRAY, SCAN_BYTES } scan_kind;
 enum { SCAN_ALIGNMENT = 64 }; /* alignment of every extracted value in the caller's memory */
 #define SCAN_ALIGNED(offset) (((offset) + SCAN_ALIGNMENT - 1) / SCAN_ALIGNMENT * SCAN_ALIGNMENT)
 
-/* The kinds of errors in an extracted value. */
 typedef enum scan_fault {
     SCAN_FINE,
     SCAN_BASE64_CHARACTER, /* the character at `position` of the base64 text is wrong */
@@ -38,7 +37,6 @@ typedef enum scan_fault {
     SCAN_ARRAY_ELEMENT,    /* element `position` does not fit the dtype, which came behind the array */
 } scan_fault;
 
-/* A tensor value that was extracted from the body. */
 typedef struct scan_extract {
     scan_kind kind;
     /* For an array: true if its elements are stored in `dtype`, false if as doubles, because the dtype came behind the
@@ -50,8 +48,8 @@ typedef struct scan_extract {
      * memory. */
     void *device;
     size_t bytes;
-    int64_t elements; /* number of elements of an array */
-    int rank;         /* depth of nesting of an array */
+    int64_t elements;
+    int rank; /* depth of nesting of an array */
     int64_t shape[ATTN_MAX_RANK];
     scan_fault fault;
     uint64_t position;

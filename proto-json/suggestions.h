@@ -50,7 +50,7 @@ const char *suggestion_text(const char *head, uint64_t position, char found);
 bool suggestion_is_hex(const uint8_t *bytes, size_t count);
 /* Returns whether the bytes, decoded from base64, are base64 text themselves: the client encoded its data twice. */
 bool suggestion_is_base64(const uint8_t *bytes, size_t count);
-extern const char suggestion_hex[]; /* the hint for text that is hexadecimal instead of base64 */
+extern const char suggestion_hex[];
 /* The hint about a typed array that JSON.stringify() turned into an object. */
 extern const char suggestion_typed_array[];
 

@@ -52,7 +52,6 @@ static void tree_free(void *piece)
     if (!entered) free(piece);
 }
 
-/* cJSON's allocation hooks are set once */
 static pthread_once_t hooks_once = PTHREAD_ONCE_INIT;
 static void set_hooks(void)
 {

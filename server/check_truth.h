@@ -4,7 +4,6 @@
 
 #include "proto-json/proto.h"
 
-/* Exact results in host memory. */
 struct check_truth {
     attn_truth results;
     double *memory;

@@ -22,10 +22,10 @@ typedef enum text_failure { TEXT_FINE, TEXT_FULL, TEXT_NO_MEMORY } text_failure;
  * growing text that never got memory, and a buffer of 0 bytes has no NUL. */
 struct text {
     char *at;
-    size_t used;  /* length of the text in bytes, without the NUL */
-    size_t size;  /* bytes of memory at `at`; after a failure, equal to `used`, so that nothing more fits */
-    size_t limit; /* largest value of `used` */
-    bool grows;   /* true: the text owns its memory */
+    size_t used; /* length of the text in bytes, without the NUL */
+    size_t size; /* bytes of memory at `at`; after a failure, equal to `used`, so that nothing more fits */
+    size_t limit;
+    bool grows; /* true: the text owns its memory */
     text_failure failure;
 };
 

@@ -53,7 +53,6 @@ static int64_t batch_rows_of(const attn_problem *p, const attn_dims *d)
     return d->packed || shares_bias || p->dsinks.rank > 0 || p->dalibi_slopes.rank == 1 ? 1 : d->B;
 }
 
-/* Returns the largest number of parts into which the problem can be cut in this way. */
 static int64_t most_of(const attn_problem *p, enum job_way way)
 {
     const attn_dims d = attn_dims_of(p);

@@ -236,7 +236,7 @@ void devices_close(struct devices *devices)
     if (devices == NULL) return;
     for (int i = 0; i < devices->count; i++)
         if (!devices->device[i]->joined) join_threads(devices->device[i]);
-    /* inline slots (streams for HTTP threads) belong to the devices */
+    /* inline slots (streams for HTTP threads) belong to the devices, so they are closed first */
     inline_close(devices);
     for (int i = 0; i < devices->count; i++) device_free(devices->device[i]);
     free(devices);

@@ -20,7 +20,7 @@
 #include "server/base/limits.h"
 #include "server/device/devices.h"
 
-enum { LINE = 64 }; /* size of a cache line in bytes */
+enum { LINE = 64 };
 #define NEVER INT64_MAX
 
 /* Returns the size in bytes of a contiguous tensor with a checked shape, rounded up to a multiple of MERGE_LINE. */

@@ -24,7 +24,7 @@ static_assert(CONFIG_MAX_DEVICES <= (int)ATTN_SUM_PARTS, "a job may have more pa
 
 /* An output that is a sum over queries. The offsets, in bytes, are in the memory that a part of a job has for sums. */
 struct output {
-    int id; /* number of the tensor in the problem */
+    int id;
     int64_t elements;
     size_t own; /* the float32 sums over the part's own queries */
     /* the other parts' float32 numbers for this part's share, slot_bytes of memory for each part */

@@ -80,7 +80,6 @@ int regions_unregister(struct regions *regions, enum region_kind kind, const str
 void regions_forget(struct regions *regions, bool (*is_known)(void *context, const struct caller *caller),
                     void *context);
 
-/* What regions_visit() tells about a region. */
 struct region_facts {
     const char *name, *key;
     int64_t offset, bytes;
@@ -122,7 +121,7 @@ struct region_uses {
     int64_t input_bytes, output_bytes;
     /* bytes that devices copy from and to pinned pages; an output counts with the size of its buffer */
     int64_t pinned_bytes;
-    bool placed; /* true: `memory` of all inputs is set */
+    bool placed;
     bool writes; /* true: the CPU copies some outputs to regions */
     int home;    /* number of the GPU that has tensors in its memory; -1: none */
     /* outputs without staging memory, as bits of attn_tensor_id */

@@ -211,7 +211,6 @@ static void on_finished(void *context, struct finishing *finishing)
     const bool failed = finishing->error.status != ATTN_OK;
     end_step(loop, job, request != NULL && !request->failed && !request->gone && !failed);
     job->finishing = NULL;
-    /* all outputs in shared memory are written */
     region_uses_free(job->shared);
     job->shared = NULL;
     if (request != NULL) {
@@ -375,8 +374,8 @@ static bool add_up(struct loop *loop, struct job *job)
     return job->parts_out > 0;
 }
 
-/* Queues a job whose parts lost their devices again, for the other devices. False: no other device is usable, or the queue is full;
- * the request then gets the error of the lost device. */
+/* Queues a job whose parts lost their devices again, for the other devices. False: no other device is usable, or the
+ * queue is full; the request then gets the error of the lost device. */
 static bool compute_again(struct loop *loop, struct job *job)
 {
     struct request *const request = job->request;

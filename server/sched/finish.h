@@ -12,7 +12,7 @@
 /* The check of one item (problem): a judge compares the client's results with exact ones. */
 struct judging {
     int item;
-    judge *judge; /* NULL: none is open */
+    judge *judge;
     int64_t began_ns, until_ns;
     int64_t worked_ns;
     bool hurried;

@@ -12,7 +12,6 @@ struct loop;
 /* Messages in the main thread's mailbox: a request, or a batch back from a device. */
 enum loop_message { LOOP_REQUEST, LOOP_BATCH };
 
-/* main.c calls loop_open() first. */
 struct loop *loop_open(struct server *server);   /* aborts if the system refuses what it needs */
 struct mailbox *loop_mailbox(struct loop *loop); /* the mailbox to which devices post finished batches */
 

@@ -71,7 +71,7 @@ struct job_part {
     struct job *job;
     int device; /* number of the only device that can compute the part; -1: any can */
     enum job_way way;
-    int number;             /* position in the job's list of parts */
+    int number;
     struct job_range range; /* { 0, 0, 1 }: the whole job */
     /* true: the part is sent once more, to add up a share of the gradients that are sums over all queries */
     bool adds;
@@ -163,7 +163,7 @@ struct job {
     bool wants_measure;
     /* true: the job has taken or reserved contexts (saved forwards), so contexts_finish_job() must be called */
     bool holds_contexts;
-    struct caches *caches; /* the caches that the request names */
+    struct caches *caches;
     /* the transaction that reads or extends caches (transaction.h); NULL: none */
     struct job_transaction *transaction;
     struct staging_block *tables; /* page tables of the running transaction */

@@ -132,7 +132,7 @@ struct request {
     int place;
 
     /* Only the request's owner uses the members below. */
-    struct job *job; /* the request holds a reference */
+    struct job *job; /* the request holds a reference to the job */
     bool failed;     /* true: the answer is an error as JSON */
     proto_error error;
     attn_error why; /* the error and its pointer into the body */
