@@ -1,12 +1,12 @@
 /* base64_avx512.c: whole groups of base64, 64 characters at a time, with the byte permutations of AVX-512 VBMI.
  *
  * One instruction decodes 64 characters by a table of 128 entries in two registers. Entries outside the alphabet have
- * their top bit set, and so have characters beyond ASCII. So the top bits of (entry | character) mark the foreign
- * characters. Two multiply-adds join the sextets (as in base64_avx2.c), and one more permutation closes the gaps. For
- * encoding, a permutation distributes the bytes, one multishift cuts them into sextets, and one lookup in 64 entries
- * turns them into letters.
+ * their top bit set, and so have characters beyond ASCII. So the top bits of (entry | character) mark characters
+ * outside the alphabet. Two multiply-adds join the sextets (as in base64_avx2.c), and one more permutation closes the
+ * gaps. For encoding, a permutation distributes the bytes, one multishift cuts them into sextets, and one lookup in 64
+ * entries turns them into letters.
  *
- * Loads at the end are masked: a load of the last characters fills up with zero bytes, which are foreign.
+ * Loads at the end are masked: a load of the last characters fills up with zero bytes, which are outside the alphabet.
  *
  * Source of the idea: Mula and Lemire, "Base64 encoding and decoding at almost the speed of a memory copy",
  * arXiv:1910.05109. */

@@ -344,9 +344,9 @@ void proto_encoder_free(proto_encoder *encoder)
 
 /* ---- Writing pieces into the caller's buffer --------------------------------------------------------------------- */
 
-/* Writes element number `element` of an array, with the brackets and the comma before it, or behind the last element
- * the closing brackets. Returns false when the array has ended. An array without elements is written as [], because a
- * shape such as [2^40, 0] would need 2^40 pairs of brackets. */
+/* Writes element number `element` of an array, with the brackets and the comma before it. Behind the last element, it
+ * writes the closing brackets. False: the array has ended. An array without elements is written as [], because a shape
+ * such as [2^40, 0] would need 2^40 pairs of brackets. */
 static bool next_token(const struct piece *piece, int64_t element, struct token *token)
 {
     const attn_tensor *const t = piece->tensor;

@@ -57,7 +57,7 @@ struct proto_format {
     size_t (*held_bytes)(const void *reader);
     /* returns how many bytes the tensors of a body of `body_bytes` bytes take, without gaps for alignment */
     size_t (*memory_for)(uint64_t body_bytes);
-    /* locate() turns err->member, a JSON pointer into the tree of problems, into a JSON pointer into the client's body.
+    /* locate() replaces err->member, a JSON pointer into the tree of problems, by a pointer into the client's body.
      * NULL: both have the same structure. */
     void (*locate)(const proto_call *call, attn_error *err);
 

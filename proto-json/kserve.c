@@ -226,7 +226,7 @@ static size_t memory_for(uint64_t body_bytes)
     return (size_t)body_bytes;
 }
 
-/* Turns err->member, a JSON pointer into the tree of problems, into one into the KServe body: /q/shape/1 becomes
+/* Replaces err->member, a JSON pointer into the tree of problems, by a pointer into the KServe body: /q/shape/1 becomes
  * /inputs/0/shape/1. */
 static void locate(const proto_call *call, attn_error *err)
 {

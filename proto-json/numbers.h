@@ -40,8 +40,8 @@
 enum {
     NUMBERS_RANK = ATTN_MAX_RANK, /* deepest nesting of arrays */
     NUMBERS_CHARS = 768,          /* longest text of one number, in characters */
-    /* Size of the buffer for the text of one number, which has at most 16 characters. The code writes eight characters
-     * at a time, so it may write past the text's end. */
+    /* Size of the buffer for the text of one number. The text has at most 16 characters, but the code writes eight
+     * characters at a time. */
     NUMBERS_TEXT_MAX = 24,
 };
 

@@ -247,8 +247,8 @@ attn_status proto_item_outputs(proto_item *item, attn_error *err)
         if (item->outputs >> id & 1)
             status = attn_output(p, (attn_tensor_id)id, item->result_dtype, &p->tensor[id], err);
     if (status != ATTN_NOT_FOUND) return status;
-    /* The client wants the gradient of a tensor that it did not give: status 400, and not 404, which means a missing
-     * context or cache. */
+    /* The client wants the gradient of a tensor that it did not give, which is status 400. ATTN_NOT_FOUND would give
+     * 404, which means a missing context or cache. */
     if (err) err->status = ATTN_INVALID, snprintf(err->member, sizeof err->member, "/outputs");
     return ATTN_INVALID;
 }

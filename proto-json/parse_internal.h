@@ -72,7 +72,7 @@ attn_status parse_parts(const struct parse_reader *r, const cJSON *value, proto_
 
 /* Returns whether the name is that of a tensor of a merge's part, such as parts.3.out. */
 bool parse_parts_has(const char *name);
-/* Reads a tensor of one part of a merge, the member `member` of `object`. parse_parts_has() must have accepted its
+/* Reads the member `member` of `object`, a tensor of one part of a merge. parse_parts_has() must have accepted its
  * name. */
 attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object, const cJSON *member, proto_item *item,
                               attn_error *err);

@@ -247,8 +247,8 @@ static attn_status refuse_value(const proto_parts *parts, int number, const attn
     return ATTN_INVALID;
 }
 
-/* Converts the lse of each part of a merge to base e, and the lse of empty parts to -inf. Refuses +inf, unless the
- * request says that empty parts have the lse +inf. */
+/* Converts the lse of each part of a merge to base e, and the lse of empty parts to -inf. Refuses NaN, and also +inf
+ * unless the request says that empty parts have the lse +inf. */
 static attn_status convert_lse(const proto_item *item, attn_error *err)
 {
     const proto_parts *const parts = item->parts;

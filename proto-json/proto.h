@@ -124,9 +124,9 @@ typedef struct proto_limits {
 
 enum { PROTO_MAX_DEPTH = 64 }; /* upper bound of limits.depth; larger limits count as this */
 
-/* Upper bound, besides limits.rest_bytes, on the header of a safetensors body and on the JSON of a KServe body. The
- * thread that receives the body parses it at once, in 3 ms at most. PROTO_MAX_CACHES ids as Python writes them take 46
- * KiB. */
+/* Upper bound on the header of a safetensors body and on the JSON of a KServe body, unless limits.rest_bytes is
+ * smaller. The thread that receives the body parses it at once, in 3 ms at most. PROTO_MAX_CACHES ids as Python writes
+ * them take 46 KiB. */
 enum { PROTO_HEADER_BYTES = 64 << 10 };
 
 /* The memory for tensor bytes. grow() provides at least `bytes` bytes at *base, 64-byte aligned, and keeps the old
@@ -342,8 +342,8 @@ typedef struct proto_call {
     proto_input inputs[PROTO_TENSORS];
 } proto_call;
 
-/* Turns err->member, a JSON pointer into the problem, into one into the body that the client sent, for an error found
- * after proto_parser_finish(). A second call changes nothing. */
+/* Replaces err->member, a JSON pointer into the problem, by a pointer into the body that the client sent. For errors
+ * found after proto_parser_finish(). A second call changes nothing. */
 void proto_call_locate(const proto_call *call, attn_error *err);
 
 /* Returns the tile size for attn_counter_open(); NULL: the request wants no counts of tiles. */

@@ -290,7 +290,8 @@ static const char *base64_fault(scan *s, char found)
     return suggestion ? suggestion : base64_reason(&s->base64, found);
 }
 
-/* Returns why base64 text is wrong that ends inside a group of four characters: perhaps it is hexadecimal. */
+/* Returns the reason why base64 text that ends inside a group of four characters is wrong. Hexadecimal text gets a
+ * hint. */
 static const char *base64_end_fault(scan *s)
 {
     const scan_extract *extract = extract_of(s);
@@ -551,8 +552,8 @@ static attn_status array_begin(scan *s, uint64_t at)
 
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at);
 
-/* Handles tensor data in an array that are not numbers of the dtype, but may be JSON: reads on without storing, from
- * the beginning of the bad token (number or word). `at`: the first byte that was not taken. */
+/* Handles an array of tensor data with something that is not a number of the dtype, but may be JSON: reads on without
+ * storing, from the beginning of that token (number or word). `at`: the first byte that was not taken. */
 static attn_status array_fault(scan *s, uint64_t at)
 {
     char token[NUMBERS_CHARS];

@@ -81,9 +81,9 @@ void tree_forget(struct tree_memory *memory)
 
 /* ---- Parsing a body's JSON without its tensor values ------------------------------------------------------------- */
 
-/* Parser of the rest (a body's JSON without tensor values), which the scanner has checked, without white space. cJSON's
- * own parser takes ten or more instructions for each character. Each take_ function reads text at *at and moves *at
- * behind it. NULL: out of memory. */
+/* The functions below parse the rest (a body's JSON without tensor values), which the scanner has checked. cJSON's own
+ * parser takes ten or more instructions for each character. Each take_ function reads text at *at and moves *at behind
+ * it. NULL: out of memory. */
 
 static cJSON *new_value(int type)
 {

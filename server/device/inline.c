@@ -241,8 +241,8 @@ static enum inline_outcome run(struct devices *devices, struct inline_slot *inli
                                const attn_plan *plan)
 {
     struct device *const device = inline_slot->device;
-    /* For the functions that record results and times. left_ns and started_ns stay 0, so no waiting time is
-     * recorded. */
+    /* A batch of this job alone, for the functions that record results and times. left_ns and started_ns stay 0, so no
+     * waiting time is recorded. */
     struct batch batch = { .device = device, .count = 1, .flops = job->flops, .bytes = job->bytes };
     attn_error err = { 0 };
     bool done;

@@ -191,11 +191,11 @@ void memory_place_pinned(const struct job *job, attn_problem *problem);
  * does this for all tensors of a problem. */
 void *memory_address(const struct slot *slot, void *address);
 void memory_place(const struct slot *slot, attn_problem *problem);
-/* memory_copy_in() puts copies from host memory to its mirrors (device copies) on the slot's stream, and
- * memory_copy_out() copies of a job's outputs back to the host. */
+/* memory_copy_in() enqueues copies of host memory to its mirrors (device copies) on the slot's stream.
+ * memory_copy_out() enqueues copies of a job's outputs to the host. */
 attn_status memory_copy_in(struct slot *slot, attn_error *err);
 attn_status memory_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err);
-/* Puts copies of the new keys and values of a cache transaction to their pages on the slot's stream. */
+/* Enqueues copies on the slot's stream: the new keys and values of a cache transaction to their pages. */
 attn_status memory_move(struct device *device, struct slot *slot, const struct job *job, attn_error *err);
 /* Does the work of memory_copy_in() and memory_move() in one launch, on a device that can read staging memory (host
  * memory). */
@@ -218,8 +218,8 @@ void merge_find(const struct device *device, struct slot *slot);
 /* Makes the merged problem of the job `leader` and of the jobs that join it, in new device memory. */
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err);
 
-/* Puts a copy kernel on the slot's stream for the jobs with `moved`: to the host if `out`, otherwise inputs to the
- * device, and new keys and values to their pages. */
+/* Enqueues a kernel on the slot's stream that copies for the jobs with `moved`. If `out`, it copies outputs to the
+ * host, and otherwise inputs to the device, and new keys and values to their pages. */
 attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* ---- Functions of parts.c, for a part of a cut job; a device's thread calls them -------------------------------- */
@@ -232,7 +232,7 @@ bool parts_use(const attn_problem *p, int id);
  * memory. */
 attn_status parts_take(struct device *device, struct slot *slot, struct job_part *part, attn_problem *problem,
                        attn_error *err);
-/* Puts copies on the slot's stream: the part's results to the host if `out`, otherwise its inputs to the device.
+/* Enqueues copies on the slot's stream: the part's results to the host if `out`, otherwise its inputs to the device.
  * `there` is the part's problem on the device. */
 attn_status parts_copy(struct slot *slot, const struct job_part *part, const attn_problem *there, bool out,
                        attn_error *err);
@@ -254,9 +254,9 @@ bool sums_older(const struct job *a, const struct job *b);
  * such sums of its own waits only for older jobs, so that no two jobs wait for each other. To be called with the
  * device's lock held. */
 bool sums_will_be_freed(const struct device *device, const struct batch *batch);
-/* Puts the adding up of the part's share (a range of elements of each gradient) on a stream of its device: copies from
- * the other devices, kernels that add up, and copies to the host. The events 0 to 3 are recorded before, between and
- * after these steps. */
+/* Enqueues the work that adds up the part's share (a range of elements of each gradient) on a stream of its device:
+ * copies from the other devices, kernels that add up, and copies to the host. The events 0 to 3 are recorded before,
+ * between and after these steps. */
 attn_status sums_launch(attn_stream *stream, const struct job_part *part, attn_error *err);
 /* Sets the dtype float32 for outputs that are sums over queries, as the parts of a cut job compute them. */
 void sums_as_float(attn_problem *problem);

@@ -132,7 +132,7 @@ static attn_status plan_part(const attn_capabilities *can, struct job_part *part
     return status;
 }
 
-/* Chooses the kernels for all problems of the batch, because the choice depends on their addresses on this device. */
+/* Chooses the kernels for all problems of the batch. The choice depends on the problems' addresses on this device. */
 static attn_status plan_all(struct device *device, struct slot *slot, attn_error *err)
 {
     const attn_capabilities *const can = attn_device_capabilities(device->handle);
@@ -219,8 +219,8 @@ static bool waits_for_turn(const struct device *device, const struct slot *slot)
     return queued_s > 0 && (others || queued_s + own_s > DEVICE_FLOW_SECONDS);
 }
 
-/* Puts the next problems of the batch, or the next steps of one problem, on the stream, and after the last problem the
- * work that follows the kernels. */
+/* Enqueues the next problems of the batch, or the next steps of one problem. After the last problem, it also enqueues
+ * the work that follows the kernels. */
 static attn_status launch_group(struct device *device, struct slot *slot, attn_error *err)
 {
     struct batch *batch = slot->batch;
@@ -257,8 +257,7 @@ static attn_result result_on_device(const struct slot *slot, const attn_result *
     return result;
 }
 
-/* Puts the merges of the batch on the stream, which combine results over several parts of the keys. A merge is
- * short. */
+/* Enqueues the merges of the batch, which combine results over several parts of the keys. */
 static attn_status merge_parts(const struct device *device, struct slot *slot, attn_error *err)
 {
     attn_result lists[2 * ATTN_MERGE_PARTS];
@@ -282,8 +281,8 @@ static attn_status merge_parts(const struct device *device, struct slot *slot, a
     return status;
 }
 
-/* Puts kernels on the stream that compute the lse of some rows, for jobs whose client gives an lse that only the device
- * can check. */
+/* Enqueues kernels that compute the lse of some rows, for jobs whose client gives an lse that only the device can
+ * check. */
 static attn_status sum_lse(struct slot *slot, attn_error *err)
 {
     attn_status status = ATTN_OK;
@@ -355,8 +354,8 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     return status;
 }
 
-/* Records how long each stage of the batch took. launch_us estimates the GPU's idle time after the copies, until its
- * kernels are on the stream: they began at least launched_ns - began_ns after the first event. */
+/* Records how long each stage of the batch took. launch_us estimates how long the GPU was idle after the copies,
+ * because its kernels were not on the stream yet. */
 static void note_stages(const struct device *device, const struct slot *slot)
 {
     struct batch *batch = slot->batch;

@@ -1,8 +1,8 @@
 /* truth.c: computes the truth of a job's problems (exact results, in float64). For `verify`, the device compares its
- * outputs with it, one item after the other. For a check of a client's results, the truth is the output, and no kernels
- * run. Such a job is alone in its batch. Computing begins when all its kernels are done. Each call of truth_launch()
- * puts some 25 ms of work on the stream, so that other flows (clients) have their turn in between. Each part of a cut
- * job is compared on its own device. */
+ * outputs with the truth. For a check of a client's results, the truth is the output, and no kernels run. A job with
+ * `verify` or a check is alone in its batch. Its truth is computed when all its kernels are done. Each call of
+ * truth_launch() puts some 25 ms of work on the stream, so that other flows (clients) have their turn in between. Each
+ * part of a cut job is compared on its own device. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -116,8 +116,8 @@ double truth_piece_seconds(const struct slot *slot)
     return seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* Puts on the stream what follows the last item's exact outputs: copies of the differences (`verify`) or of the exact
- * outputs (check) to the host. */
+/* Enqueues copies to the host, after the last item's exact outputs: of the differences (`verify`) or of the exact
+ * outputs (check). */
 static attn_status close_truths(struct device *device, struct slot *slot, attn_error *err)
 {
     struct job *const job = job_of(slot);

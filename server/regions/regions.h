@@ -116,7 +116,8 @@ struct region_use {
     void *mirror;    /* the device's copy while a batch runs; only the device's thread uses it */
 };
 
-/* All tensors of a request that lie in regions. The request owns the list first, and its job later. */
+/* All tensors of a request that lie in regions (memory that clients registered). The request owns the list first, and
+ * its job later. */
 struct region_uses {
     int64_t input_bytes, output_bytes;
     /* bytes that devices copy from and to pinned pages; an output counts with the size of its buffer */
@@ -150,10 +151,10 @@ static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
     return bytes;
 }
 
-/* Called twice. When the problem's shapes are known, it checks that the outputs fit into their regions, and gives
- * addresses to outputs in pinned or a GPU's memory. When outputs in staging memory have addresses, it records what must
- * be copied. INVALID: an output does not fit, or overlaps another output or an input in a GPU's memory; or a tensor in
- * a GPU's memory is not aligned to its elements or to `alignment`. */
+/* Called twice. First, when the problem's shapes are known: checks that the outputs fit into their regions, and gives
+ * addresses to outputs in pinned memory or a GPU's memory. Second, when outputs in staging memory have addresses:
+ * records what must be copied. INVALID: an output does not fit, or overlaps another output or an input in a GPU's
+ * memory; or a tensor in a GPU's memory is not aligned to its elements or to `alignment`. */
 attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, size_t alignment, attn_error *err);
 
 /* region_uses_read() copies the inputs to the server's memory, and region_uses_write() the outputs to the clients'

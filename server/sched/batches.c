@@ -223,7 +223,8 @@ static void on_finished(void *context, struct finishing *finishing)
         else if (!call->envelope && call->items[0].error.status != ATTN_OK)
             request_fail_in_job(request, &call->items[0].error);
     } else contexts_finish_job(job, false);
-    /* drops a reference to the job: the answer reuses the job's memory only if there is no other reference */
+    /* drops a reference to the job before the answer, which reuses the job's memory only if there is no other
+     * reference */
     finish_free(finishing);
     if (request != NULL) finish_request(loop, job);
 }
@@ -374,8 +375,8 @@ static bool add_up(struct loop *loop, struct job *job)
     return job->parts_out > 0;
 }
 
-/* Queues a job whose parts lost their devices again, for the other devices. False: no other device is usable, or the
- * queue is full; the request then gets the error of the lost device. */
+/* Queues a job again whose parts lost their devices, so that other devices compute it. False: no other device is
+ * usable, or the queue is full; the request then gets the error of the lost device. */
 static bool compute_again(struct loop *loop, struct job *job)
 {
     struct request *const request = job->request;

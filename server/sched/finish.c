@@ -97,8 +97,8 @@ static bool judge_piece(struct finishing *finishing)
     return false;
 }
 
-/* Opens a verifier on the CPU for an item (problem). If a device was to verify it but could not, the work has not yet
- * been compared with the CPU's limits. */
+/* Opens a verifier on the CPU for an item (problem). For an item that a device could not verify, it first compares the
+ * work with the CPU's limits. */
 static attn_status open_verifier(struct finishing *finishing, proto_item *item)
 {
     const struct job *const job = finishing->job;

@@ -278,8 +278,8 @@ static void must(int error, const char *what)
     abort();
 }
 
-/* Makes libuv start its threads, right after threads_try() has shown that all can be started: later libuv would abort
- * the process if the system refused one. */
+/* Does nothing. This first work makes libuv start its threads, right after threads_try() has shown that all can be
+ * started. Later libuv would abort the process if the system refused a thread. */
 static void nothing(uv_work_t *work)
 {
     (void)work;

@@ -84,7 +84,8 @@ bool waiting_is_used_in_place(const struct job *job)
 }
 
 /* Separates the job from its batches, because its request no longer waits; a batch for which no request waits is
- * cancelled. Also frees the gradient sums of parts that are back and add up nothing. */
+ * cancelled. Also frees the gradient sums of parts that are back from their devices, unless they were sent once more to
+ * add up. */
 static void leave_batches(struct job *job)
 {
     for (struct job_part *part = &job->part; part; part = part->next) {

@@ -36,7 +36,8 @@ void contexts_free(struct contexts *contexts);
  * cannot be taken. Errors: BUSY (no room), QUOTA (no room for this account), TOO_LARGE (more than an empty table has
  * room for). */
 attn_status contexts_reserve(struct contexts *contexts, struct job *job, int item, attn_error *err);
-/* Called when the forward has run: the context now holds a reference to the job, and a backward can take it. */
+/* Called when the forward of a context (saved forward) has run: the context now holds a reference to the job, and a
+ * backward can take it. */
 void contexts_fill(struct contexts *contexts, const char *id, int64_t now_ms);
 /* Frees the entry of a context (saved forward) whose forward has failed. */
 void contexts_drop(struct contexts *contexts, const char *id);

@@ -150,7 +150,7 @@ struct job {
     struct job_truth *truths;
     /* time for exact outputs (`truths`), which is included in `seconds` */
     double truth_seconds;
-    /* For each item, the differences between its outputs and the exact ones (float64), which the device writes. In the
+    /* For each item, the differences between its outputs and the exact ones (float64). The device writes them into the
      * memory of the outputs. */
     attn_truth_distance (*truth_found)[ATTN_TRUTH_RESULTS];
     /* true: the device has computed the exact results (float64); false: it could not */

@@ -84,8 +84,8 @@ void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
  * Running work is not counted. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
-/* Called when a batch was sent to a device at the time left_ns, and when it is back. `flow` is that of the batch's
- * first job, or NULL. */
+/* queue_flow_runs() is called when a batch was sent to a device at the time left_ns, and queue_flow_ran() when it is
+ * back. `flow` is that of the batch's first job, or NULL. */
 void queue_flow_runs(struct flow *flow, int64_t left_ns);
 void queue_flow_ran(struct flow *flow, int64_t left_ns);
 

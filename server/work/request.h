@@ -104,8 +104,8 @@ struct request {
     bool counted; /* true: request_count() counts the request, because it has tensors */
     struct server *server;
     int socket; /* the socket of the client's connection, to watch for a hang-up; libmicrohttpd owns it */
-    /* The row of the table of routes for the request's path and method. If none matches both, the first for the path;
-     * NULL: none. */
+    /* The row of the table of routes that matches the request's path and method, or else the first that matches its
+     * path; NULL: none. */
     const struct route *route;
     struct slice parameters[REQUEST_PARAMETERS]; /* parameters of the path, in the route's order */
     /* the client's account (access token), with a reference; NULL: not determined yet, or refused */
@@ -165,8 +165,8 @@ void request_move(struct request *request, enum request_state to);
 void request_fail(struct request *request, proto_error error, const char *pointer, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 void request_fail_status(struct request *request, const attn_error *why);
-/* Records an error in the request's job, and turns its pointer into the problem into one into the client's body. Only
- * the job's owner may call this. */
+/* Records an error in the request's job. The error's JSON pointer into the problem is replaced by one into the client's
+ * body. Only the job's owner may call this. */
 void request_fail_in_job(struct request *request, const attn_error *why);
 
 /* Takes a place in the queue for the request and releases the place that it had, before it moves to a state that needs

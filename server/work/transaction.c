@@ -35,7 +35,8 @@ static void copy_id(char to[CACHE_ID_BYTES], const char *from)
     if (from[length] != '\0') to[0] = '\0';
 }
 
-/* Checks the size of one axis of k or v, which the request appends to caches. `of` names what it must equal. */
+/* Checks that one axis of k or v, which the request appends to caches, has the size `want`. `of` says in the message
+ * what size that is. */
 static attn_status check_size(attn_tensor_id id, const attn_tensor *t, int axis, int64_t want, const char *of,
                               attn_error *err)
 {
@@ -88,7 +89,7 @@ static attn_status take_new(struct job *job, struct cache_step *step, attn_error
     return status;
 }
 
-/* Checks that q fits the caches. The error does not speak of k, which the client may not have sent. */
+/* Checks that q fits the caches. The error does not mention k, which the client may not have sent. */
 static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, attn_error *err)
 {
     if (q->dtype != s->dtype && s->dtype != ATTN_F8E4M3)
@@ -149,7 +150,8 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     item->problem.page_table.stride[0] = 0;
     /* the mask's last column belongs to the last key of each cache, because their lengths differ */
     item->problem.keep_mask_at_end = item->problem.keep_mask.rank > 0;
-    /* in an observe, key_mass and the default range of keys extend to the end of the longest cache */
+    /* in an observe request (statistics of probabilities), key_mass and the default range of keys extend to the end of
+     * the longest cache */
     if (item->problem.op == ATTN_OP_OBSERVE) {
         item->problem.observe.shown_keys = 1;
         for (int i = 0; i < step->rows; i++)
