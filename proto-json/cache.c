@@ -192,7 +192,6 @@ static attn_status read_body(const struct body *body, const void *text, size_t b
     return status;
 }
 
-/* If a scale was given as a single number, copies it to every head. */
 static attn_status spread_scale(float **scales, int *count, int64_t heads, attn_error *err)
 {
     if (*scales == NULL || *count > 0) return ATTN_OK;

@@ -32,7 +32,7 @@ struct kserve_reader {
     const proto_model *model;
     int64_t json_bytes; /* length in bytes of the JSON; JSON_BYTES_UNKNOWN: the whole body is JSON */
     attn_error error;   /* the first error of the body, which all later calls return */
-    uint64_t offset;    /* number of bytes of the body that have arrived so far */
+    uint64_t offset;
     scan *json;
     int values; /* number of JSON values read so far */
     struct tree_memory trees;

@@ -494,7 +494,6 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         return ATTN_OK;
     }
     if (!cJSON_IsArray(outputs)) return must_be(r, "/outputs", "outputs", outputs, "an array of {\"name\": ...}");
-    /* true: the operation is a check, which returns only a report */
     const bool judges = proto_operations[r->model->op].judges;
     const char *const asks = proto_operations[r->model->op].asks, *const member = asks ? asks : "outputs";
     names = cJSON_GetObjectItemCaseSensitive(r->root, member);
@@ -667,7 +666,6 @@ static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON
             return must_be(r, pointer, one->string, one, "a number; as a tensor it goes into inputs");
         return add_option(r, parameters, one);
     }
-    /* true: the operation has an option with the parameter's name */
     const bool takes = o && (o->ops >> r->model->op & 1);
     if (id < ATTN_TENSOR_COUNT && !takes)
         return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: is a tensor, which goes into inputs", one->string);

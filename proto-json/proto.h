@@ -169,7 +169,6 @@ enum { PROTO_TENSORS = ATTN_TENSOR_COUNT + 2 * ATTN_MERGE_PARTS, PROTO_NAME_BYTE
 /* Returns the number of the tensor `name` of a body or, if `result` is true, of an answer; PROTO_TENSORS: there is
  * none. */
 int proto_tensor_named(const char *name, bool result);
-/* Writes the name of tensor number `number` into `name` and returns `name`. */
 const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTES]);
 /* Returns the attn_tensor_id that gives the dtypes and axes of tensor `number`; for parts.3.out of a merge it is
  * ATTN_T_out. */
@@ -329,7 +328,7 @@ typedef struct proto_call {
     proto_item *items;
     size_t memory_bytes;
     const proto_format *answer; /* format of the answer: the body's, unless proto_call_answer_as() was called */
-    /* KServe only, from here on. */
+    /* Only KServe uses the members below. */
     const proto_model *model; /* the KServe model that the request names; NULL: not KServe */
     char *id;                 /* the request's id, which the answer repeats; NULL: none */
     uint64_t binary;          /* outputs written as bytes after the JSON: bits of attn_tensor_id */

@@ -570,7 +570,8 @@ const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES]
 
 bool suggestion_big_endian(const char *dtype)
 {
-    const char *const sign = strchr(dtype, '>'); /* of ">f4" (big-endian), or of "<class 'numpy.float32'>" */
+    /* the '>' of a big-endian dtype such as ">f4", or the '>' at the end of "<class 'numpy.float32'>" */
+    const char *const sign = strchr(dtype, '>');
     return sign && isalnum((unsigned char)sign[1]);
 }
 

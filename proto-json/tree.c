@@ -102,7 +102,6 @@ static void add_last(cJSON *to, cJSON *value)
     to->child->prev = value;
 }
 
-/* Returns the closing quote of the string whose text begins at `inside`. */
 static const char *closing_quote(const char *inside)
 {
     for (const char *p = inside;; p++) {

@@ -51,7 +51,7 @@ static const char *askable(const char *host)
     return host;
 }
 
-/* Parses http://HOST[:PORT][/PATH], https://..., HOST:PORT[/PATH] or unix:PATH. */
+/* Parses http://HOST[:PORT][/PATH], https://..., HOST:PORT[/PATH] or unix:PATH; false: another form. */
 static bool parse_target(const char *text, struct target *t)
 {
     memset(t, 0, sizeof *t);

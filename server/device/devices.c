@@ -218,7 +218,8 @@ bool devices_stop(struct devices *devices, int64_t wait_ms)
         int error = 0;
         pthread_mutex_lock(&device->lock);
         device->stop = true;
-        device->held_may_run = true; /* no more gradient sums will be freed */
+        /* no more gradient sums will be freed, so the held batch must try again now */
+        device->held_may_run = true;
         pthread_cond_broadcast(&device->wake);
         while (device->threads_ended < device->thread_count && error == 0)
             error = pthread_cond_timedwait(&device->wake, &device->lock, &until);

@@ -206,7 +206,6 @@ attn_status memory_reserve_moves(struct slot *slot, int64_t count, attn_error *e
 attn_status memory_grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
                                   attn_error *err);
 void memory_drop_workspace(attn_device *handle, void **workspace, size_t *workspace_bytes);
-/* Frees the memory and the stream of a slot. */
 void memory_close_slot(attn_device *handle, struct slot *slot);
 
 /* ---- Functions of merge.c; a device's thread calls them -------------------------------------------------------- */

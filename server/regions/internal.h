@@ -58,7 +58,7 @@ struct pin {
     /* `mapping`: whole pages of the object; `memory`: the region's first byte in this mapping */
     char *mapping, *memory;
     size_t bytes;
-    struct pin *next; /* next pin in the list of pins to undo */
+    struct pin *next;
 };
 
 struct regions {

@@ -18,7 +18,6 @@
 
 /* ---- Finding and releasing the regions that a request uses ------------------------------------------------------- */
 
-/* Makes an error point to a parameter of a tensor in the body. */
 static void point(attn_error *err, bool output, int index, const char *parameter)
 {
     if (err)

@@ -72,7 +72,7 @@ struct job_part {
     int device; /* number of the only device that can compute the part; -1: any can */
     enum job_way way;
     int number;
-    struct job_range range; /* { 0, 0, 1 }: the whole job */
+    struct job_range range; /* { 0, 0, 1 } if the part is the whole job */
     /* true: the part is sent once more, to add up a share of the gradients that are sums over all queries */
     bool adds;
 
