@@ -19,43 +19,41 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The state of decoding a stream whose text arrives in pieces of any size. Start with zeros. A call that stops at a
- * character does not consume it, so the caller may give another character instead. */
+/* The state of decoding a stream whose text arrives in pieces of any size; it begins as { 0 }. After a call that
+ * stopped at a character, the caller may pass another character instead of it. */
 typedef struct base64_decoder {
     uint32_t bits; /* bits of the unfinished group of four characters, 6 for each character read so far */
-    /* how many characters (0 to 3) of the unfinished group were read; the first of two '=' counts too */
+    /* number of characters (0 to 3) read of the unfinished group; the first of two '=' counts too */
     int held;
-    bool ended;      /* true: padding (a '=') was read, so the text must end */
-    uint64_t offset; /* number of characters of the stream that were decoded */
+    bool ended; /* true: a '=' was read, so the text must end */
+    uint64_t offset;
 } base64_decoder;
 
-/* When `count` characters are decoded, `out` must have room for this many bytes. SIMD code stores whole vectors, so it
- * may overwrite up to this many bytes of `out`, although *written counts fewer. */
+/* Room in bytes that `out` needs for `count` characters. SIMD code stores whole vectors, so it may overwrite all of
+ * this room, although *written counts fewer bytes. */
 #define BASE64_DECODED_MAX(count) (((count) + 3) / 4 * 3 + 64)
 
-/* Decodes up to the first character that cannot stand in its place, and returns the number of characters decoded
- * (`count` if all are good). Such a character is outside the alphabet, a '=' too early, a last character whose unused
- * bits are not zero, or anything behind the padding. decoder->offset grows by the returned number, so after an early
- * stop it is the position of the bad character in the stream. *written becomes the number of bytes written to `out`:
- * each complete group of four characters gives its bytes. `out` must have room for BASE64_DECODED_MAX(count). A call
- * that stops early overwrites at most 64 bytes past the decoded bytes. */
+/* Decodes up to the first character that is not legal in its place, and returns the number of characters decoded
+ * (`count` if all are good). decoder->offset grows by this number. *written becomes the number of bytes written to
+ * `out`, which must have room for BASE64_DECODED_MAX(count). A call that stops early overwrites at most 64 bytes past
+ * the decoded bytes. */
 size_t base64_decode_until(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
-/* Decodes text that must be base64 to its last character. Returns false if a character cannot stand in its place;
- * decoder->offset is then the position of that character. base64_decode_until() describes the arguments. */
+/* Decodes text that must be base64 to its last character. Returns false if a character is not legal in its place;
+ * decoder->offset is then its position. The arguments are those of base64_decode_until(). */
 bool base64_decode(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
 /* Call this when the text is complete. Returns false if the text ends inside a group of four characters;
  * decoder->offset is then the length of the text. */
 bool base64_finish(const base64_decoder *decoder);
 
-/* Returns the reason why the decoder stopped at the character `found`. The reason is static text that can follow words
- * such as "at offset 17: ". */
+/* Returns why the decoder stopped at the character `found`: static text that can follow words such as "at offset 17:
+ * ". */
 const char *base64_reason(const base64_decoder *decoder, char found);
 
 enum { BASE64_HEAD = 8 };
-/* Writes the beginning of the text that the decoder has read, at most BASE64_HEAD characters, and a NUL. The text is
- * made by encoding `bytes`, the `count` bytes that the decoder has written. */
+/* Writes the first characters of the decoded text (at most BASE64_HEAD) and a NUL, by encoding `bytes`, the `count`
+ * bytes that the decoder has written. */
 void base64_head(const base64_decoder *decoder, const uint8_t *bytes, size_t count, char head[BASE64_HEAD + 1]);
 
 /* The length in characters of the base64 text for `bytes` bytes. */

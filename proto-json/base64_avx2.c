@@ -5,11 +5,10 @@
  *     hi 2: '+' (lo B), '/' (lo F)    hi 3: '0'-'9' (lo 0-9)    hi 4, 6: letters (lo 1-F)    hi 5, 7: letters (lo 0-A)
  *
  * Each kind of hi has a bit. A table has an entry for each lo: the bits of the kinds of hi with which this lo cannot
- * occur. If the entry includes the bit of the character's hi, the character is foreign. The difference between a
- * character and its six bits depends on hi alone, except for '/', which uses row 1 of the table: no character of the
- * alphabet has hi = 1. Two multiply-adds then join the sextets, 00aaaaaa 00bbbbbb 00cccccc 00dddddd -> aaaaaabb
- * bbbbcccc ccdddddd, and shuffles close the gaps. A vector with a foreign character is decoded too, but only the groups
- * before that character count.
+ * occur. If the entry includes the bit of the character's hi, the character is outside the alphabet. The difference
+ * between a character and its six bits depends on hi alone, except for '/', which uses row 1 of the table: no character
+ * of the alphabet has hi = 1. Two multiply-adds then join the sextets, 00aaaaaa 00bbbbbb 00cccccc 00dddddd -> aaaaaabb
+ * bbbbcccc ccdddddd, and shuffles close the gaps.
  *
  * Encoding does the reverse. A shuffle copies bytes so that each 16-bit half of 32 bits holds two sextets. Two
  * multiplications shift them into place, and a table of 16 differences turns them into letters.
@@ -24,8 +23,7 @@
 
 enum { CHARS = 32, BYTES = 24, UNROLL = 4 };
 
-/* A table of 16 bytes, written twice into a vector of 32 bytes: a shuffle looks up each half of the indices in the same
- * half of the table. */
+/* A table of 16 bytes, written twice, because a byte shuffle works on each half of a 32-byte vector separately. */
 #define TWICE(...) _mm256_setr_epi8(__VA_ARGS__, __VA_ARGS__)
 
 /* Returns the sextets (6-bit values) of 32 characters. A byte of *foreign becomes nonzero if its character is outside
@@ -33,7 +31,6 @@ enum { CHARS = 32, BYTES = 24, UNROLL = 4 };
 static inline __m256i sextets(__m256i text, __m256i *foreign)
 {
     enum { PLUS_SLASH = 1, DIGITS = 2, AO_ao = 4, PZ_pz = 8, NEVER = 16 };
-    /* entry i of the table is the kind of the characters whose upper 4 bits are i */
     const __m256i kind_of_hi = TWICE(NEVER, NEVER, PLUS_SLASH, DIGITS, AO_ao, PZ_pz, AO_ao, PZ_pz, NEVER, NEVER, NEVER,
                                      NEVER, NEVER, NEVER, NEVER, NEVER);
     const __m256i not_with_lo = TWICE(
@@ -58,15 +55,13 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     __m256i lo = _mm256_and_si256(text, low_half);
     __m256i hi = _mm256_and_si256(_mm256_srli_epi32(text, 4), low_half);
     *foreign = _mm256_and_si256(_mm256_shuffle_epi8(not_with_lo, lo), _mm256_shuffle_epi8(kind_of_hi, hi));
-    /* Each byte of `slash` is -1 where the character is '/', and otherwise 0. '/' and '+' have the same upper 4 bits,
-     * 2, and entry 2 of to_sextet is for '+'. Adding `slash` to `hi` gives '/' entry 1, which no other character of the
-     * alphabet uses. */
+    /* Each byte of `slash` is -1 where the character is '/', and otherwise 0. Adding it to `hi` gives '/' table entry
+     * 1, which no other character of the alphabet uses. */
     __m256i slash = _mm256_cmpeq_epi8(text, _mm256_set1_epi8('/'));
     return _mm256_add_epi8(text, _mm256_shuffle_epi8(to_sextet, _mm256_add_epi8(hi, slash)));
 }
 
-/* Joins 32 sextets (6-bit numbers, one in each byte) to 24 bytes. A shuffle first puts the 24 bytes into the 32-bit
- * lanes 0 1 2 4 5 6. A permutation then moves lane places[n] to lane n. */
+/* Joins 32 sextets (6-bit numbers, one in each byte) to 24 bytes. */
 static inline __m256i joined(__m256i sextets32, __m256i places)
 {
     /* two neighbouring sextets a and b (6 bits each) become a * 64 + b */
@@ -90,8 +85,7 @@ static inline void store(void *to, __m256i v)
 size_t base64_decode_avx2(const char *text, size_t count, uint8_t *out)
 {
     size_t done = 0;
-    /* Each iteration of this loop tests four vectors together for foreign characters (outside the alphabet). If there
-     * is one, the loop ends, and the loop below finds it. */
+    /* Tests four vectors at once. If one has a character outside the alphabet, the loop below finds it. */
     for (; count - done >= UNROLL * CHARS; done += UNROLL * CHARS, out += UNROLL * BYTES) {
         __m256i s[UNROLL], f[UNROLL];
         for (int i = 0; i < UNROLL; i++) s[i] = sextets(load(text + done + i * CHARS), &f[i]);
@@ -109,8 +103,8 @@ size_t base64_decode_avx2(const char *text, size_t count, uint8_t *out)
     return done;
 }
 
-/* Decodes four vectors of text at a time to 24 bytes each, and stores the 96 bytes as three whole vectors of 32 bytes.
- * Each stored vector has parts of two decoded vectors. */
+/* Decodes four vectors of text at a time to 24 bytes each, and stores the 96 bytes as three whole vectors of 32
+ * bytes. */
 size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
 {
     size_t head = base64_chars_to_line(out);
@@ -124,8 +118,8 @@ size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
         for (int i = 0; i < UNROLL; i++) s[i] = sextets(load(text + done + i * CHARS), &f[i]);
         __m256i any = _mm256_or_si256(_mm256_or_si256(f[0], f[1]), _mm256_or_si256(f[2], f[3]));
         if (!_mm256_testz_si256(any, any)) break;
-        /* a, b, c and d are the four results. They are stored as three vectors, in units of 8 bytes: a0 a1 a2 b0 | b1
-         * b2 c0 c1 | c2 d0 d1 d2. Rotating b and c brings each of their units to its position. */
+        /* The four results a, b, c and d are stored as three vectors, in units of 8 bytes: a0 a1 a2 b0 | b1 b2 c0 c1 |
+         * c2 d0 d1 d2. */
         __m256i a = joined(s[0], _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 3, 7));
         __m256i b = joined(s[1], _mm256_setr_epi32(2, 4, 5, 6, 3, 7, 0, 1));
         __m256i c = joined(s[2], _mm256_setr_epi32(5, 6, 3, 7, 0, 1, 2, 4));
@@ -142,8 +136,7 @@ size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
 /* Turns 24 bytes into 32 characters. Each half of the vector (16 bytes) has 12 of the 24 bytes at its low end. */
 static inline __m256i letters(__m256i bytes)
 {
-    /* Each three bytes b0 b1 b2 become 32 bits, b1 b0 b2 b1. In these 32 bits, bits 10-15, 4-9, 22-27 and 16-21 are the
-     * four sextets (6-bit values). */
+    /* Each three bytes b0 b1 b2 become 32 bits, b1 b0 b2 b1, in which every sextet (6 bits) is contiguous. */
     __m256i dealt = _mm256_shuffle_epi8(bytes, TWICE(1, 0, 2, 1, 4, 3, 5, 4, 7, 6, 8, 7, 10, 9, 11, 10));
     __m256i even = _mm256_mulhi_epu16(_mm256_and_si256(dealt, _mm256_set1_epi32(0x0FC0FC00)),
                                       _mm256_set1_epi32(0x04000040));
@@ -151,9 +144,7 @@ static inline __m256i letters(__m256i bytes)
                                      _mm256_set1_epi32(0x01000010));
     __m256i sextets32 = _mm256_or_si256(even, odd);
 
-    /* Row 0 of this table is for A-Z, row 1 for a-z, rows 2 to 11 for 0-9, row 12 for +, row 13 for /. Subtracting 51
-     * (saturated at 0) from a sextet (6-bit value) gives its row, or row 0 for every letter. The comparison with 25
-     * then gives a-z row 1. */
+    /* Row 0 of this table is for A-Z, row 1 for a-z, rows 2 to 11 for 0-9, row 12 for +, row 13 for /. */
     const __m256i differences = TWICE('A', 'a' - 26, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52,
                                       '0' - 52, '0' - 52, '0' - 52, '0' - 52, '+' - 62, '/' - 63, 0, 0);
     __m256i row = _mm256_subs_epu8(sextets32, _mm256_set1_epi8(51));
@@ -169,9 +160,7 @@ static inline __m256i load_halves(const uint8_t *from)
 
 size_t base64_encode_avx2(const uint8_t *bytes, size_t count, char *text)
 {
-    enum {
-        READ_TOO_FAR = 4
-    }; /* number of unneeded bytes that a load reads: the second half of a vector needs 12 bytes, but a load reads 16 */
+    enum { READ_TOO_FAR = 4 };
     size_t done = 0;
     for (; count - done >= UNROLL * BYTES + READ_TOO_FAR; done += UNROLL * BYTES, text += UNROLL * CHARS)
         for (int i = 0; i < UNROLL; i++) store(text + i * CHARS, letters(load_halves(bytes + done + i * BYTES)));

@@ -1,13 +1,12 @@
 /* base64_avx512.c: whole groups of base64, 64 characters at a time, with the byte permutations of AVX-512 VBMI.
  *
  * One instruction decodes 64 characters by a table of 128 entries in two registers. Entries outside the alphabet have
- * their top bit set, and so have characters beyond ASCII. So the top bits of (entry | character) mark the foreign
- * characters. Two multiply-adds join the sextets (as in base64_avx2.c), and one more permutation closes the gaps. For
- * encoding, a permutation distributes the bytes, one multishift cuts them into sextets, and one lookup in 64 entries
- * turns them into letters.
+ * their top bit set, and so have characters beyond ASCII. So the top bits of (entry | character) mark characters
+ * outside the alphabet. Two multiply-adds join the sextets (as in base64_avx2.c), and one more permutation closes the
+ * gaps. For encoding, a permutation distributes the bytes, one multishift cuts them into sextets, and one lookup in 64
+ * entries turns them into letters.
  *
- * Loads at the end are masked: a load of the last characters fills up with zero bytes, which are foreign. So one rule
- * finds both the end of the text and the first foreign character.
+ * Loads at the end are masked: a load of the last characters fills up with zero bytes, which are outside the alphabet.
  *
  * Source of the idea: Mula and Lemire, "Base64 encoding and decoding at almost the speed of a memory copy",
  * arXiv:1910.05109. */
@@ -40,8 +39,7 @@ static const char letter_of[65]
     __attribute__((aligned(64))) = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
 /* Byte indices for a permutation that closes the gaps between groups of 4 bytes in two registers. A group holds three
- * bytes of data, in reverse order, and one unused byte. CLOSE(i) gives the indices for group i: groups 0 to 15 are in
- * the first register, groups 16 to 31 in the second. A permutation uses 64 indices, from index 0, 16 or 32 on. */
+ * bytes of data, in reverse order, and one unused byte. */
 #define CLOSE(i) 4 * (i) + 2, 4 * (i) + 1, 4 * (i)
 #define CLOSE8(i) \
     CLOSE(i), CLOSE(i + 1), CLOSE(i + 2), CLOSE(i + 3), CLOSE(i + 4), CLOSE(i + 5), CLOSE(i + 6), CLOSE(i + 7)
@@ -73,8 +71,7 @@ size_t base64_decode_avx512(const char *text, size_t count, uint8_t *out)
 {
     const __m512i table0 = _mm512_load_si512(sextet_of), table1 = _mm512_load_si512(sextet_of + 64);
     size_t done = 0;
-    /* Each iteration of this loop tests four vectors together for foreign characters (outside the alphabet). If there
-     * is one, the loop ends, and the loop below finds it. */
+    /* Tests four vectors at once. If one has a character outside the alphabet, the loop below finds it. */
     for (; count - done >= UNROLL * CHARS; done += UNROLL * CHARS, out += UNROLL * BYTES) {
         __m512i s[UNROLL], any = _mm512_setzero_si512();
         for (int i = 0; i < UNROLL; i++) {
@@ -102,8 +99,8 @@ size_t base64_decode_avx512(const char *text, size_t count, uint8_t *out)
     return done;
 }
 
-/* Decodes four vectors of text at a time to 48 bytes each, and stores the 192 bytes as three whole vectors of 64 bytes.
- * Each stored vector has parts of two decoded vectors. */
+/* Decodes four vectors of text at a time to 48 bytes each, and stores the 192 bytes as three whole vectors of 64
+ * bytes. */
 size_t base64_decode_large_avx512(const char *text, size_t count, uint8_t *out)
 {
     const __m512i table0 = _mm512_load_si512(sextet_of), table1 = _mm512_load_si512(sextet_of + 64);
@@ -134,7 +131,7 @@ size_t base64_decode_large_avx512(const char *text, size_t count, uint8_t *out)
 
 static inline __m512i letters(__m512i bytes)
 {
-    /* for each 64 bits, the first bit of each of eight sextets (6-bit values): 10 4 22 16, 42 36 54 48 (the lowest byte
+    /* the first bit of each of eight sextets (6-bit values) in 64 bits: 10 4 22 16, 42 36 54 48 (the lowest byte
      * first) */
     const __m512i shifts = _mm512_set1_epi64(0x3036242A1016040A);
     __m512i dealt = _mm512_permutexvar_epi8(_mm512_load_si512(deal_out), bytes);

@@ -1,12 +1,7 @@
-/* base64_neon.c: whole groups of base64 on arm64, 64 characters at a time.
- *
- * NEON loads 64 characters into four registers: every fourth character goes into the same register. One instruction
- * looks up the 16 characters of a register in a table of 64 entries. The scalar table of 128 characters has two halves
- * of 64. Two look-ups, one in each half, give the sextets of ASCII characters. An index outside the first half gives 0
- * in the first look-up. An index outside the second half keeps the first result in the second look-up. A character is
- * foreign if its own highest bit is set, or if the table has BASE64_FOREIGN for it.
- *
- * The scalar loops handle the rest, and find the foreign character in a vector that has one. */
+/* base64_neon.c: whole groups of base64 on arm64, 64 characters at a time. NEON loads 64 characters into four
+ * registers: every fourth character goes into the same register. Two look-ups in tables of 64 entries give the sextets
+ * of the 16 characters in a register. A character is outside the alphabet if its highest bit is set, or if its table
+ * entry is BASE64_FOREIGN. The scalar loops handle the rest, and find the first such character. */
 #include "base64_simd.h"
 
 #ifdef __aarch64__

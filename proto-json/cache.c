@@ -1,5 +1,5 @@
-/* cache.c: reads three kinds of small bodies. The first two are bodies for /v1/caches: a new cache, or a length. The
- * third is the body of KServe's index of models. A table describes each kind. */
+/* cache.c: reads small JSON bodies: a new cache, the length of a cache, and KServe's index of models. A table describes
+ * each kind of body. */
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -19,8 +19,8 @@ struct member {
     const char *name;
     enum type type;
     bool required;
-    /* Offset of the member's value in the struct that read_body() fills. For TYPE_SCALES the value is a float *,
-     * followed by the number of scales, an int. */
+    /* Offset of the value in the struct that read_body() fills. With TYPE_SCALES, the value is a float * followed by an
+     * int, the number of scales. */
     size_t offset;
     int64_t minimum, maximum;
     /* the rule for the value, as messages state it; NULL: messages state `minimum` and `maximum` */
@@ -51,9 +51,9 @@ static const struct member index_members[] = { { "ready", TYPE_BOOL, false, 0, 0
 struct body {
     const struct member *members;
     const char *example;
-    /* key in suggestions.c for hints about unknown members of this body; "": there are no hints */
+    /* key of suggestions.c for hints about unknown members; "": there are no hints */
     const char *place;
-    const char *listed; /* the names of all members of the body, as a message lists them */
+    const char *listed;
 };
 static const struct body new_cache = { create, "{\"kv_heads\": 8, \"head_dim\": 128, \"dtype\": \"bfloat16\"}",
                                        SUGGESTION_CACHE,
@@ -77,8 +77,8 @@ static attn_status wrong(const char *name, const cJSON *value, const char *rule,
                      tree_describe(value, quote), rule, parse_value_suggestion(value));
 }
 
-/* Reads scales: an array of numbers, or a single number for all heads. If the client gave a single number, *count stays
- * 0, because the number of heads may not be known yet. */
+/* Reads an array of numbers, or a single number for all heads. For a single number *count stays 0, because the number
+ * of heads may not be known yet. */
 static attn_status read_scales(const char *name, const cJSON *value, float **scales, int *count, attn_error *err)
 {
     const bool single = tree_number(value) != NULL;
@@ -192,7 +192,6 @@ static attn_status read_body(const struct body *body, const void *text, size_t b
     return status;
 }
 
-/* If a scale was given as a single number, copies it to every head. Other scales stay as they are. */
 static attn_status spread_scale(float **scales, int *count, int64_t heads, attn_error *err)
 {
     if (*scales == NULL || *count > 0) return ATTN_OK;

@@ -1,5 +1,5 @@
-/* dtypes.c: the dtypes that a body may name. Kernels use most of these dtypes directly. NumPy and PyTorch use int64 and
- * bool for indices and masks. Tensors of these two dtypes are converted for the kernels while they are decoded. */
+/* dtypes.c: the dtypes that a body may name. Clients may send int64 and bool for indices and masks; these are converted
+ * for the kernels while they are decoded. */
 #include "proto.h"
 
 #include <stdio.h>
@@ -41,8 +41,7 @@ const char *proto_dtype_list(attn_tensor_id id, char text[PROTO_DTYPE_LIST_BYTES
     char list[ATTN_DTYPE_LIST_BYTES];
     struct text t = text_in(text, PROTO_DTYPE_LIST_BYTES);
     text_put_string(&t, attn_dtype_list(dtypes, list));
-    /* a tensor that must be int32 may also be sent as int64, and a tensor that must be uint8 as bool, because both are
-     * converted */
+    /* a tensor that must be int32 may also be sent as int64, and one that must be uint8 as bool */
     for (int d = 0; d < CONVERTED; d++)
         if (dtypes == 1u << converted[d].dtype.as) text_printf(&t, " or %s", converted[d].dtype.name);
     return text;

@@ -1,18 +1,9 @@
-/* encode.c: writes answers in any format, while they are sent.
+/* encode.c: writes answers in any format, while they are sent. An answer is a list of text pieces and tensor pieces,
+ * measured before the first byte is sent. Text pieces lie in one small buffer. Tensor pieces are pointers: a read turns
+ * their bytes into base64 or numbers directly in the caller's buffer.
  *
- * An answer is a list of pieces. The list is made and measured before the first byte is sent, so that the length is
- * known. Measuring arrays of numbers takes as long as writing them.
- *
- *   {"out":{"shape":[1,64,4,64],"dtype":"float16","data":" |  base64 of out  | "},"lse":{ ... |  base64 of lse  | ... }
- *     text                                                    tensor            text             tensor            text
- *
- * Text pieces lie in one small buffer. Tensor pieces are only pointers. A read turns their bytes into base64 or
- * numbers, or copies them, directly in the caller's buffer. So no answer exists twice.
- *
- * Invariants:
- *   1. The bytes depend on the answer alone, not on how many bytes each read takes.
- *   2. Reading gives exactly proto_encoder_length() bytes.
- *   3. Memory is needed only for the text pieces and the list. It does not grow with the tensors. */
+ * The bytes of an answer do not depend on how many bytes each read takes. Reading gives exactly proto_encoder_length()
+ * bytes. The encoder's memory does not grow with the tensors. */
 #include "proto.h"
 
 #include <assert.h>
@@ -37,22 +28,19 @@ const char *const proto_stages[PROTO_STAGE_COUNT] = {
 
 struct piece {
     const attn_tensor *tensor; /* the tensor that this piece of the answer writes; NULL: the piece is text */
-    encode_as as;              /* how the tensor of this piece of the answer is written: as bytes, as base64, or as
-                                * numbers */
-    size_t offset;             /* offset in bytes of this piece's text in the encoder's buffer */
-    uint64_t length;           /* number of bytes that the piece takes in the answer */
+    encode_as as;
+    size_t offset; /* offset in bytes of the text of this piece in the encoder's buffer */
+    uint64_t length;
 };
 
 enum {
-    /* A token is one number of an array with the brackets and the comma before it, such as "]],[[-1.5". TOKEN_BYTES is
-     * the length of the longest token. */
+    /* A token is one number of an array with the brackets and the comma before it, such as "]],[[-1.5". */
     TOKEN_BYTES = 2 * ATTN_MAX_RANK + 1 + NUMBERS_TEXT_MAX,
-    /* ITEM_BYTES: upper bound on the text of the answer to one problem. This text is an error, or everything except the
-     * tensor data: the names and shapes of the outputs, and the other members. TENSOR_BYTES: upper bound on the text
-     * for one output, whose shape has at most 168 bytes. */
+    /* TENSOR_BYTES: upper bound on the text for one output without its data; its shape has at most 168 bytes.
+     * ITEM_BYTES: upper bound on the text for one problem without the tensors' data. */
     TENSOR_BYTES = 256,
     ITEM_BYTES = ENCODE_PROBLEM_BYTES + TENSOR_BYTES * ATTN_TENSOR_COUNT,
-    REPORT_BYTES = 64 << 10, /* room in bytes for the report of a check of one problem, including escapes */
+    REPORT_BYTES = 64 << 10, /* upper bound in bytes on the report of a check, including escapes */
 };
 
 /* The text of one number in an array, with the brackets and the comma before it; at the end of the array, the closing
@@ -64,22 +52,19 @@ struct token {
 
 struct proto_encoder {
     struct text text;
-    size_t text_in_pieces; /* number of bytes of `text` that already belong to pieces */
+    size_t text_in_pieces;
     struct piece *pieces;
     size_t piece_count, piece_capacity;
     bool short_of_memory;
 
-    /* The members that say how much of the answer's length is known. To measure an array, the encoder formats all of
-     * its numbers. It formats them again when the answer is read. */
-    uint64_t length;          /* number of bytes that the answer's first `measured` pieces take together */
-    size_t measured;          /* number of pieces whose length is known */
-    int64_t measured_element; /* index of the next element to measure in the array that is being measured */
+    uint64_t length; /* number of bytes in the first `measured` pieces */
+    size_t measured;
+    int64_t measured_element;
 
-    /* The reading position in the answer. */
     size_t piece;
-    uint64_t taken;  /* number of characters of the piece with index `piece` that have been read */
-    uint64_t read;   /* number of characters of the whole answer that have been read */
-    int64_t element; /* index of the next element to read, if an array is being read */
+    uint64_t taken; /* number of bytes of piece number `piece` that have been read */
+    uint64_t read;
+    int64_t element;
     struct token token;
 };
 
@@ -100,7 +85,6 @@ static void add_piece(proto_encoder *e, struct piece piece)
     e->pieces[e->piece_count++] = piece;
 }
 
-/* Makes a new piece of the text that was written since the last piece. */
 static void end_text(proto_encoder *e)
 {
     const size_t begin = e->text_in_pieces, length = e->text.used - begin;
@@ -127,12 +111,11 @@ void encode_tensor(proto_encoder *e, const attn_tensor *tensor, encode_as as)
     else if (as == ENCODE_BYTES) piece.length = (uint64_t)bytes;
     end_text(e);
     if (is_numbers(&piece) || piece.length > 0)
-        add_piece(e, piece); /* the length of an array of numbers stays 0 here, because only proto_encoder_measure()
-                              * finds it */
+        add_piece(e, piece); /* the length of an array of numbers stays 0 until proto_encoder_measure() finds it */
 }
 
-/* Writes a short text that this program has made, such as the name of a device, in quotes. Characters that would need
- * an escape are left out. */
+/* Writes a short text of this program, such as the name of a device, in quotes. Characters that would need an escape
+ * are left out. */
 static void put_plain(struct text *t, const char *text)
 {
     text_put_char(t, '"');
@@ -151,7 +134,6 @@ static void put_size(struct text *t, const char *name, int64_t size)
     text_put_number(t, (uint64_t)size);
 }
 
-/* Writes the sizes of a merge (of results over different keys); put_sizes() writes the sizes of every other problem. */
 static void put_merge_sizes(struct text *t, const proto_item *item)
 {
     const attn_tensor *const out = &item->parts->at[0].out;
@@ -164,8 +146,8 @@ static void put_merge_sizes(struct text *t, const proto_item *item)
     text_put_char(t, '}');
 }
 
-/* Writes the sizes (B, H, Sq, ...) that the server has read from the shapes, so that a client can see a wrong layout.
- * Packed queries have no B and no Sq, and packed keys have no Sk. For caches, Sk is the length of the longest cache. */
+/* Writes the sizes (B, H, Sq, ...) that the server has read from the shapes, so that a client can see a wrong
+ * layout. */
 static void put_sizes(struct text *t, const proto_item *item, const proto_result *result)
 {
     if (item->parts) {
@@ -183,13 +165,10 @@ static void put_sizes(struct text *t, const proto_item *item, const proto_result
     put_size(t, ",\"H\":", d.H);
     put_size(t, ",\"Hk\":", d.Hk);
     put_size(t, ",\"D\":", d.D);
-    if (d.Dv > 0)
-        put_size(t, ",\"Dv\":", d.Dv); /* Dv is 0 in an observe (statistics of probabilities), which has no
-                                                  * v */
+    if (d.Dv > 0) put_size(t, ",\"Dv\":", d.Dv); /* an observe request (statistics of probabilities) has no v */
     text_put_char(t, '}');
 }
 
-/* Writes a count: an integer of any size, which is stored as a double. */
 static void put_count(struct text *t, double count)
 {
     if (count < 0x1p63) text_put_number(t, (uint64_t)count);
@@ -209,7 +188,6 @@ static void put_tiles(struct text *t, const proto_item *item, const attn_counts 
     text_put_char(t, '}');
 }
 
-/* Writes one count that an observe request (statistics of probabilities) asks for: row `which` of PROTO_COUNT_MAP. */
 static void put_counted(struct text *t, proto_count_id which, const proto_item *item, const attn_counts *counts)
 {
     const attn_dims d = attn_dims_of(&item->problem);
@@ -264,7 +242,7 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
         }
         text_put_char(&t, ']');
     }
-    if (item->problem.q.rank > 0 || item->parts) { /* true for every operation except an append, which has no queries */
+    if (item->problem.q.rank > 0 || item->parts) {
         FACT("sizes");
         put_sizes(&t, item, result);
     }
@@ -278,7 +256,7 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
         double us = result->timing_us[written[i]];
         if (written[i] == PROTO_STAGE_compute) us += result->timing_us[PROTO_STAGE_launch];
-        /* No measured time reaches these bounds. Beyond them, the conversion to an integer would be undefined. */
+        /* beyond these bounds the conversion to an integer would be undefined */
         uint64_t tenths = us > 0 && us < 1e15 ? (uint64_t)(us * 10 + 0.5) : 0;
         text_put_string(&t, i ? ",\"" : "{\"");
         text_put_string(&t, proto_stages[written[i]]);
@@ -366,9 +344,9 @@ void proto_encoder_free(proto_encoder *encoder)
 
 /* ---- Writing pieces into the caller's buffer --------------------------------------------------------------------- */
 
-/* Writes element `element` of an array, with the brackets and the comma before it. For the index behind the last
- * element, writes the closing brackets. For larger indices, the function returns false and an empty text. An array
- * without elements is written as [], because a shape such as [2^40, 0] would need 2^40 pairs of brackets. */
+/* Writes element number `element` of an array, with the brackets and the comma before it. Behind the last element, it
+ * writes the closing brackets. False: the array has ended. An array without elements is written as [], because a shape
+ * such as [2^40, 0] would need 2^40 pairs of brackets. */
 static bool next_token(const struct piece *piece, int64_t element, struct token *token)
 {
     const attn_tensor *const t = piece->tensor;
@@ -417,9 +395,8 @@ static size_t read_array(proto_encoder *e, const struct piece *piece, char *to, 
     return done;
 }
 
-/* Copies part of a tensor's base64 text to `to`: the characters with the indices `taken` to taken + capacity - 1.
- * Whole groups of four characters go straight to `to`. If a read ends inside a group, the next read encodes that group
- * again. */
+/* Copies the characters `taken` to taken + capacity - 1 of a tensor's base64 text to `to`. A group of four characters
+ * that two reads share is encoded twice. */
 static size_t read_base64(const struct piece *piece, uint64_t taken, char *to, size_t capacity)
 {
     const uint8_t *bytes = piece->tensor->data;
@@ -448,8 +425,7 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
 {
     char *to = buffer;
     size_t done = 0;
-    /* this call measures arrays of numbers that were not measured before: a read must know where each array's text
-     * ends */
+    /* measures all arrays of numbers, because a read must know where each array's text ends */
     (void)proto_encoder_length(e);
     while (done < capacity && e->piece < e->piece_count) {
         const struct piece *piece = &e->pieces[e->piece];
@@ -474,7 +450,6 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
         }
     }
     e->read += done;
-    /* at the end of the answer, the number of bytes read must be the announced length */
     assert(e->piece < e->piece_count || e->read == e->length);
     return done;
 }

@@ -1,12 +1,8 @@
 /* errors.c: turns a status into the error that a client reads.
  *
- * PROTO_ERROR_MAP in proto.h lists all errors: HTTP status, code, title. The sentence (`detail`) is made where the
- * error is found and sent unchanged, so it may contain anything that a client sent. Two invariants:
- *   1. proto_error_write() always writes one valid JSON object, whatever the strings contain and however small the
- *      buffer is. Control characters are escaped, bytes that are not UTF-8 become '?', and texts are cut between
- *      characters.
- *   2. If the buffer is too small, `detail` and `error` are shortened first. Then pointer and request_id are left
- *      out. */
+ * proto_error_write() always writes one valid JSON object. Control characters are escaped, bytes that are not UTF-8
+ * become '?', and texts are cut between characters. If the buffer is too small, `detail` and `error` are shortened
+ * first. Then pointer and request_id are left out. */
 #include "proto.h"
 
 #include "text/text.h"
@@ -25,17 +21,15 @@ proto_error proto_error_of(attn_status status)
     case ATTN_UNSUPPORTED: return PROTO_E_UNSUPPORTED;
     case ATTN_BUSY: return PROTO_E_QUEUE_FULL;
     case ATTN_TIMEOUT:
-    /* any error will do, because a client that cancelled its request does not read the answer */
+    /* a client that cancelled its request does not read the answer, so any error will do */
     case ATTN_CANCELLED: return PROTO_E_DEADLINE;
     case ATTN_NO_MEMORY: return PROTO_E_OUT_OF_MEMORY;
     case ATTN_NOT_FOUND: return PROTO_E_NOT_FOUND;
     case ATTN_IN_USE: return PROTO_E_IN_USE;
     case ATTN_QUOTA: return PROTO_E_QUOTA;
     case ATTN_FULL: return PROTO_E_STORAGE_FULL;
-    /* status 503 tells the client to try again, because another process can do the work, or this process after a
-     * restart */
+    /* status 503 tells the client to try again */
     case ATTN_DEVICE_LOST: return PROTO_E_UNAVAILABLE;
-    /* This function must not be called with ATTN_OK, which is no error. */
     case ATTN_OK:
     case ATTN_DEVICE:
     case ATTN_INTERNAL:
@@ -44,8 +38,8 @@ proto_error proto_error_of(attn_status status)
     return PROTO_E_INTERNAL;
 }
 
-/* Writes the member `name` of a JSON object; its value is the text `before` followed by the text `value`. Each of the
- * two texts is cut to at most `room` bytes. */
+/* Writes the member `name` of a JSON object, with the texts `before` and `value` joined as its value. Each text is cut
+ * to at most `room` bytes. */
 static void put_member(struct text *t, const char *name, const char *before, const char *value, size_t room)
 {
     text_put_string(t, ",\"");
@@ -56,8 +50,7 @@ static void put_member(struct text *t, const char *name, const char *before, con
     text_put_char(t, '"');
 }
 
-/* Largest sizes in bytes of the escaped texts. `detail` is halved until the document fits. attn_error.text is shorter
- * than DETAIL_ROOM unless it is full of control characters. */
+/* Largest sizes in bytes of the escaped texts. */
 enum { DETAIL_ROOM = 1200, POINTER_ROOM = 256, REQUEST_ID_ROOM = 256 };
 
 size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const char *detail, const char *prefix,
@@ -81,7 +74,6 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
         if (t.failure == TEXT_FINE) return t.used;
         if (room == 0) break;
     }
-    /* the buffer is too small even for the members that are always written, so the document is {} */
     struct text t = text_in(buffer, capacity);
     text_put_string(&t, "{}");
     return t.used;

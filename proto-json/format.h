@@ -15,23 +15,22 @@
 #include "proto.h"
 #include "scan.h"
 
-/* What the reader of a format makes from a body. parse.c turns it into problems. */
 struct format_body {
     /* the body's JSON without tensor values, as a tree (tree.h) that the reader owns; NULL: out of memory */
     const cJSON *root;
     /* the tensor values that the reader has extracted from the body; the reader owns this list */
     const scan_extract *extracts;
     int extract_count;
-    uint8_t *memory; /* the extracted tensor values, in memory of the parser's caller */
+    uint8_t *memory; /* memory for the extracted tensor values; the parser's caller owns it */
     size_t memory_bytes;
-    struct scan_room *room; /* the size of `memory`, and the function that makes it larger */
-    /* For KServe: the model and the id of the request, copied to proto_call for the answer. The reader owns the id. */
+    struct scan_room *room;
+    /* KServe: the model and the id of the request. The reader owns the id. */
     const proto_model *model;
     const char *id;
     proto_sequence sequence;
     uint64_t binary, shared, binary_parts[2];
-    /* for a merge (of results over different parts of the keys): the number of parts up to the last one whose gradient
-     * the body names as an output; 0: it names no gradient */
+    /* for a merge (of results over different keys): the number of parts up to the last one whose gradient the body asks
+     * for; 0: none */
     int gradients;
     /* the position in the body of each input tensor: an array of PROTO_TENSORS entries; NULL: the format has no
      * positions */
@@ -39,10 +38,10 @@ struct format_body {
 };
 
 struct proto_format {
-    /* Functions that read a body. `reader` is what open() returned; NULL means out of memory. After an error every
-     * further feed() returns the same error. Call finish() once, after the last feed(). */
+    /* Functions that read a body. `reader` is what open() returned (NULL: out of memory). After an error every further
+     * feed() returns the same error. finish() is called once, after the last feed(). */
     void *(*open)(const proto_limits *limits, const proto_memory *memory);
-    void (*close)(void *reader); /* frees the reader; does nothing for NULL */
+    void (*close)(void *reader);
     /* implements proto_parser_kserve(); NULL: the format is not KServe */
     void (*begin)(void *reader, const proto_model *model, int64_t json_bytes);
     attn_status (*feed)(void *reader, const void *bytes, size_t count, attn_error *err);
@@ -56,18 +55,16 @@ struct proto_format {
     size_t (*rest_bytes)(const void *reader);
     /* implements proto_parser_held_bytes(); NULL: the reader holds one header of at most PROTO_HEADER_BYTES */
     size_t (*held_bytes)(const void *reader);
-    /* returns how many bytes the tensors of a body of body_bytes bytes take, without gaps for alignment */
+    /* returns how many bytes the tensors of a body of `body_bytes` bytes take, without gaps for alignment */
     size_t (*memory_for)(uint64_t body_bytes);
-    /* The parser has turned the body into a tree of problems, and err->member is the JSON pointer of the wrong member
-     * in this tree. locate() replaces this pointer by the pointer of the same member in the body that the client sent.
-     * NULL: the body has the structure of the tree, so the pointer needs no change. */
+    /* locate() replaces err->member, a JSON pointer into the tree of problems, by a pointer into the client's body.
+     * NULL: both have the same structure. */
     void (*locate)(const proto_call *call, attn_error *err);
 
-    /* The members below write answers in this format, or describe such answers. */
     void (*write)(proto_encoder *encoder, const proto_call *call, const proto_result *results, const char *request_id);
-    const char *media; /* content type (media type) of the answer */
-    bool one_problem;  /* true: an answer in this format can hold only one problem's results */
-    bool text;         /* true: an answer has tensors as text, in the form that the request's member `encoding` names */
+    const char *media;
+    bool one_problem; /* true: an answer in this format can hold only one problem's results */
+    bool text;        /* true: an answer has tensors as text, in the form that the request's member `encoding` names */
 };
 
 #endif

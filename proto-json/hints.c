@@ -23,8 +23,7 @@ static int64_t elements_of(const attn_tensor *t)
     return t->rank > 0 && attn_shape_elements(t->rank, t->shape, &elements) ? elements : 0;
 }
 
-/* Returns whether every number of the tensor is 0 or 1, and at least one of them is 1. The function compares bits: each
- * number must have the bits of 0 or of 1 in the tensor's dtype. */
+/* Returns whether every number of the tensor is 0 or 1, and at least one of them is 1. */
 static bool is_of_bits(const attn_tensor *t)
 {
     const int64_t elements = elements_of(t);
@@ -64,7 +63,7 @@ unsigned hints_of(const proto_item *item)
 {
     const attn_problem *const p = &item->problem;
     const attn_dims d = attn_dims_of(p);
-    /* true: keys and values are in pages, as they always are in caches of the server */
+    /* true: keys and values are in pages; in caches of the server they always are */
     const bool pages = p->page_table.rank > 0;
     unsigned hints = 0;
 #define SAY(hint) hints |= 1U << (hint)
@@ -88,8 +87,7 @@ void hints_put(struct text *t, unsigned hints)
         if (!(hints >> i & 1)) continue;
         text_put_char(t, before);
         text_put_char(t, '"');
-        text_put_string(t, texts[i]); /* the texts of hints are written without escapes, because none of their
-                                       * characters needs one in JSON */
+        text_put_string(t, texts[i]);
         text_put_char(t, '"');
         before = ',';
     }

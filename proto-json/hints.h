@@ -1,14 +1,13 @@
 /* hints.h: hints for a request that is valid, but probably not what its client meant. The request is computed as it is
- * written. The member `hints` of the answer is a list of sentences that say what looks wrong. PROTO_HINT_MAP is the
- * table of hints. */
+ * written. The answer's member `hints` says what looks wrong. */
 #ifndef HINTS_H
 #define HINTS_H
 
 #include "proto.h"
 #include "text/text.h"
 
-/* The table of hints. Correct requests rarely get a hint. The checks cost little: a hint about a member is checked only
- * if the member is given, and the check of a tensor ends at the first number that rules the hint out. */
+/* Correct requests rarely get a hint. The checks cost little: a hint about a member is checked only if the member is
+ * given, and the check of a tensor ends at the first number that rules the hint out. */
 #define PROTO_HINT_MAP(X)                                                                                              \
     X(SCALE_ZERO, "scale is 0, and every key weighs the same; leave scale out for 1/sqrt(D)")                          \
     X(SCALE_SQRT, "scale is sqrt(D), and multiplies the scores; the default is 1/sqrt(D)")                             \
@@ -19,7 +18,7 @@
     X(FEW_QUERIES, "there are more heads than queries and keys; layout is bhsd if the tensors are [B, H, S, D]; this " \
                    "hint is not given where layout is named")
 
-/* Returns the hints of a problem that has passed attn_check(), as bits. */
+/* Returns the hints for a problem that has passed attn_check(), as bits. */
 unsigned hints_of(const proto_item *item);
 
 /* Writes the hints as a JSON array of strings. */

@@ -1,6 +1,6 @@
-/* json.c: JSON as a format of bodies and answers. scan.c reads the bodies; an answer is an object of tensors and other
- * members (facts). A body with a missing or wrong content type is read as JSON. The reader keeps the first bytes of the
- * body until they show whether the body is a safetensors file. If it is one, the client gets an error with a hint. */
+/* json.c: JSON as a format of bodies and answers. A body with a missing or wrong content type is read as JSON. The
+ * reader keeps the first bytes of a body until they show that it is not a safetensors file, for which the client gets a
+ * hint. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +16,8 @@ struct reader {
     scan *scan;
     struct tree_memory trees;
     uint8_t first[PROTO_SAFETENSORS_MARK];
-    size_t first_bytes; /* number of bytes of the body that are kept in `first` */
-    attn_error error;   /* the error of a body whose first bytes are not JSON; every later call returns it */
+    size_t first_bytes;
+    attn_error error; /* the error of a body that does not begin like JSON; every later call returns it */
 };
 
 static void *open_reader(const proto_limits *limits, const proto_memory *memory)
@@ -39,8 +39,7 @@ static void close_reader(void *reader)
     free(r);
 }
 
-/* Passes the first bytes of the body, which the reader has kept, to the scanner. Call this function when enough bytes
- * have arrived, or when the body ends. */
+/* Passes the first bytes of the body, which the reader has kept, to the scanner. */
 static attn_status first_bytes_done(struct reader *r, attn_error *err)
 {
     if (!proto_is_safetensors(r->first, r->first_bytes)) return scan_feed(r->scan, r->first, r->first_bytes, err);
@@ -107,7 +106,6 @@ static size_t memory_for(uint64_t body_bytes)
 
 /* ---- Writing JSON answers ---------------------------------------------------------------------------------------- */
 
-/* Adds a tensor to the answer, as the member `name`. */
 static void add_tensor(proto_encoder *e, const char *name, const attn_tensor *tensor, proto_encoding encoding)
 {
     struct text *const t = encode_text(e);
@@ -126,7 +124,6 @@ static void add_tensor(proto_encoder *e, const char *name, const attn_tensor *te
     text_put_string(t, array ? "}" : "\"}");
 }
 
-/* Adds the gradients of a merge's parts (results over different keys) to the answer. */
 static void add_gradients(proto_encoder *e, const proto_item *item)
 {
     struct text *const t = encode_text(e);
@@ -143,7 +140,6 @@ static void add_gradients(proto_encoder *e, const proto_item *item)
     text_put_string(t, "],");
 }
 
-/* Adds the results of one problem to the answer: its tensors, and members such as times. */
 static void add_result(proto_encoder *e, const proto_item *item, const proto_result *result)
 {
     struct text *const t = encode_text(e);
@@ -165,7 +161,7 @@ static void add_result(proto_encoder *e, const proto_item *item, const proto_res
     text_put_char(t, '}');
 }
 
-/* Adds the error of one problem to the answer of an envelope (a body with several problems). */
+/* Adds the error of one problem to the answer to a body with several problems. */
 static void add_fault(proto_encoder *e, int index, const attn_error *fault, const char *request_id)
 {
     struct text *const t = encode_text(e);

@@ -1,26 +1,11 @@
-/* kserve.c: bodies and answers of KServe v2 with Triton's binary tensor extension.
+/* kserve.c: bodies and answers of KServe v2 with Triton's binary tensor extension. The JSON has as many bytes as
+ * Inference-Header-Content-Length says. kserve_json.c turns its tree into the tree of a JSON body, which parse.c
+ * checks. The bytes behind the JSON go directly to the caller's memory, each tensor to a multiple of 64 bytes. Inputs
+ * in shared memory get room there too, which the caller fills.
  *
- *   | {"inputs": [{"name": "q", "shape": [...], "datatype": "FP16",                                  | q | k | v |
- *   |              "parameters": {"binary_data_size": 64}}, ...],                                    |           |
- *   |  "parameters": {"causal": true}, "outputs": [{"name": "out"}]}                                 |           |
- *   | JSON: as many bytes as Inference-Header-Content-Length says, or all of the body                | bytes     |
- *
- * A scanner reads the JSON and extracts arrays of numbers as they arrive. When the JSON is complete, its tree is turned
- * into the tree of a JSON body (kserve_json.c). An input becomes the member of the same name, a parameter becomes the
- * option of the same name, and the names of outputs become `outputs`. parse.c checks all names, shapes and options at
- * the end of the body. Only the sizes of binary inputs are compared with the inputs' shapes earlier, when the JSON is
- * complete. Otherwise one wrong size would make the bytes of the next input look wrong.
- *
- * The bytes behind the JSON go directly to the caller's memory, each tensor to a multiple of 64 bytes. An input in
- * shared memory gets a place in the caller's memory too, behind the other tensors. The parser's caller fills this place
- * when the body is complete. An input in a GPU's memory stays where it is.
- *
- * Invariants:
- *   1. The whole state of reading is in struct kserve_reader, so a body gives the same result however it is split.
- *   2. Binary tensors follow each other in the order of the inputs, from the end of the JSON to the end of the body.
- *   3. Memory grows with the bytes that have arrived, and not with binary_data_size. For tensors in shared memory it
- *      grows after the end of the body, when their sizes have been checked.
- *   4. In the tree that parse.c gets, every member is an input, an option, or a member that this format has made. */
+ * The whole state is in struct kserve_reader, so a body gives the same result however it is split. Binary tensors have
+ * the order of the inputs. Memory grows with the bytes that have arrived, and not with binary_data_size. Sizes of
+ * binary inputs are compared with their shapes before their bytes arrive. */
 #include "kserve_internal.h"
 
 #include <stdint.h>
@@ -38,14 +23,12 @@
 
 /* ---- Reading KServe bodies --------------------------------------------------------------------------------------- */
 
-/* Moves `now` to the first input whose bytes have not all arrived. */
 static void pass(struct kserve_reader *r)
 {
     while (r->now < r->extract_count && r->extracts[r->now].bytes == (uint64_t)r->sizes[r->now]) r->now++;
 }
 
-/* Takes the bytes that belong to the current section of the body (the JSON, or one binary input) from a piece of the
- * body. *taken becomes the number of these bytes. */
+/* Takes bytes of the JSON or of one binary input from a piece of the body. *taken becomes the number of these bytes. */
 static attn_status take(struct kserve_reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status;
@@ -74,7 +57,7 @@ static void *open_reader(const proto_limits *limits, const proto_memory *memory)
     if (!r) return NULL;
     r->limits = *limits;
     if (r->limits.rest_bytes > PROTO_HEADER_BYTES) r->limits.rest_bytes = PROTO_HEADER_BYTES;
-    /* until begin() sets the model that the request's URL names, any model serves as a placeholder */
+    /* a placeholder, until begin() sets the model that the URL names */
     r->model = proto_operations[ATTN_OP_FORWARD].models;
     r->json_bytes = JSON_BYTES_UNKNOWN;
     r->json = scan_new_kserve(&r->limits, memory);
@@ -121,7 +104,6 @@ static attn_status feed(void *reader, const void *bytes, size_t count, attn_erro
     return r->error.status;
 }
 
-/* Returns the error for a body that ends too early. */
 static attn_status cut_off(struct kserve_reader *r)
 {
     if (r->json_bytes != JSON_BYTES_UNKNOWN && !r->root)
@@ -141,7 +123,6 @@ static attn_status cut_off(struct kserve_reader *r)
                      r->json_bytes == JSON_BYTES_UNKNOWN ? "; binary data need " JSON_LENGTH : "");
 }
 
-/* Ends the body: checks that it is complete. A second call changes nothing. */
 static attn_status end_body(struct kserve_reader *r, attn_error *err)
 {
     if (r->error.status == ATTN_OK && !r->root && r->json_bytes == JSON_BYTES_UNKNOWN) (void)kserve_end_json(r);
@@ -245,7 +226,7 @@ static size_t memory_for(uint64_t body_bytes)
     return (size_t)body_bytes;
 }
 
-/* Turns err->member, a JSON pointer into the tree of problems, into a pointer into the KServe body: /q/shape/1 becomes
+/* Replaces err->member, a JSON pointer into the tree of problems, by a pointer into the KServe body: /q/shape/1 becomes
  * /inputs/0/shape/1. */
 static void locate(const proto_call *call, attn_error *err)
 {
@@ -265,11 +246,9 @@ static void locate(const proto_call *call, attn_error *err)
         else if (input->shared && !strcmp(rest, "/data")) rest = "/parameters/" REGION_SIZE;
         else if (!strcmp(rest, "/dtype")) rest = "/datatype";
         if (input->place) snprintf(pointer, sizeof pointer, "/inputs/%d%s", input->place - 1, rest);
-        /* The tensor is not among the inputs. A client may also give this tensor as a single number, which is then a
-         * parameter, so the pointer leads to the parameters. */
+        /* a tensor that may also be given as a single number is then a parameter of the request */
         else if (proto_may_be_number(proto_tensor_id(number)))
             snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
-        /* the input is missing and has no position, so the pointer leads to the list of inputs */
         else snprintf(pointer, sizeof pointer, "/inputs");
     } else {
         return;
@@ -277,18 +256,17 @@ static void locate(const proto_call *call, attn_error *err)
     snprintf(err->member, sizeof err->member, "%.*s", (int)sizeof err->member - 1, pointer);
 }
 
-enum { REPORT_BYTES = 64 << 10 }; /* the longest report of a check in bytes, not counting escapes */
+enum { REPORT_BYTES = 64 << 10 }; /* largest size in bytes of the report of a check, without escapes */
 
 /* ---- Writing KServe answers -------------------------------------------------------------------------------------- */
 
-/* Writes the members of an answer that are not tensors (such as times) as KServe parameters. A value that is not a
- * string, number or bool becomes a string that contains JSON. */
+/* Writes the members of an answer that are not tensors (such as times) as KServe parameters. Arrays and objects become
+ * strings that contain JSON. */
 static void put_parameters(struct text *t, const proto_item *item, const proto_result *result)
 {
     struct encode_fact facts[ENCODE_FACTS];
     proto_result without = *result;
-    without.report = NULL; /* put_report() sends the report of a check as an output tensor, so the report is not among
-                            * the parameters */
+    without.report = NULL; /* put_report() writes the report of a check as an output tensor */
     const int count = encode_facts(item, &without, facts);
     text_put_string(t, "\"parameters\":{");
     for (int i = 0; i < count; i++) {
@@ -303,7 +281,6 @@ static void put_parameters(struct text *t, const proto_item *item, const proto_r
     text_put_char(t, '}');
 }
 
-/* Writes a check's report as one output: JSON in a string. */
 static void put_report(struct text *t, const judge_result *report)
 {
     struct text json = text_growing(REPORT_BYTES);
@@ -351,8 +328,7 @@ static void put_output(proto_encoder *e, int number, const attn_tensor *tensor, 
 
 static bool is_binary(const proto_call *call, int number)
 {
-    /* tensors with numbers from ATTN_TENSOR_COUNT on are gradients of a merge's parts: dout and dlse of part 0, of part
-     * 1, ... */
+    /* numbers from ATTN_TENSOR_COUNT on are gradients of a merge's parts: dout and dlse of part 0, of part 1, ... */
     const int of_part = number - ATTN_TENSOR_COUNT;
     return of_part < 0 ? call->binary >> number & 1 : call->binary_parts[of_part % 2] >> of_part / 2 & 1;
 }
@@ -363,14 +339,12 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     struct text *const t = encode_text(e);
     const int end = proto_item_results_end(item);
     bool first = true;
-    /* unused, because only the answer to an envelope (several problems) needs request_id, and KServe has no
-     * envelopes */
+    /* only an answer to several problems needs request_id, and a KServe request has one problem */
     (void)request_id;
     text_put_char(t, '{');
     if (call->id) {
         text_put_string(t, "\"id\":\"");
-        /* room for six times ID_BYTES characters, because each character of the id may need an escape of six
-         * characters */
+        /* an escape of one character takes up to six characters */
         text_put_json(t, call->id, 6 * ID_BYTES);
         text_put_string(t, "\",");
     }
@@ -407,8 +381,7 @@ const proto_format proto_kserve = {
     .memory_for = memory_for,
     .locate = locate,
     .write = answer,
-    /* content type of an answer that is only JSON; if bytes follow the JSON, the content type is
-     * application/octet-stream */
+    /* content type of an answer that is only JSON; with bytes behind the JSON it is application/octet-stream */
     .media = "application/json",
     .one_problem = true,
     .text = true,

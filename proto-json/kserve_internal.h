@@ -1,5 +1,4 @@
-/* kserve_internal.h: what the two files of the format proto_kserve share. kserve.c takes the bytes of a body and writes
- * answers. kserve_json.c reads the body's JSON. All other files use the format only by the functions of format.h. */
+/* kserve_internal.h: what kserve.c (bytes of bodies, and answers) and kserve_json.c (the JSON of a body) share. */
 #ifndef KSERVE_INTERNAL_H
 #define KSERVE_INTERNAL_H
 
@@ -19,58 +18,54 @@
 #define REGION_AT   "shared_memory_offset"
 #define REGION_SIZE "shared_memory_byte_size"
 
-enum { ID_BYTES = 512 /* longest request id in bytes; the answer repeats the id */, JSON_BYTES_UNKNOWN = -1 };
+enum { ID_BYTES = 512 /* longest request id in bytes */, JSON_BYTES_UNKNOWN = -1 };
 
-/* One input of the request. The list of inputs is in the order of the body. */
 struct kserve_input {
-    const char *name; /* name of the tensor, a string in the tree of the request's JSON */
+    const char *name;
     int extract;
     bool binary;
-    bool shared; /* true: the input is in shared memory, at the place that kserve_reader.shared describes under this
-                  * input's index */
+    bool shared; /* true: the input is in shared memory (kserve_reader.shared) */
 };
 
 struct kserve_reader {
     proto_limits limits;
     const proto_model *model;
-    int64_t json_bytes; /* length in bytes of the JSON at the start of the body; JSON_BYTES_UNKNOWN: the whole body is
-                         * JSON */
+    int64_t json_bytes; /* length in bytes of the JSON; JSON_BYTES_UNKNOWN: the whole body is JSON */
     attn_error error;   /* the first error of the body, which all later calls return */
-    uint64_t offset;    /* number of bytes of the body that have arrived */
+    uint64_t offset;
     scan *json;
-    int values; /* number of JSON values read so far, including those inside strings of parameters */
+    int values; /* number of JSON values read so far */
     struct tree_memory trees;
-    /* source: the tree of the request's JSON. root: the JSON body that is made from `source`. The two trees are in
-     * `memory`, and NULL until the request's JSON is complete. */
+    /* `source` is the tree of the request's JSON, and `root` the tree of a JSON body made from it. Both are NULL until
+     * the request's JSON is complete. */
     cJSON *source, *root;
 
     struct kserve_input *inputs;
     int input_count;
-    /* The values that the scanner has extracted, and behind them the binary inputs. The member `bytes` of each entry
-     * says how many of its bytes have arrived. */
+    /* The arrays of numbers in the JSON, and behind them the binary inputs. The member `bytes` of an entry says how
+     * many of its bytes have arrived. */
     scan_extract *extracts;
-    int64_t *sizes; /* for each binary input, the number of bytes that must arrive */
+    int64_t *sizes;
     int first_binary, extract_count;
-    int now;             /* index in `extracts` of the first value whose bytes have not all arrived */
-    uint64_t body_bytes; /* length in bytes that the body must have */
-    /* Offset of the end of the last tensor in the caller's memory. Inputs in shared memory count only if memory is
-     * reserved for their copies (`has_room`). */
+    int now; /* index in `extracts` of the first value whose bytes have not all arrived */
+    uint64_t body_bytes;
+    /* Offset of the end of the last tensor in the caller's memory. */
     size_t memory_bytes;
 
-    proto_shared *shared; /* a list of the inputs and outputs that are in memory that client and server share */
+    proto_shared *shared; /* inputs and outputs in memory that client and server share */
     int shared_count;
-    /* true: the caller's memory has room for copies of the inputs that are in shared memory (the list `shared`). Inputs
-     * that stay in a GPU's memory are not copied. */
+    /* true: the caller's memory has room for copies of the inputs that are in shared memory */
     bool has_room;
 
     proto_input places[PROTO_TENSORS]; /* the position of each tensor among the inputs; set when the body is complete */
     char id[ID_BYTES + 1];
     proto_sequence sequence;
     uint64_t binary; /* outputs whose bytes follow the answer's JSON: one bit for each attn_tensor_id */
-    /* gradients of a merge's parts whose bytes follow the JSON: a bit for each part, [0] for dout and [1] for dlse */
+    /* gradients of a merge's parts whose bytes follow the JSON: [0] has a bit for each part's dout, [1] for each
+     * dlse */
     uint64_t binary_parts[2];
-    /* for a merge (of results over different parts of the keys): the number of parts up to the last one whose gradient
-     * the request names as an output; 0: it names no gradient */
+    /* for a merge (of results over different keys): the number of parts up to the last one whose gradient the request
+     * asks for; 0: none */
     int gradients;
 };
 

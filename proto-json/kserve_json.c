@@ -1,5 +1,5 @@
-/* kserve_json.c: reads the JSON of a KServe request. It turns the request's tree into the tree of a JSON body, and
- * assigns a place in memory to each tensor. See kserve.c. */
+/* kserve_json.c: turns the tree of a KServe request into the tree of a JSON body, and assigns a place in memory to each
+ * tensor. */
 #include "kserve_internal.h"
 
 #include <stdint.h>
@@ -19,8 +19,8 @@ static attn_status no_memory(struct kserve_reader *r)
     return attn_fail(&r->error, ATTN_NO_MEMORY, "", "no memory to read the request");
 }
 
-/* The functions below write pointers such as "/inputs/2/datatype" and names such as "q: datatype", for errors. printf()
- * is not used here, because it took longer than all other work on a request. */
+/* Functions for errors that write pointers such as "/inputs/2/datatype" and names such as "q: datatype". They avoid
+ * printf(), which took longer than all other work on a request. */
 static void point_to(tree_member pointer, const char *list, int index, const char *rest)
 {
     struct text t = text_in(pointer, sizeof(tree_member));
@@ -50,7 +50,6 @@ static void name_output(char where[WHERE_BYTES], int index, const char *colon, c
 }
 
 enum { LISTED_BYTES = 240 };
-/* Writes a list of names for a message: " (there are a, b and c)". */
 static const char *list_names(const char *const *names, char listed[LISTED_BYTES])
 {
     struct text t = text_in(listed, LISTED_BYTES);
@@ -62,8 +61,8 @@ static const char *list_names(const char *const *names, char listed[LISTED_BYTES
     return listed;
 }
 
-/* Makes the error for a member that attnd does not know, although other servers may. `where` names the part of the body
- * that has the member; NULL: the member is at the top of the body. suggestions.h lists the values of `place`. */
+/* Makes the error for an unknown member. `where` names the part of the body that has it; NULL: the top of the body.
+ * suggestions.h lists the values of `place`. */
 static attn_status unknown(struct kserve_reader *r, const char *pointer, const char *place, const char *where,
                            const char *name, const char *const *known)
 {
@@ -129,7 +128,6 @@ static const char *const input_members[] = { "name", "shape", "datatype", "param
 static const char *const input_parameters[] = { BINARY_SIZE, FP8, REGION, REGION_AT, REGION_SIZE, NULL };
 static const char shared_memory[] = "shared_memory_";
 
-/* Writes the inputs of an operation, for a message: " (its inputs are q, k, v, ...)". */
 static const char *list_inputs(proto_op op, char listed[LISTED_BYTES])
 {
     struct text t = text_in(listed, LISTED_BYTES);
@@ -145,14 +143,12 @@ static const char *list_inputs(proto_op op, char listed[LISTED_BYTES])
     return listed;
 }
 
-/* Returns the number of the problem's tensor `name`; ATTN_TENSOR_COUNT: the problem has no such tensor. */
 static int named(const char *name)
 {
     const int number = proto_tensor_named(name, false);
     return number < ATTN_TENSOR_COUNT ? number : ATTN_TENSOR_COUNT;
 }
 
-/* Returns whether the operation takes tensor number `number` as an input. */
 static bool takes_input(proto_op op, int number)
 {
     if (number < ATTN_TENSOR_COUNT) return proto_takes_tensor(op, (attn_tensor_id)number);
@@ -166,8 +162,8 @@ const proto_option *kserve_option_named(const char *name)
     return o->name ? o : NULL;
 }
 
-/* Reads one of the parameters that say where in shared memory a tensor is, into *place. Before the tensor's first such
- * parameter, *place must be {.bytes = -1}. */
+/* Reads one parameter of a tensor's place in shared memory into *place. Before a tensor's first such parameter, *place
+ * must be {.bytes = -1}. */
 static attn_status read_place(struct kserve_reader *r, const char *pointer, const char *where, const cJSON *one,
                               proto_shared *place)
 {
@@ -189,7 +185,7 @@ static attn_status read_place(struct kserve_reader *r, const char *pointer, cons
 }
 
 /* Checks that a tensor's place in shared memory is complete. `said`: the client gave at least one parameter of the
- * place. If it is false, there is nothing to check. */
+ * place. */
 static attn_status check_place(struct kserve_reader *r, const char *pointer, const char *where, bool said,
                                const proto_shared *place)
 {
@@ -206,8 +202,8 @@ static bool is_place(const char *name)
     return !strncmp(name, shared_memory, sizeof shared_memory - 1);
 }
 
-/* Reads the parameters of an input. *size becomes the number of bytes of the input's binary data in the body; -1: the
- * body has none. place->bytes becomes the input's number of bytes in shared memory. */
+/* Reads the parameters of an input. *size becomes the size of its binary data; -1: it has none. place->bytes becomes
+ * its number of bytes in shared memory. */
 static attn_status read_input_parameters(struct kserve_reader *r, const char *name, int index, const cJSON *parameters,
                                          int64_t *size, bool *fp8, proto_shared *place)
 {
@@ -240,7 +236,7 @@ static attn_status read_input_parameters(struct kserve_reader *r, const char *na
     return check_place(r, pointer, where, said, place);
 }
 
-/* Reads the datatype of an input (KServe's name of its dtype) and finds the dtype's name in a JSON body. */
+/* Reads KServe's name of an input's dtype, and finds the name of this dtype in a JSON body. */
 static attn_status read_datatype(struct kserve_reader *r, int index, int id, const char *name, cJSON *input, bool fp8,
                                  proto_dtype *dtype)
 {
@@ -348,7 +344,6 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
     if (slot->binary || slot->shared) {
         slot->extract = r->extract_count++;
         r->extracts[slot->extract] = (scan_extract){ .kind = SCAN_BYTES };
-        /* number of bytes of the input that the body has: 0 if the input is in shared memory */
         r->sizes[slot->extract] = slot->shared ? 0 : size;
         place.id = id;
         if (slot->shared) r->shared[r->shared_count++] = place;
@@ -359,7 +354,7 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
                          cJSON_IsNumber(data) ? "a string" : tree_describe(data, quote));
     } else {
         slot->extract = (int)data->valuedouble;
-        /* A float8 input has the datatype UINT8, so each number of its array is one byte of the tensor. */
+        /* A float8 input has the datatype UINT8, so each number of its array is one byte. */
         if (fp8 && r->extracts[slot->extract].typed) r->extracts[slot->extract].dtype = dtype.as;
     }
     (void)cJSON_DetachItemFromObjectCaseSensitive(input, "name");
@@ -383,11 +378,10 @@ static attn_status read_inputs(struct kserve_reader *r, cJSON *inputs)
     return ATTN_OK;
 }
 
-/* Assigns a place to the `size` bytes of one tensor, behind all other tensors in the caller's memory. */
 static attn_status place_one(struct kserve_reader *r, scan_extract *extract, int64_t size)
 {
     const size_t at = SCAN_ALIGNED(r->memory_bytes);
-    /* the sum cannot overflow, because a size is at most 2^53, and the limit on tensor bytes keeps `at` below 2^63 */
+    /* no overflow: a size is at most 2^53, and the limit on tensor bytes keeps `at` below 2^63 */
     const uint64_t end = at + (uint64_t)size;
     extract->offset = at;
     if (end > (uint64_t)r->limits.tensor_bytes)
@@ -429,7 +423,7 @@ static const char *const output_members[] = { "name", "parameters", NULL };
 static const char *const output_parameters[] = { "binary_data", REGION, REGION_AT, REGION_SIZE, NULL };
 
 /* Reads whether the client wants an output as bytes, as numbers, or in shared memory (place->bytes >= 0). Before the
- * call, *binary must be the request's default: true for bytes. */
+ * call, *binary must be the request's default. */
 static attn_status read_output_parameters(struct kserve_reader *r, int index, const cJSON *parameters, bool *binary,
                                           proto_shared *place)
 {
@@ -472,8 +466,8 @@ static bool names_already(const cJSON *names, const char *word)
     return false;
 }
 
-/* Reads an output's name that denotes the gradient of a merge's part. The answer has the gradients of all parts, even
- * if the request names only some of them. */
+/* Reads the name of an output that is a gradient of a merge's part. The answer has these gradients of all parts, even
+ * if the request names only some. */
 static attn_status read_gradient(struct kserve_reader *r, int index, const char *name, bool binary,
                                  const proto_shared *place)
 {
@@ -487,9 +481,8 @@ static attn_status read_gradient(struct kserve_reader *r, int index, const char 
     return ATTN_OK;
 }
 
-/* Makes the member `outputs` of the JSON body from the names of outputs. Some operations have another member instead
- * (proto_operations[].asks). Without names the default outputs are sent. Sets *text to true if some outputs are sent as
- * numbers. */
+/* Makes the member `outputs` of the JSON body (some operations have another member: proto_operations[].asks). Sets
+ * *text to true if some outputs are sent as numbers. */
 static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, bool all_binary, bool *text)
 {
     cJSON *names;
@@ -501,10 +494,8 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         return ATTN_OK;
     }
     if (!cJSON_IsArray(outputs)) return must_be(r, "/outputs", "outputs", outputs, "an array of {\"name\": ...}");
-    /* true: the operation is a check, whose only output is a report in JSON */
     const bool judges = proto_operations[r->model->op].judges;
     const char *const asks = proto_operations[r->model->op].asks, *const member = asks ? asks : "outputs";
-    /* a parameter of the request may already have made the member that names the outputs */
     names = cJSON_GetObjectItemCaseSensitive(r->root, member);
     if (!names && !judges) names = cJSON_AddArrayToObject(r->root, member);
     if (!names && !judges) return no_memory(r);
@@ -548,7 +539,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         cJSON *const copy = cJSON_CreateString(word);
         if (!copy || !cJSON_AddItemToArray(names, copy)) return no_memory(r);
     }
-    /* the request named only gradients of a merge's parts, so `outputs` would be an empty list and is left out */
+    /* the request named only gradients of a merge's parts, so the list `outputs` is empty and is left out */
     if (names && !names->child) (void)cJSON_DetachItemViaPointer(r->root, names);
     return ATTN_OK;
 }
@@ -568,8 +559,8 @@ static attn_status add_number(struct kserve_reader *r, const char *name, int64_t
     return cJSON_AddRawToObject(r->root, name, digits) ? ATTN_OK : no_memory(r);
 }
 
-/* Parses a parameter such as "[-1,0]". Parameters can only be strings, numbers and bools, so an array is sent as a
- * string that contains JSON. *value stays NULL if the string is not JSON; parse.c then makes the error. */
+/* Parses a parameter such as "[-1,0]": KServe has no arrays as parameters, so clients send JSON in a string. *value
+ * stays NULL if the string is not JSON; parse.c then makes the error. */
 static attn_status parse(struct kserve_reader *r, const char *text, cJSON **value)
 {
     const attn_status status = tree_of_text(text, &r->limits, &r->values, value);
@@ -581,8 +572,8 @@ static attn_status parse(struct kserve_reader *r, const char *text, cJSON **valu
     return ATTN_OK;
 }
 
-/* Returns the text of a sequence_id, which is a number or a name. Returns "" for the number 0, which means no sequence,
- * and NULL if the value is neither a number nor a name. */
+/* Returns the text of a sequence_id, which is a number or a name; "" for 0, which means no sequence; NULL for anything
+ * else. */
 static const char *sequence_id_of(const cJSON *one)
 {
     const char *const text = tree_string(one), *const number = tree_number(one), *const id = text ? text : number;
@@ -591,7 +582,6 @@ static const char *sequence_id_of(const cJSON *one)
     return strcmp(id, "0") ? id : "";
 }
 
-/* Reads Triton's parameters sequence_id, sequence_start and sequence_end. */
 static attn_status read_sequence(struct kserve_reader *r, const cJSON *one, const char *pointer)
 {
     const char *const name = one->string, *const id = sequence_id_of(one);
@@ -613,7 +603,6 @@ static attn_status read_sequence(struct kserve_reader *r, const cJSON *one, cons
     return ATTN_OK;
 }
 
-/* Checks that the request has a sequence_id if sequence_start or sequence_end is true. */
 static attn_status check_sequence(struct kserve_reader *r)
 {
     const proto_sequence *const s = &r->sequence;
@@ -624,8 +613,8 @@ static attn_status check_sequence(struct kserve_reader *r)
                      "%s: is true, which wants the sequence's sequence_id, a number other than 0 or a name", name);
 }
 
-/* Reads sequence_start and sequence_id before all other members, so that the server can end the sequence even if the
- * request is refused later. */
+/* Reads sequence_start and sequence_id before all other members: if the request is refused, the server must still end
+ * the sequence. */
 static void look_for_start(struct kserve_reader *r)
 {
     const cJSON *const parameters = cJSON_GetObjectItemCaseSensitive(r->source, "parameters"),
@@ -636,7 +625,7 @@ static void look_for_start(struct kserve_reader *r)
     r->sequence.start = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(parameters, "sequence_start"));
 }
 
-/* Reads a parameter whose name Triton reserves. If Triton does not reserve the name, *known becomes false. */
+/* Reads a parameter whose name Triton reserves. For other names *known becomes false. */
 static attn_status read_reserved(struct kserve_reader *r, const cJSON *one, bool *known, int64_t *timeout_us,
                                  bool *all_binary)
 {
@@ -658,7 +647,6 @@ static attn_status read_reserved(struct kserve_reader *r, const cJSON *one, bool
     return ATTN_OK;
 }
 
-/* Moves a parameter to the members of the problem, with its value unchanged. */
 static attn_status add_option(struct kserve_reader *r, cJSON *parameters, cJSON *one)
 {
     cJSON *const value = cJSON_DetachItemViaPointer(parameters, one);
@@ -666,7 +654,6 @@ static attn_status add_option(struct kserve_reader *r, cJSON *parameters, cJSON 
                                                                                                    : no_memory(r);
 }
 
-/* Turns a parameter that is an option into a member of the problem. */
 static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON *one)
 {
     const proto_option *const o = kserve_option_named(one->string);
@@ -679,7 +666,6 @@ static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON
             return must_be(r, pointer, one->string, one, "a number; as a tensor it goes into inputs");
         return add_option(r, parameters, one);
     }
-    /* true: the operation has an option with the parameter's name (an output may have the same name, such as `map`) */
     const bool takes = o && (o->ops >> r->model->op & 1);
     if (id < ATTN_TENSOR_COUNT && !takes)
         return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: is a tensor, which goes into inputs", one->string);
@@ -723,7 +709,7 @@ static attn_status read_parameters(struct kserve_reader *r, cJSON *parameters, b
         if (status == ATTN_OK && !known) status = read_option(r, parameters, one);
         if (status != ATTN_OK) return status;
     }
-    /* the smaller of two timeouts applies: Triton's timeout, in microseconds, and timeout_ms */
+    /* the smaller of Triton's timeout (in microseconds) and timeout_ms applies */
     if (timeout_us > 0) {
         const int64_t most_ms = (timeout_us + 999) / 1000;
         const cJSON *const given = cJSON_GetObjectItemCaseSensitive(r->root, "timeout_ms");
@@ -748,7 +734,7 @@ static attn_status apply_model(struct kserve_reader *r)
 
 /* ---- The whole JSON of the request ------------------------------------------------------------------------------- */
 
-/* The members of a KServe request. The model is not a member, because the URL names it. */
+/* The model is not a member, because the URL names it. */
 static const char *const members[] = { "id", "parameters", "inputs", "outputs", "model_name", "model_version", NULL };
 
 static attn_status read_id(struct kserve_reader *r, const cJSON *id)
@@ -762,8 +748,8 @@ static attn_status read_id(struct kserve_reader *r, const cJSON *id)
     return ATTN_OK;
 }
 
-/* Makes the error for a member that has no place at the top of a request. If the member is a tensor or an option, the
- * message says where the tensor or option belongs. */
+/* Makes the error for an unknown member at the top of a request. For a tensor or an option, the message says where it
+ * belongs. */
 static attn_status unknown_member(struct kserve_reader *r, const char *name)
 {
     static const char *const reserved[] = { "timeout",        "binary_data_output", "sequence_id",
@@ -781,7 +767,6 @@ static attn_status unknown_member(struct kserve_reader *r, const char *name)
     return unknown(r, pointer, SUGGESTION_KSERVE, NULL, name, members);
 }
 
-/* Turns the tree of a KServe body into the tree of a JSON body. */
 static attn_status translate(struct kserve_reader *r)
 {
     char quote[TREE_QUOTE_BYTES];

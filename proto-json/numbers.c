@@ -1,7 +1,6 @@
 /* numbers.c: decimal text to numbers and back, exactly.
  *
- * Reading has two layers. The grammar is a machine of a dozen states that reads one character at a time. It knows
- * exactly which characters may follow, and so where an error is:
+ * The grammar is a machine of a dozen states that reads one character at a time.
  *
  *               digit 1-9  +---------+ .   +-------+ digit +----------+ e    +---+ + -  +--------+ digit  +----------+
  *     (value) ----------->| INTEGER |---->| POINT |------>| FRACTION |----->| E |----->| E_SIGN |------->| EXPONENT |
@@ -14,7 +13,7 @@
  *
  * Before the machine, a quick reader tries to take all characters of a number at once, if the piece contains them. In
  * doubt (the piece ends, a character does not fit, the number is long) the quick reader takes nothing, and the machine
- * reads the same characters. So the machine alone defines the language, and the quick reader only saves time.
+ * reads the same characters.
  *
  * Values. A number is read as its first 19 significant digits w, times a power of ten, and perhaps further digits. No
  * dtype here has more than 24 significant bits. So a double near the exact value is as good as the exact value, if both
@@ -28,13 +27,10 @@
  *      as 768 digits need. The result is the grid point itself, or the double just above or below it.
  *
  * Rounding such a double to any of the dtypes gives the same result as rounding the decimal number itself, ties
- * included. So an array may be kept as such doubles while its dtype is not known (data before dtype), and nothing is
- * lost.
+ * included.
  *
- * Writing. The algorithm Schubfach finds the shortest decimal in the interval that rounds to the value. Three
- * multiplications with a 64-bit power of ten place the value and its two boundaries among the multiples of 10^k, and at
- * most four candidates remain. One routine serves all formats, because they differ only in the width of c and the range
- * of q of a value c * 2^q. Source: R. Giulietti, "The Schubfach way to render doubles", 2020. */
+ * Writing. The algorithm Schubfach finds the shortest decimal in the interval that rounds to the value. Source: R.
+ * Giulietti, "The Schubfach way to render doubles", 2020. */
 #include "numbers.h"
 
 #include <assert.h>
@@ -52,8 +48,8 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 /* A floating-point format. A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1). The code of a value is the
  * value's bit pattern: sign, exponent and fraction, as in IEEE 754. */
 static const struct format {
-    int fraction_bits, min_exponent; /* min_exponent: exponent (of 2) of the format's smallest normal number */
-    /* bit patterns of the largest finite value, the sign bit, infinity (0: the format has none) and NaN */
+    int fraction_bits, min_exponent; /* exponent (of 2) of the format's smallest normal number */
+    /* bit patterns; `infinity` is 0 if the format has none */
     uint32_t largest, sign, infinity, nan;
 } formats[] = {
     [ATTN_F32] = { 23, -126, 0x7F7FFFFF, 0x80000000, 0x7F800000, 0x7FC00000 },
@@ -88,19 +84,20 @@ static double bits_double(uint64_t bits)
 
 /* ---- Converting decimal numbers to binary ------------------------------------------------------------------------ */
 
-/* The parsed text of a number: (-1)^negative * w * 10^exponent. `longer`: the text has more digits than fit in w. */
+/* The parsed text of a number: (-1)^negative * w * 10^exponent. `longer`: w has only the first 19 significant
+ * digits. */
 struct decimal {
     bool negative, longer, integer; /* integer: the text has neither a point nor an exponent */
-    uint64_t w;                     /* the number's first 19 significant digits; all digits if there are at most 19 */
+    uint64_t w;
     int exponent;
-    /* text of the number's digits and point; the character behind it is neither a digit nor a point */
+    /* text of the number's digits and point; NUL does not end it */
     const char *text;
     size_t count;
 };
 
-enum { W_DIGITS = 19 }; /* number of digits that always fit 64 bits, because 10^19 < 2^64 */
+enum { W_DIGITS = 19 }; /* 10^19 < 2^64 */
 
-/* Powers of ten. Powers up to 10^22 are exact doubles; each larger one is the double nearest to the power. */
+/* Powers up to 10^22 are exact doubles; each larger one is the double nearest to the power. */
 static const double tens[] = {
     1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16,
     1e17, 1e18, 1e19, 1e20, 1e21, 1e22, 1e23, 1e24, 1e25, 1e26, 1e27, 1e28, 1e29, 1e30, 1e31, 1e32, 1e33,
@@ -108,23 +105,19 @@ static const double tens[] = {
     1e51, 1e52, 1e53, 1e54, 1e55, 1e56, 1e57, 1e58, 1e59, 1e60, 1e61, 1e62, 1e63, 1e64, 1e65, 1e66,
 };
 
-#define BELOW(bit) ((UINT64_C(1) << (bit)) - 1) /* only the bits below bit number `bit` are set */
+#define BELOW(bit) ((UINT64_C(1) << (bit)) - 1)
 
 enum {
-    HUGE_EXPONENT = 38, /* a number w * 10^exponent with an exponent above this is too large for every dtype: w * 10^39
-                         * >= 10^39 > 2^128 */
-    /* a number w * 10^exponent with an exponent below this is 0 in every dtype: w < 10^19, so the number is below
-     * 10^-48, and half of the smallest float32 is 2^-150 > 10^-48 */
+    HUGE_EXPONENT = 38, /* numbers with a larger exponent are too large for every dtype: 10^39 > 2^128 */
+    /* numbers with a smaller exponent are 0 in every dtype: w < 10^19, and 10^-48 < 2^-150, half of the smallest
+     * float32 */
     TINY_EXPONENT = -66,
-    GRID_SHIFT = 52 - 24, /* number of fraction bits of a double that a grid point (see the top of this file) does not
-                           * use: it has 25 significant bits */
+    GRID_SHIFT = 52 - 24, /* number of fraction bits of a double beyond 25 significant bits */
 };
-/* HUGE_NUMBER replaces all numbers with an exponent above HUGE_EXPONENT, and TINY_NUMBER those with an exponent below
- * TINY_EXPONENT */
+/* these replace all numbers that are too large for every dtype, or 0 in every dtype */
 static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200;
 
-/* A natural number below 10^768 * 2^244 < 2^2816. Texts of at most 768 digits with the largest allowed exponent give no
- * larger number. */
+/* A natural number below 10^768 * 2^244 < 2^2816, which is enough for texts of 768 digits. */
 struct big {
     int words;
     uint32_t word[96]; /* 32-bit words of the number, the lowest first */
@@ -166,10 +159,10 @@ static int big_compare(const struct big *a, const struct big *b)
 static int compare_big(const struct decimal *d, uint32_t m, int q)
 {
     struct big left = { 0, { 0 } }, right = { 1, { m } };
-    /* d->exponent is the exponent of the 19th significant digit; the loop makes it the exponent of the last digit */
+    /* the exponent of the 19th significant digit; the loop below makes it that of the last digit */
     int exponent = d->exponent;
     int significant = 0, pending = 0;
-    uint32_t chunk = 0; /* up to nine decimal digits; the loop appends them to the big number in one step */
+    uint32_t chunk = 0;
     for (size_t i = 0; i < d->count; i++) {
         if (d->text[i] == '.') continue;
         if (significant > 0 || d->text[i] != '0') significant++;
@@ -190,9 +183,9 @@ static int compare_big(const struct decimal *d, uint32_t m, int q)
     return big_compare(&left, &right);
 }
 
-/* Returns the sign of d - m * 2^q, as compare_big() does, but computes in 128 bits where they suffice. Cancels the
- * common powers of two of w * 10^e and m * 2^q. Then compares w * 5^e with m * 2^(q - e), or w with m * 5^-e * 2^(q -
- * e). With |e| <= 27 one side is below 2^64 * 5^27 < 2^127, and the other side is close to it. */
+/* Returns the sign of d - m * 2^q, like compare_big(), but in 128 bits where they suffice. It compares w * 5^e with m *
+ * 2^(q - e), or w with m * 5^-e * 2^(q - e). With |e| <= 27 one side is below 2^64 * 5^27 < 2^127, and the other side
+ * is close to it. */
 static int compare(const struct decimal *d, uint32_t m, int q)
 {
     static const uint64_t fives[] = { 1,
@@ -237,7 +230,7 @@ static int compare(const struct decimal *d, uint32_t m, int q)
  * value give the same result: smaller, equal or larger. */
 static double magnitude(const struct decimal *d)
 {
-    enum { GUARD = 8 }; /* upper bound on the error of x (computed below), in units in the last place (ulp) of x */
+    enum { GUARD = 8 }; /* upper bound on the error of x, in units in the last place (ulp) */
     const uint64_t off_grid = BELOW(GRID_SHIFT);
     if (d->exponent == 0 && d->w >> 53 == 0 && !d->longer) return (double)d->w;
     if (d->w == 0) return 0;
@@ -249,8 +242,8 @@ static double magnitude(const struct decimal *d)
     uint64_t grid = (bits + GUARD) & ~off_grid;
     uint32_t m = (uint32_t)((grid & BELOW(52)) >> GRID_SHIFT) | 1u << 24;
     int q = (int)(grid >> 52) - 1023 - 24;
-    /* A grid point is a double of 25 bits. If the exact value equals the grid point, returns the grid point. If the
-     * exact value is larger or smaller, returns the next double above or below. */
+    /* If the exact value equals the grid point (a double of 25 bits), returns it; otherwise the next double above or
+     * below it. */
     return bits_double(grid + (uint64_t)(int64_t)compare(d, m, q));
 }
 
@@ -260,26 +253,26 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
 {
     uint64_t bits = double_bits(x);
     int exponent = (int)(bits >> 52) - 1023;
-    /* how many significant bits fewer than a normal number the result has; 0: it is normal */
+    /* how many significant bits fewer than a normal number the result has */
     int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0;
     int shift = 52 - f->fraction_bits + below;
-    if (bits == 0 || shift > 54) { /* x is less than half of the format's smallest number, so it becomes 0 */
+    if (bits == 0 || shift > 54) { /* x is less than half of the format's smallest number */
         *code = 0;
         return true;
     }
     uint64_t c = (bits & BELOW(52)) | UINT64_C(1) << 52;
     uint64_t half = UINT64_C(1) << (shift - 1), cut = c & (2 * half - 1);
     c >>= shift;
-    /* The comparisons give 0 or 1, and c is increased without a branch, because the processor could not predict it. */
+    /* no branch, because the processor could not predict it */
     c += (cut > half) | ((cut == half) & c);
-    /* The sum does not overflow: the largest x, 2^200, gives 326 << 23. In a normal number the highest bit of c adds
-     * one to the exponent. In a subnormal number the highest bit is set, and adds one, only after rounding up. */
+    /* The highest bit of c adds one to the exponent; in a subnormal number it is set only after rounding up. The sum
+     * cannot overflow: the largest x, 2^200, gives 326 << 23. */
     *code = (below ? 0 : (uint32_t)(exponent - f->min_exponent) << f->fraction_bits) + (uint32_t)c;
     return *code <= f->largest;
 }
 
 /* Writes the lowest `bytes` bytes of a code (bit pattern). memcpy() is needed, because numbers_convert() reads doubles
- * from memory that this function overwrites with other types. */
+ * from the same memory. */
 static void put(void *out, size_t index, size_t bytes, uint32_t code)
 {
     char *at = (char *)out + index * bytes;
@@ -309,8 +302,8 @@ static const char *const range_errors[] = {
 };
 static const char no_integer[] = "an integer without point or exponent is expected";
 
-/* The put_ functions write one element of an array; their names tell the kind of the dtype. They return NULL, or text
- * that says what is wrong with the number. */
+/* The put_ functions write one element of an array. They return NULL, or text that says what is wrong with the
+ * number. */
 
 static const char *put_integer(numbers_type type, bool negative, uint64_t w, void *out, size_t index)
 {
@@ -320,7 +313,6 @@ static const char *put_integer(numbers_type type, bool negative, uint64_t w, voi
     return NULL;
 }
 
-/* Writes a floating-point element from `x`, a double that magnitude() has returned. */
 static const char *put_floating(numbers_type type, bool negative, double x, void *out, size_t index)
 {
     const struct format *f = &formats[type];
@@ -362,7 +354,7 @@ static bool is_digit(char c)
 }
 
 /* Converts eight decimal digits to a number. Each byte of v is a digit (0 to 9), and the lowest byte is the first
- * digit. Each step joins neighbours: to numbers of two digits, then four, then eight. */
+ * digit. */
 static inline uint64_t sum_eight(uint64_t v)
 {
     const uint64_t every_fourth = UINT64_C(0x000000FF000000FF);
@@ -372,8 +364,7 @@ static inline uint64_t sum_eight(uint64_t v)
            32;
 }
 
-/* Appends the digits at p to the decimal number w, and returns the text behind the digits. While at least eight
- * characters are left, it tests eight at a time. No branch depends on how many of the eight are digits. */
+/* Appends the digits at p to the decimal number w, and returns the text behind the digits. */
 static inline const char *take_digits(const char *p, const char *end, uint64_t *w)
 {
     static const uint32_t scale[9] = { 1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000 };
@@ -389,8 +380,7 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
             p += 8;
             continue;
         }
-        int count = __builtin_ctzll(others) / 8; /* number of digits (0 to 7) at the beginning of the eight
-                                                  * characters */
+        int count = __builtin_ctzll(others) / 8; /* number of digits before the first other character */
         *w = *w * scale[count] + sum_eight(v << 8 << (56 - 8 * count));
         return p + count;
     }
@@ -398,8 +388,8 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
     return p;
 }
 
-/* Sets *d to the value of a number whose text has more than 19 digits, leading zeros included. written_exponent is the
- * number behind 'e' in the text. */
+/* Sets *d to the value of a number of more than 19 digits, leading zeros included. written_exponent is the number
+ * behind 'e' in the text. */
 static void take_apart_long(struct decimal *d, int written_exponent)
 {
     int significant = 0, after_point = 0;
@@ -425,12 +415,11 @@ static void take_apart_long(struct decimal *d, int written_exponent)
     d->exponent -= after_point;
 }
 
-/* Parses a number from its first to its last character, and returns the text behind it. Returns NULL if the state
- * machine must read the number, because the number does not end before `end`, is malformed, or is too long. `p` is at a
- * digit or a minus. */
+/* Parses a number that begins at p, and returns the text behind it. Returns NULL if the state machine must read the
+ * number: it does not end before `end`, is malformed, or is too long. */
 static const char *quick(const char *p, const char *end, struct decimal *d)
 {
-    /* At this value an exponent takes no further digits: the number is then too large for every dtype, or 0. */
+    /* A larger exponent makes the number too large for every dtype, or 0. */
     enum { SATURATED = 100000 };
     const char *const start = p;
     d->negative = *p == '-';
@@ -470,14 +459,13 @@ static const char *quick(const char *p, const char *end, struct decimal *d)
     return p;
 }
 
-/* Writes the number d, which is element `element` of the array, to out[index]. */
 static const char *put_decimal(numbers_reader *r, const struct decimal *d, void *out, size_t index, uint64_t element)
 {
     if (is_integer_type(r->type)) return put_integer(r->type, d->negative, d->longer ? UINT64_MAX : d->w, out, index);
     double x = magnitude(d);
     if (r->type != NUMBERS_UNTYPED) return put_floating(r->type, d->negative, x, out, index);
     uint32_t code;
-    /* refuses a number beyond float32's range, because no dtype has larger numbers */
+    /* no dtype has numbers beyond float32's range */
     if (!narrow(&formats[ATTN_F32], x, &code)) return range_errors[NUMBERS_UNTYPED];
     if (!d->integer && !r->fractional) {
         r->fractional = true;
@@ -497,20 +485,19 @@ enum state {
     FRACTION,
     E,
     E_SIGN,
-    /* in the states from MINUS to EXPONENT the reader is inside a number; each state has the name of the character that
-     * was read last */
+    /* from MINUS to EXPONENT the reader is inside a number; each state is named after the last character read */
     EXPONENT,
     NUMBER_STATES,
     START = NUMBER_STATES, /* no '[' was read yet */
     FIRST,                 /* after '[': a value or ']' must follow */
     NEXT,                  /* after ',': a value must follow */
     AFTER,                 /* after a value: ',' or ']' must follow */
-    WORD,                  /* inside a string such as "NaN" */
-    BARE_WORD,             /* inside a word without quotes, such as NaN */
+    WORD,
+    BARE_WORD,
     DONE,
     COMPLETE,
-    /* COMPLETE and WRONG are not states, but results. COMPLETE: the number ended before this character. WRONG: the
-     * character cannot stand here. */
+    /* COMPLETE and WRONG are results and not states. COMPLETE: the number ended before this character. WRONG: the
+     * character is not legal here. */
     WRONG
 };
 
@@ -559,11 +546,11 @@ static const struct {
 };
 enum { WORDS = sizeof words / sizeof words[0] };
 
-/* Words that may stand without quotes if the reader's member bare_words is true. */
+/* Words without quotes, legal if the reader's member bare_words is true. */
 static const struct {
     const char *text;
     double value;
-    bool truth; /* true: the word is true or false, which only a tensor of uint8 accepts */
+    bool truth; /* true: only a tensor of uint8 may have this word */
 } bare_words[] = {
     { "NaN", NAN, false }, { "Infinity", INFINITY, false }, { "-Infinity", -INFINITY, false }, { "true", 1, true },
     { "false", 0, true },
@@ -576,17 +563,17 @@ void numbers_begin(numbers_reader *reader, numbers_type type)
     memset(reader, 0, offsetof(numbers_reader, text));
     reader->type = type;
     reader->state = START;
-    /* -1: unknown; the number of elements at a depth is known when the first array of that depth ends */
+    /* unknown until the first array at this depth ends */
     for (int i = 0; i < NUMBERS_RANK; i++) reader->shape[i] = -1;
 }
 
-/* Checks that a value may stand at the reader's position. `opens`: the value is an array. Returns NULL if the value may
- * stand there, and otherwise text that says what is wrong. */
+/* Returns NULL if a value is legal at the reader's position, otherwise text that says what is wrong. `opens`: the value
+ * is an array. */
 static const char *check_place(const numbers_reader *r, bool opens)
 {
     int d = r->depth;
     if (opens && d == NUMBERS_RANK) return "arrays are nested deeper than 4";
-    if (d == 0) return NULL; /* no array is open yet, so an array may begin */
+    if (d == 0) return NULL;
     if (opens && r->leaf_depth == d) return "this array is nested deeper than the ones before it";
     if (!opens && r->leaf_depth > d) return "an array is expected, for the elements before are arrays";
     if (r->shape[d - 1] >= 0 && r->count[d - 1] == r->shape[d - 1])
@@ -601,7 +588,6 @@ static void open_array(numbers_reader *r)
     r->state = FIRST;
 }
 
-/* Ends the innermost open array. Returns NULL, or text that says what is wrong with the array. */
 static const char *close_array(numbers_reader *r)
 {
     int d = r->depth;
@@ -609,7 +595,7 @@ static const char *close_array(numbers_reader *r)
     if (r->shape[d - 1] >= 0 && count != r->shape[d - 1]) return "this array is shorter than the ones before it";
     r->shape[d - 1] = count;
     if (r->leaf_depth == 0)
-        r->leaf_depth = d; /* the first empty array decides at which depth all elements must stand */
+        r->leaf_depth = d; /* if an empty array comes first, its depth becomes the depth of the elements */
     r->state = AFTER;
     if (--r->depth == 0) {
         r->state = DONE;
@@ -618,7 +604,6 @@ static const char *close_array(numbers_reader *r)
     return NULL;
 }
 
-/* Counts one more element in the innermost open array. */
 static void count_element(numbers_reader *r)
 {
     r->leaf_depth = r->depth;
@@ -627,9 +612,8 @@ static void count_element(numbers_reader *r)
     r->state = AFTER;
 }
 
-/* Reads numbers separated by commas from p on. check_place() has accepted the first number, and `out` has room for it.
- * Nearly all numbers of a body are read here. Returns the text behind the last number that was read. *error says what
- * is wrong with the next number. */
+/* Reads numbers separated by commas, and returns the text behind the last one. check_place() has accepted the first
+ * number. *error says what is wrong with the next number. */
 static const char *take_run(numbers_reader *r, const char *p, const char *end, void *out, size_t index, size_t room,
                             const char **error)
 {
@@ -671,7 +655,6 @@ static const char *value_expected(const numbers_reader *r, char c)
     return "a number or an array is expected";
 }
 
-/* The variables of one call of numbers_read(). */
 struct feed {
     numbers_reader *r;
     const char *p, *const text, *const end;
@@ -680,8 +663,8 @@ struct feed {
     void *const out;
     const size_t room;
     const char *error;
-    bool at_token; /* true: the error is at the start of the token (number or word) that contains p, and not at p */
-    bool full;     /* true: `out` has no room for the next element */
+    bool at_token; /* true: the error is at the start of the token (number or word) that contains p */
+    bool full;
 };
 
 static inline size_t done_here(const struct feed *f)
@@ -694,8 +677,7 @@ static inline bool is_space(char c)
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
-/* Returns which bare word (a word without quotes, such as NaN) begins with this character, or BARE_WORDS if no word may
- * stand here. */
+/* Returns which word without quotes (such as NaN) begins with this character; BARE_WORDS: none. */
 static int bare_word(const numbers_reader *r, const char *begin)
 {
     int w = 0;
@@ -742,7 +724,6 @@ static void begin_token(struct feed *f, char c)
     r->text[r->held++] = c;
 }
 
-/* Reads one character where a value may begin. */
 static inline void before_value(struct feed *f, char c)
 {
     numbers_reader *r = f->r;
@@ -775,7 +756,6 @@ static void after_value(struct feed *f, char c)
     else if (!(f->error = close_array(f->r))) f->p++;
 }
 
-/* Reads one character of a string such as "NaN". */
 static void in_word(struct feed *f, char c)
 {
     numbers_reader *r = f->r;
@@ -846,7 +826,7 @@ static inline void in_number(struct feed *f, char c)
         f->full = true;
     } else {
         r->text[r->held] = ',';
-        /* quick() finds no error here, because the state machine has checked the text */
+        /* no error is possible here, because the state machine has checked the text */
         quick(r->text, r->text + r->held + 1, &d);
         if ((f->error = put_decimal(r, &d, f->out, done_here(f), r->elements))) f->at_token = true;
         else count_element(r);
@@ -919,8 +899,8 @@ bool numbers_convert(numbers_reader *r, const double *values, numbers_type type,
 
 /* ---- Converting binary numbers to decimal ------------------------------------------------------------------------ */
 
-/* The next three functions return the floor of log10(2^q), log10(3/4 * 2^q) and log2(10^k), computed in integers. The
- * results are correct for all exponents q and k of float32. */
+/* The next three functions return the floor of log10(2^q), log10(3/4 * 2^q) and log2(10^k), for all exponents of
+ * float32. */
 static int log10_pow2(int q)
 {
     return (q * 1262611) >> 22;
@@ -957,33 +937,30 @@ static const uint64_t powers_of_ten[POWER_MAX - POWER_MIN + 1] = {
     0x8F7E32CE7BEA5C70, 0xB35DBF821AE4F38C,                                                             /* from 1e44 */
 };
 
-/* Returns power * c / 2^64, rounded to odd: the result is cut to an integer, and its lowest bit is set if a remainder
- * was cut off. A remainder below 2^-31 of a unit counts as none, because it may come from the rounding of `power`. */
+/* Returns power * c / 2^64, rounded to odd: the result is truncated, and its lowest bit is set if there was a
+ * remainder. Remainders below 2^-31 count as none, because they may come from the rounding of `power`. */
 static uint32_t multiply_to_odd(uint64_t power, uint32_t c)
 {
     u128 product = (u128)power * c;
     return (uint32_t)(product >> 64) | ((uint32_t)((uint64_t)product >> 32) > 1);
 }
 
-/* Returns s of the shortest decimal s * 10^k that rounds to c * 2^q. If several decimals are equally short, the
- * function chooses the nearest one, ties to even. `narrow_below`: c is a power of two, so the next smaller value is
- * only half as far away as the next larger one. */
+/* Returns s of the shortest decimal s * 10^k that rounds to c * 2^q; of several, the nearest, ties to even.
+ * `narrow_below`: c is a power of two, so the next smaller value is only half as far away as the next larger one. */
 static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
 {
-    /* true: a decimal exactly on a boundary between c and a neighbour also rounds to c, because ties go to even */
+    /* true: a decimal halfway between c and a neighbour also rounds to c, because ties go to even */
     bool even = (c & 1) == 0;
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
-    int h = q + log2_pow10(-k) + 1; /* c is shifted to the left by h bits, 1 to 4 */
+    int h = q + log2_pow10(-k) + 1;
     uint64_t power = powers_of_ten[-k - POWER_MIN];
-    /* These are four times the value c * 2^q, and four times the two ends of the interval that rounds to it. All are in
-     * units of 10^k. */
+    /* Four times the value c * 2^q, and four times the two ends of the interval that rounds to it, in units of 10^k. */
     uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;
     uint32_t value = multiply_to_odd(power, (4 * c) << h);
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;
 
-    /* At most one multiple of 10^(k + 1) rounds to the number c * 2^q. If there is one, it is the result, because it
-     * has one digit fewer than s. s and this multiple are computed without a branch, because the processor could not
-     * predict it. */
+    /* If a multiple of 10^(k + 1) rounds to the number, it is the result, because it has one digit fewer. No branch,
+     * because the processor could not predict it. */
     uint32_t s = value / 4, tenth = s / 10, middle = 4 * s + 2;
     bool tenth_inside = lower <= 40 * tenth, next_tenth_inside = 40 * tenth + 40 <= upper;
     bool inside = lower <= 4 * s, next_inside = 4 * s + 4 <= upper;
@@ -995,8 +972,7 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     return shorter ? with_tenth : without;
 }
 
-/* Writes eight characters, although the caller may need only the first few; NUMBERS_TEXT_MAX bytes have room for all
- * eight. */
+/* Writes eight characters, although the caller may need fewer. */
 static void put_eight(char *text, uint64_t eight)
 {
     memcpy(text, &eight, 8);
@@ -1009,25 +985,23 @@ static size_t put_text(char *text, const char *from)
     return count;
 }
 
-/* Returns the digits of n < 10^8 as eight bytes, the first digit in the lowest byte. n is split into two numbers of
- * four digits. They are split into four numbers of two digits, and these into eight digits. */
+/* Returns the digits of n < 10^8 as eight bytes, the first digit in the lowest byte. */
 static uint64_t eight_digits(uint32_t n)
 {
     uint64_t v = n / 10000 | (uint64_t)(n % 10000) << 32;
-    /* divides by 100: x * 5243 >> 19 is x / 100 for every x below 10^4 */
+    /* x * 5243 >> 19 is x / 100 for every x below 10^4 */
     uint64_t hundreds = (v * 5243 >> 19) & UINT64_C(0x0000007F0000007F);
     v = hundreds | (v - hundreds * 100) << 16;
-    /* divides by 10: x * 103 >> 10 is x / 10 for every x below 100 */
+    /* x * 103 >> 10 is x / 10 for every x below 100 */
     uint64_t tenths = (v * 103 >> 10) & UINT64_C(0x000F000F000F000F);
     return (tenths | (v - tenths * 10) << 8) + UINT64_C(0x3030303030303030);
 }
 
 static const uint32_t integer_tens[] = { 1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000, 1000000000 };
 
-/* Returns the number of decimal digits of n. The number 0 has one digit. */
 static int count_digits(uint32_t n)
 {
-    /* log10(2) is about 1233 / 2^12; the guess of the number of digits is correct or one too small */
+    /* log10(2) is about 1233 / 2^12; the guess is correct or one too small */
     int guess = (32 - __builtin_clz(n | 1)) * 1233 >> 12;
     return guess + (n >= integer_tens[guess]) + (n == 0);
 }
@@ -1047,16 +1021,15 @@ static size_t write_decimal(uint32_t s, int k, char *text)
 {
     /* numbers from 0.0001 to 999999999 are written without an exponent */
     enum { ZEROS_AFTER_POINT = 3, INTEGER_DIGITS = 9 };
-    int count = count_digits(s), point = count + k; /* the position of the point: s * 10^k = 0.digits * 10^point */
-    s *= integer_tens[9 - count];                   /* appends zeros to the digits of s, so that s always has nine
-                                                     * digits */
+    int count = count_digits(s), point = count + k; /* s * 10^k = 0.digits * 10^point */
+    s *= integer_tens[9 - count];                   /* appends zeros, so that s has nine digits */
     char first = (char)('0' + s / 100000000);
     uint64_t others = eight_digits(s % 100000000), zeros = UINT64_C(0x3030303030303030);
-    /* From here on, count is the number of digits without trailing zeros. */
+    /* from here on, `count` does not include trailing zeros */
     count = others == zeros ? 1 : 9 - __builtin_clzll(others ^ zeros) / 8;
 
     char *t = text;
-    /* numbers below 0.0001 and from 10^9 on are written with an exponent: 1.2345e-7 */
+    /* written with an exponent, such as 1.2345e-7 */
     if (point > INTEGER_DIGITS || point < -ZEROS_AFTER_POINT) {
         t[0] = first;
         t[1] = '.';
@@ -1066,7 +1039,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
         t[1] = '-';
         t += point > 0 ? 1 : 2;
         t += write_integer((uint32_t)abs(point - 1), t);
-    } else if (point <= 0) { /* numbers from 0.0001 to below 1 are written without an exponent: 0.00012345 */
+    } else if (point <= 0) { /* a number below 1, such as 0.00012345 */
         memcpy(t, "0.000000", 8);
         t += 2 - point;
         t[0] = first;
@@ -1075,11 +1048,9 @@ static size_t write_decimal(uint32_t s, int k, char *text)
     } else {
         t[0] = first;
         put_eight(t + 1, others);
-        if (point >= count)
-            return (size_t)point; /* the number is an integer, such as 123000; its zeros are already
-                                                   * written */
+        if (point >= count) return (size_t)point; /* an integer, such as 123000; its zeros are already written */
         t[point] = '.';
-        /* the number has digits on both sides of the point, such as 12.345 */
+        /* digits on both sides of the point, such as 12.345 */
         put_eight(t + point + 1, others >> 8 * (point - 1));
         t += count + 1;
     }
@@ -1101,8 +1072,8 @@ static size_t format_floating(const struct format *f, uint32_t code, char *text)
     int q = f->min_exponent - f->fraction_bits + (exponent ? exponent - 1 : 0);
     *text = '-';
     text += negative;
-    /* the value is an integer, and neighbouring values of the dtype differ by at most 1, so no text with fewer digits
-     * reads back as this value */
+    /* an integer, and neighbouring values of the dtype differ by at most 1, so no shorter text reads back as this
+     * value */
     if (q <= 0 && q >= -f->fraction_bits && (c & ((1u << -q) - 1)) == 0)
         return negative + write_decimal(c >> -q, 0, text);
     int k;
@@ -1113,7 +1084,7 @@ static size_t format_floating(const struct format *f, uint32_t code, char *text)
 size_t numbers_format(attn_dtype dtype, const void *value, char *text)
 {
     uint32_t code = 0;
-    switch (element_bytes[dtype]) { /* memcpy() reads the value, because `value` may have any alignment */
+    switch (element_bytes[dtype]) { /* `value` may have any alignment */
     case 4: memcpy(&code, value, 4); break;
     case 2: memcpy(&code, value, 2); break;
     default: memcpy(&code, value, 1); break;

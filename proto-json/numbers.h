@@ -1,9 +1,8 @@
 /* numbers.h: arrays of numbers, from JSON text and to JSON text, without a node per number.
  *
- * Reading. `data` of a tensor may be an array of numbers, flat or nested. The reader gets the text in pieces of any
- * size, from the outermost '[' on, and appends the converted elements to memory of the caller. Between two pieces it
- * keeps at most one number: the one that the end of a piece has cut. So 32 MiB of "[0,0,0,..." need only the memory of
- * their elements.
+ * `data` of a tensor may be an array of numbers, flat or nested. The reader gets the text in pieces of any size, from
+ * the outermost '[' on, and appends the converted elements to memory of the caller. Between two pieces it keeps at most
+ * one number: the one that the end of a piece has cut.
  *
  *   numbers_reader r;
  *   numbers_begin(&r, NUMBERS_F16);                     // or NUMBERS_UNTYPED while the dtype is not known
@@ -25,24 +24,24 @@
  * range; 1.0 and 1e3 are refused. -0 is zero in integers, and keeps its sign in a floating dtype. The result does not
  * depend on the locale.
  *
- * If the caller sets bare_words after numbers_begin(), NaN, Infinity and -Infinity may also stand without quotes. Some
- * programs write them so, although JSON has no such words. In uint8, true and false are then read as 1 and 0.
+ * If the caller sets bare_words after numbers_begin(), NaN, Infinity and -Infinity may also stand without quotes. In
+ * uint8, true and false are then read as 1 and 0.
  *
  * Shape: all arrays at one depth must have the same number of elements. rank is the depth, at most NUMBERS_RANK. A flat
  * list has rank 1; the caller decides whether it may stand for another shape.
  *
- * Writing. A value is written with the fewest digits that read back as the same value of its dtype. If several texts
- * are equally short, the one nearest to the value is written. */
+ * A value is written with the fewest digits that read back as the same value of its dtype. If several texts are equally
+ * short, the one nearest to the value is written. */
 #ifndef NUMBERS_H
 #define NUMBERS_H
 
 #include "kernels/attention.h"
 
 enum {
-    NUMBERS_RANK = ATTN_MAX_RANK, /* the deepest nesting of arrays that is accepted */
-    NUMBERS_CHARS = 768,          /* the longest text of one number that is accepted, in characters */
+    NUMBERS_RANK = ATTN_MAX_RANK, /* deepest nesting of arrays */
+    NUMBERS_CHARS = 768,          /* longest text of one number, in characters */
     /* Size of the buffer for the text of one number. The text has at most 16 characters, but the code writes eight
-     * characters at a time, and some of these may lie past the text's end. */
+     * characters at a time. */
     NUMBERS_TEXT_MAX = 24,
 };
 
@@ -54,59 +53,57 @@ typedef enum numbers_type {
         NUMBERS_UNTYPED = ATTN_DTYPE_COUNT
 } numbers_type;
 
-size_t numbers_bytes(numbers_type type); /* returns how many bytes one element of the type takes in memory */
+size_t numbers_bytes(numbers_type type);
 
 typedef enum numbers_status { NUMBERS_MORE, NUMBERS_FULL, NUMBERS_DONE, NUMBERS_BAD } numbers_status;
 
 typedef struct numbers_reader {
     /* The caller may read the members below. */
-    uint64_t elements; /* number of elements appended so far */
-    uint64_t offset;   /* number of characters taken; after NUMBERS_BAD, the position of the error */
-    /* static text that says what is wrong; a message puts it after words such as "at offset 17: "; NULL: no error */
+    uint64_t elements;
+    uint64_t offset; /* number of characters taken; after NUMBERS_BAD, the position of the error */
+    /* static text that says what is wrong, to follow words such as "at offset 17: "; NULL: no error */
     const char *error;
     bool bare_words; /* true (the caller sets it): NaN, infinities, true and false may stand without quotes */
-    int rank;        /* number of axes; valid after NUMBERS_DONE */
+    int rank;        /* number of axes, after NUMBERS_DONE */
     int64_t shape[NUMBERS_RANK];
 
-    /* The members below belong to the reader; the caller leaves them alone. */
+    /* Only the reader uses the members below. */
     numbers_type type;
-    int state;                   /* state of the grammar, which the diagram in numbers.c shows */
-    int depth;                   /* number of '[' that are not closed yet */
+    int state; /* state of the grammar, which the diagram in numbers.c shows */
+    int depth;
     int leaf_depth;              /* depth of the arrays that directly contain numbers; 0: not known yet */
     int64_t count[NUMBERS_RANK]; /* number of elements of the open array at each depth */
-    uint64_t token;              /* offset in the whole text of the token (number or word) that is being read */
-    /* true: some element was written with a fraction or an exponent; fraction_element is the index of the first such
-     * element */
+    uint64_t token;              /* offset of the token (number or word) that is being read */
+    /* true: some element has a fraction or an exponent; fraction_element is the index of the first such element */
     bool fractional;
     uint64_t fraction_element;
-    /* true: some element was the word true or false; truth_element is the index of the first such element */
+    /* true: some element is the word true or false; truth_element is the index of the first such element */
     bool truths;
     uint64_t truth_element;
-    /* Inside a string such as "NaN": `word` is the index of the expected word, and `held` says how many of its
-     * characters were read. Inside a number: `held` characters of the number are in `text`. */
+    /* `held` is the number of characters read of the current word (number `word`) or of the current number (whose text
+     * is in `text`). */
     int word, held;
     char text[NUMBERS_CHARS + 1]; /* text of a number that began in an earlier piece, with room for a comma behind it */
 } numbers_reader;
 
 void numbers_begin(numbers_reader *reader, numbers_type type);
 
-/* Appends elements to `out`, which has room for `room` elements. `count` characters of text contain at most count / 2 +
- * 1 elements. *taken: number of characters used up (`count`, unless the result is FULL, DONE or BAD). *written: number
- * of elements appended. */
+/* Appends elements to `out`, which has room for `room` elements; `count` characters contain at most count / 2 + 1.
+ * *taken: number of characters used up, less than `count` only after FULL, DONE or BAD. *written: number of elements
+ * appended. */
 numbers_status numbers_read(numbers_reader *reader, const char *text, size_t count, void *out, size_t room,
                             size_t *taken, size_t *written);
 
 /* where a token (number or word) begins: after '[', after ',' or after a value */
 typedef enum numbers_place { NUMBERS_FIRST, NUMBERS_NEXT, NUMBERS_AFTER } numbers_place;
-/* Call this after NUMBERS_BAD if other code will continue to read at the bad token (number or word). Returns the state
- * in which the token began. `token` becomes the *length characters of the token that were taken; the token's other
- * characters are at text + taken. */
+/* Lets other code read on at the bad token (number or word) after NUMBERS_BAD. Returns the state in which the token
+ * began. `token` becomes the *length characters of the token that were taken; its other characters are at text +
+ * taken. */
 numbers_place numbers_stopped(const numbers_reader *reader, char token[NUMBERS_CHARS], size_t *length);
 
-/* Converts all elements of an untyped reader to `type`. Call this when the dtype becomes known after NUMBERS_DONE.
- * `values` and `out` may be the same memory. The result is as if the reader had known the type from the start: an
- * untyped reader chooses its float64 values so that rounding them again gives the correct result. Returns false if an
- * element does not fit the type. reader->error then says why, and *element is the index of the first such element. */
+/* Converts all elements of an untyped reader to `type` when the dtype becomes known, after NUMBERS_DONE. The result is
+ * as if the reader had known the type from the start. `values` and `out` may be the same memory. Returns false if an
+ * element does not fit the type; reader->error then says why, and *element is its index. */
 bool numbers_convert(numbers_reader *reader, const double *values, numbers_type type, void *out, uint64_t *element);
 
 /* Writes the text of one value of the dtype, not NUL-ended, and returns its length. `text` must have room for

@@ -1,12 +1,10 @@
-/* operations.c: the table of operations (forward, backward, decode, ...). See operations.h. */
 #include "operations.h"
 
 #include <stddef.h>
 
 #include "kernels/judge/judge.h"
 
-/* Sets of tensors with a certain role in ATTN_TENSOR_MAP. A tensor that is added to this map is automatically in these
- * sets. */
+/* The tensors with a certain role in ATTN_TENSOR_MAP. */
 #define BIT(name)                       ATTN_TENSOR_BIT(name)
 #define IF_IN(name, role, ...)          | (ATTN_ROLE_##role == ATTN_ROLE_IN ? BIT(name) : 0)
 #define IF_OUT(name, role, ...)         | (ATTN_ROLE_##role == ATTN_ROLE_OUT ? BIT(name) : 0)
@@ -19,7 +17,7 @@
 #define INPUTS_OF_BACKWARD              (INPUTS | OUTPUTS ATTN_TENSOR_MAP(IF_IN_BACK))
 #define GRADIENTS                       (UINT64_C(0) ATTN_TENSOR_MAP(IF_OUT_BACK))
 
-/* Two KServe models of an operation for one dtype: the first without causal, the second with causal. */
+/* Two KServe models of an operation for one dtype: without and with causal. */
 #define OF_DTYPE(name, op, fixed, dtype)       \
     { name, op, false, fixed, dtype },         \
     {                                          \

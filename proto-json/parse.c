@@ -1,22 +1,11 @@
-/* parse.c: turns a tree of members into problems that have passed attn_check().
+/* parse.c: turns the tree that a format's reader has made (format.h) into problems that have passed attn_check(). It
+ * uses three tables: attn_tensors[] for members that are tensors, proto_options[] for options, and proto_operations[]
+ * for the members that an operation takes.
  *
- * The format's reader (format.h) has extracted the tensor values from the body and made a tree of the rest, which is
- * small. This file interprets the names in the tree, in the same way for all formats. It uses three tables:
- * attn_tensors[] (kernels/attention.h) for the members that are tensors, proto_options[] (parse_options.c) for the
- * members that are options, and proto_operations[] (operations.h) for the set of members that an operation takes. A
- * member that an operation does not take is refused by name.
- *
- *     body -> reader -> tree -> object() -> parse_tensor(), parse_option() -> attn_check() -> proto_call
- *                 \---> memory -------------^
- *
- * Invariants:
- *   1. Every member is examined exactly once, in the order of the body. The first error is reported, with its
- *      pointer.
- *   2. A number stays text until its type is known, so integers are never converted to a double.
- *   3. A problem without an error in a proto_call has passed attn_check(), and its outputs have shapes. Exceptions
- *      are problems with a `context` or with caches, whose tensors are elsewhere.
- *   4. In an envelope, the error of one problem concerns that problem alone. Malformed JSON, exceeded limits and
- *      lack of memory fail the whole body. */
+ * Every member is examined exactly once, in the order of the body. The first error is reported. A number stays text
+ * until its type is known, so integers are never converted to a double. Problems with a `context` or with caches are
+ * checked later, when their tensors are known. The error of one problem among several concerns that problem alone;
+ * malformed JSON, exceeded limits and lack of memory fail the whole body. */
 #include "parse_internal.h"
 
 #include <math.h>
@@ -48,8 +37,8 @@ static int tensor_named(const char *name)
     return id;
 }
 
-/* Returns the first operation that has an option or an input tensor of this name; PROTO_OP_COUNT: no operation has one.
- * The client's results in a check (operation that compares them with exact ones) do not count as inputs here. */
+/* Returns the first operation that has an option or an input tensor of this name; PROTO_OP_COUNT: none. The client's
+ * results in a check do not count as inputs. */
 static proto_op op_of(const char *name)
 {
     const int id = tensor_named(name);
@@ -62,8 +51,7 @@ static proto_op op_of(const char *name)
     return op;
 }
 
-/* Makes the error for a name that the operation `op` does not take: a member of another operation, an output, or an
- * unknown name. */
+/* Makes the error for a member that the operation `op` does not take. */
 static attn_status foreign(proto_op op, const char *name, attn_error *err)
 {
     const int id = tensor_named(name);
@@ -83,9 +71,7 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
                          proto_operations[other].name, path, more ? "; " : "", more ? suggestion : "");
     }
     if (!strcmp(name, "requests"))
-        return attn_fail(err, ATTN_INVALID, member,
-                         /* an item of the list `requests` gets this error if it has a member `requests` itself */
-                         "requests: must be the only member of the body");
+        return attn_fail(err, ATTN_INVALID, member, "requests: must be the only member of the body");
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
         if (proto_takes_tensor(op, (attn_tensor_id)t)) text_consider(&best, attn_tensors[t].name);
     for (o = proto_options; o->name; o++)
@@ -94,8 +80,8 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     return tree_unknown(own, NULL, &best, listed, err);
 }
 
-/* Checks the members of a backward that has the member `context` (the id of a saved forward). The saved forward gives
- * most of the problem, so the body may give only the members that a backward adds. */
+/* Checks the members of a backward with `context` (the id of a saved forward): only members that a backward adds are
+ * legal. */
 static attn_status beside_context(const cJSON *object, attn_error *err)
 {
     for (const cJSON *member = object->child; member; member = member->next) {
@@ -109,13 +95,12 @@ static attn_status beside_context(const cJSON *object, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks a problem whose keys and values are in caches of the server, as far as this is possible without reading the
- * caches. */
+/* Checks a problem whose keys and values are in caches, as far as possible without reading the caches. */
 static attn_status of_caches(const struct parse_reader *r, const proto_item *item, attn_error *err)
 {
     const proto_operation *const operation = &proto_operations[r->op];
     const attn_problem *const p = &item->problem;
-    /* true: the URL names one cache, so k and v have no axis that counts caches */
+    /* true: the URL names one cache, so k and v have no batch axis */
     const bool one = operation->cache_in_path;
     const int rank = one ? 3 : 4;
     tree_member member;
@@ -142,8 +127,7 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
     return ATTN_OK;
 }
 
-/* Reads one of the client's results that a check compares with exact ones. Whether the result's shape fits the problem
- * is checked later, when all members have been read. */
+/* Reads a result that a check compares with an exact one. Its shape is checked when all members have been read. */
 static attn_status judged(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, proto_item *item,
                           attn_error *err)
 {
@@ -152,7 +136,6 @@ static attn_status judged(const struct parse_reader *r, attn_tensor_id id, const
     return parse_tensor(r, id, value, &item->results[id], err);
 }
 
-/* Decides whether a check compares the results of a forward or of a backward, and refuses a check without results. */
 static attn_status to_judge(proto_item *item, attn_error *err)
 {
     bool backward = item->asked == ATTN_OP_BACKWARD || item->problem.dout.rank > 0;
@@ -166,8 +149,7 @@ static attn_status to_judge(proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks that the members of an observe request (statistics of probabilities) may be combined, as far as this can be
- * checked without reading the caches. */
+/* Checks an observe request (statistics of probabilities), as far as possible without reading the caches. */
 static attn_status of_observe(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err)
 {
     const proto_operation *const operation = &proto_operations[r->op];
@@ -257,7 +239,7 @@ attn_status proto_item_outputs(proto_item *item, attn_error *err)
     attn_problem *const p = &item->problem;
     attn_tensor unused;
     if (!item->has_result_dtype) item->result_dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
-    /* checks the dtype of the results even if the client wants no output with this dtype */
+    /* the results' dtype is checked even if the client wants no output that has it */
     attn_status status = ATTN_OK;
     if (p->op == ATTN_OP_OBSERVE) attn_observe_region(p);
     else status = attn_output(p, p->op == ATTN_OP_FORWARD ? ATTN_T_out : ATTN_T_dq, item->result_dtype, &unused, err);
@@ -265,8 +247,8 @@ attn_status proto_item_outputs(proto_item *item, attn_error *err)
         if (item->outputs >> id & 1)
             status = attn_output(p, (attn_tensor_id)id, item->result_dtype, &p->tensor[id], err);
     if (status != ATTN_NOT_FOUND) return status;
-    /* If the client wants the gradient of a tensor that it did not give, the request is wrong (status 400).
-     * ATTN_NOT_FOUND would mean a missing context (saved forward) or cache (status 404), so the status is changed. */
+    /* The client wants the gradient of a tensor that it did not give, which is status 400. ATTN_NOT_FOUND would give
+     * 404, which means a missing context or cache. */
     if (err) err->status = ATTN_INVALID, snprintf(err->member, sizeof err->member, "/outputs");
     return ATTN_INVALID;
 }
@@ -295,7 +277,7 @@ proto_parser *proto_parser_new(const proto_format *format, proto_op op, const pr
     if (!d) return NULL;
     d->op = op;
     d->limits = *limits;
-    /* more members are allowed in a merge, because its body may have a member for each tensor of each part */
+    /* the body of a merge may have a member for each tensor of each part */
     if (proto_operations[op].merges) d->limits.members += 2 * ATTN_MERGE_PARTS;
     d->format = format;
     d->reader = format->open(&d->limits, memory);
@@ -351,8 +333,8 @@ attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int
     return parser->format->shared ? parser->format->shared(parser->reader, shared, count, err) : ATTN_OK;
 }
 
-/* Returns whether the tensor may be in memory that only a device can read. `may` is the set of these tensors:
- * attn_check() needs only their sizes, so the host never reads their values. */
+/* Returns whether the tensor may be in memory that only a device can read. `may` is the set of these tensors: the host
+ * never reads their values. */
 bool proto_may_lie_on_device(attn_tensor_id id)
 {
     static const uint64_t may = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(dout) |
@@ -375,7 +357,7 @@ static attn_status no_memory(attn_error *err)
     return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request");
 }
 
-/* Reads an envelope {"requests": [...]} (a body with several problems). An envelope may have no other member. */
+/* Reads {"requests": [...]}, which must be the body's only member. */
 static attn_status envelope(const proto_parser *d, const struct parse_reader *r, const cJSON *root, proto_call *call,
                             attn_error *err)
 {
@@ -426,7 +408,6 @@ static attn_status envelope(const proto_parser *d, const struct parse_reader *r,
     return ATTN_OK;
 }
 
-/* Makes room in the caller's memory, behind the body's tensors, for the tensors that the parser itself makes. */
 static attn_status make_room(struct format_body *body, struct parse_room *room, attn_error *err)
 {
     const cJSON *const requests = cJSON_GetObjectItemCaseSensitive(body->root, "requests");
@@ -502,7 +483,7 @@ attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_er
     }
     if (status == ATTN_OK) {
         *call = made;
-        made = NULL; /* the caller now owns the object, so it must not be freed here */
+        made = NULL; /* the caller owns the object now */
     } else if (err) proto_call_locate(made, err);
 out:
     proto_call_free(made);

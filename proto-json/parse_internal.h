@@ -1,5 +1,4 @@
-/* parse_internal.h: shared types and functions of the four files that turn a body's tree into problems. The public part
- * is proto.h.
+/* parse_internal.h: shared types and functions of the four files that turn a body's tree into problems.
  *
  *   parse.c           problems, and the body: a single problem or an envelope of several
  *   parse_options.c   the table of options, and how a value of each type is read
@@ -18,23 +17,21 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* The unused end of the memory that the caller gave for the tensors of a body. The parser puts tensors there that are
- * not in the body, such as a tensor with one element that stands for a single number. */
+/* The unused end of the caller's memory. The parser puts its own tensors there, such as one that stands for a single
+ * number. */
 struct parse_room {
     uint8_t *at;
     size_t left;
 };
 
-/* The data that the functions share while they read one body. */
 struct parse_reader {
     proto_op op;
     const scan_extract *extracts;
     int extract_count;
     uint8_t *memory;
-    bool sequence; /* true: the request names its cache by KServe's parameter `sequence_id` and not by the member
-                    * `caches` */
-    /* for a merge (of results over different keys) in a KServe body: the number of parts up to the last one whose
-     * gradient the body names as an output; 0: it names no gradient */
+    bool sequence; /* true: KServe's parameter `sequence_id` names the cache */
+    /* for a merge (of results over different keys): the number of parts up to the last one whose gradient the body asks
+     * for; 0: none */
     int gradients;
     struct parse_room *room;
 };
@@ -45,28 +42,26 @@ struct parse_reader {
 attn_status parse_tensor(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                          attn_error *err);
 
-/* Returns an upper bound on the room that the parser needs for its own tensors (parse_room), for one problem of a body
- * with `bytes` bytes of tensors. */
+/* Returns an upper bound on the room for the parser's own tensors (parse_room) of one problem, in a body with `bytes`
+ * bytes of tensors. */
 size_t parse_room_of(const cJSON *problem, size_t bytes);
 
 /* Makes cu_seqlens_k, the start of each sequence's keys, for packed queries with keys [B, Sk, Hk, D]. */
 void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p);
 
-/* Checks the size in bytes that a body gives for a tensor: it must fit the tensor's shape and dtype. The reader of a
- * format calls this before the tensor's bytes arrive. `what` is the format's name for the size. An impossible shape is
- * no error here, because parse_tensor() refuses it later. */
+/* Checks the size in bytes that a body gives for a tensor: it must fit the tensor's shape and dtype. `what` is the
+ * format's name for the size. An impossible shape is no error here, because parse_tensor() refuses it later. */
 attn_status parse_size(attn_tensor_id id, const cJSON *of_shape, const proto_dtype *dtype, const char *what,
                        int64_t size, const char *pointer, attn_error *err);
 
-/* Returns a hint for a value of the wrong type, for a member that must be a number, a bool or an array; "": there is no
- * hint. */
+/* Returns a hint for a value that should be a number, a bool or an array; "": there is no hint. */
 const char *parse_value_suggestion(const cJSON *value);
 
 /* Returns a hint for a value that should be an integer and cannot be left out; "": there is no hint. */
 const char *parse_integer_suggestion(const cJSON *value);
 
-/* Returns a hint for a dtype that the tensor cannot have: what to write instead, or how the client can convert the
- * values. `given`: true for an input, false for an output. */
+/* Returns a hint for a wrong dtype: what to write instead, or how to convert the values. `given`: true for an input,
+ * false for an output. */
 const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *value,
                                    char suggestion[TREE_SUGGESTION_BYTES]);
 
@@ -75,23 +70,22 @@ const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *v
 /* Reads the member `parts`, the list of a merge's parts, into item->parts. */
 attn_status parse_parts(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err);
 
-/* Returns whether a tensor of a merge's part has this name, such as parts.3.out. */
+/* Returns whether the name is that of a tensor of a merge's part, such as parts.3.out. */
 bool parse_parts_has(const char *name);
-/* Reads the member `member` of `object`, a tensor of one part of a merge. parse_parts_has() must have accepted the
- * member's name. */
+/* Reads the member `member` of `object`, a tensor of one part of a merge. parse_parts_has() must have accepted its
+ * name. */
 attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object, const cJSON *member, proto_item *item,
                               attn_error *err);
 
-/* Call this function when all members of a merge have been read. The function checks the merge, converts its lse to
- * natural logarithms, and prepares its outputs. */
+/* Checks a merge whose members have all been read, converts its lse to natural logarithms, and prepares its outputs. */
 attn_status parse_parts_done(const struct parse_reader *r, proto_item *item, attn_error *err);
 
-/* Puts a prefix such as "parts.3." before the text of an error, where 3 is the index of the part of a merge. */
+/* Puts a prefix such as "parts.3." before the text of an error, where 3 is the index of a merge's part. */
 void parse_parts_name(int number, attn_error *err);
 
 /* ---- Functions that parse_options.c defines --------------------------------------------------------------------- */
 
-/* Reads the value of the option `o` and stores it in the item (one problem of the body). */
+/* Reads the value of the option `o` into the item (one problem of the body). */
 attn_status parse_option(const struct parse_reader *r, const proto_option *o, const cJSON *value, proto_item *item,
                          attn_error *err);
 

@@ -1,5 +1,4 @@
-/* parse_options.c: reads the options, which are the members of a problem that are not tensors. proto_options[] has a
- * row for each option. See parse.c. */
+/* parse_options.c: reads the options, which are the members of a problem that are not tensors. */
 #include "parse_internal.h"
 
 #include <math.h>
@@ -140,7 +139,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensor bytes are used
 
 /* ---- Reading the values of options ------------------------------------------------------------------------------- */
 
-/* Makes the error "NAME: is VALUE, must be RULE", with a hint that says what to write instead. */
+/* Makes the error "NAME: is VALUE, must be RULE", with a hint at the end. */
 static attn_status wrong_word(const char *name, const char *step, const cJSON *value, const char *rule,
                               const char *suggestion, attn_error *err)
 {
@@ -153,13 +152,11 @@ static attn_status wrong_word(const char *name, const char *step, const cJSON *v
                      tree_describe(value, quote), rule, suggestion);
 }
 
-/* Makes the error for a value that is not one of the words that the option allows. */
 static attn_status wrong(const char *name, const char *step, const cJSON *value, const char *rule, attn_error *err)
 {
     return wrong_word(name, step, value, rule, parse_value_suggestion(value), err);
 }
 
-/* Makes the error for a value that should be true or false. */
 static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *err)
 {
     const char *const text = tree_number(value) ? tree_number(value) : tree_string(value);
@@ -169,13 +166,13 @@ static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *
     return wrong_word(name, NULL, value, "true or false", suggestion, err);
 }
 
-/* Makes the error for a value that should be an integer. `step`: the value is one of the two numbers of a pair, which
- * cannot be left out. NULL: the value is the whole option. */
+/* Makes the error for a value that should be an integer. `step`: the value is one of the two numbers of a pair; NULL:
+ * it is the whole option. */
 static attn_status wrong_integer(const char *name, const char *step, const cJSON *value, const char *rule,
                                  attn_error *err)
 {
     const char *const text = tree_number(value);
-    /* other programs write 0 or -1 for an option that is not wanted */
+    /* other programs write 0 or -1 for an option without effect */
     if (!step && text && text_is_among("0 -1", text))
         return wrong_word(name, step, value, rule, "; leave it out where it is not wanted", err);
     return wrong_word(name, step, value, rule,
@@ -193,7 +190,6 @@ static attn_status integer(const proto_option *o, const char *step, const cJSON 
     return wrong_integer(o->name, step, value, rule, err);
 }
 
-/* Adds a name to a list in a message, such as "must be q, k or v". */
 static void list_add(struct text *list, const char *name, bool last)
 {
     if (list->used > 0) text_put_string(list, last ? " or " : ", ");
@@ -230,8 +226,7 @@ static attn_status choice(const proto_option *o, const cJSON *value, int *to, at
     return wrong_word(o->name, NULL, value, rule, tree_suggestion(o->name, &best, suggestion), err);
 }
 
-/* Upper bound on the number of names in the member `outputs`, or in the member that an operation has instead of it. A
- * name is that of a tensor or of a count in PROTO_COUNT_MAP. */
+/* Upper bound on the number of names in the member `outputs`, or in the member that an operation has instead of it. */
 enum { NAMES = ATTN_TENSOR_COUNT + PROTO_COUNTS };
 static const char *name_at(proto_op op, int n)
 {
@@ -239,7 +234,6 @@ static const char *name_at(proto_op op, int n)
     return proto_operations[op].asks ? proto_counts[n - ATTN_TENSOR_COUNT] : NULL;
 }
 
-/* Reads `outputs`: each name must be an output of the operation, and may occur once. */
 static attn_status output_names(const proto_option *o, proto_op op, const cJSON *value, proto_item *item,
                                 attn_error *err)
 {
@@ -285,8 +279,8 @@ static attn_status output_names(const proto_option *o, proto_op op, const cJSON 
 
 _Static_assert(ATTN_TENSOR_COUNT + PROTO_COUNTS <= 64, "names are a mask of 64 bits");
 
-/* Copies the text to `to` if it has the form of an id. A request may have a thousand ids, so strspn() would be too
- * slow: each call builds a table. */
+/* Copies the text to `to` if it has the form of an id. strspn() would be too slow, because each call builds a table,
+ * and a request may have a thousand ids. */
 static bool is_identifier(const char *text, char to[PROTO_CONTEXT_BYTES])
 {
     static const bool allowed[256] = {
@@ -364,7 +358,7 @@ attn_status parse_option(const struct parse_reader *r, const proto_option *o, co
         break;
     case PROTO_TYPE_NUMBER: {
         const char *text = tree_number(value);
-        /* strtod() takes '.' as the decimal point, because the program always runs in the C locale */
+        /* the program runs in the C locale, so strtod() takes '.' as the decimal point */
         const double x = text ? strtod(text, NULL) : 0;
         if (!text) return wrong(o->name, NULL, value, "a number", err);
         if (!isfinite(x)) return wrong(o->name, NULL, value, "within the range of float64", err);

@@ -1,9 +1,7 @@
 /* parse_parts.c: the parts of a merge, which are results (out and lse) of the same queries over different keys. In JSON
  * the parts are a list. The other formats have one member for each tensor:
  *
- *     "parts": [{"out": {...}, "lse": {...}}, ...]            "parts.0.out": {...}, "parts.0.lse": {...}, ...
- *
- * The tensors of a part are read by the rows of out and lse in ATTN_TENSOR_MAP. Errors name the part. */
+ *     "parts": [{"out": {...}, "lse": {...}}, ...]            "parts.0.out": {...}, "parts.0.lse": {...}, ... */
 #include "parse_internal.h"
 
 #include <math.h>
@@ -18,11 +16,10 @@
 
 #define PARTS "parts"
 
-/* The tensors of a merge's part, and their gradients. proto_tensor_name() numbers them in this order. */
+/* The order in which proto_tensor_name() numbers these tensors. */
 static const attn_tensor_id of_part[] = { ATTN_T_out, ATTN_T_lse }, of_gradient[] = { ATTN_T_dout, ATTN_T_dlse };
 
-/* Returns the number of a tensor in a part of a merge: `out` if `which` is 0, `lse` if `which` is 1. Numbers below
- * ATTN_TENSOR_COUNT are the problem's own tensors. */
+/* Returns the number of a tensor in a part of a merge: `out` if `which` is 0, `lse` if `which` is 1. */
 static int number_of(int part, int which)
 {
     return ATTN_TENSOR_COUNT + 2 * part + which;
@@ -47,8 +44,7 @@ const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTE
     return name;
 }
 
-/* Reads a prefix such as "parts.12." of a tensor's name. *part becomes 12. Returns the name behind the prefix; NULL:
- * the name does not begin with such a prefix. */
+/* Returns the name behind a prefix such as "parts.12.", and sets *part to 12; NULL: no such prefix. */
 static const char *skip_part(const char *name, int *part)
 {
     static const char begin[] = PARTS ".";
@@ -97,8 +93,7 @@ static attn_status make(proto_item *item, int count, bool named, attn_error *err
     return ATTN_OK;
 }
 
-/* Reads a tensor of a part of a merge. `where` is the JSON pointer to the tensor. Errors contain this pointer and name
- * the part. */
+/* Reads a tensor of a part of a merge. `where` is the JSON pointer to the tensor, for errors. */
 static attn_status read_tensor(const struct parse_reader *r, proto_parts *parts, int number, const cJSON *value,
                                const char *where, attn_error *err)
 {
@@ -107,8 +102,7 @@ static attn_status read_tensor(const struct parse_reader *r, proto_parts *parts,
     attn_error why = { 0 };
     const attn_status status = parse_tensor(r, id, value, id == ATTN_T_out ? &part->out : &part->lse, &why);
     if (status == ATTN_OK || !err) return status;
-    /* parse_tensor() makes a pointer that begins with the tensor's name, as if the tensor were not in a part of a
-     * merge. So the name is replaced by the path to the part's tensor. */
+    /* Replaces the tensor's name in the pointer by the path to the tensor in its part. */
     const char *const rest = why.member[0] ? strchr(why.member + 1, '/') : NULL;
     *err = why;
     snprintf(err->member, sizeof err->member, "%s%.*s", where, (int)(sizeof err->member - strlen(where) - 1),
@@ -147,7 +141,6 @@ static attn_status read_part(const struct parse_reader *r, proto_parts *parts, i
     return ATTN_OK;
 }
 
-/* Makes the error for a body that gives the parts of a merge in a list, and also one by one. */
 static attn_status both_ways(const char *name, attn_error *err)
 {
     tree_member member;
@@ -222,8 +215,7 @@ attn_merge_problem proto_item_merge(const proto_item *item)
                                  .dsinks = p->dsinks };
 }
 
-/* Turns "/parts/3/out/shape/1" into "/parts.3.out/shape/1" if the body has a member for each tensor of a merge's part,
- * and no list `parts`. */
+/* Turns "/parts/3/out/shape/1" into "/parts.3.out/shape/1" if the body has no list `parts`. */
 static void locate(const proto_parts *parts, attn_error *err)
 {
     static const char list[] = "/" PARTS "/";
@@ -233,8 +225,7 @@ static void locate(const proto_parts *parts, attn_error *err)
     if (after_part) *after_part = '.';
 }
 
-/* Makes the error for the element with index `at` of t, a tensor of a merge's part. `number` is the number of the
- * tensor (proto_tensor_name()). */
+/* Makes the error for the element with index `at` of t, a tensor of a merge's part. */
 static attn_status refuse_value(const proto_parts *parts, int number, const attn_tensor *t, int64_t at,
                                 const char *rule, attn_error *err)
 {
@@ -246,7 +237,7 @@ static attn_status refuse_value(const proto_parts *parts, int number, const attn
     for (int a = t->rank - 1; a >= 0; a--) indices[a] = at % t->shape[a], at /= t->shape[a];
     for (int a = 0; a < t->rank; a++) text_printf(&text, "%s%lld", a ? ", " : "[", (long long)indices[a]);
     text_put_char(&text, ']');
-    /* writes "nan" without printf(), because printf() may write "-nan" */
+    /* printf() may write "-nan" */
     if (isnan(x)) snprintf(is, sizeof is, "nan");
     else snprintf(is, sizeof is, "%.10g", x);
     if (number < ATTN_TENSOR_COUNT) snprintf(member, sizeof member, "/%s/data", name);
@@ -256,7 +247,7 @@ static attn_status refuse_value(const proto_parts *parts, int number, const attn
     return ATTN_INVALID;
 }
 
-/* Converts the lse of each part of a merge to base e, and the lse of empty parts to -inf. Refuses NaN. Refuses +inf,
+/* Converts the lse of each part of a merge to base e, and the lse of empty parts to -inf. Refuses NaN, and also +inf
  * unless the request says that empty parts have the lse +inf. */
 static attn_status convert_lse(const proto_item *item, attn_error *err)
 {
@@ -265,7 +256,7 @@ static attn_status convert_lse(const proto_item *item, attn_error *err)
         const attn_tensor *const t = &parts->at[p].lse;
         float *const lse = t->data;
         int64_t elements = 0;
-        /* this cannot fail, because the tensor's shape was checked before */
+        /* cannot fail, because the shape was checked before */
         (void)attn_shape_elements(t->rank, t->shape, &elements);
         for (int64_t i = 0; i < elements; i++) {
             if (isnan(lse[i]) || (lse[i] == INFINITY && !item->empty_lse))
@@ -291,7 +282,6 @@ static attn_status check_sinks(const proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Sets shape and dtype of those outputs of a merge that the request wants. The outputs have no memory yet. */
 static void make_outputs(proto_item *item)
 {
     attn_problem *const p = &item->problem;

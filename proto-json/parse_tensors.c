@@ -1,5 +1,4 @@
-/* parse_tensors.c: reads the members of a problem that are tensors, and makes the hints for wrong values. See
- * parse.c. */
+/* parse_tensors.c: reads the members of a problem that are tensors, and makes the hints for wrong values. */
 #include "parse_internal.h"
 
 #include <assert.h>
@@ -16,7 +15,7 @@
 
 /* ---- Hints for values of the wrong type -------------------------------------------------------------------------- */
 
-#define UNITS "abcdefghijklmnopqrstuvwxyz%" /* the letters that a unit may have, as in the values "5s" and "10%" */
+#define UNITS "abcdefghijklmnopqrstuvwxyz%" /* letters of units, as in the values "5s" and "10%" */
 
 const char *parse_value_suggestion(const cJSON *value)
 {
@@ -30,8 +29,7 @@ const char *parse_value_suggestion(const cJSON *value)
     if (!*text) return "; leave it out where it is not wanted";
     if (text_is_among("auto default none null random", text)) return "; leave it out for the default";
     if (!strchr("-0123456789", *text)) return "";
-    (void)strtod(text, &end); /* strtod() takes '.' as the decimal point, because the program always runs in the C
-                               * locale */
+    (void)strtod(text, &end); /* the program runs in the C locale, so strtod() takes '.' as the decimal point */
     if (end != text && *end == '/') return "; JSON has no fractions, 1/8 is 0.125";
     if (end == text || strspn(end, UNITS) != strlen(end)) return "";
     return *end == '\0' ? ", without quotes" : ", without quotes and unit";
@@ -47,7 +45,6 @@ const char *parse_integer_suggestion(const cJSON *value)
 /* ---- Shapes, dtypes and sizes of tensors ------------------------------------------------------------------------- */
 
 enum { SHAPE_BYTES = ATTN_MAX_RANK * (TEXT_DIGITS + 2) + 3 };
-/* Writes a shape as text, such as "[2, 3]". */
 static const char *shape_text(int rank, const int64_t *shape, char text[SHAPE_BYTES])
 {
     struct text t = text_in(text, SHAPE_BYTES);
@@ -57,7 +54,6 @@ static const char *shape_text(int rank, const int64_t *shape, char text[SHAPE_BY
     return text;
 }
 
-/* Returns a hint for a size in a shape that is not an integer. */
 static const char *size_suggestion(const cJSON *size)
 {
     const char *const text = tree_number(size);
@@ -93,19 +89,18 @@ static attn_status shape(attn_tensor_id id, const cJSON *value, attn_tensor *t, 
     return ATTN_OK;
 }
 
-/* Returns whether the nesting of an array of numbers agrees with the tensor's shape. A flat list of the right length
- * agrees. An array without elements agrees if its nesting ends at the first axis of size 0. */
+/* Returns whether the nesting of an array agrees with the tensor's shape. A flat list always does. An array without
+ * elements does if its nesting ends at the first axis of size 0. */
 static bool nesting_fits(const scan_extract *extract, const attn_tensor *t)
 {
     if (extract->rank == 1 && (t->rank > 1 || extract->shape[0] == t->shape[0]))
-        return true; /* a flat list always agrees here; the caller checks its number of elements */
+        return true; /* the caller checks the number of elements of a flat list */
     if (extract->rank > t->rank || (extract->rank < t->rank && extract->elements)) return false;
     for (int a = 0; a < extract->rank; a++)
         if (extract->shape[a] != t->shape[a]) return false;
     return true;
 }
 
-/* Returns a hint for `data` whose brackets do not agree with the shape. */
 static const char *nesting_suggestion(const scan_extract *extract, const attn_tensor *t)
 {
     const bool four = extract->rank == 4 && t->rank == 4;
@@ -115,7 +110,7 @@ static const char *nesting_suggestion(const scan_extract *extract, const attn_te
                : "";
 }
 
-/* Returns a dtype whose elements have such a size that `elements` elements take `bytes` bytes; NULL: there is none. */
+/* Returns a dtype with which `elements` elements take `bytes` bytes; NULL: there is none. */
 static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint64_t elements)
 {
     static const struct {
@@ -134,8 +129,8 @@ static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint
     return NULL;
 }
 
-/* Writes a hint for a tensor whose size in bytes is wrong: a dtype that would give this size. "": there is no such
- * dtype. Returns `suggestion`. */
+/* Writes a hint for a tensor whose size in bytes is wrong: a dtype that would give this size. "": there is none.
+ * Returns `suggestion`. */
 static const char *bytes_suggestion(attn_tensor_id id, const proto_dtype *dtype, uint64_t bytes, uint64_t elements,
                                     char suggestion[TREE_SUGGESTION_BYTES])
 {
@@ -151,7 +146,6 @@ static const char *bytes_suggestion(attn_tensor_id id, const proto_dtype *dtype,
     return suggestion;
 }
 
-/* Returns a hint for a tensor that has the wrong number of bytes. */
 static const char *length_suggestion(attn_tensor_id id, const scan_extract *extract, const uint8_t *bytes,
                                      const proto_dtype *dtype, uint64_t elements,
                                      char suggestion[TREE_SUGGESTION_BYTES])
@@ -203,8 +197,8 @@ static attn_status data(const struct parse_reader *r, attn_tensor_id id, const c
     char quote[TREE_QUOTE_BYTES], is[SHAPE_BYTES], must[SHAPE_BYTES], suggestion[TREE_SUGGESTION_BYTES];
     const scan_extract *extract;
     int64_t bytes, elements;
-    /* In a tree (tree.h) a cJSON number is always the index of an extracted value, because a number that the client
-     * wrote is kept as text. So any other value here is an error. */
+    /* In a tree (tree.h) a cJSON number is always the index of an extracted value; the client's own numbers are kept as
+     * text. */
     if (!cJSON_IsNumber(value))
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
                          "%s: data is %s, must be base64 in a string or an array of numbers%s%s", name,
@@ -277,8 +271,8 @@ attn_status parse_size(attn_tensor_id id, const cJSON *of_shape, const proto_dty
                      bytes_suggestion(id, dtype, (uint64_t)size, (uint64_t)elements, suggestion));
 }
 
-/* Beginnings of the names of other programs' dtypes that attnd does not accept. Numbers of these dtypes have fewer than
- * 8 bits, or share scales, so no simple conversion helps. */
+/* Beginnings of dtype names of other programs for which no simple conversion helps: fewer than 8 bits, or shared
+ * scales. */
 static const char *const packed_dtypes[] = { "nvfp", "mxfp", "fp4",  "fp6_", "float4", "float6_", "f6_",
                                              "e2m1", "e2m3", "e3m2", "int4", "uint4",  "nf4" };
 static const char *const other_dtypes[] = { "float", "int",  "uint", "bool", "complex", "bfloat", "fp",  "bf8", "f8_",
@@ -291,7 +285,6 @@ static bool begins_like(const char *name, const char *const *begins, size_t coun
     return false;
 }
 
-/* Returns the first dtype that the tensor may have, by its name in requests. */
 static const char *first_dtype(attn_tensor_id id)
 {
     return attn_dtype_name((attn_dtype)__builtin_ctz(attn_tensor_dtypes(id)));
@@ -303,7 +296,7 @@ const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *v
     const char *const word = tree_string(value);
     char name[SUGGESTION_DTYPE_BYTES];
     proto_dtype dtype;
-    /* safetensors' dtype F4 has four bits, but NumPy's dtype f4 has four bytes, so the case of the letter matters */
+    /* safetensors' dtype F4 has four bits, but NumPy's dtype f4 has four bytes */
     const bool four_bits = word && !strcmp(word, "F4");
     const bool floating = attn_dtype_floating((attn_dtype)__builtin_ctz(attn_tensor_dtypes(id)));
     const bool known = word && proto_dtype_parse(suggestion_dtype(word, name), &dtype) && !four_bits;
@@ -326,7 +319,6 @@ const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *v
     return suggestion;
 }
 
-/* Makes the error for a tensor that lacks the member `part`. */
 static attn_status missing(attn_tensor_id id, const char *part, attn_error *err)
 {
     const char *const name = attn_tensors[id].name;
@@ -350,9 +342,8 @@ bool proto_may_be_number(attn_tensor_id id)
     return attn_tensors[id].axes.kind == ATTN_AXES_SPREAD;
 }
 
-/* Returns the size in bytes of the cu_seqlens_k that the parser makes. The shape of cu_seqlens_q says how many numbers
- * it has. Returns 0 if the size would exceed `most`, the size of all tensors in the body: the shape of cu_seqlens_q is
- * then wrong, and is refused later. */
+/* Returns the size in bytes of the cu_seqlens_k that the parser makes. Returns 0 if the size would exceed `most`: the
+ * shape of cu_seqlens_q is then wrong, and is refused later. */
 static size_t bytes_of_starts(const cJSON *cu_seqlens_q, size_t most)
 {
     const cJSON *const shape = cJSON_GetObjectItemCaseSensitive(cu_seqlens_q, "shape");
@@ -374,7 +365,7 @@ size_t parse_room_of(const cJSON *problem, size_t most)
     return bytes;
 }
 
-/* Takes memory, filled with zeros, from the room for the parser's own tensors (parse_room_of()). */
+/* Takes zeroed memory from the room for the parser's own tensors. */
 static void *take(const struct parse_reader *r, size_t bytes)
 {
     uint8_t *const at = r->room->at;
@@ -389,19 +380,19 @@ void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p)
 {
     if (p->cu_seqlens_q.rank != 1 || p->cu_seqlens_k.rank || p->page_table.rank || p->k.rank != 4) return;
     const int64_t rows = p->cu_seqlens_q.shape[0] - 1, Sk = p->k.shape[1];
-    /* returns without a tensor and without an error if sizes are wrong, because attn_check() reports them */
+    /* attn_check() reports wrong sizes */
     if (rows < 0 || p->k.shape[0] != rows || Sk > INT32_MAX) return;
     int32_t *const starts = take(r, (size_t)(rows + 1) * sizeof *starts);
     for (int64_t b = 0; b <= rows; b++) starts[b] = (int32_t)(b * Sk < INT32_MAX ? b * Sk : INT32_MAX);
     p->cu_seqlens_k = attn_tensor_make(starts, ATTN_I32, 1, (const int64_t[]){ rows + 1 });
 }
 
-/* Makes a tensor of shape [1] from a single number, which holds for all heads. */
+/* Makes a tensor of shape [1] from a single number for all heads. */
 static attn_status number(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                           attn_error *err)
 {
     const char *const name = attn_tensors[id].name;
-    /* strtof() takes '.' as the decimal point, because the program always runs in the C locale */
+    /* the program runs in the C locale, so strtof() takes '.' as the decimal point */
     const float x = strtof(tree_number(value), NULL);
     char quote[TREE_QUOTE_BYTES];
     tree_member member;

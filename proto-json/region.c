@@ -1,5 +1,5 @@
-/* region.c: reads the bodies of requests that register regions of shared memory (Triton's protocol). The shared memory
- * is the system's or a GPU's. Each body is an object with a few members, which a table describes. */
+/* region.c: reads the bodies of requests that register regions of shared memory, of the system or of a GPU (Triton's
+ * protocol). */
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,10 +22,10 @@ struct member {
     enum member_kind kind;
     int64_t minimum;
     bool required;
-    size_t offset; /* offset of the member's value in the struct that the body is read into */
+    size_t offset; /* offset of the value in the struct that the body is read into */
 };
 
-/* A kind of small body: an example for messages, such as {"key": ...}, and the members of the body. */
+/* A kind of body: an example for messages, such as {"key": ...}, and its members. */
 struct form {
     const char *example;
     struct member members[3];
@@ -51,8 +51,8 @@ static attn_status wrong(const char *name, const cJSON *value, const char *rule,
                      tree_describe(value, quote), rule);
 }
 
-/* Reads the handle of a GPU's memory, {"b64": "..."}. No message quotes the handle, because a program that knows the
- * handle could open the memory. */
+/* Reads the handle of a GPU's memory, {"b64": "..."}. No message quotes the handle, because whoever knows it could open
+ * the memory. */
 static attn_status read_handle(const cJSON *value, uint8_t handle[ATTN_HANDLE_BYTES], attn_error *err)
 {
     const cJSON *const b64 = cJSON_IsObject(value) ? value->child : NULL;

@@ -1,4 +1,3 @@
-/* report.c: writes a judge's result (what is wrong with a client's outputs) as JSON. See report.h. */
 #include "report.h"
 
 #include <math.h>

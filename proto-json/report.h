@@ -6,8 +6,7 @@
 #include "kernels/judge/judge.h"
 #include "text/text.h"
 
-/* The members of an answer that report a judge's result, in order. Each row has the function that writes the member's
- * value. */
+/* The members of an answer that report a judge's result, in order. */
 enum { REPORT_MEMBERS = 8 };
 typedef struct report_member {
     const char *name;
@@ -15,7 +14,7 @@ typedef struct report_member {
 } report_member;
 extern const report_member report_members[REPORT_MEMBERS];
 
-/* Writes any double as JSON. NaN and infinities become strings, because JSON has no numbers for them. */
+/* Writes a double as JSON; NaN and infinities become strings. */
 void report_put_double(struct text *t, double x);
 
 #endif

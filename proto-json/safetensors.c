@@ -1,20 +1,10 @@
-/* safetensors.c: bodies and answers that are safetensors files.
+/* safetensors.c: bodies and answers that are safetensors files. When the header is complete, its tree is turned into
+ * the tree of a JSON body, which parse.c checks: data_offsets become `data`, the index of an extracted value, and the
+ * strings of __metadata__ become options. The data go directly to the caller's memory, each tensor to a multiple of 64
+ * bytes.
  *
- *     | length of the header, 8 bytes | header: JSON                                                    | data     |
- *     | little-endian                 | {"q": {"dtype": "F16", "shape": [...], "data_offsets": [0, 64]}, | q | k | v |
- *     |                               |  "__metadata__": {"causal": "true"}}                             |          |
- *
- * The header is small. A scanner reads it as it arrives, so the header is strictly JSON and within the limits. When the
- * header is complete, its tree is turned into the tree of a JSON body. data_offsets become `data`, the index of an
- * extracted value, and the strings of __metadata__ become options. parse.c checks all names, shapes, dtypes and options
- * at the end of the body. This file checks only data_offsets, because the data come next. The data go directly to the
- * caller's memory, each tensor to a multiple of 64 bytes, wherever it is in the file.
- *
- * Invariants:
- *   1. The whole state of reading is in struct reader, so a body gives the same result however it is split.
- *   2. Tensors follow each other in the file from the first byte of data to the last byte of the body.
- *   3. Memory grows with the data that have arrived, and not with the sizes in the header.
- *   4. Only this file puts indices of extracted values into the tree, because its scanner extracts nothing. */
+ * The whole state is in struct reader, so a body gives the same result however it is split. The tensors fill the data
+ * without gaps. Memory grows with the data that have arrived, and not with the sizes in the header. */
 #include <assert.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -29,20 +19,15 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-enum {
-    LENGTH_BYTES = 8,
-    HEADER_MIN = 2 /* length in bytes of {}, which is the shortest header */,
-    HEADER_ALIGNMENT = 8
-};
+enum { LENGTH_BYTES = 8, HEADER_MIN = 2 /* {} is the shortest header */, HEADER_ALIGNMENT = 8 };
 
 #define METADATA "__metadata__"
 #define OFFSETS  "data_offsets"
 
-/* One tensor of the safetensors file, as the header describes it. */
 struct slot {
-    const char *name; /* name of the tensor, a string in the tree of the header */
+    const char *name;
     int64_t begin, end;
-    int index; /* position of the tensor in the header; it decides the order of tensors that have no bytes */
+    int index;
 };
 
 struct reader {
@@ -50,18 +35,15 @@ struct reader {
     attn_error error; /* the first error of the body, which all later calls return */
     uint64_t offset;  /* number of bytes of the body that have arrived */
 
-    /* The state of the header: its length, the scanner that reads it, and its tree. */
     uint8_t length[LENGTH_BYTES];
-    uint64_t header_bytes; /* length of the header, known after LENGTH_BYTES bytes of the body */
+    uint64_t header_bytes; /* length of the header, known after the body's first LENGTH_BYTES bytes */
     scan *header;          /* scanner of the header; NULL: the header has not begun */
-    int values;            /* number of JSON values read so far, including those in strings of __metadata__ */
+    int values;            /* number of JSON values read so far */
     struct tree_memory trees;
     cJSON *root; /* tree of the header, in `memory`; NULL until the header is complete */
 
-    /* The tensors of the file, in the order of their bytes. */
     struct slot *slots;
-    scan_extract *extracts; /* the tensors' values; the member `bytes` of each says how many of its bytes have
-                             * arrived */
+    scan_extract *extracts; /* the tensors' values; their member `bytes` counts the bytes that have arrived */
     int count, now;         /* count: number of tensors; now: index of the first tensor that is not complete */
     struct scan_room room;
 };
@@ -106,7 +88,6 @@ static attn_status offsets(struct reader *r, const cJSON *value, struct slot *sl
     return ATTN_OK;
 }
 
-/* Reads the data_offsets of a tensor. parse.c reads the tensor's other members. */
 static attn_status describe(struct reader *r, const cJSON *tensor, struct slot *slot)
 {
     static const char *const parts[] = { "dtype", "shape", OFFSETS };
@@ -156,8 +137,7 @@ static int by_place(const void *a, const void *b)
     return one->index - other->index;
 }
 
-/* Checks that the tensors follow each other without gaps (invariant 2), and assigns a place in the caller's memory to
- * each tensor. */
+/* Checks that the tensors fill the data without gaps, and assigns a place in the caller's memory to each. */
 static attn_status place(struct reader *r)
 {
     size_t used = 0;
@@ -182,7 +162,7 @@ static attn_status place(struct reader *r)
         }
         used = SCAN_ALIGNED(used);
         r->extracts[i] = (scan_extract){ .kind = SCAN_BYTES, .offset = used };
-        /* this sum cannot overflow, because the sizes of all tensors together are at most TREE_INTEGER_MAX */
+        /* no overflow: all tensors together have at most TREE_INTEGER_MAX bytes */
         used += (size_t)(slot->end - slot->begin);
     }
     if (used > (uint64_t)r->limits.tensor_bytes)
@@ -193,8 +173,7 @@ static attn_status place(struct reader *r)
 
 /* ---- Options, which are metadata of the header ------------------------------------------------------------------- */
 
-/* Returns whether JSON writes values of this type as strings. If so, a string of __metadata__ may contain the value
- * without further quotes. */
+/* Returns whether JSON writes values of this type as strings. */
 static bool is_word(proto_type type)
 {
     return type == PROTO_TYPE_CHOICE || type == PROTO_TYPE_DTYPE || type == PROTO_TYPE_ID;
@@ -211,14 +190,13 @@ static attn_status parse(struct reader *r, const char *text, cJSON **value)
     return ATTN_OK;
 }
 
-/* Returns the JSON word "true" or "false" for a bool that Python's str() has written as True or False. Any other text
- * is returned unchanged. */
+/* Returns "true" or "false" for Python's True or False, and any other text unchanged. */
 static const char *json_of_bool(const char *text)
 {
     return !strcmp(text, "True") ? "true" : !strcmp(text, "False") ? "false" : text;
 }
 
-/* Makes the error for a missing scale: the file has it neither as a number in __metadata__ nor as a tensor. */
+/* Makes the error for a missing scale. */
 static attn_status no_number(struct reader *r, const char *name, const cJSON *value)
 {
     char quote[TREE_QUOTE_BYTES];
@@ -228,8 +206,8 @@ static attn_status no_number(struct reader *r, const char *name, const cJSON *va
                      tree_describe(value, quote));
 }
 
-/* Makes the value of an option from a string of __metadata__, which should contain JSON. If it does not, the value is
- * the string itself, and parse.c refuses it with a reason. */
+/* Makes the value of an option from a string of __metadata__. A string that is not JSON is itself the value, which
+ * parse.c refuses with a reason. */
 static attn_status option(struct reader *r, const char *name, const char *text)
 {
     const proto_option *o = proto_options;
@@ -250,21 +228,20 @@ static attn_status option(struct reader *r, const char *name, const char *text)
     return value && cJSON_AddItemToObject(r->root, name, value) ? ATTN_OK : no_memory(r);
 }
 
-/* Members of __metadata__ that other programs write to describe their files. The parser ignores them. No name here is a
- * member that attnd takes, or a likely misspelling of one. A name that ends with '*' stands for all names with this
- * beginning. */
+/* Members of __metadata__ that other programs write, and that are ignored. None is similar to a member that attnd
+ * takes. A '*' at the end stands for any text. */
 /* clang-format off */
 static const char *const foreign[] = {
-    /* names that PyTorch, transformers and mlx write, such as {"format": "pt"} */
+    /* written by PyTorch, transformers and mlx, such as {"format": "pt"} */
     "format", "framework", "library_name", "library_version",
-    /* names in the index of a model that is split into several files */
+    /* written in the index of a model that is split into several files */
     "total_size", "total_parameters", "total_shards",
     "torch_version", "transformers_version", "diffusers_version", "safetensors_version", "mlx_version", "mflux_version",
     "_class_name", "_diffusers_version", "lora_adapter_metadata", "quantization_level", "_quantization_metadata",
-    "DCP_VERSION", "DCP_SHARDING_INFO",                       /* names that torch.distributed.checkpoint writes */
-    /* names that tools for training and quantization write */
+    "DCP_VERSION", "DCP_SHARDING_INFO",                       /* torch.distributed.checkpoint */
+    /* written by tools for training and quantization */
     "modelspec.*", "ss_*", "sshs_*", "sd_merge_*", "ot_*", "gptq_*", "auto_gptq_version",
-    "prompt", "workflow", "software", "training_info",        /* names that image generators write */
+    "prompt", "workflow", "software", "training_info",        /* image generators */
     "title", "description", "author", "license", "created_at", "tags", "base_model",
 };
 /* clang-format on */
@@ -286,7 +263,6 @@ static bool is_option(const char *name)
     return o->name != NULL;
 }
 
-/* Turns the strings of __metadata__ into members of the problem (its options). */
 static attn_status options(struct reader *r, const cJSON *metadata)
 {
     char quote[TREE_QUOTE_BYTES];
@@ -305,8 +281,7 @@ static attn_status options(struct reader *r, const cJSON *metadata)
                              "%.*s: is %s in " METADATA ", must be a string that holds JSON: \"true\", \"0.125\"",
                              length, one->string, tree_describe(one, quote));
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-            /* An option and a tensor may have the same name, such as `map`. A string of __metadata__ is then the
-             * option. */
+            /* a name such as `map` may be that of an option and of a tensor; here it is the option */
             if (!strcmp(attn_tensors[id].name, one->string) && !proto_may_be_number((attn_tensor_id)id) &&
                 !is_option(one->string))
                 return attn_fail(&r->error, ATTN_INVALID, member, "%s: is a tensor and cannot stand in " METADATA,
@@ -319,7 +294,6 @@ static attn_status options(struct reader *r, const cJSON *metadata)
 
 /* ---- The whole header -------------------------------------------------------------------------------------------- */
 
-/* Replaces data_offsets of each tensor in the tree by `data`, the index of an extracted value. */
 static attn_status extract(struct reader *r)
 {
     for (int i = 0; i < r->count; i++) {
@@ -330,7 +304,6 @@ static attn_status extract(struct reader *r)
     return ATTN_OK;
 }
 
-/* Turns the tree of the header into the tree of a JSON body. */
 static attn_status translate(struct reader *r)
 {
     char quote[TREE_QUOTE_BYTES];
@@ -409,20 +382,18 @@ static uint64_t size_of(const struct slot *slot)
     return (uint64_t)(slot->end - slot->begin);
 }
 
-/* Moves `now` to the first tensor whose bytes have not all arrived. */
 static void pass(struct reader *r)
 {
     while (r->now < r->count && r->extracts[r->now].bytes == size_of(&r->slots[r->now])) r->now++;
 }
 
-/* Returns the length in bytes that the body must have. Call this when the header is complete. */
+/* Returns the length in bytes that the body must have. */
 static uint64_t body_end(const struct reader *r)
 {
     return LENGTH_BYTES + r->header_bytes + (r->count ? (uint64_t)r->slots[r->count - 1].end : 0);
 }
 
-/* Takes the bytes that belong to the current section of the body (the length, the header, or one tensor) from a piece
- * of the body. */
+/* Takes the bytes of the current section (the length, the header, or one tensor) from a piece of the body. */
 static attn_status take(struct reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status = ATTN_OK;
@@ -485,7 +456,6 @@ static attn_status feed(void *reader, const void *bytes, size_t count, attn_erro
     return r->error.status;
 }
 
-/* Returns the error for a body that ended too early. */
 static attn_status cut_off(struct reader *r)
 {
     if (r->offset == 0)
@@ -545,8 +515,8 @@ static const char *const dtypes[ATTN_DTYPE_COUNT] = {
 #undef X
 };
 
-/* Writes the tensor numbers of the outputs to `order`, in the order of the answer's file. Outputs with larger elements
- * come first, so that each tensor is aligned to its elements. Returns the number of outputs. */
+/* Lists the answer's tensors in the order of the file, and returns their number. Larger elements come first, so that
+ * each tensor is aligned to its elements. */
 static int in_order(proto_item *item, int order[PROTO_TENSORS])
 {
     const int end = proto_item_results_end(item);
@@ -580,8 +550,8 @@ static void put_tensor(struct text *t, int number, const attn_tensor *tensor, in
     text_put_string(t, "]}");
 }
 
-/* Writes the members of an answer that are not tensors (such as times) into __metadata__, as strings that contain JSON.
- * A request has its options in the same form. */
+/* Writes the members of an answer that are not tensors (such as times) into __metadata__, as strings that contain
+ * JSON. */
 static void put_metadata(struct text *t, const proto_item *item, const proto_result *result)
 {
     struct encode_fact facts[ENCODE_FACTS];
@@ -605,8 +575,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     int order[PROTO_TENSORS];
     const int count = in_order(item, order);
     int64_t at = 0;
-    /* unused, because only the answer to an envelope (several problems) needs request_id, and safetensors has no
-     * envelopes */
+    /* only an answer to several problems needs request_id */
     (void)request_id;
     assert(!call->envelope);
     text_put(t, unknown, sizeof unknown);

@@ -1,25 +1,11 @@
-/* scan.c: one pass over the body as it arrives.
+/* scan.c: one pass over the body as it arrives. A state machine reads the JSON byte by byte. It passes long strings in
+ * large parts to base64_decode_until(), and arrays of numbers to the reader in numbers.c. For each value it chooses a
+ * sink, which says where the bytes go: REST (copied), EXTRACTED (decoded into the caller's memory) or NOWHERE (only
+ * checked, after an error in an extracted value).
  *
- * The problem: a body of hundreds of megabytes consists of three long strings and a little JSON around them. A parser
- * of whole documents would hold the body twice and read it three times. So a state machine reads the body byte by byte
- * and keeps only what the grammar needs: the state, and a stack with a frame for each open object or array. It passes
- * the long strings in large parts to base64_decode_until(), which stops by itself at the quote.
- *
- *       {"q":{"shape":[2,3],"data":"AAEC ... "}}
- *     ->{"q":{"shape":["n2","n3"],"data":0}}           the rest, copied while it is read
- *     -> memory: [q ....][k ....][v ....]              each extracted value begins at a multiple of 64 bytes
- *
- * At the start of each value the state machine chooses the value's sink, which says where the bytes go:
- *     REST      copied, and its first bytes kept in `word` if they may matter (names, dtypes)
- *     EXTRACTED decoded: a base64 string, or the numbers and words of an array
- *     NOWHERE   checked and dropped: the remainder of an extracted value after an error in it
- *
- * Invariants:
- *   1. The whole state of reading is in struct scan, so a body gives the same result however it is split.
- *   2. At most one value is being extracted. It is the last one in the caller's memory, so it can grow there.
- *   3. Everything that is stored has a limit: the stack (limit `depth`), the rest (`rest_bytes`), cJSON's nodes
- *      (`values`) and the extracted values (`tensor_bytes`).
- *   4. The rest is always JSON by RFC 8259, and its only numbers are indices of extracted values. */
+ * The whole state is in struct scan, so a body gives the same result however it is split. The value being extracted is
+ * the last one in the caller's memory, so it can grow there. All stored data have limits: the stack (`depth`), the rest
+ * (`rest_bytes`), cJSON's nodes (`values`) and the extracted values (`tensor_bytes`). */
 #include "scan.h"
 
 #include <assert.h>
@@ -32,7 +18,7 @@
 #include "text/text.h"
 
 enum state {
-    VALUE,         /* a value must come next */
+    VALUE,
     FIRST_ELEMENT, /* after '[': a value or ']' must follow */
     FIRST_NAME,    /* after '{': a member's name or '}' must follow */
     NAME,          /* after ',' in an object: a member's name must follow */
@@ -43,8 +29,7 @@ enum state {
     HEX,       /* the next bytes are the four hexadecimal digits of an escape \uXXXX */
     LOW_SLASH, /* after a high surrogate: the '\' of a low surrogate must follow */
     LOW_U,     /* after the '\' of a low surrogate: 'u' must follow */
-    MINUS,     /* in the states from MINUS to EXPONENT_DIGITS the scanner is inside a number; each state is named
-                * after the last character read */
+    MINUS,     /* inside a number, up to EXPONENT_DIGITS; each state is named after what was read last */
     ZERO,
     DIGITS,
     POINT,
@@ -52,70 +37,64 @@ enum state {
     EXPONENT,
     EXPONENT_SIGN,
     EXPONENT_DIGITS,
-    LITERAL, /* the next bytes are the rest of the word true, false or null */
-    ARRAY,   /* the next bytes belong to an array that is being extracted; the reader in numbers.c has the state */
+    LITERAL, /* inside true, false or null */
+    ARRAY,   /* inside an array that is being extracted */
     DONE,    /* after the body's value: only white space may follow */
 };
 
 enum sink { REST, EXTRACTED, NOWHERE };
 
-/* What the name of a member says about the member's value: it has the numbers of a tensor, it is a dtype, or
- * neither. */
+/* What a member's name says about its value: numbers of a tensor, a dtype, or neither. */
 enum name { NAME_OTHER, NAME_DATA, NAME_DTYPE };
 
 enum { NO_EXTRACT = -1, NO_DTYPE = -1, WORD_BYTES = 32 };
 
 struct frame {
     bool object;
-    int members; /* for an object: the number of its members */
-    int extract; /* for an object: index of the extracted value that is its member `data` */
+    int members;
+    int extract; /* for an object: index of the extracted value of its member `data` */
     int dtype;   /* for an object: the value of its member `dtype` */
 };
 
 struct scan {
     proto_limits limits;
-    bool plain;       /* true: the JSON has no tensor values, so the scanner extracts nothing */
-    bool kserve;      /* true: the body is JSON as KServe's clients write it */
+    bool plain;       /* true: the scanner extracts nothing, because the JSON has no tensor values */
+    bool kserve;      /* true: JSON as KServe's clients write it */
     attn_error error; /* the first error of the body, which all later calls return */
     uint64_t offset;  /* number of bytes of the body before the current piece */
 
-    /* The state of JSON's grammar: what may follow the last byte, and which objects and arrays are open. */
     enum state state;
-    int depth; /* number of open objects and arrays; each has a frame */
+    int depth; /* number of open objects and arrays */
     struct frame frames[PROTO_MAX_DEPTH];
     int values;
-    const char *literal; /* those letters of true, false or null that have not arrived yet */
-    bool is_name;        /* true: the string that is being read is a member's name */
-    enum name name;      /* what the name of the member says about the value that follows: enum name */
-    int hex_left;        /* number of digits of an escape \u that have not arrived yet */
-    /* `code`: value of those digits of an escape \uXXXX that were read; `high`: the high surrogate before the escape,
-     * or 0 */
+    const char *literal; /* letters of true, false or null that must still arrive */
+    bool is_name;
+    enum name name;
+    int hex_left; /* number of digits of an escape \uXXXX that must still arrive */
+    /* `code`: value of the digits of \uXXXX read so far; `high`: the high surrogate before, or 0 */
     uint32_t code, high;
-    /* number of UTF-8 continuation bytes that have not arrived yet; the next one must be from utf8_low to utf8_high */
+    /* number of UTF-8 continuation bytes that must still arrive; the next one must be from utf8_low to utf8_high */
     int utf8_left;
     unsigned char utf8_low, utf8_high;
 
-    /* where the bytes of the current value go (the comment at the top of this file explains REST, EXTRACTED and
-     * NOWHERE) */
+    /* where the bytes of the current value go */
     enum sink sink;
-    /* not 0: everything inside the object or array at this nesting depth goes NOWHERE (is checked and dropped) */
+    /* not 0: everything inside the object or array at this depth is only checked */
     int mute_depth;
-    char word[WORD_BYTES]; /* the first characters of the string that is being read, with escapes decoded and a NUL
-                            * at the end */
-    /* length of `word`; WORD_BYTES: the string is longer than every word that the scanner knows, or not ASCII */
+    char word[WORD_BYTES]; /* the first characters of the current string, with escapes decoded and a NUL */
+    /* length of `word`; WORD_BYTES: the string is longer than all words that matter, or not ASCII */
     int word_length;
 
     struct text rest;
 
-    /* The caller's memory for extracted tensor values, and the list of these values. */
     struct scan_room room;
-    size_t used; /* number of bytes of `room` that extracted values use */
+    size_t used; /* number of bytes of `room` in use */
     scan_extract *extracts;
     int extract_count, extract_capacity;
     base64_decoder base64;
     numbers_reader numbers;
-    int numbers_extract;    /* index of the extracted value that `reader` is reading; NO_EXTRACT: `reader` reads none */
-    uint64_t numbers_begin; /* offset in the body of the '[' of the array that `reader` reads */
+    int numbers_extract;    /* index of the extracted value that is an unfinished array; NO_EXTRACT: none */
+    uint64_t numbers_begin; /* offset in the body of the '[' of the unfinished array */
 };
 
 /* ---- Error messages ---------------------------------------------------------------------------------------------- */
@@ -128,7 +107,7 @@ static attn_status fail(scan *s, attn_status status, uint64_t at, const char *te
 #define BYTES_BEHIND \
     " (bytes of tensors? The header Inference-Header-Content-Length says how many bytes of the body are JSON)"
 
-/* Makes the error for text that is not JSON: at byte `at`, the body has `c` instead of what `expected` names. */
+/* Makes the error for text that is not JSON: `c` at byte `at`, instead of what `expected` names. */
 static attn_status unexpected(scan *s, uint64_t at, const char *expected, unsigned char c)
 {
     const suggestion_place place = s->state == VALUE || s->state == FIRST_ELEMENT ? SUGGESTION_VALUE
@@ -171,8 +150,7 @@ static scan_extract *extract_of(scan *s)
     return &s->extracts[s->extract_count - 1];
 }
 
-/* Records an error in the value that is being extracted; parse.c later refuses the problem that has the value. The
- * scanner only checks that the remainder of the value is JSON. */
+/* Records an error in the value that is being extracted; parse.c later refuses the problem that has the value. */
 static void extract_fault(scan *s, scan_fault fault, uint64_t position, uint64_t at, const char *reason)
 {
     scan_extract *extract = extract_of(s);
@@ -239,14 +217,13 @@ attn_status scan_take(struct scan_room *room, scan_extract *extract, uint64_t si
     return ATTN_OK;
 }
 
-/* Makes room for `bytes` more bytes behind the value that is being extracted. */
 static attn_status reserve(scan *s, size_t bytes)
 {
     const scan_extract *extract = extract_of(s);
     return scan_make_room(&s->room, extract->offset + extract->bytes, bytes, &s->error);
 }
 
-/* Adds `bytes` to the length of the value that is being extracted. The decoder has already stored these bytes. */
+/* Adds `bytes` bytes, which the decoder has stored, to the length of the value that is being extracted. */
 static attn_status extracted(scan *s, size_t bytes)
 {
     scan_extract *extract = extract_of(s);
@@ -257,8 +234,7 @@ static attn_status extracted(scan *s, size_t bytes)
     return ATTN_OK;
 }
 
-/* Begins an extracted value. In the rest (the body's JSON without tensor values), the value's index stands in its
- * place. */
+/* Begins an extracted value. In the rest (the JSON without tensor values), its index replaces it. */
 static attn_status extract_begin(scan *s, scan_kind kind)
 {
     char digits[TEXT_DIGITS], *const end = digits + TEXT_DIGITS, *index;
@@ -287,7 +263,7 @@ static void extract_end(scan *s)
 
 /* ---- JSON strings, and base64 in them ---------------------------------------------------------------------------- */
 
-/* Keeps the decoded text of a string in s->word, if the text is short and ASCII. */
+/* Keeps the decoded text of a string in s->word if it is short and ASCII. */
 static void word_add(scan *s, const unsigned char *text, size_t count)
 {
     if (count >= (size_t)(WORD_BYTES - s->word_length)) {
@@ -314,8 +290,8 @@ static const char *base64_fault(scan *s, char found)
     return suggestion ? suggestion : base64_reason(&s->base64, found);
 }
 
-/* Returns why base64 text is wrong if it ends inside a group of four characters. If the text is hexadecimal, the result
- * is a hint that says so. */
+/* Returns the reason why base64 text that ends inside a group of four characters is wrong. Hexadecimal text gets a
+ * hint. */
 static const char *base64_end_fault(scan *s)
 {
     const scan_extract *extract = extract_of(s);
@@ -325,16 +301,15 @@ static const char *base64_end_fault(scan *s)
     return "'=' at the end fills it to a multiple of four";
 }
 
-/* Reads base64 text up to the end of the piece, a quote, an escape or an error; string() reads on from there. One
- * escape, "\\/", is handled here because it is common: some libraries write every '/' in this way, and base64 has one
- * in 64 characters on average. */
+/* Reads base64 text up to the end of the piece, a quote, an escape or an error. The escape "\\/" is handled here,
+ * because some libraries write every '/' in this way. */
 static attn_status base64_text(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
 {
     const unsigned char *const begin = *text;
     const unsigned char *p = begin;
     uint8_t *out;
     size_t written, total = 0;
-    /* 3 bytes more, because a group of four characters may have begun in an earlier piece of the body */
+    /* + 3: a group of four characters may have begun in an earlier piece */
     attn_status status = reserve(s, BASE64_DECODED_MAX((size_t)(end - p)) + 3);
     if (status != ATTN_OK) return status;
     out = s->room.base + extract_of(s)->offset + extract_of(s)->bytes;
@@ -354,8 +329,6 @@ static attn_status base64_text(scan *s, const unsigned char **text, const unsign
     return ATTN_OK;
 }
 
-/* Handles the code point of an escape \uXXXX: adds the character to the base64 text or to the word that is being
- * read. */
 static attn_status code_point(scan *s, uint32_t code, uint64_t at)
 {
     const unsigned char c = (unsigned char)code;
@@ -371,7 +344,6 @@ static attn_status code_point(scan *s, uint32_t code, uint64_t at)
     return ATTN_OK;
 }
 
-/* Handles the closing quote of a string. */
 static attn_status string_end(scan *s, uint64_t at)
 {
     attn_status status = emit_char(s, '"');
@@ -409,8 +381,7 @@ static attn_status string_begin(scan *s, bool is_name)
     return is_name ? emit_char(s, '"') : emit(s, (const char[]){ '"', SCAN_STRING }, 2);
 }
 
-/* Reads a piece of a JSON string: from *text to the end of the string, to the next escape, or to `end`, where the
- * received bytes end. *text becomes the address at which the function has stopped. */
+/* Reads from *text to the end of the string, an escape, or `end`. *text becomes the place where it stopped. */
 static attn_status string(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
 {
     const unsigned char *const begin = *text, *p = begin;
@@ -421,7 +392,7 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         size_t run = text_plain_run((const char *)p, (const char *)end);
         word_add(s, p, run);
         p += run;
-        /* this loop handles escaped quotes fast, because a string that contains JSON has many of them */
+        /* escaped quotes are handled here, because a string that contains JSON has many of them */
         while (end - p >= 2 && p[0] == '\\' && p[1] == '"') {
             run = text_plain_run((const char *)p + 2, (const char *)end);
             word_add(s, p + 1, 1 + run);
@@ -454,8 +425,7 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         if (!s->utf8_left) return fail(s, ATTN_INVALID, at, "invalid UTF-8");
         s->word_length = WORD_BYTES;
         status = emit_char(s, (char)c);
-        /* the base64 decoder found an error; the next call of string() reads the remainder of the string as plain
-         * text */
+        /* an error of base64: the next call reads the remainder as plain text */
     } else {
         return ATTN_OK;
     }
@@ -463,7 +433,6 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
     return status;
 }
 
-/* Reads the character after '\', and the digits of \u. */
 static attn_status escape(scan *s, unsigned char c, uint64_t at)
 {
     static const char shorts[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
@@ -491,7 +460,6 @@ static attn_status escape(scan *s, unsigned char c, uint64_t at)
         return ATTN_OK;
     default: break;
     }
-    /* the state is HEX here, so `c` must be a digit of \u */
     digit = text_hex_digit(c);
     if (digit < 0) return unexpected(s, at, expected_in(s), c);
     s->code = s->code * 16 + (uint32_t)digit;
@@ -523,13 +491,13 @@ static attn_status push(scan *s, bool object, uint64_t at)
         return attn_fail(&s->error, ATTN_INVALID, "", "byte %llu: nested deeper than %d", (unsigned long long)at,
                          depth);
     s->frames[s->depth++] = (struct frame){ .object = object, .extract = NO_EXTRACT, .dtype = NO_DTYPE };
-    s->name = NAME_OTHER; /* forgets the name, because the elements of an array have no names */
+    s->name = NAME_OTHER; /* elements of an array have no names */
     s->state = object ? FIRST_NAME : FIRST_ELEMENT;
     return ATTN_OK;
 }
 
-/* Ends an object or array. If a tensor's array of numbers came before its dtype, the numbers are converted now, because
- * they are still the last value in memory. */
+/* Ends an object or array. If an array of numbers came before its dtype, the numbers are converted now, while they are
+ * still the last value in memory. */
 static attn_status pop(scan *s, char c)
 {
     const struct frame frame = s->frames[--s->depth];
@@ -539,7 +507,7 @@ static attn_status pop(scan *s, char c)
         s->mute_depth = 0;
         s->sink = REST;
     }
-    s->name = NAME_OTHER; /* forgets the name, because the next element of an array has no name */
+    s->name = NAME_OTHER;
     s->state = s->depth ? AFTER : DONE;
     if (frame.object && frame.extract != NO_EXTRACT && frame.extract == s->numbers_extract &&
         frame.extract == s->extract_count - 1 && frame.dtype != NO_DTYPE) {
@@ -563,8 +531,7 @@ static attn_status pop(scan *s, char c)
 
 /* ---- Arrays of numbers ------------------------------------------------------------------------------------------- */
 
-/* The largest number of characters per call of numbers_read(). It limits how much memory is reserved for the
- * elements. */
+/* Most characters per call of numbers_read(), which limits the memory reserved for the elements. */
 enum { ARRAY_BLOCK = 1 << 15 };
 
 static attn_status array_begin(scan *s, uint64_t at)
@@ -585,9 +552,8 @@ static attn_status array_begin(scan *s, uint64_t at)
 
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at);
 
-/* Handles tensor data in an array that contains something other than numbers, but may still be JSON. The state machine
- * then reads the remainder of the array without storing it, beginning at the bad token (number or word). A part of this
- * token was taken before. `at`: the first byte that was not taken. */
+/* Handles an array of tensor data with something that is not a number of the dtype, but may be JSON: reads on without
+ * storing, from the beginning of that token (number or word). `at`: the first byte that was not taken. */
 static attn_status array_fault(scan *s, uint64_t at)
 {
     char token[NUMBERS_CHARS];
@@ -596,7 +562,7 @@ static attn_status array_fault(scan *s, uint64_t at)
     const int levels = s->numbers.depth;
     extract_fault(s, SCAN_ARRAY_TEXT, s->numbers.elements, s->numbers_begin + s->numbers.offset, s->numbers.error);
     s->mute_depth = s->depth + 1;
-    at -= length; /* `at` becomes the offset of the token's beginning, which may be in an earlier piece of the body */
+    at -= length; /* the token may begin in an earlier piece of the body */
     for (int level = 0; level < levels; level++) {
         attn_status status = push(s, false, at);
         if (status != ATTN_OK) return status;
@@ -605,7 +571,6 @@ static attn_status array_fault(scan *s, uint64_t at)
     return consume(s, (const unsigned char *)token, (const unsigned char *)token + length, at);
 }
 
-/* Reads the next piece of the array, and moves *text behind the bytes read. */
 static attn_status array(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
 {
     const size_t count = end - *text < ARRAY_BLOCK ? (size_t)(end - *text) : ARRAY_BLOCK;
@@ -621,7 +586,7 @@ static attn_status array(scan *s, const unsigned char **text, const unsigned cha
     if ((status = extracted(s, written * bytes)) != ATTN_OK) return status;
     *text = begin + taken;
     switch (result) {
-    case NUMBERS_FULL: /* NUMBERS_FULL is impossible, because there is room for all elements that the text can hold */
+    case NUMBERS_FULL: /* impossible, because there is room for all elements that the text can hold */
     case NUMBERS_MORE: return ATTN_OK;
     case NUMBERS_DONE:
         extract->elements = (int64_t)s->numbers.elements;
@@ -667,8 +632,7 @@ static attn_status value_begin(scan *s, unsigned char c, uint64_t at)
     return emit_char(s, (char)c);
 }
 
-/* Reads one character inside a number. *more becomes true if the character belongs to the number. Otherwise the number
- * has ended, and the caller must still read the character. */
+/* Reads one character inside a number. *more becomes false if the number has ended before this character. */
 static attn_status number(scan *s, unsigned char c, uint64_t at, bool *more)
 {
     const bool digit = c >= '0' && c <= '9', exponent = c == 'e' || c == 'E';
@@ -697,7 +661,7 @@ static bool is_number(enum state state)
     return state >= MINUS && state <= EXPONENT_DIGITS;
 }
 
-/* Reads the bytes from `text` to `end` of the body. The byte at `text` is byte `at` of the body. */
+/* The byte at `text` is byte `at` of the body. */
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at)
 {
     const unsigned char *p = text;
@@ -779,7 +743,7 @@ static attn_status consume(scan *s, const unsigned char *text, const unsigned ch
         default: return unexpected(s, here, expected_in(s), c);
         }
         status = value_begin(s, c, here);
-        /* skips c, except the '[' of an array of numbers, which the reader in numbers.c expects */
+        /* the reader in numbers.c expects the '[' of an array of numbers */
         if (s->state != ARRAY) p++;
     }
     return status;
@@ -833,10 +797,9 @@ attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err)
         const unsigned char *text = bytes;
         const attn_status status = consume(s, text, text + count, s->offset);
         s->offset += count;
-        assert(status == s->error.status); /* the failed function has stored its error in the scanner */
+        assert(status == s->error.status);
         assert(s->depth <= PROTO_MAX_DEPTH && s->used <= s->room.have);
-        assert(status != ATTN_OK || /* invariant 3 at the top of this file: everything that is stored has a limit */
-               (s->values <= s->limits.values && s->rest.used <= s->limits.rest_bytes));
+        assert(status != ATTN_OK || (s->values <= s->limits.values && s->rest.used <= s->limits.rest_bytes));
         (void)status;
     }
     if (s->error.status != ATTN_OK && err) *err = s->error;
@@ -847,7 +810,7 @@ attn_status scan_finish(scan *s, attn_error *err)
 {
     const bool digit_read = s->state == ZERO || s->state == DIGITS || s->state == FRACTION ||
                             s->state == EXPONENT_DIGITS;
-    /* a number that is not inside an object or array ends where the body ends */
+    /* a number outside objects and arrays ends with the body */
     if (s->error.status == ATTN_OK && s->depth == 0 && digit_read) {
         bool more;
         number(s, ' ', s->offset, &more);

@@ -1,7 +1,7 @@
 /* scan.h: the incremental scanner. It takes a JSON body in pieces of any size, and produces the extracted tensor values
  * and a rest, which is the JSON without them.
  *
- * The value of every member named `data`, a string or an array, is extracted: it is decoded at once into memory that
+ * The value of every member named `data`, a string or an array, is extracted: it is decoded into memory that
  * the caller provides, and in the rest the value's index stands in its place. Everything else is copied to the rest,
  * where
  *     a number is the index of an extracted value in scan_extracts()
@@ -24,26 +24,23 @@
 #define SCAN_STRING 's'
 #define SCAN_NUMBER 'n'
 
-/* The form that a value had in the body: base64 text, an array of numbers, or plain bytes. */
 typedef enum scan_kind { SCAN_BASE64, SCAN_ARRAY, SCAN_BYTES } scan_kind;
 
 enum { SCAN_ALIGNMENT = 64 }; /* alignment of every extracted value in the caller's memory */
 #define SCAN_ALIGNED(offset) (((offset) + SCAN_ALIGNMENT - 1) / SCAN_ALIGNMENT * SCAN_ALIGNMENT)
 
-/* The kinds of errors in an extracted value. The value's scan_extract has the details. */
 typedef enum scan_fault {
     SCAN_FINE,
-    SCAN_BASE64_CHARACTER, /* the character at `position` of the base64 text cannot stand there */
+    SCAN_BASE64_CHARACTER, /* the character at `position` of the base64 text is wrong */
     SCAN_BASE64_ENDS,      /* the base64 text ends after `position` characters, inside a group of four */
     SCAN_ARRAY_TEXT,       /* the array is wrong at byte `at`: not a number of the dtype, or uneven nesting */
-    SCAN_ARRAY_ELEMENT,    /* element `position` does not fit the dtype; the body gave the dtype behind the array */
+    SCAN_ARRAY_ELEMENT,    /* element `position` does not fit the dtype, which came behind the array */
 } scan_fault;
 
-/* A tensor value that was extracted from the body. */
 typedef struct scan_extract {
     scan_kind kind;
-    /* For an array: true if its elements are stored in `dtype`, false if they are stored as double, because the body
-     * gave the dtype behind the array. */
+    /* For an array: true if its elements are stored in `dtype`, false if as doubles, because the dtype came behind the
+     * array. */
     bool typed;
     attn_dtype dtype;
     size_t offset; /* offset of the value in the caller's memory, a multiple of 64 */
@@ -51,47 +48,46 @@ typedef struct scan_extract {
      * memory. */
     void *device;
     size_t bytes;
-    int64_t elements; /* number of elements, if the value is an array */
-    int rank;         /* depth of an array's nesting, 1 for a flat array */
+    int64_t elements;
+    int rank; /* depth of nesting of an array */
     int64_t shape[ATTN_MAX_RANK];
     scan_fault fault;
     uint64_t position;
-    uint64_t at;        /* offset of the wrong byte in the body */
-    const char *reason; /* the reason of the error as static text */
+    uint64_t at;
+    const char *reason; /* static text */
 } scan_extract;
 
 typedef struct scan scan;
 
 /* Makes a scanner, which copies `limits` and `memory`. Returns NULL if there is no memory for it. */
 scan *scan_new(const proto_limits *limits, const proto_memory *memory);
-/* Makes a scanner for JSON without tensor values. It extracts nothing. The JSON begins at byte `at` of the body. */
+/* Makes a scanner for JSON without tensor values, which begins at byte `at` of the body. */
 scan *scan_new_plain(const proto_limits *limits, uint64_t at);
-/* Makes a scanner for JSON as KServe's clients write it: the dtype of a tensor is called `datatype`, and NaN,
- * infinities, true and false (for bool) have no quotes in `data`. */
+/* Makes a scanner for JSON of KServe's clients: a tensor's dtype is called `datatype`, and NaN, infinities, true and
+ * false have no quotes in `data`. */
 scan *scan_new_kserve(const proto_limits *limits, const proto_memory *memory);
-void scan_free(scan *s); /* does nothing if `s` is NULL */
+void scan_free(scan *s);
 
 /* Takes the next piece of the body. After an error every later call returns that error. */
 attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err);
-/* Call this when the body is complete. Returns INVALID if the body's JSON value is not complete. */
+/* Ends the body. Returns INVALID if its JSON value is not complete. */
 attn_status scan_finish(scan *s, attn_error *err);
 
-/* Returns the rest: the body's JSON with an index in place of each extracted value. A NUL follows the rest, which
- * *length does not count. The rest and scan_extracts() are valid from scan_finish() to scan_free(). */
+/* Returns the rest: the body's JSON with an index in place of each extracted value. *length does not count the NUL at
+ * its end. The rest and scan_extracts() are valid from scan_finish() to scan_free(). */
 const char *scan_rest(const scan *s, size_t *length);
-int scan_values(const scan *s); /* Returns the number of JSON values in the rest (the body without tensor values). */
-/* Returns how many bytes the rest (the JSON without tensor values) and the list of extracted values occupy now. The
- * call is allowed at any time. */
+int scan_values(const scan *s); /* number of JSON values in the rest (the body without tensor values) */
+/* Returns how many bytes the rest (the JSON without tensor values) and the list of extracted values occupy now. */
 size_t scan_held_bytes(const scan *s);
 const scan_extract *scan_extracts(const scan *s, int *count);
-/* Returns the address of the caller's memory for extracted values. *bytes becomes the number of its bytes in use. */
+/* Returns the address of the caller's memory for extracted values, of which *bytes bytes are in use. */
 void *scan_memory(const scan *s, size_t *bytes);
 
 /* The caller's memory for extracted tensor values: its size, and how to make it larger. */
 struct scan_room {
     proto_memory memory;
     uint8_t *base;
-    size_t have; /* number of bytes of memory that grow() (of proto_memory) has provided so far */
+    size_t have; /* number of bytes that grow() has provided so far */
 };
 
 /* Returns the struct that describes the memory of extracted values. After scan_finish() the caller may put more bytes
@@ -101,8 +97,8 @@ struct scan_room *scan_room(scan *s);
 /* Makes room for `bytes` more bytes of extracted values, behind the first `used` bytes of the memory. The memory may
  * move. */
 attn_status scan_make_room(struct scan_room *room, size_t used, size_t bytes, attn_error *err);
-/* For an extracted value that the body contains as `size` plain bytes: copies its next bytes to its memory. Takes as
- * many of the `count` bytes as the value still needs. */
+/* Copies the next bytes of a value that the body contains as `size` plain bytes. Takes as many of the `count` bytes as
+ * the value still needs. */
 attn_status scan_take(struct scan_room *room, scan_extract *extract, uint64_t size, const void *bytes, size_t count,
                       size_t *taken, attn_error *err);
 

@@ -1,4 +1,4 @@
-/* suggestions.c: the tables of hints about words of other programs. See suggestions.h. */
+/* suggestions.c: the tables of hints about words of other programs. */
 #include "suggestions.h"
 
 #include <ctype.h>
@@ -12,8 +12,8 @@
 
 /* ---- Tables of words that other programs use --------------------------------------------------------------------- */
 
-/* Lists of operations. Many rows of hints use such a list to say where a hint applies. A hint may name a member only if
- * all operations of its row take the member. */
+/* Lists of operations where a hint applies. If a hint names a member, all operations of its row must take the
+ * member. */
 #define BOTH   "forward backward"
 #define SCORES BOTH " decode"
 #define OPS    SCORES " append observe"
@@ -33,8 +33,7 @@
 #define A_WINDOW   "write \"window\": [left, right]"
 #define NO_WEIGHTS "the weights are never formed; POST /v1/attention/observe answers parts and sums of them"
 
-/* Words that clients write for a mask or bias. A forward and a backward give the same hint for these words, and a
- * decode gives another. */
+/* Words for a mask or bias. A decode gives another hint for them than a forward or backward. */
 #define BIASES                                                                                               \
     "attn_bias attention_bias position_bias core_attention_bias score_mod relative_bias rel_bias rel_pos "   \
     "rel_pos_bias "                                                                                          \
@@ -99,7 +98,7 @@
     "axis_order dim_order"
 
 const struct suggestion suggestions[] = {
-    /* words that PyTorch's scaled_dot_product_attention and similar functions use */
+    /* words of PyTorch's scaled_dot_product_attention and similar functions */
     { SCORES, "query queries query_states query_layer query_tensor xq", "write 'q'" },
     { SCORES " append", "key keys key_states key_layer key_tensor xk k_new new_k", "write 'k'" },
     { SCORES " append", "value values value_states value_layer value_tensor xv v_new new_v", "write 'v'" },
@@ -154,7 +153,7 @@ const struct suggestion suggestions[] = {
       "probs",
       NO_WEIGHTS },
     { SCORES, "top_k topk", "attention here is exact; 'keep_mask' hides keys" },
-    /* words that flash_attn and similar functions use */
+    /* words of flash_attn and similar functions */
     { SCORES,
       "window_size local_window_size window_left window_right pre_tockens next_tockens window_sizes window_size_left "
       "window_size_right left_window right_window left_window_size right_window_size",
@@ -284,7 +283,7 @@ const struct suggestion suggestions[] = {
     { "forward", "save_for_backward save_context retain_graph", "write 'save'" },
     { "backward", "ctx context_id handle saved", "write 'context', which a forward with save returns" },
     { "forward", "check validate verify_rows", "write 'verify'" },
-    /* words for sizes that clients need not send, because the server reads them from the shapes of the tensors */
+    /* sizes, which the server reads from the shapes of the tensors */
     { SCORES,
       "batch batch_size heads num_heads n_heads nheads head_dim head_size head_num seq_len seq_len_q seqlen "
       "seqlen_q num_attention_heads n_head num_query_heads num_q_heads num_qo_heads q_heads heads_q dim_head d_head "
@@ -314,8 +313,7 @@ const struct suggestion suggestions[] = {
       "leave it out; 'encoding' says how numbers are written, the header Accept asks for safetensors" },
     { OPS, "precision compute_dtype acc_dtype acc_type accumulate_dtype q_data_type kv_data_type fp32_accumulate",
       "leave it out, the dtypes decide" },
-    /* Names of members that other servers accept, and that clients therefore send to this server too. The text of each
-     * row says what to write instead, or tells the client to leave the member out. */
+    /* members that other servers accept */
     { OPS, "id name request_id trace_id correlation_id idempotency_key metadata comment tags",
       "leave it out, a name for a request is the header X-Request-Id" },
     { OPS " " SUGGESTION_CACHE, "token api_key auth authorization bearer access_token password",
@@ -331,8 +329,7 @@ const struct suggestion suggestions[] = {
     { "decode", "instances problems batches items examples", "several are rows of 'q', each with one of 'caches'" },
     { OPS " " SUGGESTION_CACHE, "model messages prompt text input_ids token_ids tokens max_tokens max_new_tokens",
       "this server computes attention of tensors, it has no models" },
-    /* words that clients write in the body of POST /v1/caches, which makes a cache, instead of members such as
-     * kv_heads */
+    /* members of the body of POST /v1/caches, which makes a cache */
     { SUGGESTION_CACHE, "id name cache_id sequence_id session_id session request_id",
       "leave it out, the answer has the id" },
     { SUGGESTION_CACHE,
@@ -402,7 +399,7 @@ const struct suggestion suggestions[] = {
     { SUGGESTION_DTYPE, "half halftensor float16array f2 e khalf dt_half type_fp16 cuda_r_16f half_float", "float16" },
     { SUGGESTION_DTYPE, "float single floattensor float32array f4 tf32 f kfloat dt_float type_fp32 cuda_r_32f",
       "float32" },
-    /* in NumPy's notation, V2 (here in lower case) is the dtype bfloat16 of the package ml_dtypes */
+    /* NumPy's V2 (here in lower case) is bfloat16 of the package ml_dtypes */
     { SUGGESTION_DTYPE, "bf bfloat bfloat16tensor v2 kbfloat16 dt_bfloat16 type_bf16 cuda_r_16bf", "bfloat16" },
     { SUGGESTION_DTYPE, "fp8 float8 float8_e4m3 e4m3 e4m3fn fp8_e4m3fn f8e4m3 f8e4m3fn fp8e4nv", "float8_e4m3fn" },
     { SUGGESTION_DTYPE, "double float64array f8 f64 fp64 d kdouble", "float64" },
@@ -533,7 +530,7 @@ const struct suggestion suggestion_topics[] = {
     { NULL, NULL, NULL },
 };
 
-/* Finds the next word of a name: mask_dtype and maskDtype consist of the words "mask" and "dtype". */
+/* Finds the next word of a name: "mask" and "dtype" in mask_dtype and maskDtype. */
 static const char *next_part(const char *at, size_t *length)
 {
     while (*at && !isalnum((unsigned char)*at)) at++;
@@ -561,8 +558,7 @@ const char *suggestion_topic(const char *place, const char *word)
 
 const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES])
 {
-    /* Finds the last word: "float16" in torch.float16, dtype('float16') and <class 'jax.numpy.float16'>. In "<f4" it is
-     * "f4", without NumPy's sign for the order of bytes. */
+    /* the last word is the dtype: "float16" in torch.float16 and <class 'jax.numpy.float16'>, "f4" in "<f4" */
     size_t end = strlen(word), begin;
     while (end > 0 && !isalnum((unsigned char)word[end - 1])) end--;
     for (begin = end; begin > 0 && (isalnum((unsigned char)word[begin - 1]) || word[begin - 1] == '_');) begin--;
@@ -574,8 +570,8 @@ const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES]
 
 bool suggestion_big_endian(const char *dtype)
 {
-    const char *const sign = strchr(dtype, '>'); /* the '>' of a big-endian dtype such as ">f4", or the '>' at the end
-                                                  * of "<class 'numpy.float32'>" */
+    /* the '>' of a big-endian dtype such as ">f4", or the '>' at the end of "<class 'numpy.float32'>" */
+    const char *const sign = strchr(dtype, '>');
     return sign && isalnum((unsigned char)sign[1]);
 }
 
@@ -590,7 +586,7 @@ bool suggestion_big_endian(const char *dtype)
 #define WHITE_SPACE "white space; write it without (forms and URLs turn '+' into a space)"
 
 static const struct {
-    /* the hint applies if the text before the bad character is exactly `begins`; NULL: it applies to any text */
+    /* the hint applies if the text before the bad character is exactly `begins`; NULL: to any text */
     const char *begins;
     char found;
     const char *suggestion;
@@ -631,14 +627,12 @@ const char suggestion_hex[] = "this is hexadecimal, base64 is wanted: " BASE64_C
 
 bool suggestion_is_hex(const uint8_t *bytes, size_t count)
 {
-    /* BLOCK: bytes that one iteration of the loop examines. LEAST: fewer bytes are never called hexadecimal, because
-     * short base64 may look like hexadecimal digits by chance. MOST: if there are more than MOST bytes, only the first
-     * MOST are examined. */
+    /* BLOCK: bytes that one iteration examines. LEAST: shorter text may look hexadecimal by chance. MOST: only the
+     * first MOST bytes are examined. */
     enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK };
-    /* True if the text has a decimal digit. Without one it is not called hexadecimal: base64 of zeros consists of 'A'
-     * alone, which is also a hexadecimal digit. */
+    /* Text without a decimal digit is not called hexadecimal, because base64 of zeros is 'A' alone. */
     bool digit = false;
-    /* hexadecimal text has no '=', so decoding it as base64 gives a multiple of 3 bytes */
+    /* hexadecimal text has no '=', so it decodes to a multiple of 3 bytes */
     if (count < LEAST || count % 3 != 0) return false;
     for (size_t at = 0; at < count && at < MOST; at += BLOCK) {
         char text[BASE64_ENCODED(BLOCK)];
@@ -694,7 +688,7 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 #define QUOTES     " (strings stand in double quotes, as json.dumps() writes them)"
 #define COMMA      " (a comma too many?)"
 #define NOT_FINITE "JSON has no NaN or Infinity; inside `data` write them as strings"
-/* All ASCII letters except f, n, t, F, I, N, T, which begin null, true, false, NaN, Infinity, None, True, False. */
+/* All ASCII letters except those that begin null, true, false, NaN, Infinity, None, True, False. */
 #define FORM "abcdeghijklmopqrsuvwxyzABCDEGHJKLMOQRSUVWXYZ"
 
 #define FIRST     SUGGESTION_OTHER, 1
@@ -704,11 +698,11 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 #define ANYWHERE  SUGGESTION_OTHER, 0
 
 static const struct {
-    /* the hint applies if the wrong character stands at `place` in the JSON; SUGGESTION_OTHER: at any place */
+    /* where the wrong character is in the JSON; SUGGESTION_OTHER: anywhere */
     suggestion_place place;
-    /* the hint applies if the character is one of the first `before` bytes of the body; 0: anywhere in the body */
+    /* the character must be one of the first `before` bytes of the body; 0: anywhere */
     int before;
-    const char *found; /* the characters that get this hint; the empty string stands for the character NUL */
+    const char *found; /* the characters that get this hint; "": NUL */
     const char *suggestion;
 } characters[] = {
     { FIRST, "\xef", " (a byte order mark? Send UTF-8 without one)" },

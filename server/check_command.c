@@ -1,8 +1,6 @@
-/* check_command.c: the command `attnd check FILE`, see check_command.h.
- *
- * FILE is what a client could POST to /v1/attention/check as application/x-safetensors. The file's metadata has the
- * members of the request that are not tensors, as strings of JSON. The option --members names another file with such
- * members. */
+/* check_command.c: the command `attnd check FILE`. FILE is what a client could POST to /v1/attention/check as
+ * application/x-safetensors. --members names a file with further members of the request, which are added to FILE's
+ * metadata before FILE is parsed. */
 #include "server/check_command.h"
 
 #include <cjson/cJSON.h>
@@ -23,11 +21,11 @@
 
 enum { EXIT_WRONG = 1, EXIT_USAGE_ERROR = 64, EXIT_NOT_UNDERSTOOD = 65 };
 enum {
-    LENGTH_BYTES = 8, /* size in bytes of the header's length, with which the file begins */
-    /* time limit in seconds for comparing the results in the file with exact ones */
+    LENGTH_BYTES = 8, /* size of the number that begins a safetensors file: its header's length */
+    /* time limit in seconds for comparing the file's results with exact ones */
     CHECK_SECONDS = 60,
-    LINES_WORST = 3,
-    LINES_REASONS = 3,
+    LINES_WORST = 3,   /* most elements that are printed, those with the largest errors */
+    LINES_REASONS = 3, /* most explanations that are printed */
     LINES_WHERE = 3,
 };
 #define MEMBERS_BYTES ((size_t)1 << 20)
@@ -61,7 +59,7 @@ static int refuse(int status, const char *format, ...)
     return status;
 }
 
-/* False: the arguments are wrong, and a message was printed. */
+/* Returns false after printing a message if the arguments are wrong. */
 static bool read_arguments(int argc, char **argv, struct arguments *a)
 {
     *a = (struct arguments){ .devices = "auto" };
@@ -83,6 +81,7 @@ static bool read_arguments(int argc, char **argv, struct arguments *a)
     return false;
 }
 
+/* Reads a whole file into memory from malloc(); NULL: it failed, and a message was printed. */
 static char *read_file(const char *name, size_t most, size_t *bytes)
 {
     FILE *const file = fopen(name, "rb");
@@ -132,9 +131,8 @@ static bool put_member(cJSON *metadata, const cJSON *member)
     return added;
 }
 
-/* Returns the header of the safetensors file with the members of the file `name` in its metadata. In the new file, the
- * old file's bytes from offset *data on must follow this header. NULL: the members were refused, and a message says
- * why. */
+/* Returns a new header for the safetensors file, with the members of the file `name`; the old file's bytes from offset
+ * *data on follow it. NULL: the members were refused, and a message was printed. */
 static char *merge_members(const char *name, const char *file, size_t bytes, size_t *header_bytes, size_t *data)
 {
     size_t count;

@@ -1,4 +1,4 @@
-/* check_truth.c: computes exact results on a GPU for `attnd check`; see check_truth.h. */
+/* check_truth.c: computes exact results on a GPU for `attnd check`. */
 #include "server/check_truth.h"
 
 #include <stdlib.h>
@@ -35,6 +35,7 @@ static attn_status take(struct gpu *gpu, size_t bytes, void **memory, attn_error
     return status;
 }
 
+/* Copies a problem's tensors to the GPU, and sets their addresses there. */
 static attn_status copy_in(struct gpu *gpu, attn_problem *p, attn_error *err)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -52,7 +53,7 @@ static attn_status copy_in(struct gpu *gpu, attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* Lists the arrays of exact results (float64), in host memory or in GPU memory, in the same order. */
+/* Lists the arrays of exact results (float64), in an order that is the same for host memory and GPU memory. */
 static void list_results(attn_truth *truth, double **list[RESULTS], attn_tensor_id ids[RESULTS])
 {
     double **const all[RESULTS] = { &truth->out, &truth->lse, &truth->dq, &truth->dk, &truth->dv };
@@ -97,6 +98,7 @@ static attn_status compute(struct gpu *gpu, const proto_item *item, uint64_t wan
     return status == ATTN_OK ? attn_stream_wait(gpu->stream, err) : status;
 }
 
+/* Returns the backend of GPUs; NULL: this build has only the CPU. */
 static const char *gpu_backend(void)
 {
     for (const char *const *name = attn_backends(); *name; name++)

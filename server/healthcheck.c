@@ -1,10 +1,8 @@
-/* healthcheck.c: a small client that sends one request to a running attnd, prints one line and returns one exit status.
- *
- * One deadline, HEALTHCHECK_TIMEOUT_MS, bounds all its steps. Only a complete status line "HTTP/1.x 2dd" counts as
- * healthy, because the kernel accepts connections even if all threads of the server hang.
- *
- * The client does not speak TLS. Under TLS it sends a ClientHello, and any TLS record as answer counts as healthy. The
- * printed line says that this does not prove readiness. */
+/* healthcheck.c: sends one request to a running attnd with non-blocking sockets, prints one line and returns an exit
+ * status. The command ends at most HEALTHCHECK_TIMEOUT_MS after its start, whatever the server does. Only a complete
+ * status line "HTTP/1.x 2dd" counts as healthy: a daemon whose threads hang still accepts connections. This client does
+ * not speak TLS. It sends a ClientHello, and any TLS record as answer counts as healthy, because a thread of the daemon
+ * has read it. */
 #include "server/healthcheck.h"
 
 #include <errno.h>
@@ -38,7 +36,7 @@ static const char usage[] =
 
 struct target {
     bool tls, is_unix;
-    char host[256];
+    char host[256]; /* name of a host, or path of a unix socket */
     char port[8];
     char path[512];
 };
@@ -53,8 +51,7 @@ static const char *askable(const char *host)
     return host;
 }
 
-/* Parses http://HOST[:PORT][/PATH], https://..., HOST:PORT[/PATH] or unix:PATH. False: the text has none of these
- * forms. */
+/* Parses http://HOST[:PORT][/PATH], https://..., HOST:PORT[/PATH] or unix:PATH; false: another form. */
 static bool parse_target(const char *text, struct target *t)
 {
     memset(t, 0, sizeof *t);
@@ -72,10 +69,12 @@ static bool parse_target(const char *text, struct target *t)
     const size_t length = strcspn(text, "/?#");
     if (text[length] == '/' && text[length + 1] != '\0') {
         if ((size_t)snprintf(t->path, sizeof t->path, "%s", text + length) >= sizeof t->path) return false;
+        /* a request line must not contain white space or control characters */
         for (const char *c = t->path; *c; c++)
             if ((unsigned char)*c <= 0x20 || *c == 0x7f) return false;
     } else if (text[length] != '\0' && text[length] != '/') return false;
 
+    /* room for HOST, HOST:PORT, [IPV6] or [IPV6]:PORT */
     char authority[300];
     if (length == 0 || length >= sizeof authority) return false;
     memcpy(authority, text, length);
@@ -87,7 +86,7 @@ static bool parse_target(const char *text, struct target *t)
         if (end[1] == ':') port = end + 2;
         *end = '\0';
     } else if ((port = strrchr(host, ':')) != NULL) *port++ = '\0';
-    /* a single word without scheme and port is more likely a mistake than a host name */
+    /* a single word without scheme and port is probably a mistake */
     if (port == NULL && !scheme) return false;
     if (port == NULL) port = t->tls ? "443" : "80";
     uint64_t number;
@@ -114,6 +113,7 @@ static int64_t now_ms(void)
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
+/* Waits until the socket is ready for `events`. False at the deadline or after an error, with errno set. */
 static bool await(int fd, short events, int64_t deadline_ms)
 {
     for (;;) {
@@ -144,7 +144,7 @@ static int connect_to(int family, const struct sockaddr *address, socklen_t leng
     return -1;
 }
 
-/* Tries all addresses of the target's name. Returns -1 with the reason in *why if none can be reached. */
+/* Returns a socket connected to one of the addresses of the target's name, or -1 with the reason in *why. */
 static int open_target(const struct target *t, int64_t deadline_ms, const char **why)
 {
     int fd = -1;
@@ -194,7 +194,6 @@ static ssize_t read_line(int fd, char *buffer, size_t enough, int64_t deadline_m
 
 /* ---- The two kinds of requests: HTTP and TLS --------------------------------------------------------------------- */
 
-/* Returns the HTTP status of the answer, or -1 with the reason in *why. */
 static int ask_http(int fd, const struct target *t, int64_t deadline_ms, const char **why)
 {
     char request[1024], line[256];
@@ -221,33 +220,33 @@ static int ask_http(int fd, const struct target *t, int64_t deadline_ms, const c
     return status;
 }
 
-/* Sends a TLS 1.2 ClientHello (RFC 5246 section 7.4.1.2). It has cipher suites for the usual keys of servers, because
- * libmicrohttpd closes the connection without an alert if it supports none of them. */
+/* Sends a TLS 1.2 ClientHello (RFC 5246 section 7.4.1.2) with cipher suites for RSA and elliptic curves. The server
+ * must support one of them: otherwise libmicrohttpd closes the connection without an alert. */
 static bool ask_tls(int fd, int64_t deadline_ms, const char **why)
 {
     static const unsigned char hello[94] = {
-        0x16, 3, 1, 0, 89, /* header of the TLS record: a handshake of 89 bytes */
-        /* ClientHello of 85 bytes, TLS 1.2; 32 random bytes follow, which are zeros here */
+        0x16, 3, 1, 0, 89, /* TLS record: a handshake of 89 bytes */
+        /* ClientHello of 85 bytes, TLS 1.2, with 32 zeros as random bytes */
         1, 0, 0, 85, 3, 3, [43] = 0, /* no session */
-        [44] = 0, 8,                 /* length of the list of cipher suites: 8 bytes */
+        [44] = 0, 8,                 /* 8 bytes of cipher suites */
         0xc0, 0x2b,                  /* TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256 */
         0xc0, 0x2f,                  /* TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 */
         0, 0x9c, 0, 0x2f,            /* TLS_RSA_WITH_AES_128_GCM_SHA256, TLS_RSA_WITH_AES_128_CBC_SHA */
         1, 0,                        /* no compression */
-        0, 36,                       /* length of the ClientHello's extensions: 36 bytes */
+        0, 36,                       /* 36 bytes of extensions */
         0, 10, 0, 8, 0, 6,           /* supported_groups */
-        0, 29, 0, 23, 0, 24,         /* key exchange groups x25519, secp256r1, secp384r1 */
+        0, 29, 0, 23, 0, 24,         /* groups x25519, secp256r1, secp384r1 */
         0, 13, 0, 20, 0, 18,         /* signature_algorithms */
-        4, 3, 5, 3, 8, 7,            /* signature schemes ECDSA with SHA-256 and SHA-384, Ed25519 */
-        8, 4, 8, 5, 8, 6,            /* signature schemes RSA-PSS with SHA-256, SHA-384, SHA-512 */
-        4, 1, 5, 1, 6, 1,            /* signature schemes RSA (PKCS #1 v1.5) with SHA-256, SHA-384, SHA-512 */
+        4, 3, 5, 3, 8, 7,            /* ECDSA with SHA-256 and SHA-384, Ed25519 */
+        8, 4, 8, 5, 8, 6,            /* RSA-PSS with SHA-256, SHA-384, SHA-512 */
+        4, 1, 5, 1, 6, 1,            /* RSA (PKCS #1 v1.5) with SHA-256, SHA-384, SHA-512 */
     };
     unsigned char record[5] = { 0 };
     if (!send_all(fd, hello, sizeof hello, deadline_ms)) {
         *why = strerror(errno);
         return false;
     }
-    /* read_line() would stop at a line feed, which a TLS record may contain */
+    /* a TLS record may contain a line feed, at which read_line() would stop */
     for (size_t used = 0; used < sizeof record;) {
         const ssize_t n = recv(fd, record + used, sizeof record - used, 0);
         if (n > 0) used += (size_t)n;
@@ -264,8 +263,8 @@ static bool ask_tls(int fd, int64_t deadline_ms, const char **why)
     return (record[0] == 0x15 || record[0] == 0x16) && record[1] == 3;
 }
 
-/* Takes the target from the server's environment: the first address of ATTND_LISTEN, with TLS if ATTND_TLS_CERT is
- * set. */
+/* Sets the target to the first address of the daemon's environment variable ATTND_LISTEN, with TLS if the daemon serves
+ * TLS there. */
 static bool target_of_environment(struct target *t)
 {
     const char *listen = getenv("ATTND_LISTEN"), *cert = getenv("ATTND_TLS_CERT");

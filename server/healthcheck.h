@@ -1,5 +1,5 @@
-/* healthcheck.h: the command `attnd healthcheck [URL]` tests whether a running attnd accepts work. It is for Docker's
- * HEALTHCHECK and for shell scripts, so that an image needs no curl. */
+/* healthcheck.h: the command `attnd healthcheck [URL]`, for Docker's HEALTHCHECK and shell scripts, so that an image
+ * needs no curl. */
 #ifndef HEALTHCHECK_H
 #define HEALTHCHECK_H
 

@@ -41,7 +41,7 @@
 
 enum { EXIT_USAGE_ERROR = 64, EXIT_UNAVAILABLE = 69, EXIT_DEVICE_LOST = 70, EXIT_CONFIG = 78 };
 
-/* Time limit in milliseconds for the process to end after the drain (finishing accepted requests). */
+/* Time in milliseconds for the process to end after accepted requests were finished. */
 enum { AGAIN_MS = LOOP_STOP_MS + SIGNALS_GRACE_MS };
 
 static int complain(int status, const char *text)
@@ -51,21 +51,21 @@ static int complain(int status, const char *text)
     return status;
 }
 
-/* Makes glibc keep freed memory. By default it maps each piece of some hundred KiB anew, which costs a page fault for
- * every page. */
+/* Makes glibc keep freed memory, because it would map each piece of some hundred KiB anew, with a page fault for every
+ * page. */
 static void tune_malloc(void)
 {
 #ifdef __GLIBC__
     mallopt(M_MMAP_THRESHOLD, 4 << 20);
     mallopt(M_TRIM_THRESHOLD, 32 << 20);
     mallopt(M_TOP_PAD, 1 << 20);
-    /* without fast bins: a request would sometimes wait while glibc merges thousands of freed pieces */
+    /* turns off fast bins (lists of small freed pieces): with them, one request would sometimes wait while thousands of
+     * pieces are merged */
     mallopt(M_MXFAST, 0);
 #endif
 }
 
-/* Opens /dev/null for each standard descriptor (0, 1, 2) that is closed. Otherwise the next socket would get that
- * number, and log lines would be sent to a client. */
+/* Opens /dev/null for each closed standard descriptor (0, 1, 2): otherwise log lines could go to a client's socket. */
 static void hold_standard_descriptors(void)
 {
     for (int fd = 0; fd <= STDERR_FILENO; fd++)
@@ -182,8 +182,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
         status = EXIT_USAGE_ERROR;
         goto out;
     }
-    /* the pool keeps all unused staging memory (memory for tensors) if it is pinned: pinning takes long and stalls the
-     * device */
+    /* pinning memory for devices takes long and stalls the device, so the pool keeps all of it */
     server.pinned = devices_staging(server.devices, &staging);
     server.staging = server.pinned ? staging_new(config->staging_bytes, config->staging_bytes, &staging)
                                    : staging_new(config->staging_bytes, STAGING_WARM_BYTES, NULL);
@@ -196,7 +195,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
             "option=--staging-bytes bytes=%lld machine_bytes=%lld text=\"requests may take more memory than there "
             "is, and the system ends the process then; the default is half the memory\"",
             (long long)config->staging_bytes, (long long)config->memory_bytes);
-    /* A device's thread may be busy for the time limit of a request and --watchdog-ms. Then its device counts as
+    /* A device's thread may be busy for a request's whole time limit and --watchdog-ms. Then its device counts as
      * lost. */
     heartbeat_set_limit(HEARTBEAT_DEVICE, config->timeout_ms + config->watchdog_ms + HEARTBEAT_LIMIT_MS);
     atomic_store(&server.phase, SERVER_READY);
@@ -219,7 +218,8 @@ out:
     if (server.devices) stopped = devices_stop(server.devices, MAIN_STOP_WAIT_MS);
     log_event(LOG_INFO, NULL, "stopped", "status=%d", status);
     log_close();
-    /* a running kernel cannot be interrupted, and closing a lost device might never return from the driver */
+    /* ends without cleaning up: a running kernel cannot be interrupted, and the driver of a lost device might never
+     * return */
     if (!stopped || status == EXIT_DEVICE_LOST) _exit(status);
     signals_quiet();
     loop_close(server.loop);
@@ -251,9 +251,9 @@ int main(int argc, char **argv)
     case CONFIG_BAD_FILE: return EXIT_CONFIG;
     default: return EXIT_USAGE_ERROR;
     }
-    /* a write to a connection that the client has closed must return an error */
+    /* writing to a closed connection must return an error, not end the server */
     signal(SIGPIPE, SIG_IGN);
-    /* a write to shared memory beyond `ulimit -f` must return an error */
+    /* writing to shared memory beyond `ulimit -f` must return an error, not end the server */
     signal(SIGXFSZ, SIG_IGN);
     tune_malloc();
     log_open(config.log_format, config.log_level);

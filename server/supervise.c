@@ -45,13 +45,12 @@ int supervise_inherited(int *fds, int capacity)
     return count;
 }
 
-/* Starts the program anew as the server. This runs in the child between fork and exec, where only system calls are
- * allowed. */
+/* Starts the program anew as the server. Runs in the child after fork, where only system calls are allowed. */
 static _Noreturn void become_server(const struct listener *listeners, int count, char **argv, pid_t parent,
                                     const sigset_t *mask)
 {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (getppid() != parent) _exit(75); /* the parent died before prctl() */
+    if (getppid() != parent) _exit(75); /* the parent has died already */
     setpgid(0, 0);
     for (int i = 0; i < count; i++) fcntl(listeners[i].fd, F_SETFD, 0);
     sigprocmask(SIG_SETMASK, mask, NULL);
@@ -61,6 +60,7 @@ static _Noreturn void become_server(const struct listener *listeners, int count,
 
 static pid_t start_server(struct listener *listeners, int count, char **argv, const sigset_t *mask)
 {
+    /* a number and a comma for each listener: CONFIG_MAX_LISTEN, and --metrics-listen */
     char numbers[(CONFIG_MAX_LISTEN + 1) * 12];
     struct text list = text_in(numbers, sizeof numbers);
     for (int i = 0; i < count; i++) text_printf(&list, "%s%d", i ? "," : "", listeners[i].fd);
@@ -87,10 +87,10 @@ static int exit_status(int status)
 
 int supervise_run(struct listener *listeners, int count, char **argv, int64_t stop_ms, int64_t again_ms)
 {
-    /* `before`: the mask with SIGTERM, SIGINT and SIGHUP blocked (signals_block()), with which the server starts so
-     * that no signal is lost */
+    /* `before`: the signal mask with SIGTERM, SIGINT and SIGHUP blocked, with which the server starts, so that it loses
+     * no signal */
     sigset_t watched, before;
-    int64_t kill_ms = 0; /* time at which the server is killed; 0: the server was not told to stop */
+    int64_t kill_ms = 0; /* 0: the server was not told to stop */
     int failures = 0;
     bool stopping = false;
 
@@ -102,7 +102,7 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
     pthread_sigmask(SIG_BLOCK, &watched, &before);
 
     pid_t child = start_server(listeners, count, argv, &before);
-    /* start_ms: time at which the next server starts, if none runs */
+    /* time at which the next server starts */
     int64_t began_ms = clock_ms(), start_ms = 0;
     for (;;) {
         int status;
@@ -116,7 +116,7 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
             if (kill_ms == 0 || at_ms < kill_ms) kill_ms = at_ms;
             stopping = true;
             if (child <= 0) return 0;
-            /* no other server will start, so the sockets now refuse new clients */
+            /* no other server will be started, so the sockets must refuse new clients */
             for (int i = 0; i < count; i++) listener_hide(&listeners[i]);
             kill(child, SIGTERM);
             for (int i = 0; i < count; i++) {
@@ -128,6 +128,7 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
         if (child > 0 && kill_ms > 0 && clock_ms() >= kill_ms) {
             log_event(LOG_ERROR, NULL, "supervisor", "what=killed pid=%d", (int)child);
             kill(child, SIGKILL);
+            /* a killed server may take a moment to end */
             kill_ms = clock_ms() + SUPERVISE_KILL_MS;
         }
         if (child > 0 && waitpid(child, &status, WNOHANG) == child) {

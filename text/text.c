@@ -1,4 +1,3 @@
-/* text.c: builds text, compares names, and reads numbers and UTF-8. See text.h. */
 #include "text/text.h"
 
 #include <assert.h>
@@ -8,7 +7,7 @@
 #include <stdlib.h>
 #include <strings.h>
 
-enum { FIRST_BYTES = 1024 }; /* first size in bytes of a growing text; it doubles whenever it is too small */
+enum { FIRST_BYTES = 1024 }; /* first size of a growing text; it doubles whenever it is too small */
 
 /* ---- Building texts ---------------------------------------------------------------------------------------------- */
 
@@ -20,7 +19,7 @@ struct text text_in(char *buffer, size_t capacity)
 
 struct text text_growing(size_t limit)
 {
-    /* below this bound, doubling the size of the text and adding the NUL cannot overflow */
+    /* below this, doubling cannot overflow */
     assert(limit < SIZE_MAX / 4);
     return (struct text){ .limit = limit, .grows = true };
 }
@@ -49,7 +48,7 @@ bool text_make_room(struct text *t, size_t count)
 char *text_take(struct text *t, size_t *length)
 {
     assert(t->grows);
-    text_put(t, "", 0); /* adds an empty piece to the text, so that even an empty text has memory for its NUL */
+    text_put(t, "", 0); /* even an empty text has memory for its NUL */
     if (t->failure != TEXT_FINE) {
         text_free(t);
         return NULL;
@@ -79,8 +78,7 @@ void text_printf(struct text *t, const char *format, ...)
             t->used += (size_t)length;
             return;
         }
-        /* vsnprintf() wrote only the beginning of the piece; this line removes it, because a piece is added as a whole
-         * or not at all */
+        /* removes the beginning of a piece that did not fit */
         if (room > 0) t->at[t->used] = '\0';
         if (length < 0) {
             give_up(t, TEXT_NO_MEMORY);
@@ -90,8 +88,7 @@ void text_printf(struct text *t, const char *format, ...)
     }
 }
 
-/* Returns how many bytes at `string` come before the first byte that needs an escape in a JSON string; at most
- * `room`. */
+/* Returns how many of the first `room` bytes come before one that needs an escape in a JSON string. */
 static size_t plain_bytes(const char *string, size_t room)
 {
     size_t count = 0;
@@ -169,8 +166,7 @@ size_t text_character(const char *text)
     unsigned char low, high;
     if (bytes[0] < 0x80) return bytes[0] != '\0';
     const int more = text_utf8_more(bytes[0], &low, &high);
-    for (int i = 1; i <= more; i++, low = 0x80, high = 0xbf)
-        /* a NUL is below `low`, so the loop does not run past the end of the text */
+    for (int i = 1; i <= more; i++, low = 0x80, high = 0xbf) /* ends at a NUL, which is below `low` */
         if (bytes[i] < low || bytes[i] > high) return 0;
     return more > 0 ? 1 + (size_t)more : 0;
 }
@@ -201,16 +197,14 @@ static char small(char c)
     return c >= 'A' && c <= 'Z' ? (char)(c | 0x20) : c;
 }
 
-/* Skips the characters between the words of a name, such as _ and -. For this file, cu_seqlens_q, cu-seqlens-q, "cu
- * seqlens q" and cuSeqlensQ are the same name. */
+/* Skips characters between the words of a name, such as _ and -: cu_seqlens_q and "cu seqlens q" are the same name. */
 static const char *behind_joints(const char *at, const char *end)
 {
     while (at < end && (*at == '_' || *at == '-' || *at == ' ')) at++;
     return at;
 }
 
-/* Returns whether a and b are the same name. Joining characters such as _ and upper or lower case make no
- * difference. */
+/* Returns whether a and b are the same name, ignoring case and characters between words. */
 static bool is_same_name(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
 {
     const char *const a_end = a + a_bytes, *const b_end = b + b_bytes;
@@ -236,8 +230,7 @@ bool text_has_word(const char *words, const char *word)
 int text_distance(const char *a, const char *b)
 {
     const size_t n = strnlen(a, TEXT_NAME_BYTES + 1), m = strnlen(b, TEXT_NAME_BYTES + 1);
-    /* Three rows of a table that has the distance (number of typing mistakes) between each beginning of `a` and each
-     * beginning of `b`. A row is computed from the two rows before it. */
+    /* Three rows of a table of distances (typing mistakes) between each beginning of `a` and each of `b`. */
     int rows[3][TEXT_NAME_BYTES + 1];
     if (n > TEXT_NAME_BYTES || m > TEXT_NAME_BYTES) return TEXT_FAR;
     for (size_t j = 0; j <= m; j++) rows[0][j] = (int)j;
@@ -263,7 +256,7 @@ void text_consider(struct text_nearest *nearest, const char *name)
     const bool same = is_same_name(nearest->unknown, strlen(nearest->unknown), name, strlen(name));
     const int distance = same ? 0 : text_distance(nearest->unknown, name);
     if (distance >= nearest->distance || 3 * distance > (int)strlen(name))
-        return; /* two names of this length with this many typing mistakes do not count as similar */
+        return; /* too many typing mistakes for this length */
     nearest->name = name;
     nearest->distance = distance;
 }

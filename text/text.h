@@ -1,11 +1,9 @@
 /* text.h: writes and reads text: a builder that never writes past its end, numbers, UTF-8, similarity of names.
  *
- * Code for JSON bodies, log lines and options uses this folder, so it depends on no other folder. Code that only one
- * other file needs stays in that file.
+ * Code for JSON bodies, log lines and options uses this folder, so it depends on no other folder.
  *
- * Functions that must be fast are inline. Writing the two dozen integers of an HTTP answer with printf() would take
- * longer than encoding a small tensor as base64. Only text_put_double() depends on the locale, and the program always
- * runs in the C locale. */
+ * Functions that must be fast are inline. Only text_put_double() depends on the locale, and the program always runs in
+ * the C locale. */
 #ifndef TEXT_H
 #define TEXT_H
 
@@ -24,25 +22,23 @@ typedef enum text_failure { TEXT_FINE, TEXT_FULL, TEXT_NO_MEMORY } text_failure;
  * growing text that never got memory, and a buffer of 0 bytes has no NUL. */
 struct text {
     char *at;
-    size_t used;  /* length of the text in bytes, without the NUL */
-    size_t size;  /* bytes of memory at `at`; after a failure it is made equal to `used`, so that nothing more fits */
-    size_t limit; /* the largest number of bytes that `used` may reach */
-    bool grows;   /* true: text_growing() made the text, which owns its memory */
+    size_t used; /* length of the text in bytes, without the NUL */
+    size_t size; /* bytes of memory at `at`; after a failure, equal to `used`, so that nothing more fits */
+    size_t limit;
+    bool grows; /* true: the text owns its memory */
     text_failure failure;
 };
 
-struct text text_in(char *buffer, size_t capacity); /* the text lies in `buffer`, which has `capacity` bytes
-                                                     * including the NUL */
-/* the text grows in memory from malloc(), up to `limit` bytes without the NUL */
+struct text text_in(char *buffer, size_t capacity); /* `capacity` includes the NUL */
+/* a text in memory from malloc(), up to `limit` bytes without the NUL */
 struct text text_growing(size_t limit);
 
-/* Hands the memory of a growing text to the caller, who frees it with free(). After a failure the function frees the
- * memory itself and returns NULL. */
+/* Hands the memory of a growing text to the caller, who frees it. After a failure the function frees it and returns
+ * NULL. */
 char *text_take(struct text *t, size_t *length);
-void text_free(struct text *t); /* frees the memory of a growing text and leaves the text empty */
+void text_free(struct text *t);
 
-/* Makes room for `count` more bytes and the NUL. Returns false if the text would exceed its limit, or if memory runs
- * out. Only text_put() calls this function. */
+/* For text_put(): makes room for `count` more bytes and the NUL. False: the limit is exceeded, or memory runs out. */
 bool text_make_room(struct text *t, size_t count);
 
 static inline void text_put(struct text *t, const char *bytes, size_t count)
@@ -65,17 +61,15 @@ static inline void text_put_char(struct text *t, char c)
 
 void text_printf(struct text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Appends `string` as the text between the quotes of a JSON string. Quotes, backslashes and control characters are
- * escaped, and bytes that are not UTF-8 become '?'. At most `room` bytes are written; characters and escapes are never
- * split. */
+/* Appends `string` as the text between the quotes of a JSON string, in at most `room` bytes. Bytes that are not UTF-8
+ * become '?'. Characters and escapes are never split. */
 void text_put_json(struct text *t, const char *string, size_t room);
 
 /* ---- Writing and reading numbers --------------------------------------------------------------------------------- */
 
-enum { TEXT_DIGITS = 20 }; /* the number of decimal digits of 2^64 - 1 */
+enum { TEXT_DIGITS = 20 }; /* digits of 2^64 - 1 */
 
-/* Writes x in decimal so that its last digit is before `end`; returns the address of the first digit. TEXT_DIGITS bytes
- * must be free before `end`. */
+/* Writes x in decimal, with its last digit before `end` and at most TEXT_DIGITS bytes; returns its first digit. */
 static inline char *text_digits_before(char *end, uint64_t x)
 {
     do *--end = (char)('0' + x % 10);
@@ -89,7 +83,7 @@ static inline void text_put_number(struct text *t, uint64_t x)
     text_put(t, begin, (size_t)(end - begin));
 }
 
-/* Appends x, which is below 1000, with leading zeros, such as 007. */
+/* Appends x < 1000 with leading zeros, such as 007. */
 static inline void text_put_three(struct text *t, unsigned x)
 {
     const char digits[3] = { (char)('0' + x / 100 % 10), (char)('0' + x / 10 % 10), (char)('0' + x % 10) };
@@ -105,16 +99,13 @@ static inline void text_put_ms(struct text *t, int64_t ns)
     text_put_three(t, (unsigned)(us % 1000));
 }
 
-/* Appends a finite x with 15, 16 or 17 digits: the fewest that read back as the same double. 3 becomes 3, and 0.25
- * becomes 0.25. */
+/* Appends a finite x with 15, 16 or 17 digits: the fewest that read back as the same double. */
 void text_put_double(struct text *t, double x);
 
-/* Reads the decimal number at `text`. Returns the address behind its last digit. Returns NULL if `text` does not begin
- * with a digit, or if the number exceeds 64 bits. */
+/* Reads the decimal number at `text`, and returns the address behind it; NULL: no digit, or more than 64 bits. */
 const char *text_read_number(const char *text, uint64_t *x);
 
-/* Returns whether `text` is a decimal number of at most `most`, without sign or spaces. If so, *x becomes the number,
- * and otherwise stays as it was. */
+/* Returns whether `text` is a decimal number of at most `most`, without sign or spaces, and sets *x to it. */
 bool text_is_number(const char *text, uint64_t most, uint64_t *x);
 
 /* text_hash() returns the FNV-1a hash of a text, or of the first `most` bytes of a longer text. To hash a text in
@@ -127,7 +118,7 @@ static inline uint32_t text_hash(uint32_t hash, const char *text, size_t most)
     return hash;
 }
 
-/* Returns the value of a hexadecimal digit (0 to 15); -1: `c` is not a hexadecimal digit. */
+/* Returns the value of the digit; -1: `c` is not a hexadecimal digit. */
 static inline int text_hex_digit(unsigned char c)
 {
     const unsigned char lower = c | 0x20;
@@ -135,8 +126,7 @@ static inline int text_hex_digit(unsigned char c)
 }
 
 /* Returns how many bytes from `p` to `end` need no escape in a JSON string: printable ASCII other than the quote and
- * the backslash. The function tests eight bytes at a time. In the variable `odd`, the top bit of each byte is set if
- * that byte of the text needs an escape. */
+ * the backslash. In `odd`, the top bit of each byte marks a byte that needs one. */
 static inline size_t text_plain_run(const char *p, const char *end)
 {
     const char *const begin = p;
@@ -146,8 +136,7 @@ static inline size_t text_plain_run(const char *p, const char *end)
         memcpy(&word, p, 8);
         quote = word ^ '"' * ones;
         backslash = word ^ '\\' * ones;
-        /* Subtracting 1 from each byte sets the top bit of a byte that was 0, and borrows from the next byte. The
-         * borrow may mark that byte wrongly, but never an earlier one. A wrong mark only ends the fast loop early. */
+        /* the borrow of a subtraction may mark a later byte wrongly, which only ends the fast loop early */
         odd = (word | (word - 0x20 * ones) | (quote - ones) | (backslash - ones)) & tops;
         if (odd) break;
         p += 8;
@@ -158,9 +147,8 @@ static inline size_t text_plain_run(const char *p, const char *end)
 
 /* ---- Characters in UTF-8 ----------------------------------------------------------------------------------------- */
 
-/* Returns how many bytes must follow a first byte that is not ASCII (RFC 3629, section 4: no overlong forms, no
- * surrogates, nothing above U+10FFFF). The next byte must be from *low to *high, and further bytes from 0x80 to 0xbf.
- * 0: no character begins with this byte. */
+/* Returns how many bytes must follow a first byte that is not ASCII (RFC 3629, section 4); 0: no character begins with
+ * it. The next byte must be from *low to *high, and further bytes from 0x80 to 0xbf. */
 static inline int text_utf8_more(unsigned char first, unsigned char *low, unsigned char *high)
 {
     *low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
@@ -178,25 +166,23 @@ size_t text_cut(const char *text, size_t room);
 
 /* ---- Finding the known name that is nearest to an unknown one ---------------------------------------------------- */
 
-/* A search for the known name that is most similar to an unknown one. Before the search, set .unknown, and set
- * .distance to one more than the largest number of typing mistakes that still counts as similar. */
+/* A search for the known name that is most similar to an unknown one. Set .unknown first, and .distance to one more
+ * than the most typing mistakes allowed. */
 struct text_nearest {
     const char *unknown;
-    const char *name; /* the most similar name so far; NULL: no name has been similar enough */
+    const char *name; /* the most similar name; NULL: none is similar enough */
     int distance;
 };
 
 void text_consider(struct text_nearest *nearest, const char *name);
 
-/* Returns whether `word` is one of `words`, which have single spaces between them. Upper and lower case are equal. */
+/* Returns whether `word` is one of `words`, which have single spaces between them; case is ignored. */
 bool text_is_among(const char *words, const char *word);
-/* Returns whether `word` is one of `words`, in upper or lower case. Underscores, hyphens and spaces inside a word make
- * no difference either: cuSeqlensQ is cu_seqlens_q. */
+/* Returns whether `word` is one of `words`; case, underscores, hyphens and spaces in a word are ignored. */
 bool text_has_word(const char *words, const char *word);
 
-/* text_distance() returns the number of typing mistakes that turn name `a` into name `b`: a letter too many, missing,
- * wrong, or swapped with its neighbour. Upper and lower case are equal. TEXT_FAR: a name is longer than
- * TEXT_NAME_BYTES. */
+/* Returns the number of typing mistakes that turn `a` into `b`: a letter too many, missing, wrong, or swapped with its
+ * neighbour; case is ignored. TEXT_FAR: a name is longer than TEXT_NAME_BYTES. */
 enum { TEXT_NAME_BYTES = 32, TEXT_FAR = 99 };
 int text_distance(const char *a, const char *b);
 

@@ -1,5 +1,5 @@
-/* batch.c: counts the operations of a batch, and records its results, times and metrics. It also says when a guest may
- * begin on a device. A guest is a batch whose client has no other batch on the device. */
+/* batch.c: counts the operations of a batch, and records its results, times and metrics. It also says when a guest (a
+ * batch whose client has no other batch on the device) may begin. */
 #include "server/device/internal.h"
 
 #include <string.h>
@@ -10,8 +10,6 @@
 /* a head dimension below 64 costs as much as 64, because kernels compute whole tiles */
 enum { LEAST_HEAD_DIM = 64 };
 
-/* Returns the floating-point operations that kernels really carry out for a part of a job (the computation of one
- * request). Kernels compute whole tiles, so a small head dimension counts as padded to a tile. */
 double batch_padded_flops(const struct job_part *part)
 {
     const struct job *const job = part->job;
@@ -26,8 +24,6 @@ double batch_padded_flops(const struct job_part *part)
     return job->flops * part->range.share * waste;
 }
 
-/* Writes the `backend` of a result: the names of the device and the kernel, such as "cpu avx512bf16", or only "cpu" if
- * no kernel was needed. */
 void batch_name_backend(proto_result *result, const struct device *device, const char *kernel)
 {
     char *at = stpcpy(result->backend, device->info.name);
@@ -51,10 +47,10 @@ void batch_count(const struct batch *batch, const struct job_part *first)
         metrics_add(METRIC_TENSOR_BYTES, device, op, batch->bytes);
         return;
     }
-    /* a cancelled request is not an error of the device, so it is not counted here */
+    /* a cancelled request is not an error of the device */
     if (first->error.status == ATTN_CANCELLED) return;
     metrics_add(METRIC_DEVICE_ERRORS, device, attn_status_name(first->error.status), 1);
-    /* This function does not report a lost device. The main thread reports the loss, once for all batches. */
+    /* the main thread reports the loss of a device, once for all batches */
     if (first->error.status != ATTN_DEVICE_LOST)
         log_event(LOG_WARN, NULL, "batch_failed", "device=%s requests=%d text=" LOG_Q, device, batch->count,
                   first->error.text);

@@ -1,9 +1,5 @@
 /* cut.c: cuts a problem that takes long into parts, which several devices compute.
  *
- *     one problem: q k v of 8 heads          device 0: heads 0 to 3          out of 8 heads
- *     in staging memory            copies    device 1: heads 4 to 7  copies  in staging memory
- *                                  ---->                             ---->
- *
  * There are three ways to cut a problem. The server uses the first way in this list that gives each device a part. If
  * no way does, heads or batch rows are cut into fewer parts.
  *
@@ -12,11 +8,8 @@
  *   by queries   A part computes some queries, with all keys and values (attn_queries_of()). Under a causal mask the
  *                parts have different numbers of queries, and about equally many pairs of a query and a key.
  *
- * Results of one head or batch row do not depend on other heads or rows. In out, lse and dq, the results of one query
- * do not depend on other queries. All parts run the kernel that the whole problem would run. These results are
- * therefore equal, to the bit, to those of one device. If a problem is cut by queries, the devices add up dk and dv
- * from the parts (sums.c). A device with its own memory gets only what its part reads. Tensors that all parts need,
- * such as lengths, go to each device.
+ * All parts run the kernel that the whole problem would run, so their results are equal, to the bit, to those of one
+ * device. If a problem is cut by queries, gradients that are sums over queries, such as dk, are added up (sums.c).
  *
  * Some problems are not cut, or not in each way, because their answers could differ:
  *
@@ -40,8 +33,7 @@ static bool is_contiguous(const attn_tensor *t)
     return memcmp(whole.stride, t->stride, (size_t)t->rank * sizeof t->stride[0]) == 0;
 }
 
-/* True if the job (the computation of one request) is a single problem that can be cut into parts for several
- * devices. */
+/* True if the job is a single problem that several devices may share. */
 static bool has_parts(const struct job *job)
 {
     const attn_problem *const p = job->call->count == 1 ? job_problem(job, 0) : NULL;
@@ -53,16 +45,14 @@ static bool has_parts(const struct job *job)
     return true;
 }
 
-/* Returns into how many parts the problem can be cut by batch rows. The result is 1 for a packed problem, and for a
- * gradient that is a sum over batch rows. */
+/* Returns into how many parts the problem can be cut by batch rows; 1 if it is packed, or if a gradient is a sum over
+ * batch rows. */
 static int64_t batch_rows_of(const attn_problem *p, const attn_dims *d)
 {
     const bool shares_bias = p->dbias.rank > 0 && p->dbias.shape[0] == 1;
     return d->packed || shares_bias || p->dsinks.rank > 0 || p->dalibi_slopes.rank == 1 ? 1 : d->B;
 }
 
-/* Returns the largest number of parts into which the problem can be cut in this way (by heads, batch rows or
- * queries). */
 static int64_t most_of(const attn_problem *p, enum job_way way)
 {
     const attn_dims d = attn_dims_of(p);
@@ -74,8 +64,8 @@ static int64_t most_of(const attn_problem *p, enum job_way way)
     }
 }
 
-/* Chooses how `count` devices share the problem: by heads, batch rows or queries. `sums`: parts by queries are allowed
- * even if gradients must then be added up over the parts. */
+/* Chooses how `count` devices share the problem: by heads, batch rows or queries. `sums`: cutting by queries is allowed
+ * even if gradients must be added up over the parts. */
 static enum job_way way_of(const attn_problem *p, int count, bool sums)
 {
     const int64_t heads = most_of(p, JOB_BY_HEADS), rows = most_of(p, JOB_BY_BATCH);
@@ -85,8 +75,7 @@ static enum job_way way_of(const attn_problem *p, int count, bool sums)
     return heads == 1 && rows == 1 ? JOB_WHOLE : heads >= rows ? JOB_BY_HEADS : JOB_BY_BATCH;
 }
 
-/* Divides the problem into at most `most` parts with about equal work. Returns the number of parts; 1: the problem is
- * not divided. */
+/* Divides the problem into at most `most` parts with about equal work, and returns their number. */
 static int divide(const attn_problem *p, enum job_way way, int most, struct job_range ranges[CONFIG_MAX_DEVICES])
 {
     const int64_t all = most_of(p, way);
@@ -99,8 +88,8 @@ static int divide(const attn_problem *p, enum job_way way, int most, struct job_
         for (int n = 0; n < count; n++) ranges[n] = (struct job_range){ n > 0 ? ends[n - 1] : 0, ends[n], shares[n] };
         return count;
     }
-    /* size of the largest part, in heads or batch rows, if each device gets a part. Sometimes fewer parts of this size
-     * cover the problem. Then no more are made, because more parts would not end the job earlier. */
+    /* size of the largest part, in heads or batch rows; if fewer parts of this size cover the problem, more parts would
+     * not end the job earlier */
     const int64_t largest = (all + count - 1) / count;
     count = (int)((all + largest - 1) / largest);
     for (int n = 0; n < count; n++) {
@@ -110,7 +99,6 @@ static int divide(const attn_problem *p, enum job_way way, int most, struct job_
     return count;
 }
 
-/* True if the two devices take the same problems and compute them with the same kernels. */
 static bool have_same_kernels(const attn_capabilities *a, const attn_capabilities *b)
 {
     if (a->backend != b->backend || a->kernel_count != b->kernel_count) return false;
@@ -123,7 +111,7 @@ static bool have_same_kernels(const attn_capabilities *a, const attn_capabilitie
     return true;
 }
 
-/* True if the two devices are of the same kind and have the same kernels. Their results are then bitwise equal. */
+/* True if the results of the two devices are equal to the bit, because device and kernels are of the same kind. */
 static bool are_alike(const struct device *a, const struct device *b)
 {
     const attn_device_info *const i = &a->info, *const j = &b->info;
@@ -132,9 +120,8 @@ static bool are_alike(const struct device *a, const struct device *b)
            i->peak_flops == j->peak_flops && i->peak_bytes == j->peak_bytes;
 }
 
-/* Changes a copy of a problem so that a kernel for it can be chosen (planned) on any device. The choice depends on
- * addresses. So the tensors become contiguous, with addresses as in a device's memory: aligned, and different for each
- * tensor. */
+/* Makes the tensors of a copy contiguous, with aligned addresses as on a device, because the choice of a kernel depends
+ * on them. */
 static void place_for_plan(attn_problem *p)
 {
     const uintptr_t apart = 4096;
@@ -176,9 +163,8 @@ static bool takes_long(const struct devices *devices, const struct job *job)
     return above_s > 0 && job->seconds > above_s && devices->count > 1;
 }
 
-/* Returns true if each device has enough memory for the partial gradients of the parts that it computes. They may take
- * half of the device's memory. Gradients such as dk and dv are partial, because they are sums over queries (sums.c) and
- * the problem is cut by queries. `parts` is the number of parts, and `able` the number of devices that compute them. */
+/* Returns true if the partial gradients of all parts (sums over their queries, such as dk) fit into half of each
+ * device's memory. `able` is the number of devices that compute the `parts` parts. */
 static bool have_memory(const struct devices *devices, const attn_problem *p, int parts, int able)
 {
     const int64_t bytes = sums_bytes(p, parts) * ((parts + able - 1) / able);
@@ -187,9 +173,8 @@ static bool have_memory(const struct devices *devices, const attn_problem *p, in
     return true;
 }
 
-/* Decides whether the job is cut by queries into parts whose gradients are added up, and into how many parts. The
- * number does not change if devices are busy or fail later, so these gradients have the same bits under any load. If
- * too few devices are left to hold the sums in their memory, the job is not cut. */
+/* Decides whether the job is cut by queries into parts whose gradients are added up, and into how many. Their number
+ * must not depend on the devices' load, so that gradients have the same bits each time. */
 void cut_prepare(const struct devices *devices, struct job *job)
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];
@@ -203,13 +188,12 @@ void cut_prepare(const struct devices *devices, struct job *job)
         !same_kernel(devices->device[0], whole, JOB_BY_QUERIES, count, ranges))
         return;
     job->sum_parts = count;
-    job->kind = 0; /* kind 0: the job never shares a batch with other jobs */
+    job->kind = 0; /* kind 0: the job never shares a batch */
 }
 
 /* ---- Choosing the devices, and cutting the job ------------------------------------------------------------------- */
 
-/* Inserts the device into the list, which is sorted by the devices' work in ascending order. Devices with equal work
- * keep their order. The device over[0] stays first. */
+/* Inserts the device into the list, which is sorted by work in ascending order. over[0] stays first. */
 static void insert(struct device **over, int count, struct device *device)
 {
     int place = count;
@@ -226,9 +210,8 @@ int cut_most_parts(const struct devices *devices, const struct job *job)
     return divide(whole, way_of(whole, devices->count, false), devices->count, ranges);
 }
 
-/* Lists the devices that may compute parts of the job: over[0] is `first`, and the other devices compute bitwise equal
- * results and have room for the job. Returns the number of devices in the list. *wait_ns is reduced to the time until
- * another device may have room (device_has_room()). */
+/* Lists the devices that may compute parts of the job, and returns their number. over[0] is `first`; the others compute
+ * bitwise equal results and have room. *wait_ns is reduced to the time until another device may have room. */
 static int list_devices(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
                         int64_t *wait_ns, struct device *over[CONFIG_MAX_DEVICES])
 {
@@ -252,13 +235,11 @@ bool cut_may_leave(const struct devices *devices, struct device *first, const st
     if (job->sum_parts == 0) return true;
     for (int i = 0; i < devices->count; i++) usable += !devices->device[i]->disabled;
     const attn_problem *const whole = job_problem(job, 0);
-    return !have_memory(devices, whole, job->sum_parts, usable) || /* too few devices are left to hold the gradient
-                                                                    * sums, so the job will not be cut */
+    return !have_memory(devices, whole, job->sum_parts, usable) || /* too few devices are left for the sums */
            have_memory(devices, whole, job->sum_parts, list_devices(devices, first, job, now_ns, wait_ns, over));
 }
 
-/* Cuts a job by queries into the sum_parts parts that cut_prepare() has decided. If there are more parts than devices,
- * some devices get several parts. */
+/* Cuts a job by queries into sum_parts parts. If there are fewer devices, some get several parts. */
 static int cut_with_sums(struct job *job, int devices, struct device *over[CONFIG_MAX_DEVICES])
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];
@@ -290,9 +271,8 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
 
 /* ---- What the answer says about the parts ------------------------------------------------------------------------ */
 
-/* Appends the next range of device numbers, such as "0-3", to the text. It consists of consecutive devices above
- * `after` that each had a part of the job. Returns the last number of the range, or -1 if no device above `after` had a
- * part. */
+/* Appends the next range of device numbers above `after`, such as "0-3", to the text. Returns its last number, or -1 if
+ * there is none. */
 static int put_devices(const struct job *job, int after, char *text, size_t room)
 {
     int first = -1, last;
@@ -300,8 +280,7 @@ static int put_devices(const struct job *job, int after, char *text, size_t room
         if (part->index > after && (first < 0 || part->index < first)) first = part->index;
     if (first < 0) return -1;
     last = first;
-    for (const struct job_part *part = &job->part; part;)
-        /* starts again at the first part, because the parts are not sorted by device number */
+    for (const struct job_part *part = &job->part; part;) /* the parts are not sorted by device number */
         if (part->index == last + 1) last++, part = &job->part;
         else part = part->next;
     const size_t used = strlen(text);

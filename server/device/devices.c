@@ -3,7 +3,7 @@
  *   main thread --> inbox --> slot 0: stream, batch: copy in | run | copy out --> done? --> main thread's mailbox
  *                             slot 1: ...               (in all attn_device_info.streams + DEVICE_GUESTS slots)
  *
- * A GPU has one thread for all of its slots, the CPU one for each. internal.h lists the files of the folder.
+ * A GPU has one thread for all of its slots, the CPU one for each.
  *
  * Invariants
  * 1. One flow (the work of one access token or connection) has at most as many batches on a device as the device has
@@ -55,9 +55,8 @@ static void join_threads(struct device *device)
     for (int i = 0; i < device->thread_count; i++) pthread_join(device->threads[i].thread, NULL);
 }
 
-/* Starts a device's threads. A GPU has one thread, which puts batches on all of its streams. The CPU has one thread per
- * stream, because on the CPU the threads themselves compute. A long batch then does not delay other batches, and no
- * core waits when a batch ends. */
+/* Starts a device's threads: one for a GPU, which serves all of its streams; one per stream for the CPU, because there
+ * the threads themselves compute. */
 static attn_status start_threads(struct device *device, attn_error *err)
 {
     const int threads = device->info.unified ? device->slot_count : 1, slots = device->slot_count / threads;
@@ -99,7 +98,7 @@ static attn_status device_open(const struct config *config, const char *backend,
     status = attn_device_open(backend, index, &options, &device->handle, err);
     if (status != ATTN_OK) goto fail;
     attn_device_describe(device->handle, &device->info);
-    /* The watchdog ignores the CPU: large problems may take minutes on the CPU, and the CPU cannot be lost. */
+    /* The CPU is not watched: problems may take minutes on it, and it cannot be lost. */
     device->watchdog_ns = device->info.unified ? NEVER : config->watchdog_ms * CLOCK_NS_PER_MS;
     atomic_store(&device->due_ns, NEVER);
     const int most = DEVICE_MAX_STREAMS - DEVICE_GUESTS, streams = device->info.streams;
@@ -114,8 +113,7 @@ static attn_status device_open(const struct config *config, const char *backend,
     device->number = devices->count;
     devices->device[devices->count++] = device;
     static const attn_status to_count[] = { ATTN_DEVICE, ATTN_DEVICE_LOST, ATTN_NO_MEMORY };
-    /* These metrics must exist with the value 0 from the start, because Prometheus's rate() ignores the first sample of
-     * a metric. */
+    /* Prometheus's rate() ignores the first sample of a metric, so these must exist with the value 0. */
     metrics_add(METRIC_DEVICE_BATCHES, device->info.name, NULL, 0);
     metrics_add(METRIC_DEVICE_PARTS, device->info.name, NULL, 0);
     for (int i = 0; i < 3; i++) metrics_add(METRIC_DEVICE_ERRORS, device->info.name, attn_status_name(to_count[i]), 0);
@@ -127,7 +125,7 @@ fail:
     return status;
 }
 
-/* Returns the backend whose device numbers --devices uses. NULL: this build has only the CPU. */
+/* Returns the backend whose device numbers --devices uses; NULL: this build has only the CPU. */
 static const char *gpu_backend(void)
 {
     for (const char *const *name = attn_backends(); *name; name++)
@@ -156,7 +154,7 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
     } else if (numbers) {
         for (const char *at = wanted; *at && status == ATTN_OK; at += *at == ',') {
             uint64_t index = 0;
-            /* text_read_number() cannot fail here, because config.c has checked the text */
+            /* cannot fail, because config.c has checked the text */
             at = text_read_number(at, &index);
             assert(at != NULL && index < CONFIG_MAX_DEVICES);
             if (index >= (uint64_t)gpus)
@@ -175,7 +173,6 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
     return ATTN_OK;
 }
 
-/* Returns how many bytes of memory a device gives to its KV caches if --kv-bytes is not given. */
 static int64_t default_kv_bytes(const attn_device_info *info)
 {
     const int64_t share = info->memory_limit / DEVICE_CACHE_SHARE;
@@ -200,7 +197,7 @@ attn_status devices_add_caches(struct devices *devices, const struct config *con
         const attn_device_info *const info = &device->info;
         const struct caches_source source = { give_memory, device };
         const int64_t bytes = config->kv_bytes > 0 ? config->kv_bytes : default_kv_bytes(info);
-        /* a pool larger than the device's memory could never be allocated, so no cache could be made */
+        /* a pool larger than the device's memory could never be allocated */
         if (bytes > info->memory_limit && info->memory_limit > 0)
             return attn_fail(
                 err, ATTN_INVALID, NULL,
@@ -221,14 +218,13 @@ bool devices_stop(struct devices *devices, int64_t wait_ms)
         int error = 0;
         pthread_mutex_lock(&device->lock);
         device->stop = true;
-        device->held_may_run = true; /* the main thread frees no more gradient sums, so a batch that waits for their
-                                      * memory must try again now */
+        /* no more gradient sums will be freed, so the held batch must try again now */
+        device->held_may_run = true;
         pthread_cond_broadcast(&device->wake);
         while (device->threads_ended < device->thread_count && error == 0)
             error = pthread_cond_timedwait(&device->wake, &device->lock, &until);
         const bool stopped = device->threads_ended == device->thread_count;
         pthread_mutex_unlock(&device->lock);
-        /* the threads have stopped, so joining them takes no time */
         if (stopped && !device->joined) join_threads(device);
         device->joined = stopped;
         all &= stopped;
@@ -241,7 +237,7 @@ void devices_close(struct devices *devices)
     if (devices == NULL) return;
     for (int i = 0; i < devices->count; i++)
         if (!devices->device[i]->joined) join_threads(devices->device[i]);
-    /* inline slots (streams for HTTP threads) belong to the devices, so they are closed before the devices */
+    /* inline slots (streams for HTTP threads) belong to the devices, so they are closed first */
     inline_close(devices);
     for (int i = 0; i < devices->count; i++) device_free(devices->device[i]);
     free(devices);
@@ -273,8 +269,7 @@ const char *device_name(const struct device *device)
     return device->info.name;
 }
 
-/* Allocates staging memory (host memory for requests' tensors), pinned by a device that is not lost. All devices use
- * the same backend, so all devices can use memory that one device has pinned. */
+/* Allocates staging memory (host memory for requests' tensors), pinned by one device for all of them. */
 static void *map_staging(void *context, size_t bytes)
 {
     const struct devices *devices = context;
@@ -341,9 +336,8 @@ void devices_note_lost(struct devices *devices, int number)
     atomic_store(&devices->device[number]->lost, true);
 }
 
-/* Returns the time that the job's problems take on the fastest device, in seconds. Scores that FlashMask hides do not
- * count, because kernels may skip them. The function reads the rows of the mask to count the hidden scores, but only if
- * the time is long. */
+/* Returns the time in seconds that the job takes on the fastest device. If it is long, scores that FlashMask hides do
+ * not count. */
 double devices_least_seconds(const struct devices *devices, const struct job *job)
 {
     const double unimportant_s = 0.05;
@@ -371,9 +365,8 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
     return seconds;
 }
 
-/* Returns how many batches the device may have at a time. The limit applies to each flow (client), and also to all
- * flows together (invariant 1 at the top of this file). Batches of flows that have no other batch on the device
- * (guests) are not counted. */
+/* Returns how many batches the device may have at a time, for each flow (client) and for all flows together. Guests
+ * (batches of flows without another batch on the device) are not counted. */
 static int most_batches(const struct device *device)
 {
     return device->streams + (device->info.unified || device->streams == 1);
@@ -406,8 +399,8 @@ struct device *devices_pick(struct devices *devices, uint64_t passed_over)
     for (int i = 0; i < devices->count; i++) {
         struct device *device = devices->device[i];
         if ((passed_over >> i & 1) || device->disabled || is_full(device)) continue;
-        /* For checks of clients' results, no floating-point operations are counted. So among devices that have only
-         * checks, the one with the fewest batches is chosen. */
+        /* checks of clients' results count no operations, so the number of batches decides among devices that have only
+         * checks */
         const bool less = best && (device->flops < best->flops ||
                                    (device->flops == best->flops && device->outstanding < best->outstanding));
         if (best == NULL || less) best = device;
@@ -422,7 +415,7 @@ bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_
     for (const struct batch *batch = device->batches; batch; batch = batch->next)
         if (batch->left_ns < oldest_ns) oldest_ns = batch->left_ns;
     *wait_ns = oldest_ns + DEVICE_GUEST_AFTER_NS - now_ns;
-    /* false if the oldest batch has run for longer than expected, because its end is then unknown */
+    /* false: the oldest batch has run for longer than expected, so its end is unknown */
     return *wait_ns > 0;
 }
 
@@ -468,8 +461,7 @@ void devices_collect(struct devices *devices, struct batch *batch)
     struct device *device = batch->device;
     (void)devices;
     assert(batch->previous ? batch->previous->next == batch
-                           /* batch->previous is NULL, so the batch must be the first one on the device; otherwise it
-                            * was collected twice */
+                           /* fails if a batch is collected twice */
                            : device->batches == batch);
     assert(device->outstanding > 0 && atomic_load(&device->requests) >= batch->count);
     for (int i = 0; i < batch->count; i++) assert(batch->parts[i]->ran == (batch->parts[i]->error.status == ATTN_OK));
@@ -477,7 +469,7 @@ void devices_collect(struct devices *devices, struct batch *batch)
     if (batch->next) batch->next->previous = batch->previous;
     device->outstanding--;
     device->flops -= batch->flops;
-    /* a device without batches has exactly no work; setting 0 keeps rounding errors of the sum from accumulating */
+    /* exactly 0, so that rounding errors of the sum do not accumulate */
     if (device->outstanding == 0) device->flops = 0;
     atomic_fetch_sub(&device->requests, batch->count);
 }

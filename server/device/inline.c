@@ -1,34 +1,14 @@
-/* inline.c: inline slots. An inline slot is a stream on which an HTTP thread runs small problems itself.
+/* inline.c: inline slots. An inline slot is a stream on which an HTTP thread runs small problems itself, without waking
+ * another thread. There are as many slots as HTTP threads. A thread takes the slot with its core's number, because that
+ * slot's scratch memory is probably in the core's cache.
  *
- * There are as many slots as HTTP threads, each with a stream and a workspace. A thread takes the slot with its core's
- * number, because that slot's workspace is probably in the core's cache. If that slot is taken, the thread takes the
- * next free one.
- *
- *   HTTP thread: body complete --> inline slot free? --> run --> answer            (else: posted to the main thread)
- *
- * On the CPU each slot is a device with one thread. On a GPU the kernel reads and writes the request's staging memory
- * in place (attn_device_info.reads_staging, attn_kernel.in_place), so one launch is enough. The thread polls its
- * stream, which takes less time than a hand-over to another thread. The kernel also works in place if all tensors lie
- * in a client's registered range of the GPU's memory. Only then may the job have a cache transaction. The HTTP thread
- * begins and ends the transaction (transaction.h), and the moves before the kernel also copy the transaction's tables
- * (memory.c).
- *
- * A GPU is used this way only while it has no batches. Otherwise the thread would wait for a whole batch. Many threads
- * that launch kernels would also block each other in the driver. Busy GPUs get batches instead, in which equal problems
- * are merged (merge.c). A cache transaction runs here only if the GPU has no other work: several transactions slow each
- * other down, and small ones run faster when they are merged.
+ * On the CPU each slot is a device with one thread. On a GPU the kernel reads and writes staging memory, or a client's
+ * registered GPU memory, in place, so one launch is enough. A GPU is used this way only while it has no batches:
+ * otherwise the thread would wait for a whole batch, and busy GPUs run merged batches faster (merge.c).
  *
  * A job that has not ended in INLINE_WAIT_NS (a cache transaction: INLINE_STEP_WAIT_NS) is late. The device's thread
- * then takes the job over like any batch, so that deadlines, hang-ups and the watchdog apply to it:
- *
- *   HTTP thread: late --> main thread --> devices_submit_late() --> device's thread: inline_adopt()
- *
- * Invariants
- * 1. Only the thread that set a slot's `taken` uses the slot's device and stream. If the slot's job is late, no
- *    thread uses them until the job is adopted (a device's thread takes it over) or settled (inline_settle() has
- *    waited for its end).
- * 2. A late job has a reference until its kernel has ended, even if its request stops waiting. The job's request holds
- *    this reference on the way to the main thread, and the job's batch holds it afterwards. */
+ * then takes it over like any batch, by devices_submit_late() and inline_adopt(). Until then no thread uses the slot's
+ * stream, unless inline_settle() waits for its end. A late job has a reference until its kernel has ended. */
 #include "server/device/inline.h"
 #include "server/device/internal.h"
 
@@ -44,8 +24,7 @@
 #include "server/work/request.h"
 #include "server/work/transaction.h"
 
-/* Opens the next inline slot (a stream on which HTTP threads run small jobs). If there are several GPUs, the slots are
- * assigned to them in turn. */
+/* Opens the next inline slot (a stream for HTTP threads). Several GPUs get slots in turn. */
 static attn_status open_slot(struct devices *devices, const struct config *config, struct inline_slot *inline_slot,
                              attn_error *err)
 {
@@ -85,9 +64,8 @@ void inline_close(struct devices *devices)
     free(devices->inline_slots);
 }
 
-/* Takes the inline slot (a stream for HTTP threads) with this core's number. If a thread that was interrupted on this
- * core still has that slot, takes the next free slot. `only`: number of the only device that can compute the job, or -1
- * if any device can. Returns NULL if no slot is free. */
+/* Takes the inline slot (a stream for HTTP threads) with this core's number, or the next free one; NULL: none is free.
+ * `only`: number of the only device that can compute the job, or -1. */
 static struct inline_slot *take_inline_slot(struct devices *devices, int only)
 {
     const int core = sched_getcpu(), first = core > 0 ? core % devices->inline_count : 0;
@@ -107,8 +85,7 @@ static void give_inline_slot_back(struct inline_slot *inline_slot)
     atomic_flag_clear_explicit(&inline_slot->taken, memory_order_release);
 }
 
-/* True if all tensors are in a client's registered range of a GPU's memory. Nothing is copied for the job then,
- * whatever the size of its tensors. */
+/* True if all tensors are in a client's registered range of a GPU's memory, so that nothing is copied. */
 static bool is_on_device(const struct job *job)
 {
     return job->shared && job->inputs_used == 0 && job->outputs.bytes == 0 && job->flops <= INLINE_DEVICE_FLOPS;
@@ -116,7 +93,7 @@ static bool is_on_device(const struct job *job)
 
 static bool fits_inline(const struct job *job)
 {
-    /* the job has tensors in a client's pinned host memory, which must be copied first, so the job cannot run here */
+    /* tensors in a client's pinned host memory must be copied first */
     if (job->shared && job->shared->pinned_bytes > 0) return false;
     if (job->wants_judge || job->wants_verify || job->wants_measure || job->wants_save || job->saved) return false;
     if (job->call->count != 1) return false;
@@ -132,7 +109,7 @@ static bool fits_processor(const struct job *job)
            batch_padded_flops(&job->part) <= INLINE_FLOPS;
 }
 
-/* True if the GPU seems free for the job now. A cache transaction also needs an empty queue. Otherwise it could
+/* True if the GPU seems free for the job now. A cache transaction also needs an empty queue, because it must not
  * overtake queued transactions that wait for the same caches. */
 static bool is_free_for(const struct device *device, const struct job *job)
 {
@@ -159,9 +136,8 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     attn_status status = ATTN_OK;
     const bool notes = attn_stream_note(stream, &none) == ATTN_OK;
     int64_t now_ns = clock_ns(),
-            /* Some GPUs write to host memory at the end of the work. Most polls then only read that memory, and the
-             * driver is called once per INLINE_ASK_NS, because only the driver reports errors. On other GPUs each poll
-             * calls the driver. */
+            /* Some GPUs write to host memory at the end of the work, so most polls read only that memory. The driver is
+             * called once per INLINE_ASK_NS, because only it reports errors. */
         ask_ns = notes ? now_ns + INLINE_ASK_NS : now_ns;
     *done = false;
     while (status == ATTN_OK && !*done) {
@@ -175,12 +151,11 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     return status;
 }
 
-/* Begins the job's cache transaction and sets *placed to the job's problem with device addresses. False: the job cannot
- * run on this inline slot (a stream for HTTP threads). Its transaction may have begun nevertheless, as
- * transaction_has_begun() tells. */
+/* Begins the job's cache transaction and sets *placed to its problem with device addresses. False: the job cannot run
+ * on this inline slot, but its transaction may have begun (transaction_has_begun()). */
 static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
 {
-    /* the error is ignored: if the job cannot run here, the main thread meets the same error and reports it */
+    /* the main thread meets the same error and reports it */
     attn_error ignored;
     bool wait = false;
     if (!is_free_for(inline_slot->device, job) || transaction_begin(job, 0, &wait, &ignored) != ATTN_OK || wait ||
@@ -191,9 +166,8 @@ static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_pro
     return true;
 }
 
-/* Prepares what the job needs to run immediately: its cache transaction, its plan (choice of kernel) and scratch
- * memory. If the job has a transaction, the plan refers to *placed (the problem with device addresses). False: the job
- * cannot run on this inline slot, although its transaction may have begun (see take_step()). */
+/* Prepares a job to run now: its cache transaction, its plan (choice of kernel) and scratch memory. The plan of a
+ * transaction refers to *placed. False: the job cannot run on this inline slot, but its transaction may have begun. */
 static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_problem *placed, attn_plan *plan)
 {
     const struct device *const device = inline_slot->device;
@@ -201,7 +175,7 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
     struct slot *const slot = &inline_slot->slot;
     const attn_problem *const problem = job->transaction ? placed : &job->call->items[0].problem;
     const attn_capabilities *const can = attn_device_capabilities(handle);
-    /* the error is ignored: if the job cannot run here, the main thread meets the same error and reports it */
+    /* the main thread meets the same error and reports it */
     attn_error ignored;
     size_t bytes;
     return (!job->transaction || take_step(inline_slot, job, placed)) &&
@@ -211,16 +185,15 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
            memory_grow_workspace(handle, bytes, &slot->workspace, &slot->workspace_bytes, &ignored) == ATTN_OK;
 }
 
-/* Reads the clock that measures the duration of a job. For a GPU it is the real time. For the CPU it is the processor
- * time of this thread: there are more HTTP threads than cores, so the real time would include the work of other
- * threads. */
+/* Reads the clock for the duration of a job: real time for a GPU, processor time of this thread for the CPU, where HTTP
+ * threads share the cores. */
 static int64_t work_clock_ns(const struct device *device)
 {
     return device->info.unified ? clock_thread_ns() : clock_ns();
 }
 
-/* Runs a job on the stream of its inline slot. *done becomes true if the job has ended; otherwise it still runs. On a
- * GPU, the slot's launched_ns becomes the time at which all work was on the stream. */
+/* Runs a job on the stream of its inline slot. *done becomes false if it still runs. On a GPU, launched_ns becomes the
+ * time at which all work was on the stream. */
 static attn_status compute(struct inline_slot *inline_slot, const struct job *job, const attn_plan *plan, bool *done,
                            attn_error *err)
 {
@@ -233,14 +206,14 @@ static attn_status compute(struct inline_slot *inline_slot, const struct job *jo
     if (inline_slot->device->info.unified) return status;
     slot->launched_ns = clock_ns();
     if (status == ATTN_OK) status = look(slot->stream, until_ns, done, err);
-    /* after an error, some work of the job may still run on the stream, so this call waits for the end of that work */
+    /* after an error, some work may still run on the stream */
     else (void)attn_stream_wait(slot->stream, &other);
     if (status != ATTN_OK) *done = true;
     return status;
 }
 
-/* Counts the requests that run on the device through inline slots (streams for HTTP threads). `by` is 1 when an HTTP
- * thread begins to run a job, and -1 at its end. */
+/* Counts the requests that run on the device through inline slots (streams for HTTP threads): `by` is 1 at the start,
+ * -1 at the end. */
 static void count_on_device(struct device *device, int by)
 {
     atomic_fetch_add_explicit(&device->inline_requests, by, memory_order_relaxed);
@@ -263,14 +236,13 @@ static void note_end(struct devices *devices, struct job *job, struct batch *bat
     batch_count(batch, &job->part);
 }
 
-/* Runs a job on the inline slot (a stream for HTTP threads) that was taken for the job. make_ready() must have
- * succeeded. */
+/* Runs a job on the inline slot (a stream for HTTP threads) that it has taken. make_ready() must have succeeded. */
 static enum inline_outcome run(struct devices *devices, struct inline_slot *inline_slot, struct job *job,
                                const attn_plan *plan)
 {
     struct device *const device = inline_slot->device;
-    /* A batch that consists of this job alone, for the functions that record results and times. Its times left_ns and
-     * started_ns stay 0, so no waiting time is recorded. */
+    /* A batch of this job alone, for the functions that record results and times. left_ns and started_ns stay 0, so no
+     * waiting time is recorded. */
     struct batch batch = { .device = device, .count = 1, .flops = job->flops, .bytes = job->bytes };
     attn_error err = { 0 };
     bool done;
@@ -303,8 +275,7 @@ enum inline_outcome inline_run(struct devices *devices, struct job *job)
     attn_problem placed;
     attn_plan plan;
     if (make_ready(inline_slot, job, &placed, &plan)) return run(devices, inline_slot, job, &plan);
-    /* There is too little memory. A device's thread may wait for memory, but an HTTP thread may not. So the inline slot
-     * (a stream for HTTP threads) is given back, and the job is queued. */
+    /* Too little memory: a device's thread may wait for memory, but an HTTP thread may not, so the job is queued. */
     give_inline_slot_back(inline_slot);
     return transaction_has_begun(job) ? INLINE_BEGAN : INLINE_NOT;
 }

@@ -1,14 +1,8 @@
-/* memory.c: device memory of a batch.
- *
- * A unified device (the CPU) computes in staging memory, without copies. On a device with its own memory, each region
- * of a job has a mirror: one block of device memory, copied in one piece. A region is a piece of host memory: the job's
- * inputs, its outputs, or a saved forward that it uses. The tensors' pointers are translated from the region to the
- * mirror. Tensors in memory that clients registered (regions/regions.h) are treated differently. Tensors in the
- * device's own memory need no mirror. Tensors in pinned host memory have a mirror for each tensor, because a client's
- * tensors may overlap.
- *
- * A batch may have thousands of regions, and each of its tensors is looked up among them. Regions of jobs do not
- * overlap, so slot->regions lists their mirrors by address for a binary search. */
+/* memory.c: device memory of a batch. A unified device (the CPU) computes in staging memory, without copies. On a
+ * device with its own memory, each region of a job's host memory (inputs, outputs, or a saved forward) has a mirror:
+ * one block of device memory, copied in one piece. Pointers of tensors are translated from the region to the mirror.
+ * Tensors in clients' pinned host memory have a mirror each, because they may overlap. slot->regions lists mirrors by
+ * host address for a binary search, because a batch may have thousands of regions. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -24,7 +18,6 @@ void memory_drop_mirrors(struct device *device, struct slot *slot)
     slot->mirror_count = slot->region_count = 0;
 }
 
-/* Makes room for more mirrors (device copies of host memory) in the slot's list. False: out of memory. */
 static bool widen(struct slot *slot)
 {
     const int room = slot->mirror_room ? 2 * slot->mirror_room : 64;
@@ -53,8 +46,8 @@ static const struct mirror *region_at(const struct slot *slot, int place)
     return &slot->mirrors[slot->regions[place]];
 }
 
-/* Returns how many pieces of host memory with a mirror (device copy) begin at or below this address. Only the last of
- * these pieces may contain the address. */
+/* Returns how many regions of host memory with a mirror (device copy) begin at or below this address. Only the last of
+ * them may contain it. */
 static int regions_up_to(const struct slot *slot, const char *address)
 {
     int low = 0, high = slot->region_count;
@@ -66,8 +59,8 @@ static int regions_up_to(const struct slot *slot, const char *address)
     return low;
 }
 
-/* Allocates a mirror, which is device memory for a region of host memory. `copy`: the region's bytes must be copied to
- * the mirror. If the region has a mirror already, it is kept. */
+/* Allocates a mirror (device memory) for a region of host memory, unless it has one. `copy`: the region's bytes must be
+ * copied to it. */
 static attn_status mirror(struct device *device, struct slot *slot, struct job_region host, bool copy, attn_error *err)
 {
     void *memory;
@@ -87,19 +80,16 @@ static attn_status mirror(struct device *device, struct slot *slot, struct job_r
 
 attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err)
 {
-    /* This is plain device memory, not a copy of host memory. It is in the list of mirrors only so that it is freed
-     * with them. */
+    /* plain device memory is in the list of mirrors only to be freed with them */
     return add_mirror(device, slot, (struct mirror){ { NULL, 0 }, NULL, false }, bytes, memory, err);
 }
 
-/* Translates a host address in a region with a mirror (device copy) to the address of its copy on the device. */
 void *memory_address(const struct slot *slot, void *address)
 {
     const int count = regions_up_to(slot, address);
     const struct mirror *const m = count > 0 ? region_at(slot, count - 1) : NULL;
     if (m && (char *)address < m->host.memory + m->host.bytes) return m->device + ((char *)address - m->host.memory);
-    /* The address is not in a region that has a mirror (device copy): its tensor has no elements, or is already on the
-     * device (in a cache's page, or in a client's memory). So the address is not translated. */
+    /* not in a region with a mirror (device copy): the tensor has no elements, or is on the device already */
     return address;
 }
 
@@ -219,8 +209,6 @@ void memory_drop_workspace(attn_device *handle, void **workspace, size_t *worksp
     *workspace_bytes = 0;
 }
 
-/* Provides a workspace (scratch memory of kernels) of at least `bytes`. The contents of a workspace are lost when it
- * grows. */
 attn_status memory_grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
                                   attn_error *err)
 {

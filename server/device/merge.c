@@ -14,9 +14,8 @@
  * on B. If the larger B would lead to another kernel, the problems are not merged.
  *
  * The keys and values of a decode transaction are in the pages of the pool, which all transactions of a device share.
- * Keys and values are therefore not merged, but queries and tables are. The rows of the merged page table are as long
- * as those of the longest cache. The moves also copy new keys and values to their pages. A transaction that runs alone
- * uses the same method, and needs three launches instead of five. */
+ * Keys and values are therefore not merged, but queries and tables are. The moves also copy new keys and values to
+ * their pages. */
 #include "server/device/internal.h"
 
 #include <stdlib.h>
@@ -24,13 +23,12 @@
 
 #include "server/work/transaction.h"
 
-/* MERGEABLE is the set of tensors that can be merged along their first axis, the batch: the values of a batch row do
- * not depend on the row's index. With dropout `out` and the gradients do depend on it, so problems with dropout are not
- * merged. */
+/* Tensors that can be merged along their first axis, the batch. Problems with dropout are not merged, because their
+ * values depend on the row's index. */
 #define T(name) ((uint64_t)1 << ATTN_T_##name)
 static const uint64_t MERGEABLE = T(q) | T(k) | T(v) | T(out) | T(lse) | T(dout) | T(dlse) | T(dq) | T(dk) | T(dv);
-/* When the problems of several cache transactions are merged into one, the tensors in TABLES are concatenated. The
- * tensors in POOL stay in the pages of the caches. */
+/* For merged cache transactions: the tensors in TABLES are concatenated, and those in POOL stay in the pages of the
+ * caches. */
 static const uint64_t TABLES = T(page_table) | T(seqlens_k) | T(k_scale) | T(v_scale), POOL = T(k) | T(v);
 #undef T
 
@@ -42,7 +40,7 @@ static bool is_of(uint64_t tensors, int id)
 static int64_t bytes_of(const attn_tensor *t)
 {
     int64_t bytes = 0;
-    /* attn_shape_bytes() cannot fail here, because attn_check() has checked the tensor's shape */
+    /* cannot fail, because attn_check() has checked the shape */
     (void)attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes);
     return bytes;
 }
@@ -53,8 +51,8 @@ static bool lies_in(const attn_tensor *t, const char *memory, size_t bytes)
     return memory && data >= memory && data < memory + bytes;
 }
 
-/* True if a tensor can be merged with other jobs' tensors. The tensor must be contiguous and in the job's own memory,
- * and the tensors that follow it in the merged problem must stay aligned. */
+/* True if a tensor can be merged: it is contiguous and in the job's own memory, and the tensors behind it in the merged
+ * problem stay aligned. */
 static bool tensor_fits(const struct job *job, const attn_tensor *t)
 {
     const attn_tensor whole = attn_tensor_make(t->data, t->dtype, t->rank, t->shape);
@@ -78,14 +76,13 @@ static bool fits(const struct job *job)
     return true;
 }
 
-/* True if the tensors `a` and `b` of two problems allow the problems to be merged into one. `paged`: the two problems
- * belong to cache transactions. */
+/* True if the tensors `a` and `b` allow their two problems to be merged. `paged`: the problems belong to cache
+ * transactions. */
 static bool same_tensor(const attn_tensor *a, const attn_tensor *b, int id, bool paged)
 {
     if (a->rank != b->rank) return false;
     if (a->rank == 0) return true;
-    /* page tables can be merged if they have equally many rows. The rows may differ in length, because the rows of the
-     * merged table are as long as the longest row. */
+    /* rows of page tables may differ in length, because rows of the merged table are as long as the longest row */
     const size_t axes = paged && id == ATTN_T_page_table ? 1 : (size_t)a->rank;
     if (paged && is_of(POOL, id) &&
         (a->data != b->data || memcmp(a->stride, b->stride, (size_t)a->rank * sizeof a->stride[0]) != 0))
@@ -108,8 +105,8 @@ static bool equal(const struct job *one, const struct job *other)
            a->window_right == b->window_right && a->deterministic == b->deterministic;
 }
 
-/* Returns the merged problem of a job (the leader) and of the jobs that join it. The merged tensors have no addresses
- * yet, except tensors in the pool of cache pages. */
+/* Returns the merged problem of the job `leader` and of the jobs that join it. Only tensors in the pool of cache pages
+ * have addresses. */
 static attn_problem widened(const struct slot *slot, int leader)
 {
     const struct batch *const batch = slot->batch;
@@ -127,11 +124,11 @@ static attn_problem widened(const struct slot *slot, int leader)
     return wide;
 }
 
-/* True if the merged problem would run on the same kernel as the separate problems of its jobs. The tensors of the
- * merged problem have no memory yet, but the choice of a kernel depends only on the alignment of addresses. */
+/* True if the merged problem would run on the same kernel as its separate problems. The choice depends only on the
+ * alignment of addresses, so the merged tensors need no memory yet. */
 static bool same_kernel(const struct device *device, const struct slot *slot, int leader)
 {
-    /* the sizes of the merged problem cannot overflow, because MERGE_BYTES and CONFIG_MAX_BATCH bound them */
+    /* no overflow, because MERGE_BYTES and CONFIG_MAX_BATCH bound the sizes */
     const attn_problem wide = widened(slot, leader);
     const struct job *const job = batch_job(slot->batch, leader);
     const attn_capabilities *const can = attn_device_capabilities(device->handle);
@@ -141,8 +138,7 @@ static bool same_kernel(const struct device *device, const struct slot *slot, in
            attn_plan_make(can, &wide, &together, &ignored) == ATTN_OK && alone.kernel == together.kernel;
 }
 
-/* Undoes a merge: separates the jobs that were merged with the job `leader`. Each job then runs as a problem of its
- * own, with device memory of its own. */
+/* Undoes a merge: each job then runs as a problem of its own. */
 static void part(struct slot *slot, int leader)
 {
     for (int j = leader; j < slot->batch->count; j++) {
@@ -181,7 +177,7 @@ static size_t aligned(size_t bytes)
 
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err)
 {
-    /* In a cache transaction k and v (POOL) stay in the pages of the caches, so they need no new memory. */
+    /* in a cache transaction k and v stay in the pages of the caches */
     const uint64_t there = batch_job(slot->batch, leader)->transaction ? POOL : 0;
     size_t bytes = 0;
     void *memory;
@@ -199,9 +195,8 @@ attn_status merge_take(struct device *device, struct slot *slot, int leader, att
     return ATTN_OK;
 }
 
-/* Adds moves (copies by a kernel) to the slot's list. They copy one tensor between a job and the merged problem. If the
- * rows of the merged tensor are longer than those of the job's tensor, each row needs a move of its own. Otherwise one
- * move is enough. */
+/* Adds copies of one tensor between a job and the merged problem. If the merged tensor's rows are longer, each row
+ * needs a copy of its own. */
 static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, const attn_tensor *whole, int place,
                       bool out)
 {
@@ -215,7 +210,7 @@ static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, c
     }
 }
 
-/* Adds the moves (copies by a kernel) of a job to the slot's list, behind the first `count` moves. */
+/* Adds the copies of a job to the slot's list, behind the first `count`. */
 static attn_status add_job(struct slot *slot, int j, bool out, int64_t *count, attn_error *err)
 {
     const struct job *const job = batch_job(slot->batch, j);

@@ -1,9 +1,7 @@
-/* parts.c: a part of a cut job on its device. The part is some heads, batch rows or queries of a problem (cut.c).
- *
- * A unified device (the CPU) computes in staging memory, through views of the part. On a device with its own memory,
- * memory is allocated for each tensor of the part. The part's elements of a tensor are rows of the whole tensor, at
- * equal distances, so one call of attn_copy_rows() copies them all. A tensor that each part needs as a whole is copied
- * as a whole. Gradients that are sums over the queries are not copied: they stay on the device (sums.c). */
+/* parts.c: a part of a cut job on its device: some heads, batch rows or queries of a problem (cut.c). A unified device
+ * (the CPU) computes in staging memory, through views of the part. On other devices, each tensor of the part gets
+ * memory, and one call of attn_copy_rows() copies its rows, which are at equal distances in the whole tensor. Gradients
+ * that are sums over the queries stay on the device (sums.c). */
 #include "server/device/internal.h"
 
 attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct job_range *range)
@@ -25,7 +23,7 @@ static attn_problem part_of(const struct job_part *part)
     return parts_of(job_problem(part->job, 0), part->way, &part->range);
 }
 
-/* True if the device that computes the part has its own copy of this tensor, in memory that parts_take() allocates. */
+/* True if the device has its own copy of this tensor of the part. */
 static bool has_copy(const struct job_part *part, const attn_problem *problem, int id)
 {
     const bool sum = part->way == JOB_BY_QUERIES && attn_is_sum_of_queries(problem, (attn_tensor_id)id);
@@ -44,11 +42,9 @@ attn_status parts_take(struct device *device, struct slot *slot, struct job_part
     const attn_status status = memory_take(device, slot, bytes, &memory, err);
     if (status != ATTN_OK) return status;
     char *at = memory;
-    problem->prefix_keys = NULL; /* prefix_keys (how many keys a row shares with the row before it) only saves time,
-                                  * so the part's problem does without it */
+    problem->prefix_keys = NULL; /* prefix_keys (how many keys a row shares with the row before it) only saves time */
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         attn_tensor *const t = &problem->tensor[id];
-        /* the part's problem does not use this tensor, so the device has no copy of it */
         if (!parts_use(problem, id)) t->rank = 0;
         if (!has_copy(part, problem, id)) continue;
         *t = attn_tensor_make(at, t->dtype, t->rank, t->shape);
@@ -57,14 +53,14 @@ attn_status parts_take(struct device *device, struct slot *slot, struct job_part
     return sums_take(device, part, problem, err);
 }
 
-/* Describes the copying of a tensor between host and device: `host` is a view of some rows of `whole`, and `there` is
- * the contiguous tensor on the device. */
+/* Describes the copying of a tensor: `host` is a view of some rows of `whole`, and `there` is the contiguous tensor on
+ * the device. */
 static attn_rows rows_of(const attn_tensor *whole, const attn_tensor *host, const attn_tensor *there, bool out)
 {
     int axis = 0;
     int64_t rows = 1, width = 0, all = 0;
     while (axis < host->rank && host->shape[axis] == whole->shape[axis]) rows *= host->shape[axis++];
-    if (axis == host->rank) rows = 1; /* this part of the job needs the whole tensor, which is copied as one row */
+    if (axis == host->rank) rows = 1; /* the whole tensor is copied as one row */
     (void)attn_shape_bytes(there->dtype, there->rank, there->shape, &width);
     (void)attn_shape_bytes(whole->dtype, whole->rank, whole->shape, &all);
     width = rows > 0 ? width / rows : 0;

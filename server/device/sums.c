@@ -7,8 +7,8 @@
  * Each part of the job sums these gradients over its own queries, in float32, in memory of its device that stays until
  * the job is over. When all parts are back, each part is sent to its device once more, to add up one share of the
  * elements. The part copies this share from the memory of the other devices. It adds the parts' numbers in float32, in
- * the order of the parts, and rounds each sum once to the dtype of the result. Only the rounded share is copied to the
- * host. All devices copy and add at the same time.
+ * the order of the parts, and rounds each sum once to the dtype of the result. All devices copy and add at the same
+ * time.
  *
  * Which queries a part has depends on the problem and on the number of devices of the server, and not on the devices'
  * load. The same request therefore gets the same bits each time. */
@@ -16,46 +16,43 @@
 
 #include <assert.h>
 
-/* A share (the elements of a gradient that one part adds up) begins at a multiple of this many elements. The address of
- * the share is then a multiple of 16 bytes in each dtype. */
+/* A share (the elements of a gradient that one part adds up) begins at a multiple of this many elements, and so of 16
+ * bytes in each dtype. */
 enum { SHARE_UNIT = 64 };
 
 static_assert(CONFIG_MAX_DEVICES <= (int)ATTN_SUM_PARTS, "a job may have more parts than a sum");
 
-/* Describes one output that is a sum over queries. The offsets, in bytes, say where the output's numbers are in the
- * memory that a part of a job has for sums. */
+/* An output that is a sum over queries. The offsets, in bytes, are in the memory that a part of a job has for sums. */
 struct output {
-    int id; /* number of the tensor in the problem */
+    int id;
     int64_t elements;
-    size_t own; /* offset of the sums (float32) over the part's own queries */
-    /* offset of the float32 numbers that the other parts have computed for the elements of this part's share; each
-     * other part has slot_bytes of memory there */
+    size_t own; /* the float32 sums over the part's own queries */
+    /* the other parts' float32 numbers for this part's share, slot_bytes of memory for each part */
     size_t received;
     size_t slot_bytes;
-    size_t result; /* offset of the results for this part's share (the elements that it adds up) */
-    size_t end;    /* end of the memory for this output; the memory for the next output begins here */
+    size_t result; /* the results for this part's share (the elements that it adds up) */
+    size_t end;    /* end of the memory for this output */
 };
 
-/* Returns a float32 tensor at the address `memory`, for the sums of an output over a part's own queries. */
+/* Returns a float32 tensor at `memory` for the sums of an output over a part's own queries. */
 static attn_tensor partial_of(const attn_tensor *result, void *memory)
 {
     return attn_tensor_make(memory, ATTN_F32, result->rank, result->shape);
 }
 
-/* Finds the next output after o->id that is a sum over queries, for a problem that is cut into `parts` parts. Begin
- * with { .id = -1 }. False: there is none. */
+/* Finds the next output after o->id (-1 at first) that is a sum over queries, for a problem that is cut into `parts`
+ * parts. False: there is none. */
 static bool next_output(const attn_problem *p, int parts, struct output *o)
 {
     do o->id++;
     while (o->id < ATTN_TENSOR_COUNT && !attn_is_sum_of_queries(p, (attn_tensor_id)o->id));
     if (o->id == ATTN_TENSOR_COUNT) return false;
     const attn_tensor *const result = &p->tensor[o->id];
-    /* attn_shape_elements() cannot fail here, because the tensor was checked before */
+    /* cannot fail, because the tensor was checked before */
     (void)attn_shape_elements(result->rank, result->shape, &o->elements);
     const attn_tensor own = partial_of(result, NULL);
-    /* `most`: upper bound on the elements of a share (the elements that one part adds up). The elements are distributed
-     * in blocks of SHARE_UNIT. A share has at most units / parts blocks, rounded up. The last share also has the
-     * elements behind the last whole block (share_begin()). */
+    /* `most`: upper bound on the elements of a share. The last share also has the elements behind the last whole block
+     * of SHARE_UNIT. */
     const int64_t units = o->elements / SHARE_UNIT;
     const int64_t most = (units + parts - 1) / parts * SHARE_UNIT + o->elements % SHARE_UNIT;
     const attn_tensor slot = attn_tensor_make(NULL, ATTN_F32, 1, &most);
@@ -67,8 +64,8 @@ static bool next_output(const attn_problem *p, int parts, struct output *o)
     return true;
 }
 
-/* A share is the range of elements that one part adds up. Returns the first element of share `number`. If `number` is
- * `parts`, returns the end of the last share. */
+/* Returns the first element of share `number` (the elements that one part adds up); for `parts`, the end of the last
+ * share. */
 static int64_t share_begin(const struct output *o, int parts, int number)
 {
     return number == parts ? o->elements : o->elements / SHARE_UNIT * number / parts * SHARE_UNIT;
@@ -114,7 +111,6 @@ attn_status sums_take(struct device *device, struct job_part *part, attn_problem
     return ATTN_OK;
 }
 
-/* Removes the part from its device's list of parts with gradient sums. Does nothing if the part is not in the list. */
 static void unlist(struct job_part *part)
 {
     struct device *const device = part->sums_on;
@@ -125,7 +121,7 @@ static void unlist(struct job_part *part)
     pthread_mutex_unlock(&device->lock);
 }
 
-/* Lets the device's thread try the held batch (one that lacked memory) again, if there is such a batch. */
+/* Lets the device's thread try the held batch (one that lacked memory) again. */
 static void wake_held(struct device *device)
 {
     pthread_mutex_lock(&device->lock);
@@ -198,8 +194,8 @@ bool sums_begin(struct job *job)
     return true;
 }
 
-/* Returns where the device of part `own` finds the sums that part `other` has computed, from element `first` of the
- * output on. If `other` is on another device, copy_shares() first copies its sums to the returned address. */
+/* Returns where the device of part `own` finds the sums that part `other` has computed, from element `first` on: for
+ * another device, the address to which copy_shares() copies them. */
 static char *numbers_of(const struct output *o, const struct job_part *own, const struct job_part *other, int64_t first)
 {
     if (other->sums_on == own->sums_on) return (char *)other->sums + o->own + (size_t)first * sizeof(float);
@@ -212,9 +208,8 @@ static const struct job_part *next_around(const struct job_part *part)
     return part->next ? part->next : &part->job->part;
 }
 
-/* Puts copies on the stream. They bring, from all other devices, the numbers for this part's share of an output (the
- * elements that this part adds up). Each part copies first from the device of the next part, so the parts' first copies
- * read from different devices. */
+/* Enqueues copies of the numbers for this part's share (the elements that it adds up) from all other devices. Each part
+ * begins with the next part's device, so that the first copies read from different devices. */
 static attn_status copy_shares(attn_stream *stream, const struct job_part *own, const struct output *o, int64_t first,
                                int64_t end, attn_error *err)
 {

@@ -1,13 +1,9 @@
 /* thread.c: a device's threads. Each thread takes batches from the device's inbox, puts them on the streams of its
  * slots, one batch in each slot, and posts finished batches to the main thread.
  *
- * Invariants
- * 1. Calls on a device's handle are safe from any thread. Only one thread uses a stream: a device's thread, or for
- *    an inline slot an HTTP thread.
- * 2. A submitted batch comes back exactly once, whatever happens. Each of its jobs then has ran == true, or an
- *    error.
- * 3. While the thread is in a call that may never return, due_ns is the time by which the call should return. The main
- *    thread watches that time. */
+ * Only one thread uses a stream: a device's thread, or for an inline slot an HTTP thread. A submitted batch comes back
+ * exactly once, whatever happens; each of its jobs then has ran == true, or an error. While the thread is in a call
+ * that may never return, due_ns is the time by which the call should return, and the main thread watches that time. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -30,11 +26,11 @@ static int64_t worst_ns(const struct batch *batch)
     for (int j = 0; j < batch->count; j++)
         seconds += batch_padded_flops(batch->parts[j]) / DEVICE_SLOWEST_FLOPS +
                    batch_job(batch, j)->truth_seconds * DEVICE_TRUTH_SLOWEST;
-    const double most = 1e9; /* at most 1e9 seconds (thirty years), so that the time in nanoseconds fits 64 bits */
+    const double most = 1e9; /* thirty years, so that the time in nanoseconds fits 64 bits */
     return (int64_t)((seconds < most ? seconds : most) * 1e9);
 }
 
-/* Sets the device's due_ns to the earliest due_ns of its slots. The watchdog on the main thread reads it. */
+/* Sets the device's due_ns, which the watchdog reads, to the earliest of its slots. */
 static void publish_due(struct device *device)
 {
     int64_t due = NEVER;
@@ -43,8 +39,7 @@ static void publish_due(struct device *device)
     atomic_store(&device->due_ns, due);
 }
 
-/* Sets the time by which a batch that begins now should be over. It may have to wait for all other batches of the
- * device, so their longest times are added. */
+/* Sets the time by which a batch that begins now should be over, after all other batches of the device. */
 static void watch(struct device *device, struct slot *slot)
 {
     int64_t others_ns = 0;
@@ -94,7 +89,7 @@ static attn_status reserve_workspace(struct device *device, struct slot *slot, i
     return memory_grow_workspace(device->handle, bytes, &slot->workspace, &slot->workspace_bytes, err);
 }
 
-/* Collects the batch's problems, with device addresses, in slot->problems. *gathered becomes their number. */
+/* Collects the batch's problems, with device addresses, in slot->problems; *gathered becomes their number. */
 static attn_status gather(struct device *device, struct slot *slot, int *gathered, attn_error *err)
 {
     int count = 0;
@@ -108,7 +103,7 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
             continue;
         }
         if (slot->leader[j] != j) {
-            /* job j is merged with an earlier job of the batch, its leader, whose entry is therefore set already */
+            /* job j is merged with an earlier job of the batch, the leader */
             slot->problem[j] = slot->problem[slot->leader[j]];
             continue;
         }
@@ -129,7 +124,6 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
     return ATTN_OK;
 }
 
-/* Chooses the kernel (makes a plan) for the problem of a part of a cut job. */
 static attn_status plan_part(const attn_capabilities *can, struct job_part *part, const attn_problem *problem,
                              attn_plan *plan, attn_error *err)
 {
@@ -138,9 +132,7 @@ static attn_status plan_part(const attn_capabilities *can, struct job_part *part
     return status;
 }
 
-/* Chooses the kernels (makes plans) for all problems of the batch. The choice depends on the problems' addresses on
- * this device. A merged problem needs a new plan: prepare_job() made plans only for the smaller problems of its
- * jobs. */
+/* Chooses the kernels for all problems of the batch. The choice depends on the problems' addresses on this device. */
 static attn_status plan_all(struct device *device, struct slot *slot, attn_error *err)
 {
     const attn_capabilities *const can = attn_device_capabilities(device->handle);
@@ -178,15 +170,13 @@ static bool kernels_are_launched(const struct slot *slot)
     return slot->launched == slot->count;
 }
 
-/* True if all work of the batch is on the stream. */
 static bool all_is_launched(const struct slot *slot)
 {
     return kernels_are_launched(slot) && slot->truths_left == 0;
 }
 
-/* Returns how many of the batch's problems are put on the stream at a time. The number is limited, because work on a
- * GPU's stream cannot be cancelled. A long problem is put on the stream in steps (attn_run_some()), and may take
- * several calls. */
+/* Returns how many of the batch's problems are put on the stream at a time. The number is small, because work on a
+ * GPU's stream cannot be cancelled. A long problem takes several calls, in steps (attn_run_some()). */
 static int group_of(const struct device *device, const struct slot *slot)
 {
     const double share = slot->batch->flops > DEVICE_GROUP_FLOPS ? DEVICE_GROUP_FLOPS / slot->batch->flops : 1;
@@ -196,8 +186,7 @@ static int group_of(const struct device *device, const struct slot *slot)
     return left < most ? left : most;
 }
 
-/* Estimates, in seconds, the device time of the next work that launch_group() or truth_launch() will put on the stream
- * for this batch. */
+/* Estimates, in seconds, the device time of the batch's next work on the stream. */
 static double piece_seconds(const struct slot *slot)
 {
     if (kernels_are_launched(slot) && slot->truths_left > 0) return truth_piece_seconds(slot);
@@ -206,17 +195,16 @@ static double piece_seconds(const struct slot *slot)
     return first && seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* True if the batch must wait before it puts kernels on its stream. Launched kernels cannot be withdrawn, and they
- * delay the kernels of other flows (clients). So only one long batch of a flow runs while another flow has a batch on
- * the device. Otherwise a flow may run as many long batches as DEVICE_FLOW_SECONDS allows. The batch that has waited
- * longest is next. */
+/* True if the batch must wait before it launches kernels, because they would delay those of other flows (clients).
+ * While another flow has a batch on the device, only one long batch of a flow runs, the one that has waited longest;
+ * otherwise as many as DEVICE_FLOW_SECONDS allows. */
 static bool waits_for_turn(const struct device *device, const struct slot *slot)
 {
     const double own_s = piece_seconds(slot);
     double queued_s = 0;
     bool others = false;
     if (device->info.unified || own_s < DEVICE_SHORT_SECONDS) return false;
-    /* a cancelled batch launches no more kernels, so it need not wait */
+    /* a cancelled batch launches no more kernels */
     if (__atomic_load_n(&slot->batch->cancel, __ATOMIC_RELAXED) != 0) return false;
     for (int s = 0; s < device->slot_count; s++) {
         const struct slot *other = &device->slots[s];
@@ -231,13 +219,12 @@ static bool waits_for_turn(const struct device *device, const struct slot *slot)
     return queued_s > 0 && (others || queued_s + own_s > DEVICE_FLOW_SECONDS);
 }
 
-/* Puts the next problems of the batch, or the next steps of one problem, on the stream. After the last problem, also
- * puts the work that follows the kernels on the stream. */
+/* Enqueues the next problems of the batch, or the next steps of one problem. After the last problem, it also enqueues
+ * the work that follows the kernels. */
 static attn_status launch_group(struct device *device, struct slot *slot, attn_error *err)
 {
     struct batch *batch = slot->batch;
     const int count = group_of(device, slot);
-    /* true at the first call of launch_group() for a batch */
     const bool begins = slot->launched == 0 && slot->step == 0;
     attn_status status = ATTN_OK;
     slot->queued_s = piece_seconds(slot);
@@ -255,14 +242,13 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
         if (job_part_is_cut(batch->parts[j]))
             status = parts_copy(slot, batch->parts[j], &slot->problems[slot->problem[j]], true, err);
-        /* the outputs of a check are its truth (exact results in float64), which is computed and copied later */
+        /* the outputs of a check are exact results, which are computed and copied later */
         else if (!slot->moved[j] && !batch_job(batch, j)->wants_judge)
             status = memory_copy_out(device, slot, batch_job(batch, j), err);
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
 }
 
-/* Returns a copy of `host` with the device's addresses. `host` is a partial result: out and lse over some of the keys,
- * which a merge combines with results over other keys. */
+/* Returns a copy of `host`, a partial result (out and lse over some of the keys), with the device's addresses. */
 static attn_result result_on_device(const struct slot *slot, const attn_result *host)
 {
     attn_result result = *host;
@@ -271,8 +257,7 @@ static attn_result result_on_device(const struct slot *slot, const attn_result *
     return result;
 }
 
-/* Puts the merges of the batch on the stream. A merge combines results over several parts of the keys into one. A merge
- * is short, because it reads each number once or twice. */
+/* Enqueues the merges of the batch, which combine results over several parts of the keys. */
 static attn_status merge_parts(const struct device *device, struct slot *slot, attn_error *err)
 {
     attn_result lists[2 * ATTN_MERGE_PARTS];
@@ -296,8 +281,8 @@ static attn_status merge_parts(const struct device *device, struct slot *slot, a
     return status;
 }
 
-/* For jobs whose client gives an lse that only the device can check: puts kernels on the stream that compute the lse of
- * some rows. The tensors are on the device already. */
+/* Enqueues kernels that compute the lse of some rows, for jobs whose client gives an lse that only the device can
+ * check. */
 static attn_status sum_lse(struct slot *slot, attn_error *err)
 {
     attn_status status = ATTN_OK;
@@ -310,22 +295,20 @@ static attn_status sum_lse(struct slot *slot, attn_error *err)
     return status;
 }
 
-/* For a part that adds up gradients (sums.c): puts its work on the slot's stream. */
 static attn_status launch_sums(struct slot *slot, attn_error *err)
 {
     slot->count = slot->launched = 0;
     slot->step = slot->first_step = 0;
     slot->piece_ns = slot->began_ns = clock_ns();
-    /* Clears the stream's flag for skipped rows (rows with scores beyond float32's range, which are slow to compute). A
-     * failed batch may have set this flag. */
+    /* a failed batch may have set the stream's flag for skipped rows (with scores beyond float32's range) */
     (void)attn_stream_left_rows(slot->stream);
     const attn_status status = sums_launch(slot->stream, slot->batch->parts[0], err);
     slot->launched_ns = clock_ns();
     return status;
 }
 
-/* Puts the whole batch, or its first group of problems, on the stream. After an error a part of the batch may be on the
- * stream. The caller must then wait for that part before it frees memory. */
+/* Puts the whole batch, or its first group of problems, on the stream. After an error, work may be on the stream, and
+ * the caller must wait for it before it frees memory. */
 static attn_status launch(struct device *device, struct slot *slot, attn_error *err)
 {
     struct batch *batch = slot->batch;
@@ -362,25 +345,21 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     slot->launched = 0;
     slot->step = slot->first_step = 0;
     slot->piece_ns = slot->began_ns;
-    /* Clears the stream's flag for skipped rows (rows with scores beyond float32's range, which are slow to compute). A
-     * failed batch may have set this flag. */
+    /* a failed batch may have set the stream's flag for skipped rows (with scores beyond float32's range) */
     (void)attn_stream_left_rows(slot->stream);
     slot->blocked = count > 0 && waits_for_turn(device, slot);
-    if (slot->blocked) return ATTN_OK; /* the batch must wait; poll_slots() will continue the launch */
+    if (slot->blocked) return ATTN_OK; /* poll_slots() will continue the launch */
     do status = launch_group(device, slot, err);
     while (status == ATTN_OK && device->info.unified && slot->launched < count);
     return status;
 }
 
-/* Records in the batch how long each of its stages took. launch_us is an estimate of the GPU's idle time after the
- * copies: the GPU waits until the thread has put the kernels on the stream. The thread recorded the first event at
- * began_ns, and launched the kernels at launched_ns. So the kernels began at least launched_ns - began_ns after the
- * first event, if both reach the GPU equally fast. */
+/* Records how long each stage of the batch took. launch_us estimates how long the GPU was idle after the copies,
+ * because its kernels were not on the stream yet. */
 static void note_stages(const struct device *device, const struct slot *slot)
 {
     struct batch *batch = slot->batch;
-    /* an HTTP thread launched this batch, and put no events (marks) on the stream between the stages, so only the total
-     * time is known */
+    /* an HTTP thread launched this batch without events between the stages, so only the total time is known */
     if (batch->adopted) {
         batch->compute_us = (double)(batch->ended_ns - batch->started_ns) / 1e3;
         return;
@@ -394,19 +373,18 @@ static void note_stages(const struct device *device, const struct slot *slot)
     batch->launch_us = stood_us < 0 ? 0 : stood_us < batch->compute_us ? stood_us : batch->compute_us;
 }
 
-/* Frees the sums over queries (gradients) that a failed batch has computed so far. If the batch adds up gradients of
- * several parts, other devices may still read the sums, so the main thread frees them later. */
+/* Frees the gradient sums of a failed batch. If the batch adds up gradients of several parts, other devices may still
+ * read them, so the main thread frees them later. */
 static void drop_sums(const struct batch *batch)
 {
     for (int j = 0; j < batch->count && !batch_adds(batch); j++) sums_drop(batch->parts[j]);
 }
 
-/* Ends a batch, failed or not: frees its device memory and reports it to the main thread. */
+/* Ends a batch, failed or not: frees its device memory and posts it to the main thread. */
 static void finish_batch(struct device *device, struct slot *slot, attn_status status, const attn_error *err)
 {
     struct batch *batch = slot->batch;
     assert(request_role() == ROLE_DEVICE && batch->device == device);
-    /* invariant 2 at the top of this file: each job of a batch ran, or has an error */
     assert(status == ATTN_OK ? all_is_launched(slot) : err->status == status);
     batch->ended_ns = clock_ns();
     if (status == ATTN_OK && slot->truth_began) batch->truth_us = attn_stream_elapsed_us(slot->stream, 0, 1);
@@ -428,8 +406,7 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     slot->batch = NULL;
     device->held_may_run = true;
     device->over++;
-    /* a batch has ended and freed its memory, so the thread that holds back a batch for lack of memory is woken to try
-     * again */
+    /* the ended batch has freed memory, so the thread tries the held batch again */
     if (device->held) pthread_cond_broadcast(&device->wake);
     pthread_mutex_unlock(&device->lock);
     unwatch(device);
@@ -437,8 +414,7 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
 }
 
 /* When the stream has done all earlier work of the batch, puts the next work on it. The kernels' times are recorded
- * before the truth (exact outputs in float64) is computed, because computing the truth reuses the events that time the
- * kernels. */
+ * first, because computing exact outputs reuses their events. */
 static attn_status launch_more(struct device *device, struct slot *slot, attn_error *err)
 {
     if (!kernels_are_launched(slot)) return launch_group(device, slot, err);
@@ -447,7 +423,7 @@ static attn_status launch_more(struct device *device, struct slot *slot, attn_er
     return truth_launch(device, slot, err);
 }
 
-/* Frees the scratch memory of all slots (streams) in which no batch runs. False: there was no such memory. */
+/* Frees the scratch memory of all slots (streams) without a batch. False: there was none. */
 static bool give_back_workspaces(struct device *device)
 {
     bool any = false;
@@ -469,15 +445,13 @@ static int busy_slots(const struct slot *slots, int slot_count)
     return count;
 }
 
-/* Puts work of the batch on the stream as launch() does. After an error, however, it leaves no work on the stream and
- * no memory allocated. */
+/* Like launch(), but after an error no work is left on the stream and no memory allocated. */
 static attn_status try_launch(struct device *device, struct slot *slot, attn_error *err)
 {
     attn_error late;
     attn_status status = launch(device, slot, err);
     if (status == ATTN_OK) return status;
-    /* Work that was put on the stream before the error still uses the buffers. Waiting for that work also shows whether
-     * the device is lost. */
+    /* earlier work on the stream still uses the buffers; waiting also shows whether the device is lost */
     if (attn_stream_wait(slot->stream, &late) == ATTN_DEVICE_LOST && status != ATTN_DEVICE_LOST) {
         status = ATTN_DEVICE_LOST;
         *err = late;
@@ -495,8 +469,8 @@ static unsigned batches_over(struct device *device)
     return over;
 }
 
-/* Moves the held batch (one that lacked memory) to the front of the inbox, the device's list of submitted batches. Call
- * this with the device's lock held. */
+/* Moves the held batch (one that lacked memory) to the front of the submitted batches. To be called with the device's
+ * lock held. */
 static void put_back_held(struct device *device)
 {
     struct batch *const batch = device->held;
@@ -507,10 +481,9 @@ static void put_back_held(struct device *device)
     device->held = NULL;
 }
 
-/* Handles a lack of device memory for the batch in the slot (stream). `over` is the value of device->over before the
- * batch was tried. Returns true if the batch is held back until memory is freed, because other batches or the gradient
- * sums of other jobs occupy memory now. A batch that adds up gradients is never held back, because it must end before
- * its own sums are freed. */
+/* Handles a lack of device memory for the batch in the slot. `over` is device->over before the batch was tried. Returns
+ * true if the batch is held back until other batches or gradient sums free memory. A batch that adds up gradients is
+ * never held back, because its own sums are freed only after it. */
 static bool hold(struct device *device, struct slot *slot, unsigned over)
 {
     struct batch *const batch = slot->batch;
@@ -539,7 +512,7 @@ static void start(struct device *device, struct slot *slot)
     unsigned over;
     assert(request_role() == ROLE_DEVICE && slot->mirror_count == 0);
     watch(device, slot);
-    if (batch->adopted) { /* an HTTP thread has put the kernels of this batch on the stream already */
+    if (batch->adopted) {
         inline_adopt(slot, batch->parts[0]);
         return;
     }
@@ -554,8 +527,8 @@ static void start(struct device *device, struct slot *slot)
     finish_batch(device, slot, status, &err);
 }
 
-/* Ends the batches whose streams have done their work. If `wait` is true, first waits until at least one stream has
- * done its work. Returns true if at least one batch has ended. */
+/* Ends the batches whose streams have done their work, and returns true if there were any. `wait`: first waits for at
+ * least one. */
 static bool poll_slots(struct device_thread *thread, bool wait)
 {
     struct device *const device = thread->device;
@@ -600,8 +573,7 @@ static struct slot *free_slot(const struct device_thread *thread)
     return NULL;
 }
 
-/* True if a batch of this thread will probably end soon. This is assumed while its last batch has run only a short
- * time, because most batches are short. */
+/* True if a batch of this thread has run only a short time: most batches are short, so it will probably end soon. */
 static bool ends_soon(const struct device_thread *thread)
 {
     int64_t youngest_ns = 0;
@@ -612,9 +584,9 @@ static bool ends_soon(const struct device_thread *thread)
     return clock_ns() - youngest_ns < DEVICE_SPIN_NS;
 }
 
-/* Tells whether the batch may begin in a slot (on a stream) now: see invariants 1 and 2 in devices.c. If not, *until_ns
- * is reduced to the time from which it may begin. *flow_has becomes the number of batches in slots that have the same
- * flow (client) as this batch. Call this with the lock held. */
+/* Tells whether the batch may begin in a slot (on a stream) now: see invariants 1 and 2 in devices.c. Otherwise
+ * *until_ns is reduced to the time from which it may. *flow_has becomes the number of batches of the same flow (client)
+ * in slots. To be called with the lock held. */
 static bool may_begin(const struct device *device, const struct batch *batch, int64_t now_ns, int *flow_has,
                       int64_t *until_ns)
 {
@@ -634,7 +606,6 @@ static bool may_begin(const struct device *device, const struct batch *batch, in
     return wait_ns <= 0;
 }
 
-/* Returns the next submitted batch that adds up gradients, or NULL. */
 static struct batch *next_sums(const struct device *device)
 {
     for (struct message *message = device->first; message; message = message->next)
@@ -643,11 +614,10 @@ static struct batch *next_sums(const struct device *device)
     return NULL;
 }
 
-/* Returns a batch of the inbox that may overtake the held batch (one that lacked memory), or NULL. Parts with gradient
- * sums may overtake, because the held batch may wait for the sums of a job whose other parts are still in the inbox. A
- * part with sums overtakes a held part with sums if its job is older. It overtakes any other held batch if its job was
- * queued before that batch was held. So jobs wait only for older jobs, never in a circle. Call this with the lock
- * held. */
+/* Returns a submitted batch that may overtake the held batch (one that lacked memory), or NULL. Parts with gradient
+ * sums may, because the held batch may wait for the sums of a job whose other parts are not on a stream yet. Such a
+ * part overtakes a held part with sums if its job is older, and any other held batch if its job was queued before that
+ * batch was held. So jobs wait only for older jobs, never in a circle. To be called with the lock held. */
 static struct batch *next_past_held(const struct device *device)
 {
     const struct batch *const held = device->held;
@@ -660,11 +630,10 @@ static struct batch *next_past_held(const struct device *device)
     return NULL;
 }
 
-/* Returns the batch to begin next, or NULL if none may begin now. *until_ns is an output: the time at which a batch may
- * begin, or NEVER if this time is not known. A batch that adds up gradients comes first, because it needs no more
- * memory and soon frees some. A held batch (one that lacked memory) comes next, because otherwise small batches behind
- * it would always take the memory that it needs. After these, the next batch is one of the flow (client) that has the
- * fewest batches on the device's streams. Call this with the lock held. */
+/* Returns the batch to begin next, or NULL; *until_ns becomes the time at which one may begin (NEVER: unknown). First
+ * comes a batch that adds up gradients, because it soon frees memory, then the held batch (one that lacked memory),
+ * because small batches would always take its memory, then a batch of the flow (client) with the fewest batches on
+ * streams. To be called with the lock held. */
 static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 {
     struct batch *const sums = next_sums(device);
@@ -685,7 +654,7 @@ static struct batch *next_batch(const struct device *device, int64_t *until_ns)
     return best;
 }
 
-/* Moves the batch from the inbox (submitted batches) to the slot (a stream). Call this with the device's lock held. */
+/* Moves a submitted batch to the slot (a stream). To be called with the device's lock held. */
 static void take_batch(struct device *device, struct slot *slot, struct batch *batch)
 {
     slot->batch = batch;
@@ -703,11 +672,11 @@ static void take_batch(struct device *device, struct slot *slot, struct batch *b
     *link = batch->message.next;
     if (*link == NULL) device->last = link;
     batch->message.next = NULL;
-    /* wakes another thread of the device, which takes the remaining batches of the inbox */
+    /* another thread of the device takes the remaining batches */
     if (device->first) pthread_cond_signal(&device->wake);
 }
 
-/* Waits until a batch is submitted or until_ns has come. Call this with the device's lock held. */
+/* Waits until a batch is submitted or until_ns has come. To be called with the device's lock held. */
 static void wait_for_work(struct device *device, int64_t until_ns)
 {
     const struct timespec at = { until_ns / CLOCK_NS_PER_S, until_ns % CLOCK_NS_PER_S };
@@ -736,13 +705,13 @@ void *device_main(void *argument)
         if (begins) take_batch(device, slot, next);
         pthread_mutex_unlock(&device->lock);
 
-        if (!busy && !begins) break; /* the thread ends only when the device was told to stop and no work is left */
+        if (!busy && !begins) break;
         heartbeat_busy(HEARTBEAT_DEVICE);
         if (begins) start(device, slot);
         const bool moved = begins || poll_slots(thread, device->info.unified);
         heartbeat_idle();
         if (moved || ends_soon(thread)) continue;
-        /* While a batch runs, the thread alternates between polling its stream and looking for new work. */
+        /* while a batch runs, the thread alternates between its stream and new work */
         const struct timespec pause = { 0, atomic_load(&device->usable) ? DEVICE_POLL_NS : DEVICE_LOST_POLL_NS };
         nanosleep(&pause, NULL);
     }

@@ -1,20 +1,8 @@
-/* truth.c: computes the truth of a job's problems, which is their exact results, in float64. For `verify`, the device
- * compares its outputs with their truth. A check of a client's results runs no kernels: its output is the truth.
- *
- * A job with `verify` or a check is alone in its batch. Computing the truth begins when all kernels of the job are done
- * and its outputs are on their way to the host:
- *
- *   kernels | outputs to the host | truth of item 0 in steps | compare | truth of item 1 ... | distances to the host
- *   check:                          truth of item 0 in steps           | truth of item 1 ... | truths to the host
- *
- * Each call of truth_launch() puts some 25 ms of work on the stream, as launch_group() does with kernels. Between two
- * calls, other flows (clients) have their turn, and a job that nobody waits for ends.
- *
- * With `verify`, all items use the same memory for their truth, one after the other. The distances of the outputs from
- * their truth are in the memory of the outputs. In a check, the truth itself is in the memory of the outputs.
- *
- * Each part of a cut job is compared on its own device. A part keeps its own distances, and the job's distances are the
- * largest of its parts (cut_join_truths()). A check is not cut. */
+/* truth.c: computes the truth of a job's problems (exact results, in float64). For `verify`, the device compares its
+ * outputs with the truth. For a check of a client's results, the truth is the output, and no kernels run. A job with
+ * `verify` or a check is alone in its batch. Its truth is computed when all its kernels are done. Each call of
+ * truth_launch() puts some 25 ms of work on the stream, so that other flows (clients) have their turn in between. Each
+ * part of a cut job is compared on its own device. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -26,7 +14,7 @@ static struct job *job_of(const struct slot *slot)
     return batch_job(slot->batch, 0);
 }
 
-/* Returns the part of a cut job that runs in the slot (on its stream), or NULL if a whole job runs there. */
+/* Returns the part of a cut job that runs in the slot, or NULL for a whole job. */
 static struct job_part *cut_part_of(const struct slot *slot)
 {
     struct job_part *const part = slot->batch->parts[0];
@@ -38,8 +26,7 @@ static bool is_wanted(const struct job *job, int item)
     return job->truths[item].wanted && job->call->items[item].error.status == ATTN_OK;
 }
 
-/* Finds the first item (problem), from number `item` on, whose exact outputs (in float64) are wanted. It becomes the
- * slot's current item. */
+/* Goes to the first item (problem), from number `item` on, whose exact outputs are wanted. */
 static void go_to(struct slot *slot, int item)
 {
     const struct job *const job = job_of(slot);
@@ -48,8 +35,7 @@ static void go_to(struct slot *slot, int item)
     slot->truth_step = 0;
 }
 
-/* Returns the problem of an item with the device's addresses. If the job is cut over devices, returns the problem of
- * the part that runs in this slot. */
+/* Returns the problem of an item with the device's addresses. For a cut job it is the part in this slot. */
 static attn_problem problem_of(const struct slot *slot, int item)
 {
     if (cut_part_of(slot)) return slot->problems[0];
@@ -59,7 +45,6 @@ static attn_problem problem_of(const struct slot *slot, int item)
     return p;
 }
 
-/* Returns the device addresses for the truth (exact outputs in float64) of an item (problem). */
 static attn_truth place_of(const struct slot *slot, int item)
 {
     const attn_truth *const host = &job_of(slot)->truths[item].to;
@@ -71,9 +56,8 @@ static attn_truth place_of(const struct slot *slot, int item)
                          .dv = memory_address(slot, host->dv) };
 }
 
-/* Determines how much memory is needed to compute the truth (exact outputs in float64) of an item. If the job is cut,
- * this is for the part that runs in this slot. *out_bytes becomes the size of the truth, and *workspace_bytes the size
- * of the scratch memory. */
+/* Computes how much memory the exact outputs of an item need. For a cut job, they are those of the part in this slot.
+ * *out_bytes is for the outputs, *workspace_bytes for scratch memory. */
 static attn_status need_of(const struct device *device, const struct slot *slot, int item, size_t *out_bytes,
                            size_t *workspace_bytes, attn_error *err)
 {
@@ -85,7 +69,7 @@ static attn_status need_of(const struct device *device, const struct slot *slot,
     const attn_status status = attn_truth_need(attn_device_capabilities(device->handle), &p, &cost, err);
     if (status != ATTN_OK) return status;
     if (cost.workspace_bytes > *workspace_bytes) *workspace_bytes = cost.workspace_bytes;
-    /* enough for a part of a cut problem too, because its exact results are not larger than the whole problem's */
+    /* enough for a part of a cut problem, which is not larger than the problem */
     if (job->truths[item].bytes > *out_bytes && !job->wants_judge) *out_bytes = job->truths[item].bytes;
     return ATTN_OK;
 }
@@ -108,7 +92,7 @@ attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *
     for (int i = 0; i < job->call->count; i++) {
         if (!is_wanted(job, i)) continue;
         const attn_status status = need_of(device, slot, i, &out_bytes, &workspace_bytes, err);
-        /* the device cannot verify this output, so the CPU does it in sched/finish.c */
+        /* the CPU verifies this output in sched/finish.c */
         if (status == ATTN_UNSUPPORTED) return ATTN_OK;
         if (status != ATTN_OK) return status;
     }
@@ -132,8 +116,8 @@ double truth_piece_seconds(const struct slot *slot)
     return seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* Puts on the stream the work that follows the last item's truth (exact outputs). For `verify`, the differences between
- * outputs and truth are copied to the host. For a check, the truth itself is copied. */
+/* Enqueues copies to the host, after the last item's exact outputs: of the differences (`verify`) or of the exact
+ * outputs (check). */
 static attn_status close_truths(struct device *device, struct slot *slot, attn_error *err)
 {
     struct job *const job = job_of(slot);

@@ -17,53 +17,48 @@
 
 struct region {
     enum region_kind kind;
-    int references; /* number of references to the region; the lock of the table of regions protects this number */
+    int references; /* protected by the table's lock */
     struct regions *regions;
-    struct caller *caller; /* the account (access token) that owns the region; the region holds a reference to the
-                            * account */
+    struct caller *caller; /* the account (access token) that owns the region; the region holds a reference to it */
     char name[PROTO_REGION_BYTES];
-    /* offset of the region (memory that a client registered) in its shared memory object, and the region's length, both
-     * in bytes; in a GPU's memory the offset is 0 */
+    /* range in bytes of the shared memory object; in a GPU's memory the offset is 0 */
     int64_t offset, bytes;
-    struct region *next; /* next region in the list of regions that the table's own thread will close */
+    struct region *next; /* next region that the table's own thread will close */
 
-    /* The members below are used for regions of kind SYSTEM: ranges of objects in /dev/shm. */
+    /* Members of regions of kind SYSTEM: ranges of objects in /dev/shm. */
     char key[PROTO_REGION_BYTES];
-    int fd; /* descriptor of the object of /dev/shm; -1: the region has none */
+    int fd; /* descriptor of the object; -1: none */
     dev_t filesystem;
     ino_t inode;
-    /* The pin of the region: pages of the object that a driver holds for devices. NULL: the region is not pinned. The
-     * table's lock protects the members from `pin` to `after`. */
+    /* The pages of the region that a driver holds for devices; NULL: none. The table's lock protects the members from
+     * here to `after`. */
     struct pin *pin;
-    struct timespec seen; /* time of the object's last modification, ignoring the server's own writes */
-    int writing;          /* number of running writes by the server to the region (the client's memory) */
-    /* true: when the server's writes that are running now began, no client had modified the object */
+    struct timespec seen; /* time of the object's last modification, except by the server */
+    int writing;          /* number of the server's running writes to the region */
+    /* true: no client had modified the object when the server's running writes began */
     bool intact;
-    /* time of the last attempt to pin the region (to let a driver hold its pages); 0: there was none */
+    /* time of the last attempt to pin the region (let a driver hold its pages); 0: none */
     int64_t pinned_ms;
-    /* true: the region is in the list `fresh` of regions to pin, which holds a reference to the region */
+    /* true: the region is in the list `fresh` of regions to pin, which holds a reference */
     bool is_to_pin;
-    struct region *after; /* next region in the list `fresh` (regions to pin) */
+    struct region *after; /* next region in the list `fresh` */
 
-    /* The members below are used for regions of kind CUDA: memory of a GPU. */
+    /* Members of regions of kind CUDA: memory of a GPU. */
     attn_device *device;
-    int number; /* the server's number of `device` */
-    int64_t id; /* the clients' number of `device` */
+    int number;
+    int64_t id;
     char *memory;
 };
 
-/* A pin: pages of a shared object that a driver holds, so that devices can copy from and to them. See pin() in
- * keeper.c. */
+/* A pin: pages of a shared object that a driver holds, so that devices can copy from and to them. */
 struct pin {
-    /* number of references, protected by the table's lock: one for the region, and one for each tensor of a request
-     * that uses the pin */
+    /* one for the region, and one for each tensor of a request that uses the pin; protected by the table's lock */
     int references;
     struct regions *regions;
-    /* `mapping`: address at which whole pages of the object are mapped; `memory`: address of the region's first byte in
-     * this mapping */
+    /* `mapping`: whole pages of the object; `memory`: the region's first byte in this mapping */
     char *mapping, *memory;
-    size_t bytes;     /* size of the mapping in bytes */
-    struct pin *next; /* next pin (pages that a driver holds) in the list of pins to undo */
+    size_t bytes;
+    struct pin *next;
 };
 
 struct regions {
@@ -73,7 +68,7 @@ struct regions {
     pthread_mutex_t lock;
     struct hash_key key;
     struct {
-        /* hash of a name and an account: a search compares only regions that have the wanted hash */
+        /* hash of name and account, to find a region fast */
         uint64_t hash;
         struct region *region;
     } table[REGIONS_MAX_COUNT];
@@ -82,48 +77,42 @@ struct regions {
 
     pthread_t keeper;
     pthread_cond_t wake;
-    struct region *gone, *fresh; /* lists of regions (registered memory): those to close (gone), and those to pin for
-                                  * devices (fresh) */
-    struct pin *loose;           /* list of pins (pages that a driver holds) to undo */
+    struct region *gone, *fresh; /* regions to close (gone), and to pin for devices (fresh) */
+    struct pin *loose;           /* pins (pages that a driver holds) to undo */
     bool end;
-    /* the device whose driver pins regions (holds their pages); NULL: no device copies from regions */
+    /* the device whose driver pins regions; NULL: no device copies from regions */
     attn_device *pinner;
     int64_t pinned_bytes, pinned_most;
 };
 
 /* ---- Functions of table.c, to be called with the lock held ------------------------------------------------------- */
 
-/* True if both regions are ranges of one shared memory object, or of one allocation on a GPU. The lock is not
- * needed. */
+/* True if both regions are in one shared memory object, or in one allocation on a GPU. The lock is not needed. */
 bool region_is_same_object(const struct region *a, const struct region *b);
 
-/* Returns the index in the table of the region that this account has registered under this name; -1: there is none. */
+/* Returns the index of the account's region of this name; -1: none. */
 int regions_find(const struct regions *regions, const struct caller *caller, const char *name);
 
 /* ---- Functions of keeper.c, to be called with the lock held ------------------------------------------------------ */
 
-/* Drops a reference to the region (memory that a client registered). */
 void region_let_go(struct region *region);
-void region_let_pin_go(struct pin *pin); /* does nothing if `pin` is NULL */
+void region_let_pin_go(struct pin *pin);
 
-/* True if the object still contains the region's pinned pages: no client has modified the object since the region was
- * pinned, and the object is still long enough for the region. */
+/* True if no client has modified the object since the region was pinned, and the object is still long enough. */
 bool region_is_intact(const struct region *region);
 
-/* Puts the region (registered memory) on the list of regions whose pages a driver is to pin. Does nothing if the region
- * is too small or too large to be pinned, is on the list already, or if the last attempt to pin it was a short time
- * ago. */
+/* Puts the region on the list of regions whose pages a driver is to pin, if it has a suitable size and the last attempt
+ * was not a short time ago. */
 void region_ask_for_pin(struct region *region);
 
 /* ---- Functions of keeper.c, to be called without the lock -------------------------------------------------------- */
 
-/* Call this before (`begins`) and after each of the server's writes to the region (the client's memory), so that these
- * writes do not count as modifications by the client. A modification by the client between the two calls is not
- * noticed; the client must leave the object alone then. */
+/* To be called before (`begins`) and after each of the server's writes to the region, so that they do not count as
+ * modifications by the client. The client must not modify the object in between, because this would not be noticed. */
 void region_note_write(struct region *region, bool begins);
 
-/* The main function of the table's own thread (the argument is the table). The thread makes those calls of the
- * driver and the system that may take long. The function ends when `end` is set and nothing is left to do. */
+/* The main function of the table's own thread, which makes calls that may take long. It ends when `end` is set and
+ * nothing is left to do. */
 void *region_keeper(void *regions);
 
 #endif

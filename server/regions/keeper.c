@@ -1,11 +1,10 @@
-/* keeper.c: references to regions (memory that clients registered), and the table's own thread, which closes, pins and
- * unpins regions. munmap(), pinning by a driver and the last close() of an object may take long. Threads that serve
- * requests must not wait for these calls.
+/* keeper.c: references to regions (memory that clients registered), and the table's own thread. It makes calls that may
+ * take long and that threads with requests must not wait for: munmap(), pinning by a driver, the last close() of an
+ * object.
  *
- * A pin (pages that a driver holds) is valid while its pages belong to the object. If a client truncates its object and
- * extends it again, the pages that the driver holds are no longer the object's. A pin is therefore valid while the
- * object's modification time has not changed since the pinning, ignoring the server's own writes (region_note_write()).
- * Otherwise the pin is undone, and a new one is requested. */
+ * A pin (pages that a driver holds) is valid while its pages belong to the object: a client may truncate its object and
+ * extend it again. The test is that the object's modification time has not changed since the pinning, except by the
+ * server's own writes (region_note_write()). */
 #include "server/regions/internal.h"
 
 #include <assert.h>
@@ -50,7 +49,7 @@ bool region_is_intact(const struct region *region)
     return st.st_mtim.tv_sec == region->seen.tv_sec && st.st_mtim.tv_nsec == region->seen.tv_nsec;
 }
 
-/* Records the object's modification time, so that later modifications can be noticed. Call this with the lock held. */
+/* Records the object's modification time. To be called with the lock held. */
 static void begin_watch(struct region *region)
 {
     struct stat st;
@@ -87,10 +86,9 @@ void region_ask_for_pin(struct region *region)
     pthread_cond_signal(&regions->wake);
 }
 
-/* Maps the object's pages and pins them. The first write to a page of a mapping changes the object's modification time,
- * so all pages are written to before this time is recorded. The pauses before and after make sure that any later
- * modification gets a different time. If the client truncates the object meanwhile, a system call fails, and no SIGBUS
- * is raised. */
+/* Maps the object's pages and pins them. The first write to a mapped page changes the modification time, so all pages
+ * are written to before it is recorded. Pauses before and after give any later modification another time. If the client
+ * truncates the object meanwhile, a system call fails, without SIGBUS. */
 static bool hold_pages(struct region *region, struct pin *pin)
 {
     const struct timespec quiet = { .tv_nsec = REGIONS_QUIET_MS * CLOCK_NS_PER_MS };
@@ -110,8 +108,8 @@ static bool hold_pages(struct region *region, struct pin *pin)
     return intact;
 }
 
-/* Pins a region: a driver then holds its pages, so that devices can copy them. Holes in the file (parts without pages)
- * get pages first. NULL: the region cannot be pinned, so the CPU will copy its data. */
+/* Lets a driver hold a region's pages for copies by devices, after filling holes in the file. NULL: impossible, so the
+ * CPU will copy. */
 static struct pin *pin(struct region *region)
 {
     const int64_t page = sysconf(_SC_PAGESIZE), from = region->offset / page * page;
@@ -130,17 +128,15 @@ static struct pin *pin(struct region *region)
     return NULL;
 }
 
-/* Pins the next region in the list `fresh` (regions to pin). If the bound on pinned memory is reached, the region is
- * not pinned, and the CPU copies its data instead. Call this with the lock held. The function releases the lock while
- * it pins. */
+/* Pins the next region in the list `fresh`, unless the bound on pinned memory is reached; the CPU then copies. To be
+ * called with the lock held, which is released while it pins. */
 static void pin_next(struct regions *regions)
 {
     struct region *const region = regions->fresh;
     regions->fresh = region->after;
     region_let_pin_go(region->pin);
     region->pin = NULL;
-    /* The list `fresh` holds one reference to the region. If no other reference is left, the region was unregistered
-     * and is not used, so it is not pinned. */
+    /* one reference is that of the list `fresh`; without another the region is unregistered and unused */
     if (!regions->end && region->references > 1 && region->bytes <= regions->pinned_most - regions->pinned_bytes) {
         pthread_mutex_unlock(&regions->lock);
         struct pin *const made = pin(region);

@@ -2,9 +2,8 @@
  * (Triton's shared memory extensions; --allow-shm, --allow-cuda-shm). Thread-safe.
  *
  * A region is a range of an object of /dev/shm, or an allocation in a GPU's memory, with a name that its client chose.
- * A region belongs to the access token whose client registered it. Clients with other tokens do not see it. A region
- * holds a descriptor, or the opened memory, so it stays valid for running requests when the client unlinks the object
- * or unregisters the region.
+ * A region belongs to the access token whose client registered it. A region holds a descriptor, or the opened memory,
+ * so it stays valid for running requests when the client unlinks the object or unregisters the region.
  *
  *     POST .../register -> regions_register()    adds the region to the table
  *     body complete     -> region_uses_new()     finds and holds all regions that the request names
@@ -16,14 +15,12 @@
  *
  * The client may truncate, rewrite or unlink its object at any time. The CPU therefore never reads a mapping of the
  * object, because a page that was cut off would raise SIGBUS. The CPU uses pread() and pwrite(), in pieces, on threads
- * that keep no other request waiting. The server checks the data in its copy, and does not read the object again.
+ * that keep no other request waiting.
  *
  * Large tensors that only kernels read or write are copied by the GPU itself from or to "pinned" pages. The driver maps
  * and holds these pages, so the pages remain when the object is truncated. The object's modification time tells whether
  * the pages still belong to the object: it changes when the object is truncated, when a hole is made, and at the first
- * write to a mapped page. A region is pinned after the answer to its registration, and its holes are filled then. After
- * a modification it is pinned again. limits.h bounds the size of pinned regions and the time between two attempts.
- * Without a valid pin, the CPU copies the tensors.
+ * write to a mapped page. Without a valid pin, the CPU copies the tensors.
  *
  * A GPU uses tensors in its own memory in place. The CPU does not read these tensors, so only tensors whose values need
  * no check may lie there (proto_may_lie_on_device()). The client must not change them until the kernels are done.
@@ -41,8 +38,7 @@
 #include "server/base/caller.h"
 #include "server/base/limits.h"
 
-/* Kinds of regions (registered memory). Each row: id, label in /metrics. Regions of all kinds share one set of
- * names. */
+/* Kinds of regions: id, label in /metrics. All kinds share one set of names. */
 #define REGION_KIND_MAP(X) \
     X(SYSTEM, "system")    \
     X(CUDA, "cuda")
@@ -56,45 +52,41 @@ const char *region_kind_label(enum region_kind kind);
 
 struct regions;
 
-/* Makes an empty table of regions. Clients may register only shared memory objects whose key (name) begins with one of
- * the prefixes (--allow-shm). The array of prefixes must exist as long as the table. Aborts when out of memory. */
+/* Makes an empty table, for shared memory objects whose key (name) begins with one of the prefixes (--allow-shm). The
+ * array of prefixes must outlive the table. Aborts when out of memory. */
 struct regions *regions_new(const char *const *prefixes, int prefix_count);
-/* Lets the GPUs themselves copy large tensors from and to regions (memory that clients registered). The driver of
- * `device` then pins the pages of regions, so that the GPUs can reach them, up to most_bytes for all regions together.
- * The device must stay open until regions_free(). Call this before the first registration. */
+/* Lets GPUs copy large tensors from and to regions, before the first registration: the driver of `device` pins up to
+ * most_bytes of all regions. The device must stay open until regions_free(). */
 void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_bytes);
 void regions_free(
-    /* Frees the table of regions; does nothing for NULL. No region may be in use. Call this before the devices are
-     * closed. */
+    /* Frees the table, before the devices are closed; does nothing for NULL. No region may be in use. */
     struct regions *regions);
 
 /* ---- The table of registered regions ----------------------------------------------------------------------------- */
 
-/* Registers a region of a shared memory object. The object must already be as long as the region needs. On failure
- * returns false, sets *error and describes the failure in `why`; why->member is a pointer into the request's body. */
+/* Registers a region of a shared memory object, which must be long enough. On failure returns false with *error and
+ * `why`; why->member is a pointer into the request's body. */
 bool regions_register(struct regions *regions, struct caller *caller, const char *name, const proto_region *wanted,
                       proto_error *error, attn_error *why);
 /* Registers memory of a device, which must stay open until regions_free(). `number` is the server's number of the
- * device. Opening the memory takes the driver some 0.1 ms. */
+ * device. The driver takes some 0.1 ms. */
 bool regions_register_cuda(struct regions *regions, struct caller *caller, const char *name,
                            const proto_cuda_region *wanted, attn_device *device, int number, proto_error *error,
                            attn_error *why);
-/* Unregisters the account's region of this kind and name, or all its regions of this kind if `name` is NULL. Returns
- * how many regions it has unregistered. Requests that use them continue. */
+/* Unregisters the account's region of this kind and name (NULL: all of this kind), and returns their number. Requests
+ * that use them continue. */
 int regions_unregister(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name);
-/* Unregisters all regions of accounts that is_known() rejects, because their access tokens were removed. */
+/* Unregisters all regions of accounts that is_known() rejects: their access tokens were removed. */
 void regions_forget(struct regions *regions, bool (*is_known)(void *context, const struct caller *caller),
                     void *context);
 
-/* The properties of a region (registered memory), as regions_visit() passes them to visit(). */
 struct region_facts {
     const char *name, *key;
     int64_t offset, bytes;
-    int64_t device_id; /* for memory of a GPU: the device id given at registration */
+    int64_t device_id; /* a GPU's number, as given at registration */
 };
-/* Calls visit() for each region (registered memory) that is of this kind and belongs to the account. If `name` is not
- * NULL, visits only the region with this name. Returns the number of calls. visit() must not call functions of this
- * header. */
+/* Calls visit() for each region of this kind and account (and of this name, unless it is NULL). Returns the number of
+ * calls. visit() must not call functions of this header. */
 int regions_visit(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name,
                   void (*visit)(void *context, const struct region_facts *facts), void *context);
 void regions_count(struct regions *regions, enum region_kind kind, int *count, int64_t *bytes);
@@ -106,54 +98,51 @@ struct region;
 
 /* One tensor of a request that lies in a region (memory that a client registered). */
 struct region_use {
-    /* the region (registered memory) in which the tensor lies; this struct holds a reference to the region */
+    /* this struct holds a reference to the region */
     struct region *region;
     attn_tensor_id id;
     bool output;
-    int index;      /* index of the tensor among the inputs or outputs of the body, for the JSON pointer in an error */
-    int64_t offset; /* offset of the tensor in the shared memory object, in bytes */
-    /* size of the tensor in bytes; for an output, the size of its buffer until region_uses_bind() is called */
+    int index;      /* index among the inputs or outputs of the body */
+    int64_t offset; /* offset of the tensor in the shared memory object */
+    /* for an output, the size of its buffer until region_uses_bind() */
     int64_t bytes;
-    int64_t done; /* number of bytes copied so far */
-    char *memory; /* address of the server's copy of the tensor: an input is copied to it, an output from it */
-    /* address of the tensor in a GPU's memory, where kernels use it in place; NULL: the tensor is copied */
+    int64_t done;
+    char *memory; /* the server's copy of the tensor */
+    /* address in a GPU's memory, where kernels use the tensor; NULL: the tensor is copied */
     char *in_place;
-    /* address of the tensor in pages that a driver holds (pinned), so that a device copies it; NULL: the CPU copies
-     * it */
+    /* address in pages that a driver holds (pinned) and a device copies; NULL: the CPU copies */
     char *pinned;
-    struct pin *pin; /* the pin that holds the pages at address `pinned`; this use has a reference to it */
-    void *mirror;    /* the device's copy of the tensor while a batch runs; only the device's thread uses this member */
+    struct pin *pin; /* the pin of these pages; this struct holds a reference to it */
+    void *mirror;    /* the device's copy while a batch runs; only the device's thread uses it */
 };
 
-/* The list of all tensors of a request that lie in regions (memory that clients registered). The request owns the
- * list first, and its job later. */
+/* All tensors of a request that lie in regions (memory that clients registered). The request owns the list first, and
+ * its job later. */
 struct region_uses {
-    int64_t input_bytes, output_bytes; /* bytes of inputs and of outputs that the CPU copies */
-    /* bytes that devices copy from and to pinned pages (pages that a driver holds); an output counts with the size of
-     * its buffer */
+    int64_t input_bytes, output_bytes;
+    /* bytes that devices copy from and to pinned pages; an output counts with the size of its buffer */
     int64_t pinned_bytes;
-    bool placed; /* true: the member `memory` of all inputs is set */
-    bool writes; /* true: the CPU copies some outputs to regions (registered memory) */
-    int home;    /* number of the GPU whose kernels use tensors in place, in its memory; -1: no tensor is in a GPU's
-                  * memory */
-    /* the outputs that need no staging memory (host memory for tensors), as bits of attn_tensor_id */
+    bool placed;
+    bool writes; /* true: the CPU copies some outputs to regions */
+    int home;    /* number of the GPU that has tensors in its memory; -1: none */
+    /* outputs without staging memory, as bits of attn_tensor_id */
     uint64_t elsewhere;
     int count;
     struct region_use list[];
 };
 
-/* Finds all regions that a body refers to. Errors: NOT_FOUND (an unknown region, or another account's), INVALID (a
- * range past the region's end, a tensor that may not lie in a GPU's memory, or memory of two GPUs), NO_MEMORY. */
+/* Finds all regions of a body. Errors: NOT_FOUND (an unknown region, or another account's), INVALID (a range past the
+ * region's end, a tensor that may not lie in a GPU's memory, or memory of two GPUs), NO_MEMORY. */
 attn_status region_uses_new(struct regions *regions, const struct caller *caller, const proto_shared *shared, int count,
                             struct region_uses **uses, attn_error *err);
-void region_uses_free(struct region_uses *uses); /* does nothing if `uses` is NULL */
-/* Removes from the list the inputs that the CPU has copied. Inputs in pinned pages or in a GPU's memory stay. *uses may
- * be NULL, and becomes NULL if the list is empty. */
+void region_uses_free(struct region_uses *uses);
+/* Removes the inputs that the CPU has copied; those in pinned pages or in a GPU's memory stay. *uses may be NULL, and
+ * becomes NULL if the list is empty. */
 void region_uses_drop_inputs(struct region_uses **uses);
 
-/* Sets the addresses to which inputs are copied: the i-th input is copied to shared[i].to. */
+/* Sets the addresses to which inputs are copied: shared[i].to for the i-th. */
 void region_uses_place(struct region_uses *uses, const proto_shared *shared);
-/* Returns the bytes of all inputs that are copied, by the CPU or a device. */
+/* Returns the bytes of all inputs that the CPU or a device copies. */
 static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
 {
     uint64_t bytes = (uint64_t)uses->input_bytes;
@@ -162,17 +151,15 @@ static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
     return bytes;
 }
 
-/* Call this twice. First, when the problem's shapes are known: the function checks that the outputs fit into their
- * regions, and gives addresses to outputs in pinned memory or in a GPU's memory. Second, when outputs in staging memory
- * have addresses: the function records what must be copied from staging memory. INVALID: an output does not fit,
- * overlaps another output, or overlaps an input in a GPU's memory; or a tensor in a GPU's memory is not aligned to its
- * elements or to `alignment`. */
+/* Called twice. First, when the problem's shapes are known: checks that the outputs fit into their regions, and gives
+ * addresses to outputs in pinned memory or a GPU's memory. Second, when outputs in staging memory have addresses:
+ * records what must be copied. INVALID: an output does not fit, or overlaps another output or an input in a GPU's
+ * memory; or a tensor in a GPU's memory is not aligned to its elements or to `alignment`. */
 attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, size_t alignment, attn_error *err);
 
 /* region_uses_read() copies the inputs to the server's memory, and region_uses_write() the outputs to the clients'
- * regions. The functions return when all is done (*done), or when the time until_ns has come. Call them again to
- * continue. INVALID: the shared memory object has become shorter; NO_MEMORY: the system has no pages for it; INTERNAL:
- * any other error. */
+ * regions. They return when all is done (*done) or the time until_ns has come, and are then called again. INVALID: the
+ * shared memory object has become shorter; NO_MEMORY: the system has no pages for it; INTERNAL: any other error. */
 attn_status region_uses_read(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
 attn_status region_uses_write(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
 

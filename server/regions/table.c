@@ -1,11 +1,8 @@
-/* table.c: the table of regions (memory that clients registered). See regions.h, and internal.h for the other files of
- * the folder.
- *
- * Objects that may be registered: a key names one object of /dev/shm, so the key has no '/'. The key begins with a
- * prefix that the operator chose for clients' objects. The object must be a regular file without a second name, because
- * a second name could be a link to another user's object. The object must belong to the server's user, or its mode must
- * allow the server to read and write it. Otherwise the clients of a server that runs as root could offer objects that
- * only root can open. An object that one account has registered cannot be registered by another account. */
+/* table.c: the table of regions (memory that clients registered). A key names one object of /dev/shm, and begins with a
+ * prefix that the operator chose. The object must be a regular file without a second name, which could be a link to
+ * another user's object. It must belong to the server's user, or its mode must allow access: otherwise clients of a
+ * server that runs as root could offer objects that only root can open. Two accounts cannot register the same
+ * object. */
 #include "server/regions/internal.h"
 
 #include <assert.h>
@@ -62,7 +59,7 @@ void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_
     regions->pinned_most = most_bytes < REGIONS_PINNED_BYTES ? most_bytes : REGIONS_PINNED_BYTES;
 }
 
-/* Removes entry `i` from the table of regions. Call this with the lock of the table held. */
+/* Removes entry `i` from the table. To be called with the lock held. */
 static void take_out(struct regions *regions, int i)
 {
     struct region *const region = regions->table[i].region;
@@ -89,13 +86,12 @@ void regions_free(struct regions *regions)
 
 /* ---- Which shared-memory objects may be registered --------------------------------------------------------------- */
 
-/* Removes a leading '/' from a key, since it does not change which object the key names. */
 static const char *without_slash(const char *key)
 {
     return *key == '/' ? key + 1 : key;
 }
 
-/* Checks that a client may use this key. The error does not reveal whether an object with this key exists. */
+/* Checks that a client may use this key, with an error that does not reveal whether the object exists. */
 static attn_status check_key(const struct regions *regions, const char *key, attn_error *why)
 {
     const char *const name = without_slash(key);
@@ -125,7 +121,7 @@ static attn_status cannot_open(const char *key, int error, proto_error *code, at
         { EPERM, "it is sealed, or its mode does not let the server read and write it" },
         { ELOOP, "it is a symbolic link, which is not followed" },
         { EISDIR, "it is a directory" },
-        { EINVAL, "it is a directory" }, /* glibc's shm_open() gives EINVAL for a directory */
+        { EINVAL, "it is a directory" }, /* shm_open() of glibc gives EINVAL for a directory */
         { ENXIO, "it is not a regular file" },
         { EWOULDBLOCK, "another process has a lease on it" },
     };
@@ -133,12 +129,12 @@ static attn_status cannot_open(const char *key, int error, proto_error *code, at
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
         if (reasons[i].error == error)
             return attn_fail(why, ATTN_INVALID, "/key", "key: '%s' cannot be opened: %s", key, reasons[i].says);
-    *code = PROTO_E_UNAVAILABLE; /* other errors of shm_open() mean a lack of descriptors or memory */
+    *code = PROTO_E_UNAVAILABLE; /* other errors mean a lack of descriptors or memory */
     return attn_fail(why, ATTN_BUSY, "/key", "key: '%s' cannot be opened: %s", key, strerror(error));
 }
 
-/* True if the file belongs to the server's user, or its mode lets the server read and write the file. Root's right to
- * open any file does not count. */
+/* True if the file belongs to the server's user, or its mode lets the server read and write it. Root's right to open
+ * any file does not count. */
 static bool is_open_to_us(const struct stat *st)
 {
     const mode_t others = S_IROTH | S_IWOTH, group = S_IRGRP | S_IWGRP;
@@ -181,11 +177,11 @@ bool region_is_same_object(const struct region *a, const struct region *b)
 {
     if (a->kind != b->kind) return false;
     if (a->kind == REGION_SYSTEM) return a->inode == b->inode && a->filesystem == b->filesystem;
-    /* if one allocation of a GPU is opened twice, it has the same address both times */
+    /* an allocation of a GPU that is opened twice has one address */
     return a->device == b->device && a->memory == b->memory;
 }
 
-/* True if another account has registered the same object of shared memory. Call this with the lock held. */
+/* True if another account has registered the same shared memory object. To be called with the lock held. */
 static bool is_anothers(const struct regions *regions, const struct region *region)
 {
     for (int i = 0; i < regions->count; i++) {
@@ -195,7 +191,7 @@ static bool is_anothers(const struct regions *regions, const struct region *regi
     return false;
 }
 
-/* Checks that one more region (registered memory) is within the limits. Call this with the lock held. */
+/* Checks that one more region is within the limits. To be called with the lock held. */
 static proto_error check_room(const struct regions *regions, const struct region *region, attn_error *why)
 {
     const struct caller *const caller = region->caller;
@@ -244,8 +240,7 @@ static proto_error add(struct regions *regions, struct region *region, attn_erro
     return error;
 }
 
-/* Makes a region (registered memory) without adding it to the table. NULL: out of memory, or the name is too long;
- * *error says which. */
+/* Makes a region without adding it to the table. NULL: out of memory, or the name is too long (*error). */
 static struct region *region_new(struct regions *regions, enum region_kind kind, struct caller *caller,
                                  const char *name, int64_t bytes, proto_error *error, attn_error *why)
 {
@@ -267,8 +262,8 @@ static struct region *region_new(struct regions *regions, enum region_kind kind,
     return region;
 }
 
-/* Adds the region (registered memory) to the table, unless *error has an error already. In both cases, drops the
- * calling function's reference to the region. */
+/* Adds the region to the table, unless *error has an error already. In both cases, drops the caller's reference to the
+ * region. */
 static bool settle(struct region *region, proto_error *error, attn_error *why)
 {
     struct regions *const regions = region->regions;
@@ -292,7 +287,7 @@ bool regions_register(struct regions *regions, struct caller *caller, const char
     region->offset = wanted->offset;
     strcpy(region->key, wanted->key);
     snprintf(path, sizeof path, "/%s", without_slash(wanted->key));
-    /* O_NONBLOCK: without it the call would wait if another process has a lease on the file. */
+    /* O_NONBLOCK: do not wait if another process has a lease on the file */
     region->fd = shm_open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0);
     if (region->fd < 0) cannot_open(wanted->key, errno, error, why);
     else if (fstat(region->fd, &st) != 0) cannot_open(wanted->key, errno, error, why);
@@ -311,7 +306,7 @@ bool regions_register_cuda(struct regions *regions, struct caller *caller, const
     if (region == NULL) return false;
     region->number = number;
     region->id = wanted->device;
-    /* Checks the limits first, so that no object is opened for a region that would be refused. */
+    /* no object is opened for a region that would be refused */
     pthread_mutex_lock(&regions->lock);
     *error = check_room(regions, region, why);
     pthread_mutex_unlock(&regions->lock);

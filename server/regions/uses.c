@@ -1,9 +1,7 @@
-/* uses.c: the tensors of a request that lie in regions (memory that clients registered). A use is one such tensor. In a
- * list of uses the inputs come before the outputs.
- *
- * A tensor is accessed in one of three ways. Either the CPU copies the tensor piece by piece with pread() and pwrite():
- * if the client truncates its object meanwhile, a system call fails, but no signal is raised. Or a GPU copies the
- * tensor from or to pinned pages. Or the tensor is in a GPU's memory, and kernels use it in place. */
+/* uses.c: the tensors of a request that lie in regions (memory that clients registered), inputs before outputs. The CPU
+ * copies a tensor piece by piece with pread() and pwrite(), because a client that truncates its object then causes an
+ * error and no signal; or a GPU copies it from or to pinned pages; or it is in a GPU's memory, and kernels use it in
+ * place. */
 #include "server/regions/internal.h"
 
 #include <errno.h>
@@ -20,7 +18,6 @@
 
 /* ---- Finding and releasing the regions that a request uses ------------------------------------------------------- */
 
-/* Makes an error point to a parameter of a tensor in the body, such as the tensor's offset in shared memory. */
 static void point(attn_error *err, bool output, int index, const char *parameter)
 {
     if (err)
@@ -29,7 +26,7 @@ static void point(attn_error *err, bool output, int index, const char *parameter
 }
 
 /* Returns a reference to the region's pin (pages that a driver holds for copies by devices) if it is valid. Otherwise
- * requests a new pin and returns NULL. Call this with the lock held. */
+ * requests a new one and returns NULL. To be called with the lock held. */
 static struct pin *begin_copies(struct region *region)
 {
     if (region->pin && region_is_intact(region)) {
@@ -81,8 +78,8 @@ static attn_status begin_use(struct regions *regions, const struct caller *calle
     return ATTN_OK;
 }
 
-/* Checks a tensor that a client has put into a GPU's memory. The tensor must be one that may lie there (such as q). It
- * must be on the same GPU as the earlier tensors of the request. */
+/* Checks that a tensor may lie in a GPU's memory, and that it is on the same GPU as the earlier tensors of the
+ * request. */
 static attn_status begin_in_place(struct region_uses *uses, const struct region_use *use, attn_error *err)
 {
     const char *const name = attn_tensors[use->id].name;
@@ -129,8 +126,7 @@ attn_status region_uses_new(struct regions *regions, const struct caller *caller
             if (use->output) made->elsewhere |= UINT64_C(1) << use->id;
             continue;
         }
-        /* The sum cannot overflow: each tensor is at most as long as its region (registered memory), and
-         * PROTO_HEADER_BYTES bounds the number of tensors. */
+        /* no overflow: a tensor is not longer than its region, and PROTO_HEADER_BYTES bounds the number of tensors */
         *(use->output ? &made->output_bytes : &made->input_bytes) += use->bytes;
     }
     if (status == ATTN_OK) *uses = made;
@@ -187,8 +183,8 @@ static bool overlap(const char *a, int64_t a_bytes, const char *b, int64_t b_byt
            (uintptr_t)b < (uintptr_t)a + (uint64_t)a_bytes;
 }
 
-/* True if an output has bytes in common with another tensor of the request. Copied inputs do not count, as they are
- * read before any output is written. */
+/* True if an output has bytes in common with another tensor of the request. Inputs that were copied before do not
+ * count. */
 static bool collide(const struct region_use *output, const struct region_use *other)
 {
     if ((output->in_place != NULL) != (other->in_place != NULL)) return false;
@@ -197,7 +193,7 @@ static bool collide(const struct region_use *output, const struct region_use *ot
            other->offset < output->offset + output->bytes && output->offset < other->offset + other->bytes;
 }
 
-/* Checks that an output overlaps none of the tensors before it in the list of uses: all inputs, and earlier outputs. */
+/* Checks that an output overlaps no input and no earlier output. */
 static attn_status bind_output(const struct region_uses *uses, struct region_use *use, const attn_tensor *t,
                                attn_error *err)
 {
@@ -248,7 +244,7 @@ attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, si
 
 /* ---- Reading inputs from regions, and writing outputs to them ---------------------------------------------------- */
 
-/* Makes the error for a shared object that is shorter than the tensor's range, or for another error of the system. */
+/* Makes the error for a shared object that has become too short, or for another error of the system. */
 static attn_status broken(const struct region_use *use, int error, attn_error *err)
 {
     const char *const name = attn_tensors[use->id].name;
@@ -288,9 +284,9 @@ static attn_status read_piece(struct region_use *use, attn_error *err)
     return ATTN_OK;
 }
 
-/* Writes one piece of an output to shared memory. pwrite() would extend an object that has become shorter, so the
- * object's size is tested first. A client may still truncate its object between the two calls. pwrite() then makes the
- * object longer again, by one piece at most. */
+/* Writes one piece of an output to shared memory. pwrite() would extend an object that has become shorter, so its size
+ * is tested first. If the client truncates the object between the two calls, pwrite() extends it by one piece at
+ * most. */
 static attn_status write_piece(struct region_use *use, attn_error *err)
 {
     const size_t bytes = next_piece(use);
@@ -309,8 +305,8 @@ static attn_status write_piece(struct region_use *use, attn_error *err)
     return ATTN_OK;
 }
 
-/* Records that a tensor needs no more copying by the CPU, because a device copies it. Returns an error if the client
- * has made its shared object so short that the tensor is no longer in it. */
+/* Records that a device copies the tensor. Returns an error if the client's shared object has become too short for
+ * it. */
 static attn_status note_copies(struct region_use *use, attn_error *err)
 {
     struct stat st;
@@ -322,7 +318,6 @@ static attn_status note_copies(struct region_use *use, attn_error *err)
     return ATTN_OK;
 }
 
-/* Copies the inputs from shared memory, or the outputs to shared memory, one piece after another. */
 static attn_status move(struct region_uses *uses, bool outputs, int64_t until_ns, bool *done, attn_error *err)
 {
     *done = false;

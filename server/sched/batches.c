@@ -40,8 +40,7 @@ void batches_enqueue(struct loop *loop, struct job *job)
     loop->transactions_arrived |= job->blocked;
 }
 
-/* Ends a job's cache transaction. If `commit` is true, the caches keep what the job appended. If it is false, because
- * the request failed, the caches are as before. */
+/* Ends a job's cache transaction. `commit`: the caches keep what the job appended; otherwise they are as before. */
 static void end_step(struct loop *loop, struct job *job, bool commit)
 {
     if (job->transaction == NULL) return;
@@ -49,16 +48,15 @@ static void end_step(struct loop *loop, struct job *job, bool commit)
     loop->queue_changed = loop->transactions_changed = true;
 }
 
-/* Begins those waiting cache transactions that can begin, the oldest first. Their jobs may then be sent to a device.
- * Examining all waiting transactions takes long. So if no transaction has ended since the last full examination, only
- * new transactions are examined. */
+/* Begins the waiting cache transactions that can begin, the oldest first. If no transaction has ended since the last
+ * full examination, only new ones are examined. */
 static void begin_transactions(struct loop *loop)
 {
     struct job *job = loop->server->queue.first, *next;
     const bool all = loop->transactions_changed;
     loop->transactions_changed = loop->transactions_arrived = false;
     if (all) loop->scan++;
-    /* the last examination did not reach all older transactions, and these come first */
+    /* older transactions that the last examination did not reach come first */
     else if (loop->scan_cut) return;
     else
         for (job = loop->server->queue.last; job && job->in_queue.previous && !job->in_queue.previous->scanned;)
@@ -92,7 +90,7 @@ void batches_mark(struct batch *batch)
     for (int i = 0; i < batch->count; i++) {
         struct job *job = batch_job(batch, i);
         job->batch_jobs = batch->count;
-        job->follows = false; /* `follows` may still be set from an earlier batch of this job, which failed */
+        job->follows = false; /* a failed batch of this job may have set it */
         for (int before = 0; job->call->model && before < i && !job->follows; before++)
             job->follows = batch_job(batch, before)->call->model == job->call->model;
     }
@@ -111,8 +109,7 @@ static bool has_room(void *context, const struct job *job)
            cut_may_leave(asked->devices, asked->device, job, asked->now_ns, &asked->wait_ns);
 }
 
-/* Makes and submits a batch for this device. From each job the batch takes the first part that can be sent to the
- * device. False: out of memory. */
+/* Makes and submits a batch of the first part of each job that can be sent to this device. False: out of memory. */
 static bool send_batch(struct loop *loop, struct device *device, struct job *const *jobs, int count)
 {
     struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->parts[0]);
@@ -120,7 +117,7 @@ static bool send_batch(struct loop *loop, struct device *device, struct job *con
     for (int i = 0; i < count; i++) {
         struct job_part *const part = job_part_leaves(job_part_for(jobs[i], device_number(device)), batch);
         batch->parts[i] = part;
-        if (part->adds) continue; /* a part that adds up gradients is short, and its operations are not counted */
+        if (part->adds) continue; /* adding up gradients is short, and its operations are not counted */
         batch->flops += jobs[i]->flops * part->range.share;
         batch->bytes += jobs[i]->bytes * part->range.share;
         batch->seconds += jobs[i]->seconds * part->range.share;
@@ -133,9 +130,8 @@ static bool send_batch(struct loop *loop, struct device *device, struct job *con
     return true;
 }
 
-/* Sends jobs that the queue has just removed. All jobs go to the device in one batch. But if there is a single job
- * that takes long, its parts may go to several devices. False: out of memory; the requests of the jobs have been
- * answered. */
+/* Sends jobs that the queue has just removed in one batch, or the parts of a single long job to several devices. False:
+ * out of memory; the requests have been answered. */
 static bool send_all(struct loop *loop, struct device *device, struct job *const *jobs, int count, int64_t now_ns)
 {
     struct device *over[CONFIG_MAX_DEVICES] = { device };
@@ -148,8 +144,8 @@ static bool send_all(struct loop *loop, struct device *device, struct job *const
     for (int n = 0; n < parts && sent; n++) sent = send_batch(loop, over[n], jobs, count);
     if (sent) metrics_observe(METRIC_BATCH_SIZE, NULL, count);
     for (int i = 0; i < count && !sent; i++) {
-        /* The memory for a batch ran out. If no part of the job was sent, no device uses the client's memory, and the
-         * answer is not held back (`held`). Otherwise the answer waits until the parts that were sent are cancelled. */
+        /* Out of memory: if parts of the job were sent, its answer waits until they are cancelled, because devices may
+         * use the client's memory. */
         jobs[i]->request->held &= jobs[i]->parts_out > 0;
         if (jobs[i]->parts_out == 0) end_step(loop, jobs[i], false);
         waiting_cancel(loop, jobs[i]->request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
@@ -172,8 +168,7 @@ void batches_dispatch(struct loop *loop)
         }
         const struct queue_taker taker = { device_number(device), has_room, &asked };
         const int count = queue_take(&server->queue, &taker, asked.now_ns, loop->batch_jobs, &wait_ns);
-        /* No job can be sent to this device now: every job waits for another device, for room on this device, or for
-         * other jobs to join its batch. */
+        /* every job waits for another device, for room, or for other jobs to join its batch */
         if (count == 0) {
             if (wait_ns == 0 && asked.wait_ns < INT64_MAX) wait_ns = asked.wait_ns;
             if (wait_ns > 0) arm_window(loop, wait_ns);
@@ -197,8 +192,7 @@ void batches_window(uv_poll_t *poll, int status, int events)
 
 /* ---- Handling batches that come back ----------------------------------------------------------------------------- */
 
-/* Hands the request of a finished job back to its HTTP thread. The answer contains the results, or an error if the work
- * after the kernels (verifying, writing, measuring) failed. */
+/* Hands the request of a finished job back to its HTTP thread, for an answer with the results or an error. */
 static void finish_request(struct loop *loop, struct job *job)
 {
     /* if the answer will have the results, answer.c calls contexts_finish_job() later */
@@ -217,28 +211,26 @@ static void on_finished(void *context, struct finishing *finishing)
     const bool failed = finishing->error.status != ATTN_OK;
     end_step(loop, job, request != NULL && !request->failed && !request->gone && !failed);
     job->finishing = NULL;
-    /* all outputs in shared memory are written, so the job no longer needs its references to that memory */
     region_uses_free(job->shared);
     job->shared = NULL;
     if (request != NULL) {
         const proto_call *call = job->call;
         request->held = false;
-        request->encoder = finishing->encoder; /* the request owns the encoder of its answer now */
+        request->encoder = finishing->encoder;
         finishing->encoder = NULL;
         request->times.encode_ns += finishing->wrote_ns;
         if (failed) request_fail_in_job(request, &finishing->error);
         else if (!call->envelope && call->items[0].error.status != ATTN_OK)
             request_fail_in_job(request, &call->items[0].error);
     } else contexts_finish_job(job, false);
-    /* this function drops its reference to the job before the answer is sent, because the answer reuses the job's
-     * memory only if there is no other reference */
+    /* drops a reference to the job before the answer, which reuses the job's memory only if there is no other
+     * reference */
     finish_free(finishing);
     if (request != NULL) finish_request(loop, job);
 }
 
-/* Starts the work between a job's run on a device and its answer (finish.h). If that work includes a judge, which
- * compares a client's results with exact ones, it stops at the time judge_until_ns. False: out of memory; the request
- * has been answered. */
+/* Starts the work between a job's run on a device and its answer (finish.h). Comparing a client's results with exact
+ * ones stops at the time judge_until_ns. False: out of memory; the request has been answered. */
 static bool finish(struct loop *loop, struct job *job, int64_t judge_until_ns)
 {
     job->finishing = finish_new(job, job->request->id, on_finished, loop);
@@ -249,16 +241,15 @@ static bool finish(struct loop *loop, struct job *job, int64_t judge_until_ns)
     }
     job->finishing->judge_until_ns = judge_until_ns;
     request_move(job->request, REQUEST_FINISHING);
-    /* The client may use its shared memory again as soon as it has the answer. So the answer is held back until all
-     * outputs are written there. */
+    /* the client may use its shared memory again after the answer, so outputs must be written there first */
     job->request->held = job->shared && job->shared->writes;
     loop->finishing++;
     finish_start(job->finishing, &loop->pieces);
     return true;
 }
 
-/* Returns how much memory in bytes the checks of a body take. A judge compares the results of one check with exact
- * ones. The judges run one after the other, so the result is what the largest judge takes. */
+/* Returns how much memory in bytes the checks of a body take: that of the largest, because they run one after the
+ * other. */
 static int64_t judges_bytes(const struct job *job, double seconds)
 {
     int64_t most = 0;
@@ -267,15 +258,14 @@ static int64_t judges_bytes(const struct job *job, double seconds)
         const int64_t bytes = item->error.status == ATTN_OK
                                   ? judge_bytes(&item->problem, finish_truth(job, i) != NULL, seconds)
                                   : 0;
-        /* INT64_MAX means that this check would need more memory than a check may use. judge_open() will refuse the
-         * check, so it does not count here. */
+        /* INT64_MAX: judge_open() will refuse this check */
         if (bytes > most && bytes != INT64_MAX) most = bytes;
     }
     return most;
 }
 
-/* Starts the judge of a check request, which compares the client's results with exact ones. A device may have computed
- * the exact results already. False: out of memory; the request has been answered. */
+/* Starts comparing the client's results of a check with exact ones, which a device may have computed. False: out of
+ * memory; the request has been answered. */
 static bool start_judge(struct loop *loop, struct job *job)
 {
     struct request *const request = job->request;
@@ -308,16 +298,14 @@ bool batches_begin(struct loop *loop, struct job *job)
     return start_judge(loop, job);
 }
 
-/* Disables a device that this process cannot use any more. The server goes on with its other devices; without any
- * device it stops being ready. The caller of this function answers the device's requests and then calls
- * end_if_failed(). */
+/* Disables a device that failed. Without any device the server stops being ready. The caller answers the device's
+ * requests and then calls end_if_failed(). */
 static void device_failed(struct loop *loop, struct device *device, const char *text)
 {
     if (!device_disable(device)) return;
     log_event(LOG_ERROR, NULL, "device_failed", "device=%s text=" LOG_Q, device_name(device), text);
     caches_lose(loop->server->caches, device_number(device));
-    /* If only the disabled device can compute a job, the job is refused now. Its client need not wait for the
-     * deadline. */
+    /* refuses jobs that only this device could compute, before their deadlines */
     for (struct request *request = loop->oldest, *next; request; request = next) {
         next = request->next;
         if (request->state == REQUEST_QUEUED && job_needs_device(request->job, device_number(device)))
@@ -357,7 +345,7 @@ void batches_look_at_devices(struct loop *loop)
     end_if_failed(loop);
 }
 
-/* Charges the device time of the batch to the flows (clients) of its jobs, in proportion to the jobs' operations. */
+/* Charges the batch's device time to the flows (clients) of its jobs, in proportion to their operations. */
 static void charge(const struct batch *batch)
 {
     for (int i = 0; i < batch->count; i++) {
@@ -367,15 +355,14 @@ static void charge(const struct batch *batch)
     }
 }
 
-/* Cancels those parts of a job that still run, because another part failed. */
 static void cancel_other_parts(const struct job *job)
 {
     for (const struct job_part *part = &job->part; part; part = part->next)
         if (part->batch) attn_cancel(&part->batch->cancel);
 }
 
-/* If all parts of a job ran, and the job has gradients that are sums over queries, sends the parts to their devices
- * once more to add up these gradients. Returns true if a part was sent, so that the job is not over. */
+/* Sends all parts of a job to their devices once more, to add up gradients that are sums over queries, if it has such
+ * gradients and all parts ran. Returns true if a part was sent, so that the job is not over. */
 static bool add_up(struct loop *loop, struct job *job)
 {
     if (!job_ran(job) || !sums_begin(job)) return false;
@@ -388,8 +375,8 @@ static bool add_up(struct loop *loop, struct job *job)
     return job->parts_out > 0;
 }
 
-/* Queues a job again after devices that had parts of the job were lost, so that the other devices compute it. Returns
- * false if no other device is usable, or if the queue is full. The request then gets the error of the lost device. */
+/* Queues a job again whose parts lost their devices, so that other devices compute it. False: no other device is
+ * usable, or the queue is full; the request then gets the error of the lost device. */
 static bool compute_again(struct loop *loop, struct job *job)
 {
     struct request *const request = job->request;
@@ -403,8 +390,7 @@ static bool compute_again(struct loop *loop, struct job *job)
     request_move(request, REQUEST_QUEUED);
     job_join(job);
     batches_enqueue(loop, job);
-    /* The answer reports the waiting time since the job's first arrival, so this line replaces the later time that
-     * queue_push() has set. */
+    /* the answer reports the waiting time since the first arrival */
     job->queued_ns = queued_ns;
     return true;
 }
@@ -419,7 +405,7 @@ void batches_done(struct loop *loop, struct batch *batch)
     batch_count(batch, batch->parts[0]);
     queue_flow_ran(batch_job(batch, 0)->flow, batch->left_ns);
     charge(batch);
-    /* All parts of a failed batch have the same error, so the first part tells whether the device was lost. */
+    /* all parts of a failed batch have the same error */
     if (!batch->parts[0]->ran && batch->parts[0]->error.status == ATTN_DEVICE_LOST)
         device_failed(loop, device, batch->parts[0]->error.text);
     if (batch->waiting > 0 && !batch_adds(batch))
@@ -429,21 +415,19 @@ void batches_done(struct loop *loop, struct batch *batch)
         struct job_part *part = batch->parts[i];
         struct job *job = part->job;
         struct request *request = job->request;
-        /* a job whose request has stopped waiting is in no batch any more (waiting_detach()) */
+        /* a job whose request has left is in no batch (waiting_detach()) */
         assert(part->batch == (request ? batch : NULL));
         const bool waited = request != NULL && !job->given_up;
         waiting += waited;
         part->batch = NULL;
-        /* A part that adds up gradients copies from other parts' devices. If one of these devices is lost before the
-         * copy, the part ends as cancelled although nobody has cancelled its batch. The part's error is then changed to
-         * DEVICE_LOST. */
+        /* A part that adds up gradients copies from other devices. If one is lost before the copy, the part ends as
+         * cancelled although nobody has cancelled its batch. */
         if (waited && part->adds && part->error.status == ATTN_CANCELLED && batch->cancel == 0)
             part->error.status = ATTN_DEVICE_LOST;
         if (!waited && !part->adds) sums_free_part(part);
         if (!part->ran) cancel_other_parts(job);
         else if (!part->adds) batch_note_times(batch, job);
-        /* The job is not over if other parts of it are still with devices, or if its parts were sent once more to add
-         * up gradients. */
+        /* other parts are still with devices, or were sent once more to add up gradients */
         if (--job->parts_out > 0 || (waited && add_up(loop, job))) {
             job_release(job);
             continue;
@@ -455,8 +439,7 @@ void batches_done(struct loop *loop, struct batch *batch)
         }
         const bool finishes = job_ran(job) && waited && finish_is_wanted(job);
         if (!finishes) end_step(loop, job, job_ran(job) && waited);
-        /* The batch's reference to the job is released before the answer. The thread that answers holds the request's
-         * reference, and reuses the job's memory only if there is no other reference. */
+        /* released before the answer, which reuses the job's memory only if there is no other reference */
         job_release(job);
         if (request != NULL) {
             request->held = false;

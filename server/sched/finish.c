@@ -1,6 +1,4 @@
-/* finish.c: does the work between a job's run on a device and its answer, a piece at a time. For example, it compares a
- * client's results with exact ones (the judge of a check), verifies rows, and writes shared memory. finish.h lists all
- * kinds of this work. */
+/* finish.c: does the work between a job's run on a device and its answer, a piece at a time. */
 #include "server/sched/finish.h"
 
 #include <assert.h>
@@ -46,8 +44,8 @@ void finish_free(struct finishing *finishing)
     free(finishing);
 }
 
-/* Opens the judge that compares the results in an item (one problem of the request body) with exact results. The
- * remaining time is divided equally among the items that are not yet judged. */
+/* Opens the judge that compares the results in an item (problem) with exact ones. The remaining time is divided equally
+ * among the items left. */
 static attn_status open_judge(struct finishing *finishing, proto_item *item)
 {
     struct judging *const judging = &finishing->judging;
@@ -61,7 +59,6 @@ static attn_status open_judge(struct finishing *finishing, proto_item *item)
                       (double)share_ns / 1e9, &judging->judge, &item->error);
 }
 
-/* Stores the report of a check on the current item (problem), and goes on to the next item. */
 static void end_judge(struct finishing *finishing, proto_item *item)
 {
     struct judging *const judging = &finishing->judging;
@@ -77,8 +74,7 @@ static void end_judge(struct finishing *finishing, proto_item *item)
     judging->item++;
 }
 
-/* Compares one tile of the client's results in the current item (one problem of the request body) with exact results.
- * Returns true when no item is left. */
+/* Compares one tile of the client's results in the current item (problem) with exact results. True: no item is left. */
 static bool judge_piece(struct finishing *finishing)
 {
     struct job *const job = finishing->job;
@@ -101,9 +97,8 @@ static bool judge_piece(struct finishing *finishing)
     return false;
 }
 
-/* Opens a verifier on the CPU for an item (one problem of the request body). The item may be one that a device was to
- * verify, but could not. For such an item verify_prepare() has not compared the work with the CPU's limits, so this
- * function does. */
+/* Opens a verifier on the CPU for an item (problem). For an item that a device could not verify, it first compares the
+ * work with the CPU's limits. */
 static attn_status open_verifier(struct finishing *finishing, proto_item *item)
 {
     const struct job *const job = finishing->job;
@@ -115,15 +110,14 @@ static attn_status open_verifier(struct finishing *finishing, proto_item *item)
     return attn_verifier_open(&item->problem, item->verify_rows, &finishing->verifier, &item->error);
 }
 
-/* Verifies (recomputes in float64) some rows of the current item (one problem of the body). Returns true when no item
- * is left. */
+/* Recomputes some rows of the current item (problem) in float64. True: no item is left. */
 static bool verify_step(struct finishing *finishing)
 {
     struct job *job = finishing->job;
     proto_item *item = &job->call->items[finishing->item];
     proto_result *result = &job->results[finishing->item];
     if (finishing->item == job->call->count) return true;
-    /* job->lse is set if a device had to check the lse that the client gave. Such a job has only one item (problem). */
+    /* a device has checked the client's lse; such a job has one item */
     if (job->lse && item->error.status == ATTN_OK) verify_found_lse(job, &item->error);
     if (item->error.status == ATTN_OK)
         result->verified = verify_found_truth(job, finishing->item, &result->verification);
@@ -142,8 +136,7 @@ static bool verify_step(struct finishing *finishing)
     return false;
 }
 
-/* Counts some pairs of a query and a key for the current item (one problem of the body). Returns true when no item is
- * left. */
+/* Counts some pairs of a query and a key of the current item (problem). True: no item is left. */
 static bool count_step(struct finishing *finishing)
 {
     struct job *job = finishing->job;
@@ -152,8 +145,7 @@ static bool count_step(struct finishing *finishing)
     proto_result *result = &job->results[finishing->counted];
     if (finishing->counter == NULL && item->error.status == ATTN_OK && item->counts) {
         finishing->count_of = item->problem;
-        /* The end of a cache transaction frees its tables, which include the lengths of the caches. So the counting of
-         * pairs uses the result's copy of the lengths. */
+        /* the tables of the cache transaction, with the lengths of the caches, are freed already */
         if (result->lengths) finishing->count_of.seqlens_k.data = (void *)result->lengths;
         attn_counter_open(&finishing->count_of, proto_tile(item), &finishing->counter, &item->error);
     }
@@ -168,7 +160,7 @@ static bool count_step(struct finishing *finishing)
     return false;
 }
 
-/* Writes a piece of the outputs to shared memory. Returns true when all outputs are written or an error occurred. */
+/* Writes a piece of the outputs to shared memory. True: all are written, or an error occurred. */
 static bool write_step(struct finishing *finishing, int64_t until_ns)
 {
     struct job *job = finishing->job;
@@ -180,8 +172,7 @@ static bool write_step(struct finishing *finishing, int64_t until_ns)
     return done;
 }
 
-/* Measures some more numbers of the answer: how long their text is. Returns true when the answer's length is known or
- * an error occurred. */
+/* Measures the text of some numbers of the answer. True: the answer's length is known, or an error occurred. */
 static bool measure_step(struct finishing *finishing)
 {
     struct job *job = finishing->job;

@@ -4,9 +4,7 @@
  *   on_check        runs once per iteration, after all messages: sends batches to devices that have room
  *   on_deadline     handles the timer that all deadlines share (waiting.c, deadlines.c)
  *   waiting_tick    starts to watch for hang-ups of clients that have waited long enough
- *   on_sweep        cuts slow connections, frees old memory and contexts, and advances a drain (stop.c)
- *
- * Invariant: loop_run() returns only when no connection is suspended and none can become suspended. */
+ *   on_sweep        cuts slow connections, frees old memory and contexts, and advances a drain (stop.c) */
 #include "server/sched/loop_internal.h"
 
 #include <assert.h>
@@ -38,8 +36,7 @@
 
 /* ---- What libuv calls before and after each iteration of the event loop ------------------------------------------ */
 
-/* libuv calls on_prepare() before it waits for events, and on_check() afterwards. They tell the watchdog that the main
- * thread is idle, or busy again. Callbacks for sockets and messages also say that it is busy. */
+/* on_prepare() and on_check() tell the watchdog that the main thread is idle while libuv waits for events. */
 static void on_prepare(uv_prepare_t *prepare)
 {
     struct loop *loop = prepare->loop->data;
@@ -48,7 +45,7 @@ static void on_prepare(uv_prepare_t *prepare)
     if (now_ns >= loop->awake_until_ns || atomic_load(&loop->server->suspended) > NAPS_MOST ||
         !devices_away(loop->server->devices))
         return;
-    const int timeout_ms = uv_backend_timeout(&loop->uv); /* milliseconds to the next timer; -1: no timer is set */
+    const int timeout_ms = uv_backend_timeout(&loop->uv); /* -1: no timer is set */
     const int64_t timer_ns = timeout_ms < 0 ? INT64_MAX : now_ns + timeout_ms * CLOCK_NS_PER_MS;
     polling_sleep_until(uv_backend_fd(&loop->uv), timer_ns < loop->awake_until_ns ? timer_ns : loop->awake_until_ns);
 }
@@ -65,10 +62,9 @@ static void on_check(uv_check_t *check)
 
 /* ---- Messages from other threads --------------------------------------------------------------------------------- */
 
-/* The check of a large body, done in pieces on libuv's threads. */
 struct checking {
     struct piece piece;
-    struct request *request; /* the request whose body is checked; the main thread owns it during the check */
+    struct request *request; /* the main thread owns it during the check */
     struct check_result result;
     bool complete;
 };
@@ -82,7 +78,7 @@ static void check_work(struct piece *piece)
 
 static const char homeless[] = "the device that alone can compute this has failed";
 
-/* True if a part of the queued job can run only on one device, which has failed since the job was prepared. */
+/* True if a part of the queued job can run only on a device that has failed. */
 static bool is_homeless(const struct loop *loop, const struct job *job)
 {
     for (const struct job_part *part = &job->part; part; part = part->next)
@@ -96,7 +92,6 @@ static void on_checked(struct piece *piece)
     struct loop *loop = piece->pieces->loop->data;
     struct request *request = checking->request;
     assert(loop->finishing > 0 && request->held && request->state == REQUEST_CHECKING);
-    /* the check of the body is not complete, so its next piece is queued */
     if (!checking->complete && !request->failed && !request->gone) {
         pieces_add(&loop->pieces, &checking->piece);
         return;
@@ -116,7 +111,7 @@ static void on_checked(struct piece *piece)
         return;
     }
     if (request->job) contexts_finish_job(request->job, false);
-    request_drop_body(request); /* releases the request's slot in the queue, and the memory of its parser */
+    request_drop_body(request); /* releases the place in the queue and the parser's memory */
     waiting_hand_back(loop, request);
 }
 
@@ -140,13 +135,13 @@ static void check(struct loop *loop, struct request *request)
     pieces_add(&loop->pieces, &checking->piece);
 }
 
-/* Takes over a late job: an HTTP thread has put it on a device, where it takes longer than expected. It becomes a batch
- * like any other. False: out of memory; the request has been answered. */
+/* Takes over a late job, which an HTTP thread has put on a device, as a batch. False: out of memory; the request has
+ * been answered. */
 static bool take_late(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
-    /* Without memory for a batch, the main thread waits here until the device no longer uses the job's memory. */
+    /* without memory for a batch, waits until the device no longer uses the job's memory */
     if (batch == NULL) {
         inline_settle(job);
         transaction_end(job, false);
@@ -165,7 +160,7 @@ static bool take_late(struct loop *loop, struct request *request)
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
     devices_submit_late(loop->server->devices, batch);
     queue_flow_runs(job->flow, batch->left_ns);
-    /* this request's deadline may be the earliest; queue_changed makes on_check() set the timer */
+    /* this request's deadline may be the earliest; on_check() sets the timer */
     loop->queue_changed = true;
     return true;
 }
@@ -197,7 +192,7 @@ static void on_message(void *context, struct message *message)
     switch (message->kind) {
     case LOOP_REQUEST:
         request_arrived(context, (struct request *)message);
-        /* The casts are valid: a message is the first member of struct request and of struct batch. */
+        /* a message is the first member of struct request and of struct batch */
         break;
     case LOOP_BATCH: batches_done(context, (struct batch *)message); break;
     default: assert(0 && "a message of no kind");
@@ -224,9 +219,7 @@ void loop_note_step_end(struct loop *loop)
 
 /* ---- Regular sweeps, and signals --------------------------------------------------------------------------------- */
 
-/* Returns freed memory to the system after many connections have closed. Otherwise glibc would keep what the
- * connections and their requests have freed. libmicrohttpd maps 80 KiB for each connection and unmaps them by
- * itself. */
+/* Returns freed memory to the system after many connections have closed; glibc would keep it. */
 static void give_back_memory(struct loop *loop)
 {
     const int open = stop_open_connections(loop);
@@ -285,17 +278,15 @@ static void must(int error, const char *what)
     abort();
 }
 
-/* Does nothing, but makes libuv start its threads: it does so when it gets its first work. The threads must start right
- * after threads_try() has shown that all of them can be started, because libuv aborts the process if the system refuses
- * a thread. */
+/* Does nothing. This first work makes libuv start its threads, right after threads_try() has shown that all can be
+ * started. Later libuv would abort the process if the system refused a thread. */
 static void nothing(uv_work_t *work)
 {
     (void)work;
 }
 
-/* Returns the highest descriptor number that this process may get. The main thread makes a libuv watcher for this
- * number. libuv's array of watchers (indexed by descriptor) then has its largest size from the start. If the array
- * could not grow later, libuv would abort. */
+/* Returns the highest descriptor number that this process may get. A watcher for it gives libuv's array of watchers its
+ * largest size at once: libuv would abort if the array could not grow later. */
 static int highest_number(int fd, const struct config *config)
 {
     const int most = config->max_connections + CONFIG_SPARE_FILES + CONFIG_METRICS_CONNECTIONS + REGIONS_MAX_COUNT +
@@ -357,7 +348,7 @@ struct loop_watch {
     uv_poll_t poll;
     void (*on_readable)(void *context);
     void *context;
-    struct loop_watch *previous, *next; /* neighbours in the list of all watches of the event loop */
+    struct loop_watch *previous, *next;
 };
 
 static void on_readable(uv_poll_t *poll, int status, int events)
@@ -411,11 +402,10 @@ int loop_run(struct loop *loop, const struct loop_frontend *frontend)
 {
     request_set_role(ROLE_LOOP);
     loop->frontend = *frontend;
-    /* The timer for sweeps starts here and not in loop_open(). If the server cannot start, the event loop runs once
-     * more while it closes. A sweep would then need devices and staging memory that do not exist. */
+    /* not in loop_open(): if the server cannot start, the loop runs while it closes, and a sweep would need devices
+     * that do not exist */
     must(uv_timer_start(&loop->sweep_timer, on_sweep, LOOP_SWEEP_MS, LOOP_SWEEP_MS), "event loop");
     uv_run(&loop->uv, UV_RUN_DEFAULT);
-    /* the invariant at the top of this file: loop_run() returns only when no connection is suspended */
     assert(loop->stage == STOPPING && loop->oldest == NULL);
     return loop->exit_status;
 }
@@ -428,9 +418,9 @@ static void close_handle(uv_handle_t *handle, void *context)
 
 void loop_close(struct loop *loop)
 {
-    /* This last run of libuv's loop ends what is left. Of work that is cut into pieces, only the running piece is
-     * completed. Hang-up watches are closed. Batches that come back late are freed without an answer. */
-    loop->awake_until_ns = 0; /* the devices are closed, so on_prepare() must not poll for the end of a batch */
+    /* Ends what is left: running pieces are completed, hang-up watches closed, and late batches freed without an
+     * answer. */
+    loop->awake_until_ns = 0; /* the devices are closed, so on_prepare() must not poll */
     while (loop->finishing > 0) uv_run(&loop->uv, UV_RUN_ONCE);
     uv_run(&loop->uv, UV_RUN_NOWAIT);
     mailbox_close(&loop->box);

@@ -1,5 +1,5 @@
-/* loop.h: the main thread and its event loop (libuv). The main thread does scheduling, deadlines, hang-ups of clients,
- * signals and the drain (it finishes accepted requests before the server stops). */
+/* loop.h: the main thread and its event loop (libuv): scheduling, deadlines, hang-ups of clients, signals, and the
+ * drain (accepted requests are finished before the server stops). */
 #ifndef LOOP_H
 #define LOOP_H
 
@@ -9,57 +9,50 @@
 
 struct loop;
 
-/* Kinds of messages in the main thread's mailbox: a request, or a batch that has come back from a device. */
+/* Messages in the main thread's mailbox: a request, or a batch back from a device. */
 enum loop_message { LOOP_REQUEST, LOOP_BATCH };
 
-/* main.c calls the functions loop_open() and loop_mailbox() in this order. */
-struct loop *loop_open(struct server *server);   /* makes the event loop; aborts if the system refuses what it needs */
-struct mailbox *loop_mailbox(struct loop *loop); /* returns the mailbox to which devices post finished batches */
+struct loop *loop_open(struct server *server);   /* aborts if the system refuses what it needs */
+struct mailbox *loop_mailbox(struct loop *loop); /* the mailbox to which devices post finished batches */
 
 struct loop_watch;
-/* Watches a descriptor: whenever it can be read, the main thread calls on_readable(context). Call this on the main
- * thread. The caller still owns the descriptor. INTERNAL: libuv refuses the descriptor; *err has libuv's text. */
+/* Calls on_readable(context) on the main thread whenever the descriptor, which the caller still owns, can be read. To
+ * be called on the main thread. INTERNAL: libuv refuses the descriptor; *err has its text. */
 attn_status loop_watch(struct loop *loop, int fd, void (*on_readable)(void *context), void *context,
                        struct loop_watch **watch, attn_error *err);
-/* Ends a watch: on_readable() is not called any more, and the descriptor may be closed. loop_close() ends the watches
- * that are left. */
+/* Ends a watch, so that the descriptor may be closed. loop_close() ends the watches that are left. */
 void loop_unwatch(struct loop_watch *watch);
 
-/* The functions of server/http/frontend.c that the main thread calls. `context` is passed to each function that has a
- * parameter of this name. */
+/* Functions of server/http/frontend.c for the main thread. */
 struct loop_frontend {
     void *context;
-    /* resumes the request's connection; the HTTP thread owns the request from now on */
+    /* resumes the request's connection; the HTTP thread then owns the request */
     void (*resume)(struct request *request);
-    /* returns the number of open connections; while the server drains (finishes requests before it stops), listeners
-     * that may still accept connections count too */
+    /* returns the number of open connections; while the server drains, listeners that may still accept connections
+     * count too */
     int (*connections)(void *context);
-    void (*sweep)(void *context, int64_t now_ms, bool draining); /* cuts connections that are too slow */
-    void (*reload)(void *context); /* does what the signal SIGHUP requests: reads the token file again */
-    /* Stops accepting connections, because the server drains (finishes its requests, then stops). --metrics-listen
-     * still accepts them, so that the drain can be watched and probed. */
+    void (*sweep)(void *context, int64_t now_ms, bool draining); /* cuts slow connections */
+    void (*reload)(void *context);                               /* reads the token file again (SIGHUP) */
+    /* Stops accepting connections, except on --metrics-listen, so that the drain can be watched. */
     void (*drain)(void *context);
-    void (*close_metrics)(void *context); /* stops accepting connections on --metrics-listen too */
+    void (*close_metrics)(void *context); /* stops accepting connections on --metrics-listen */
 };
 
 /* Serves requests until a signal ends the server. Returns the exit status: 0 after a drain (accepted requests were
- * finished), 70 when the last device failed. Afterwards no connection is suspended, so the web servers can be
- * closed. */
+ * finished), 70 when the last device failed. No connection is suspended afterwards. */
 int loop_run(struct loop *loop, const struct loop_frontend *frontend);
 
-/* Handles a signal. SIGTERM and SIGINT stop the server; the second such signal stops it without waiting. SIGHUP makes
- * it read the access tokens again. Any thread may call this after loop_open(). A signal that arrives before loop_run()
- * is handled when loop_run() begins. */
+/* Handles a signal, on any thread, after loop_open(). SIGTERM and SIGINT stop the server, a second one without waiting;
+ * SIGHUP makes it read the access tokens again. */
 void loop_signal(struct loop *loop, int number);
 
-/* Frees the event loop. Call this after the web servers and the devices are closed. */
+/* Frees the event loop after the web servers and the devices are closed. */
 void loop_close(struct loop *loop);
 
-/* Gives a request whose connection is suspended to the main thread, which owns it from now on. An HTTP thread calls
- * this. */
+/* Gives a request whose connection is suspended to the main thread. HTTP threads call this. */
 void loop_post(struct loop *loop, struct request *request);
-/* Tells the main thread that a cache transaction on an HTTP thread has ended, because queued requests may wait for its
- * caches. */
+/* Tells the main thread that an HTTP thread has ended a cache transaction, for whose caches queued requests may
+ * wait. */
 void loop_note_step_end(struct loop *loop);
 
 #endif

@@ -1,8 +1,6 @@
-/* pieces.c: see pieces.h.
- *
- * libuv runs its work in order of arrival. Clients should take turns instead. So libuv gets only as many pieces as it
- * has threads, and the other pieces wait in the list of this file. The number of waiting pieces is bounded by the
- * requests that may wait (--queue-depth). Searching a list of 1024 pieces takes microseconds. */
+/* pieces.c: libuv runs its work in order of arrival, but clients should take turns. So libuv gets only as many pieces
+ * as it has threads, and the others wait in a list. --queue-depth bounds its length; searching 1024 pieces takes
+ * microseconds. */
 #include "server/sched/pieces.h"
 
 #include <assert.h>
@@ -36,8 +34,7 @@ static void after(uv_work_t *uv, int status)
     give_to_libuv(pieces);
 }
 
-/* Removes and returns the piece whose flow (client) has used the least time. If several flows have used equally
- * little, the function takes the oldest of their pieces. */
+/* Removes and returns the oldest piece of the flow (client) that has used the least time. */
 static struct piece *take_next(struct pieces *pieces)
 {
     struct piece **best = &pieces->first;
@@ -57,7 +54,7 @@ static void give_to_libuv(struct pieces *pieces)
     while (pieces->first && pieces->running < PIECES_AT_ONCE) {
         struct piece *piece = take_next(pieces);
         pieces->running++;
-        /* uv_queue_work() fails only without a work function, so it cannot fail here. */
+        /* uv_queue_work() fails only without a work function */
         if (uv_queue_work(pieces->loop, &piece->uv, run, after) != 0) abort();
     }
 }

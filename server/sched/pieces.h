@@ -1,10 +1,6 @@
-/* pieces.h: work for libuv's threads, in pieces of some ten milliseconds.
- *
- * Checks of large bodies, and verification, are cut into pieces. The next piece to run belongs to the flow (client,
- * base/flow.h) that has used the least time. So a client waits for at most one piece of each other client, however many
- * pieces the others have. The time of a piece is charged to its flow.
- *
- * Call all functions on the main thread. */
+/* pieces.h: work for libuv's threads, such as checks of large bodies, in pieces of some ten milliseconds. The next
+ * piece belongs to the flow (client, base/flow.h) that has used the least time, so a client waits for at most one piece
+ * of each other client. All functions are for the main thread. */
 #ifndef PIECES_H
 #define PIECES_H
 
@@ -16,11 +12,11 @@ struct queue;
 
 struct piece {
     uv_work_t uv;
-    /* the flow (client) to which the time is charged; the piece's owner holds the reference to it; NULL: no flow */
+    /* the flow (client) that is charged, to which the piece's owner has a reference; NULL: none */
     struct flow *flow;
     enum flow_work work;
-    void (*run)(struct piece *piece); /* does the work; called on one of libuv's threads */
-    /* the main thread calls after() when run() has ended; after() may add the piece again or free it */
+    void (*run)(struct piece *piece); /* called on one of libuv's threads */
+    /* called on the main thread when run() has ended; may add the piece again or free it */
     void (*after)(struct piece *piece);
     struct pieces *pieces;
     struct piece *next;
@@ -31,12 +27,12 @@ struct pieces {
     uv_loop_t *loop;
     struct queue *queue; /* the queue of jobs, which knows the virtual time of each flow (client) */
     struct piece *first, **last;
-    int running; /* number of pieces that were given to libuv and have not ended */
+    int running; /* number of pieces that libuv runs or has queued */
 };
 
 void pieces_init(struct pieces *pieces, uv_loop_t *loop, struct queue *queue);
-/* Runs the piece on one of libuv's threads when it is the turn of its flow (client). The caller sets the members flow,
- * work, run and after before this call. */
+/* Runs the piece on one of libuv's threads when it is the turn of its flow (client). The caller sets flow, work, run
+ * and after. */
 void pieces_add(struct pieces *pieces, struct piece *piece);
 
 #endif

@@ -27,8 +27,7 @@ void stop_drain(struct loop *loop)
 {
     int ready = SERVER_READY;
     const int open = stop_open_connections(loop);
-    /* The frontend must refuse new connections before any request is answered, because an answer closes its connection
-     * and the client may open a new one at once. */
+    /* an answer closes its connection, and the client must not be able to open a new one */
     loop->frontend.drain(loop->frontend.context);
     enter_stage(loop, DRAINING);
     atomic_compare_exchange_strong(&loop->server->phase, &ready, SERVER_DRAINING);

@@ -1,17 +1,8 @@
-/* waiting.c: the requests whose connections are suspended.
- *
- * libmicrohttpd does not watch a suspended connection. So if a request waits longer than LOOP_WATCH_AFTER_MS, a uv_poll
- * for UV_DISCONNECT watches its connection. Most requests are answered earlier and cost no system call here. A client
- * that shuts down its sending side counts as gone.
- *
- * A request leaves the list with its job's result, or it is cancelled because of its deadline, its client, a failed
- * device or the end of the server. A held request (one whose client's memory a device or thread uses) leaves the list
- * when that use has ended.
- *
- * Invariants
- * 1. The list of suspended requests has exactly the requests in CHECKING, QUEUED, RUNNING and FINISHING.
- * 2. The watch of a connection is closed before the connection is resumed, because another connection may use the same
- *    descriptor afterwards. */
+/* waiting.c: the requests whose connections are suspended: those in CHECKING, QUEUED, RUNNING and FINISHING.
+ * libmicrohttpd does not watch a suspended connection, so after LOOP_WATCH_AFTER_MS a uv_poll for UV_DISCONNECT does. A
+ * client that shuts down its sending side counts as gone. The watch is closed before the connection is resumed, because
+ * another connection may use the same descriptor afterwards. A held request (one whose client's memory a device or
+ * thread uses) stays in the list until that use has ended. */
 #include "server/sched/loop_internal.h"
 
 #include <assert.h>
@@ -34,8 +25,6 @@ struct hangup_watch {
 
 /* ---- Requests that are suspended until they are answered --------------------------------------------------------- */
 
-/* True if the request is in the list of suspended requests. The request's state tells this (invariant 1 at the top of
- * this file). */
 static bool is_suspended(const struct request *request)
 {
     return request->state == REQUEST_CHECKING || request->state == REQUEST_QUEUED ||
@@ -94,9 +83,9 @@ bool waiting_is_used_in_place(const struct job *job)
     return job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0);
 }
 
-/* Separates the job from its batches, because its request no longer waits. If no request waits for any job of a batch,
- * the batch is cancelled. Also frees the memory for gradient sums of each part that is back from its device, unless the
- * part was sent once more to add up sums. */
+/* Separates the job from its batches, because its request no longer waits; a batch for which no request waits is
+ * cancelled. Also frees the gradient sums of parts that are back from their devices, unless they were sent once more to
+ * add up. */
 static void leave_batches(struct job *job)
 {
     for (struct job_part *part = &job->part; part; part = part->next) {
@@ -107,8 +96,8 @@ static void leave_batches(struct job *job)
     }
 }
 
-/* Records that nobody wants the result of a held request any more (one whose client's memory a device uses). The job
- * keeps its request until its batch ends. */
+/* Records that nobody wants the result of a held request (one whose client's memory a device uses). The job keeps its
+ * request until its batch ends. */
 static void give_up(struct request *request)
 {
     struct job *job = request->job;
@@ -118,9 +107,8 @@ static void give_up(struct request *request)
     leave_batches(job);
 }
 
-/* Cancels the work that still runs for a held request (one whose client's memory a device or thread uses), so that the
- * work ends soon. When it has ended, on_checked(), on_finished() or batches_done() gives the request back to its HTTP
- * thread. */
+/* Cancels the running work for a held request (one whose client's memory a device or thread uses). When it has ended,
+ * on_checked(), on_finished() or batches_done() gives the request back to its HTTP thread. */
 static void end_held(struct request *request)
 {
     if (request->state == REQUEST_FINISHING) request->job->finishing->cancelled = true;
@@ -141,15 +129,14 @@ void waiting_detach(struct loop *loop, struct request *request)
         queue_remove(&loop->server->queue, job);
         loop->queue_changed = true;
         loop->transactions_changed |= job->transaction != NULL;
-        /* A queued job's cache transaction ends here. A running job's transaction ends when the device is done. */
+        /* a running job's transaction ends when the device is done */
         transaction_end(job, false);
     }
     if (job->finishing)
-        /* on_finished() ends the job's use of contexts (saved forwards) later, because the finishing thread may read
-         * their names */
+        /* on_finished() ends the use of contexts (saved forwards) later, because the finishing thread may read their
+         * names */
         job->finishing->cancelled = true;
-    /* The contexts (saved forwards) of the job can be taken again. A device may still read their memory, so the memory
-     * stays reserved. */
+    /* the contexts (saved forwards) can be taken again, but a device may still read their memory */
     else contexts_finish_job(job, false);
     if (!job->given_up) leave_batches(job);
     for (struct job_part *part = &job->part; part; part = part->next) part->batch = NULL;
@@ -191,7 +178,7 @@ static void on_hangup(uv_poll_t *poll, int status, int events)
 static void watch_start(struct loop *loop, struct request *request)
 {
     struct hangup_watch *watch = calloc(1, sizeof *watch);
-    if (watch == NULL) return; /* out of memory: a hang-up is noticed only when the answer is sent */
+    if (watch == NULL) return; /* out of memory: a hang-up is noticed when the answer is sent */
     watch->request = request;
     if (uv_poll_init(&loop->uv, &watch->poll, request->socket) != 0) {
         free(watch);

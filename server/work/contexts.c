@@ -3,14 +3,7 @@
  *   FREE --reserve--> RESERVED --fill--> READY --take--> TAKEN --finish(used)--> FREE
  *                         \--drop--> FREE   ^----finish(not used)---/
  *
- * Ids are random and the table is small. A linear search over 16-byte keys costs a microsecond when the table is full.
- *
- * Invariants
- * 1. job->context_count is the number of this job's entries that are not FREE. While it is not 0, the job's memory is
- *    charged once: to `bytes` and to its account.
- * 2. An entry in the state READY or TAKEN holds a reference to its job, and no other entry does. While an entry is
- *    RESERVED, the request that makes the context holds the job. That request fills or drops the entry before it
- *    releases the job. */
+ * A linear search over 16-byte keys costs a microsecond when the table is full. */
 #include "server/work/contexts.h"
 
 #include <assert.h>
@@ -62,8 +55,7 @@ static bool parse_id(const char *id, uint8_t key[16])
     return id[32] == '\0';
 }
 
-/* Returns the entry of the context (saved forward) with this id, or NULL if no entry in use has it. Call this with the
- * lock held. */
+/* Returns the entry of the context (saved forward) with this id, or NULL. To be called with the lock held. */
 static struct entry *find(struct contexts *contexts, const char *id)
 {
     uint8_t key[16] = { 0 };
@@ -74,8 +66,8 @@ static struct entry *find(struct contexts *contexts, const char *id)
     return NULL;
 }
 
-/* Empties the entry of a context (saved forward). Returns the reference to a job that the entry held, or NULL if it
- * held none. The caller of this function releases the reference after it has released the lock. */
+/* Empties the entry of a context (saved forward). Returns its reference to a job, or NULL, for the caller to release
+ * without the lock. */
 static struct job *empty(struct contexts *contexts, struct entry *entry)
 {
     struct job *job = entry->job;
@@ -98,7 +90,7 @@ void contexts_free(struct contexts *contexts)
     if (contexts == NULL) return;
     for (int i = 0; i < contexts->max_count; i++) {
         struct entry *entry = &contexts->entries[i];
-        /* In other states the entry would belong to a running request, but no request runs when the table is freed. */
+        /* other states belong to a running request */
         assert(entry->state == CONTEXT_FREE || entry->state == CONTEXT_READY);
         if (entry->state == CONTEXT_READY) job_release(empty(contexts, entry));
     }
@@ -107,7 +99,7 @@ void contexts_free(struct contexts *contexts)
     free(contexts);
 }
 
-/* Checks that one more context (saved forward) of this job is within the limits. Call this with the lock held. */
+/* Checks that one more context (saved forward) of this job is within the limits. To be called with the lock held. */
 static attn_status has_room(const struct contexts *contexts, const struct job *job, attn_error *err)
 {
     const struct caller *caller = job->caller;
@@ -143,7 +135,7 @@ attn_status contexts_reserve(struct contexts *contexts, struct job *job, int ite
     pthread_mutex_lock(&contexts->lock);
     const attn_status status = has_room(contexts, job, err);
     if (status == ATTN_OK) {
-        /* this loop ends at a free entry: there is at least one, because count < max_count */
+        /* there is a free entry, because count < max_count */
         while (entry->state != CONTEXT_FREE) entry++;
         assert(entry < contexts->entries + contexts->max_count);
         *entry = (struct entry){ .state = CONTEXT_RESERVED, .job = job, .item = item };
@@ -218,8 +210,7 @@ void contexts_finish(struct contexts *contexts, const char *id, bool used)
     job_release(job);
 }
 
-/* Removes READY contexts (saved forwards) that have expired. If is_known is not NULL, also removes READY contexts whose
- * account is_known() rejects. */
+/* Removes READY contexts (saved forwards) that have expired, or whose account is_known() rejects. */
 static void end_some(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context)
 {

@@ -15,7 +15,7 @@ struct job *job_new(struct staging_pool *staging, struct contexts *contexts, str
     struct job *job = calloc(1, sizeof *job);
     if (job == NULL) return NULL;
     job->results = calloc(call->count > 0 ? (size_t)call->count : 1,
-                          /* at least one element, because an envelope (a body with several problems) may be empty */
+                          /* at least one element, because a body may have no problems */
                           sizeof *job->results);
     if (job->results == NULL) {
         free(job);

@@ -1,27 +1,15 @@
-/* queue.c: serves the flow that has used the least time first, and joins small jobs of one kind in a batch. A flow is
- * the work of one access token, or of one connection.
+/* queue.c: serves the flow (one access token's or one connection's work) that has used the least time first, and joins
+ * small jobs of one kind in a batch.
  *
  * Start-time fair queueing: a flow's virtual time is the time that it has used, plus the time by which it was set
- * ahead. The next job is taken from the flow with the least virtual time. A flow that begins to wait is set ahead to
- * the virtual time of the flow that was served last, so that an idle flow saves up no time. When the next flow is
- * chosen, a batch that still runs counts with the time since it was sent to its device. Without access tokens all flows
- * belong to one account, and the more urgent job goes first.
+ * ahead. A flow that begins to wait is set ahead to the virtual time of the flow served last, so that an idle flow
+ * saves up no time. The next batch begins with the first job of the flow with the least virtual time that may be sent
+ * to the device.
  *
- * A batch consists of jobs that already wait. It does not wait for further jobs (unless --batch-window-us is set). A
- * free device takes the jobs that are waiting, so an idle server answers at once. Under load the jobs that arrive
- * during a run form the next batch, and batches grow with the load. A busy CPU gets a second batch only when that batch
- * is full, because until then it can still grow.
- *
- * Invariants
- * 1. The next batch for a device begins with a job of the flow with the least virtual time: the flow's first job that
- *    may be sent to this device. The virtual time of a flow only grows, so no job is overtaken for ever. A job whose
- *    cache transaction cannot begin waits for a job that runs.
- * 2. A batch is bounded in problems (max_batch) and in work (QUEUE_BATCH_FLOPS). Finding it examines at most
- *    QUEUE_SCAN_MAX jobs. Jobs that cannot be sent now, such as hundreds that wait for one cache, do not delay
- *    the jobs behind them: up to QUEUE_PASS_MAX of them are passed over, divided equally among the flows.
- * 3. `places` counts the requests of all threads. `count` and `bytes` count the jobs in the list.
- * 4. A job is in the list of all jobs and in its flow's list. A flow is in the list of flows while its own list is
- *    not empty. */
+ * A batch consists of jobs that already wait: a free device takes them at once, and under load batches grow. A busy CPU
+ * gets a second batch only when it is full. A batch is bounded in problems (max_batch) and in work (QUEUE_BATCH_FLOPS).
+ * Finding it examines at most QUEUE_SCAN_MAX jobs, and passes over at most QUEUE_PASS_MAX jobs that cannot be sent
+ * now. */
 #include "server/work/queue.h"
 
 #include <assert.h>
@@ -38,7 +26,7 @@ void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch
     queue->window_ns = window_ns;
 }
 
-/* Adds one to *count and returns true. If *count has reached `limit`, leaves it unchanged and returns false. */
+/* Adds one to *count and returns true, unless *count has reached `limit`. */
 static bool count_up(_Atomic int *count, int limit)
 {
     int now = atomic_load_explicit(count, memory_order_relaxed);
@@ -92,7 +80,7 @@ attn_status queue_look(const struct queue *queue, enum caller_place place, const
 
 int queue_retry_after_s(const struct queue *queue, int devices)
 {
-    /* No lock is needed to read seconds_per_job, because the value is only an estimate. */
+    /* an estimate needs no lock */
     double seconds_per_job;
     __atomic_load(&queue->seconds_per_job, &seconds_per_job, __ATOMIC_RELAXED);
     const double wait = seconds_per_job *
@@ -107,14 +95,13 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes)
     *bytes = atomic_load_explicit(&queue->waiting_bytes, memory_order_relaxed);
 }
 
-/* Returns the job's flow (client). All jobs without a flow share the queue's flow `nobody`. */
+/* Returns the job's flow (client), or the queue's flow `nobody`. */
 static struct flow *flow_of(struct queue *queue, const struct job *job)
 {
     return job->flow ? job->flow : &queue->nobody;
 }
 
-/* Other threads read only copies of two numbers: how many jobs the list has, and how many bytes these jobs have. This
- * function updates the copies. Call it after each change of the list. */
+/* Updates the numbers of waiting jobs and bytes that other threads read. To be called after each change of the list. */
 static void publish(struct queue *queue)
 {
     atomic_store_explicit(&queue->waiting, queue->count, memory_order_relaxed);
@@ -123,7 +110,7 @@ static void publish(struct queue *queue)
 
 struct list {
     struct job **first, **last;
-    bool of_flow; /* true: the jobs are linked by their member in_flow; false: by in_queue */
+    bool of_flow; /* true: the jobs are linked by in_flow; false: by in_queue */
 };
 
 static struct list all_jobs(struct queue *queue)
@@ -140,7 +127,6 @@ static struct job_links *links(const struct list *list, struct job *job)
     return list->of_flow ? &job->in_flow : &job->in_queue;
 }
 
-/* Inserts the job before `next`, or at the end if `next` is NULL. */
 static void put_before(const struct list *list, struct job *job, struct job *next)
 {
     struct job *const previous = next ? links(list, next)->previous : *list->last;
@@ -157,7 +143,7 @@ static void take_out(const struct list *list, struct job *job)
     *links(list, job) = (struct job_links){ NULL, NULL };
 }
 
-/* Swaps two jobs of the list. `other` must stand ahead of `job` in the list. */
+/* Swaps two jobs of the list, of which `other` comes first. */
 static void change_places(const struct list *list, struct job *job, struct job *other)
 {
     struct job *const behind = links(list, job)->next;
@@ -167,9 +153,9 @@ static void change_places(const struct list *list, struct job *job, struct job *
     put_before(list, other, behind);
 }
 
-/* Moves the last job of the queue ahead of less urgent jobs of the same account. The job swaps places with these jobs,
- * so the positions of other accounts' jobs do not change. Jobs with a cache transaction are not moved, because they
- * must run in order of arrival. */
+/* Moves the last job of the queue ahead of less urgent jobs of the same account, by swapping places, so that other
+ * accounts' jobs keep their positions. Jobs with a cache transaction must run in order of arrival, and are not
+ * moved. */
 static void move_forward(struct queue *queue, struct job *job)
 {
     const struct list all = all_jobs(queue), own = jobs_of(flow_of(queue, job));
@@ -181,8 +167,8 @@ static void move_forward(struct queue *queue, struct job *job)
         if (other->priority <= job->priority) break;
         change_places(&all, job, other);
         if (flow_of(queue, other) == flow_of(queue, job)) change_places(&own, job, other);
-        /* `other` moves towards the end of the queue. begin_transactions() searches for unscanned jobs from the end,
-         * and stops at the first scanned job. So `other` must count as unscanned. */
+        /* begin_transactions() searches for unscanned jobs from the end and stops at the first scanned one, so a job
+         * that moves towards the end must count as unscanned */
         other->scanned = false;
     }
 }
@@ -290,8 +276,7 @@ static double most_flops(const struct job *leader)
     return leader->memory_bound ? QUEUE_BATCH_STEP_FLOPS : QUEUE_BATCH_FLOPS;
 }
 
-/* Returns the flow's (client's) first job that may be sent to the device now, or NULL if there is none among its first
- * `most` jobs. */
+/* Returns the first of the flow's first `most` jobs that may be sent to the device now, or NULL. */
 static struct job *first_that_may_leave(const struct flow *flow, int device, int64_t most)
 {
     struct job *job = flow->first;
@@ -299,16 +284,15 @@ static struct job *first_that_may_leave(const struct flow *flow, int device, int
     return job;
 }
 
-/* True if job `a` goes to a device before job `b`; a_ns and b_ns are the virtual times of their flows (clients). The
- * jobs' priorities count only if both jobs belong to the same account. */
+/* True if job `a` goes to a device before job `b`; a_ns and b_ns are the virtual times of their flows (clients).
+ * Priorities count only within one account. */
 static bool goes_first(const struct job *a, int64_t a_ns, const struct job *b, int64_t b_ns)
 {
     if (a->caller == b->caller && a->priority != b->priority) return a->priority < b->priority;
     return a_ns != b_ns ? a_ns < b_ns : a->queued_ns < b->queued_ns;
 }
 
-/* Returns the leader of the device's next batch, which is the first job in it. NULL: no job can be sent to the device
- * now. */
+/* Returns the first job of the device's next batch; NULL: no job can be sent to the device now. */
 static struct job *next_leader(struct queue *queue, const struct queue_taker *taker, int64_t now_ns)
 {
     struct job *best = NULL;

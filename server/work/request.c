@@ -1,5 +1,4 @@
-/* request.c: makes and frees requests, moves them from state to state, and checks each move against the table of states
- * in request.h. */
+/* request.c: makes and frees requests, and moves them from state to state. */
 #include "server/work/request.h"
 
 #include <assert.h>
@@ -23,7 +22,7 @@
 static const struct {
     const char *label;
     enum role owner;
-    enum caller_place place; /* the kind of slot in the queue that a request in this state needs; CALLER_PLACES: none */
+    enum caller_place place; /* the place in the queue that this state needs; CALLER_PLACES: none */
     unsigned to;             /* the possible next states, as bits */
 } states[REQUEST_STATE_COUNT] = {
 #define X(id, label, owner, place, to) { label, ROLE_##owner, CALLER_##place, to },
@@ -85,8 +84,7 @@ void request_count_in(struct request *request)
     atomic_fetch_add_explicit(&counts[request->state], 1, memory_order_relaxed);
 }
 
-/* The id is made with splitmix64 from a counter and a random start value of the thread. This needs no lock and, after a
- * thread's first id, no system call. */
+/* splitmix64, of a counter and a random start value of the thread: no lock, and only one system call for each thread */
 void request_make_id(char id[REQUEST_ID_BYTES])
 {
     static _Atomic uint64_t counter;
@@ -151,8 +149,7 @@ void request_free(struct request *request)
     request_drop_body(request);
     free(request->text);
     proto_encoder_free(request->encoder);
-    /* the connection broke before the answer, so the contexts (saved forwards) that the request used can be taken
-     * again */
+    /* the connection broke before the answer, so contexts (saved forwards) can be taken again */
     if (request->job) contexts_finish_job(request->job, false);
     job_release(request->job);
     flow_release(request->flow);

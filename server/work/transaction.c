@@ -1,11 +1,7 @@
-/* transaction.c: see transaction.h.
- *
- * The problem that a device computes for a decode is a forward with page_table (kernels/attention.h). Its k and v are
- * views of the pool, which is the memory of all pages. A page's number is that of its first granule (unit of the pool's
- * memory), so the stride of the page axis is one granule for pages of any size:
- *
- *   k[page, slot, head, column] = pool + page * granule + ((slot * Hk + head) * D + column) * bytes
- *   v                           = the same, behind the keys of the page and with Dv; for a latent cache, v = k */
+/* transaction.c: the problem that a device computes for a decode is a forward with page_table (kernels/attention.h).
+ * Its k and v are views of the pool, which is the memory of all pages. A page's number is that of its first granule
+ * (unit of the pool's memory), so the stride of the page axis is one granule for pages of any size. Behind the keys of
+ * a page come its values; in a latent cache, v = k. */
 #include "server/work/transaction.h"
 
 #include <assert.h>
@@ -21,16 +17,16 @@ _Static_assert((int)PROTO_MAX_CACHES == (int)CACHES_ROWS, "a body may name as ma
 struct job_transaction {
     struct cache_step step;
     char (*ids)[CACHE_ID_BYTES];
-    /* a row of zeros that stands for the page table when the problem is checked, before the transaction begins */
+    /* zeros that stand for the page table before the transaction begins */
     int32_t *table;
-    /* id of the cache that was made because this request starts a sequence; empty: none */
+    /* the cache that was made because this request starts a sequence; empty: none */
     char started[CACHE_ID_BYTES];
     bool committed;
 };
 
 /* ---- Preparing a transaction ------------------------------------------------------------------------------------- */
 
-/* Copies a cache's id. An id of another length is cut, and then names no cache. */
+/* Copies a cache's id. A text of another length names no cache. */
 static void copy_id(char to[CACHE_ID_BYTES], const char *from)
 {
     const size_t length = strnlen(from, CACHE_ID_BYTES - 1);
@@ -39,8 +35,8 @@ static void copy_id(char to[CACHE_ID_BYTES], const char *from)
     if (from[length] != '\0') to[0] = '\0';
 }
 
-/* Checks that one axis of k or v (which the request appends to caches) has the size `want`. `of` names, for the
- * message, what this size must equal. */
+/* Checks that one axis of k or v, which the request appends to caches, has the size `want`. `of` says in the message
+ * what size that is. */
 static attn_status check_size(attn_tensor_id id, const attn_tensor *t, int axis, int64_t want, const char *of,
                               attn_error *err)
 {
@@ -57,7 +53,7 @@ static attn_status check_new(const struct job *job, const struct cache_step *ste
 {
     const attn_tensor *const t = &job->call->items[0].problem.tensor[id];
     const char *const name = attn_tensors[id].name;
-    const int first = t->rank - 3; /* index of the tensor's axis that counts positions */
+    const int first = t->rank - 3; /* the axis of positions */
     char member[32];
     attn_status status = ATTN_OK;
     if (t->dtype != step->shape.dtype) {
@@ -72,8 +68,7 @@ static attn_status check_new(const struct job *job, const struct cache_step *ste
     return status;
 }
 
-/* If the request gives k and v, checks that they fit the caches, and makes them the keys and values that the
- * transaction appends. */
+/* Checks that the request's k and v, if any, fit the caches, and makes them the ones to append. */
 static attn_status take_new(struct job *job, struct cache_step *step, attn_error *err)
 {
     attn_problem *const p = &job->call->items[0].problem;
@@ -94,7 +89,7 @@ static attn_status take_new(struct job *job, struct cache_step *step, attn_error
     return status;
 }
 
-/* Checks that q fits the caches. The error does not speak of k, because the client may have sent q without k. */
+/* Checks that q fits the caches. The error does not mention k, which the client may not have sent. */
 static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, attn_error *err)
 {
     if (q->dtype != s->dtype && s->dtype != ATTN_F8E4M3)
@@ -107,9 +102,9 @@ static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, at
     return check_size(ATTN_T_q, q, 3, s->head_dim, "the caches' head_dim", err);
 }
 
-/* Returns the keys, or the values, of all pages of the pool as one tensor [page, position, head, column]. The numbers
- * begin at byte `offset` of each page. A row of the tensor has `columns` numbers. In memory the rows are `stored`
- * numbers apart, which is more than `columns` if the values are a part of the keys. */
+/* Returns the keys, or the values, of all pages of the pool as one tensor [page, position, head, column]. `offset`:
+ * first byte in each page. `columns`: length of a row. `stored`: distance of rows, more than `columns` if the values
+ * are a part of the keys. */
 static attn_tensor of_pool(const struct cache_step *step, int64_t offset, int64_t columns, int64_t stored)
 {
     const struct cache_shape *const s = &step->shape;
@@ -127,8 +122,8 @@ static attn_tensor of_rows(void *data, attn_dtype dtype, int rank, int64_t rows,
     return attn_tensor_make(data, dtype, rank, (const int64_t[]){ rows, columns });
 }
 
-/* Sets the problem's k and v to views of the pool (the memory of all pages), and its page table and lengths to those of
- * the transaction. */
+/* Sets the problem's k and v to views of the pool (the memory of all pages), and its page table and lengths to the
+ * transaction's. */
 static void point(attn_problem *p, const struct cache_step *step, int32_t *table, int32_t *lengths)
 {
     const struct cache_shape *const s = &step->shape;
@@ -146,19 +141,17 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     struct job_transaction *const own = job->transaction;
     proto_item *const item = &job->call->items[0];
     struct cache_step *const step = &own->step;
-    /* at least one column, even if all caches are empty, because a page table must have one */
+    /* a page table must have a column */
     if (step->most == 0) step->most = 1;
     own->table = calloc((size_t)step->most, sizeof *own->table);
     if (own->table == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     point(&item->problem, step, own->table, step->lengths);
-    /* The problem is checked before the transaction begins, when there is no page table yet. The check accepts any page
-     * numbers. So one row of zeros stands for all rows of the table (stride 0). */
+    /* before the transaction begins, one row of zeros stands for all rows of the page table (stride 0) */
     item->problem.page_table.stride[0] = 0;
-    item->problem.keep_mask_at_end = item->problem.keep_mask.rank >
-                                     /* The caches of a request have different lengths, so the mask is aligned to their
-                                      * ends: its last column belongs to the last key of each cache. */
-                                     0;
-    /* In an observe, key_mass and the default range of keys extend to the end of the longest cache. */
+    /* the mask's last column belongs to the last key of each cache, because their lengths differ */
+    item->problem.keep_mask_at_end = item->problem.keep_mask.rank > 0;
+    /* in an observe request (statistics of probabilities), key_mass and the default range of keys extend to the end of
+     * the longest cache */
     if (item->problem.op == ATTN_OP_OBSERVE) {
         item->problem.observe.shown_keys = 1;
         for (int i = 0; i < step->rows; i++)
@@ -168,8 +161,8 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     return proto_item_prepare(item, err);
 }
 
-/* Deletes the cache of a sequence whose first request failed. Later requests of the sequence are then refused;
- * otherwise they would attend to an empty cache. */
+/* Deletes the cache of a sequence whose first request failed, so that later requests are refused and do not attend to
+ * an empty cache. */
 static void drop_started(struct job *job)
 {
     char *const id = job->transaction->started;
@@ -177,8 +170,8 @@ static void drop_started(struct job *job)
     *id = '\0';
 }
 
-/* Changes an error about the cache of a new sequence so that it names a tensor of the request. The client does not know
- * of the cache: the server made it with the sizes of the request's tensors. */
+/* Makes an error about the cache of a new sequence name a tensor of the request, because the client does not know of
+ * the cache. */
 static void point_at_tensor(attn_error *err)
 {
     static const struct {
@@ -194,7 +187,7 @@ static void point_at_tensor(attn_error *err)
         }
 }
 
-/* Finds the cache of the request's sequence (Triton's protocol), or makes one if the request starts the sequence. */
+/* Finds the cache of the request's sequence (Triton's protocol), or makes it if the request starts the sequence. */
 static attn_status name_sequence(struct job *job, attn_error *err)
 {
     const proto_sequence *const sequence = &job->call->sequence;
@@ -264,8 +257,7 @@ attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_e
     struct cache_step *const step = &job->transaction->step;
     attn_status status = ATTN_OK;
     *wait = false;
-    /* A transaction that has waited before usually must wait longer. caches_ask() finds this out before memory is
-     * leased. A new transaction (scan 0) usually can begin at once, so it does not ask first. */
+    /* a transaction that has waited before usually must wait longer, so caches_ask() comes before memory is leased */
     if (scan != 0) status = caches_ask(step, scan, wait, err);
     if (status != ATTN_OK || *wait) return status;
     size_t bytes;
