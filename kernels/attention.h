@@ -101,7 +101,7 @@ typedef enum attn_dtype {
 #define ATTN_DTYPES_FORWARD (ATTN_DTYPES_BACKWARD | ATTN_DTYPE_BIT(F8E4M3))
 
 size_t attn_dtype_bytes(attn_dtype dtype);
-const char *attn_dtype_name(attn_dtype dtype); /* returns the name of the dtype in requests ("float16") */
+const char *attn_dtype_name(attn_dtype dtype); /* the name in requests: "float16" */
 /* finds a dtype by its name in requests, in safetensors or in KServe, in upper or lower case; false: there is none */
 bool attn_dtype_parse(const char *name, attn_dtype *dtype);
 bool attn_dtype_floating(attn_dtype dtype);
@@ -113,18 +113,15 @@ const char *attn_dtype_list(unsigned dtypes, char text[ATTN_DTYPE_LIST_BYTES]);
 
 enum { ATTN_MAX_RANK = 4 };
 
-/* The largest D and Dv of every operation. It is large enough for multi-head latent attention with D = 576 and Dv =
- * 512. (There v is the first 512 columns of k, in the same memory and with the same strides.) If the kernels of a
+/* The largest D and Dv of every operation. Multi-head latent attention needs D = 576 and Dv = 512. If the kernels of a
  * device support only smaller heads, attn_plan_make() returns UNSUPPORTED. */
 enum { ATTN_MAX_HEAD_DIM = 1024 };
 
-/* Upper bound on B * H of one problem. Each sequence and each head costs time and workspace even where it is empty. The
- * limit allows large problems of small heads: with 16 rows of 8 half-precision numbers per head, q, k and v take 805
- * MB. */
+/* Upper bound on B * H of one problem. Each sequence and each head costs time and workspace even where it is empty. */
 enum { ATTN_MAX_HEADS = 1 << 20 };
 
-/* A view of memory that belongs to the caller. Strides are in elements; the last axis must have stride 1. A tensor of
- * rank 0 is not given. A tensor with a zero in its shape is given and has no elements; its data may be NULL. */
+/* A view of memory that belongs to the caller. Strides are in elements; the last axis must have stride 1. Rank 0 means
+ * that the tensor is not given. A tensor with a zero in its shape has no elements; its data may be NULL. */
 typedef struct attn_tensor {
     void *data;
     attn_dtype dtype;
@@ -419,8 +416,7 @@ typedef struct attn_problem {
  * the whole problem, the results are equal to the bit. Gradients that are sums over batch or heads (dsinks, gradients
  * of broadcast tensors) are the exception: they are sums over the part alone. */
 typedef struct attn_part {
-    int64_t first_batch, batches, first_head, heads; /* first_head and heads count key/value heads, and not query
-                                                      * heads */
+    int64_t first_batch, batches, first_head, heads; /* both count key/value heads */
 } attn_part;
 attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
@@ -429,10 +425,9 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 bool attn_reads(const attn_problem *p, attn_tensor_id id);
 bool attn_writes(const attn_problem *p, attn_tensor_id id);
 
-/* Sizes of a checked problem in any layout. In a packed problem B is the number of sequences. Sq is total_q and Sk
- * is total_k, because no sequence is longer. With page_table Sk is the number of keys that the pages of a row can
- * hold. The struct has no lengths of sequences, because lengths are values of tensors, which may be in device
- * memory: see attn_sequence_of() in kernels/tiles.h. */
+/* Sizes of a checked problem. In a packed problem B is the number of sequences, and Sq and Sk are total_q and total_k.
+ * With page_table Sk is the number of keys that the pages of a row can hold. For the lengths of sequences, see
+ * attn_sequence_of() in kernels/tiles.h. */
 typedef struct attn_dims {
     int64_t B, H, Hk, Sq, Sk, D, Dv;
     bool packed;
@@ -490,8 +485,7 @@ typedef struct attn_geometry {
     /* data of the tensors cu_seqlens_q, cu_seqlens_k, seqlens_q and seqlens_k; NULL where a tensor is not given */
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
     const int32_t *page_table; /* the tensor page_table, whose row b starts at index b * page_table_row */
-    /* a copy of the pointer attn_problem.prefix_keys (how many keys each row shares with the row before); NULL if not
-     * given */
+    /* copy of attn_problem.prefix_keys; NULL if not given */
     const int32_t *prefix_keys;
     int64_t page_table_row;
     attn_observe observe;
@@ -576,8 +570,7 @@ uint64_t attn_features(const attn_problem *p);
 
 /* Returns the number of floating point operations of a problem, by the convention of the field: a forward has 2 * (D +
  * Dv) operations for each permitted (query, key, head) triple, and a backward has 2.5 times as many. Causal, window and
- * lengths are counted exactly; other masks count as if they hid nothing. The function uses a closed form, so it reads
- * only cu_seqlens and seqlens. */
+ * lengths are counted exactly; other masks count as if they hid nothing. It reads only cu_seqlens and seqlens. */
 double attn_flops(const attn_problem *p);
 
 /* Returns the number of (query, key, head) triples that causal, window, lengths and FlashMask permit. Other masks count
@@ -595,9 +588,9 @@ typedef struct attn_verification {
     /* the largest |got - want|, where `got` is a value of out and `want` the value recomputed in double; infinite where
      * exactly one of the two is finite */
     double max_abs;
-    double largest;  /* the largest finite |want|, where `want` is a value of out recomputed in double */
-    double relative; /* max_abs divided by largest */
-    int64_t rows;    /* number of rows of out that were compared */
+    double largest; /* the largest finite |want|, where `want` is a value of out recomputed in double */
+    double relative;
+    int64_t rows; /* number of rows of out that were compared */
 } attn_verification;
 /* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). The function recomputes these
  * rows in double, on one thread, and compares them with the given out. The problem is a checked forward whose out has
@@ -848,7 +841,7 @@ attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t by
 typedef struct attn_rows {
     void *to;
     const void *from;
-    size_t to_pitch, from_pitch, width; /* distance between the beginnings of two rows, in bytes; at least `width` */
+    size_t to_pitch, from_pitch, width; /* in bytes; each pitch is at least `width` */
     size_t count;
 } attn_rows;
 

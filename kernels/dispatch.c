@@ -271,8 +271,7 @@ attn_status attn_workspace(const attn_capabilities *can, const attn_plan *plans,
         size_t part = 0;
         const attn_status status = can->backend->workspace(can, plans + first, n, &part, err);
         if (status != ATTN_OK) return status;
-        /* the groups of problems run one after the other in one workspace, so its size is the largest need of a
-         * group */
+        /* the groups of problems run one after the other in one workspace */
         if (part > *bytes) *bytes = part;
     }
     return ATTN_OK;

@@ -1,10 +1,6 @@
-/* merge.h: the arithmetic that merges partial results of one row, in C and in CUDA, and the checked merge that
- * backends receive. attn_merge() uses both. The CPU uses the arithmetic where it splits the keys of a few queries.
- *
- * The decode kernels of CUDA merge their splits by `fold` (cuda/sm80/decode_places.cuh) instead. In those kernels a
- * part is not a pair (out, lse), but a maximum in base 2, a sum, and out before the division by the sum. Converting
- * such a part to (out, lse) would cost a division and a logarithm per row and split, and one more rounding of each
- * number. */
+/* merge.h: the arithmetic that merges partial results of one row, in C and in CUDA, and the checked merge that backends
+ * receive. attn_merge() uses both. The CPU uses the arithmetic where it splits the keys of a few queries.
+ * The decode kernels of CUDA merge their splits by `fold` (cuda/sm80/decode_places.cuh) instead. */
 #ifndef ATTN_MERGE_H
 #define ATTN_MERGE_H
 

@@ -1,4 +1,4 @@
-/* queries.c: makes a problem from some of the queries of another problem. See queries.h. */
+/* queries.c: makes a problem from some of the queries of another problem. */
 #include "kernels/queries.h"
 
 #include "kernels/axes.h"

@@ -1,5 +1,5 @@
-/* strange.c: estimates which share of a problem lies in strange rows (rows whose numbers exceed the range of float32).
- * See strange.h. */
+/* strange.c: estimates which share of a problem lies in strange rows (rows whose numbers exceed the range of
+ * float32). */
 #include "kernels/strange.h"
 
 #include <float.h>
@@ -55,7 +55,6 @@ enum kind { ORDINARY, CHEAP, COSTLY };
 
 /* ---- The largest absolute values of tensors, and bounds on products ---------------------------------------------- */
 
-/* Returns the largest finite number that the dtype has. */
 static double most_of_dtype(attn_dtype dtype)
 {
     return dtype == ATTN_F16 ? 65504 : dtype == ATTN_F8E4M3 ? 448 : FLT_MAX;
@@ -310,7 +309,7 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     for (int64_t j = keys.lo + (int64_t)(row->draw % (uint64_t)step); j < keys.hi; j += step) {
         if (!sees(look, row, j)) continue;
         const double z = score(look, row, query, j);
-        if (z == -INFINITY) continue; /* a bias of -inf hides the key, so the key is skipped */
+        if (z == -INFINITY) continue; /* a bias of -inf hides the key */
         if (isnan(z)) return COSTLY;
         least = fmin(least, z);
         largest = fmax(largest, z);
@@ -406,7 +405,7 @@ attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *l
     bound_products(&look, limits, given_lse);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse) numbers = most_of(&p->v);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse)
-        /* sums of P V may be infinite in float32, so the estimate counts every row as costly (slow to compute) */
+        /* sums of P V may be infinite in float32, so every row counts as costly (slow to compute) */
         return (attn_strange){ 0, 1 };
     const double slopes = most_of_floats(&p->alibi_slopes, 0) * (double)(d->Sq + d->Sk);
     const bool ordinary = look.bounded && p->bias.rank == 0 && look.bound + slopes < most;

@@ -97,9 +97,7 @@ lse_variants lse_variants_of(const attn_problem *p)
         const unsigned without = table[v].without;
         all.list[v] = (lse_variant){ .scale = v < scale_count ? scales[v] : g.scale, .without = without };
         all.list[v].applies = v == 0 || (parts & without) != 0;
-        if (without == LSE_MASKS)
-            /* this variant leaves out all masks; if there is only one mask, an earlier variant in the table already
-             * leaves it out */
+        if (without == LSE_MASKS) /* all masks; if there is only one mask, an earlier variant already leaves it out */
             all.list[v].applies = (masks & (masks - 1)) != 0;
         if (v == 0 || v >= scale_count) continue;
         all.list[v].applies = fabs(scales[v]) <= FLT_MAX;
@@ -168,7 +166,7 @@ void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look
         attn_lse_row row = row_at(&g, first + (int64_t)(state % (uint64_t)(end - first)));
         const attn_sequence s = attn_sequence_of(&g, row.b);
         if (s.Sq == 0) continue;
-        row.i %= s.Sq; /* the query is past the sequence's end: take another query of the sequence instead */
+        row.i %= s.Sq; /* past the sequence's end: take another query of the sequence */
         const int64_t cost = cost_of(&g, &row, false);
         if (cost > multiply_adds) continue;
         multiply_adds -= cost;
@@ -276,8 +274,7 @@ static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, 
         r->q[d] = factor * attn_load(q->dtype, q->data, attn_at(q, row->b, row->h, s.q_start + row->i) + d);
     for (int64_t j = from; j < to; j++) {
         double dot = 0, size = 0;
-        /* k is read only if the key is seen by at least one variant of the scores (way to compute them): a hidden key
-         * may hold NaN */
+        /* a hidden key may hold NaN, so k is read only if a variant of the scores (way to compute them) sees the key */
         bool read = false;
         for (int v = 0; v < ATTN_LSE_VARIANTS; v++) {
             const lse_variant *const variant = &r->variants.list[v];
@@ -347,8 +344,7 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
     const struct tolerances given = tolerances_of(p, row, all->list[0].scale, found[ATTN_LSE_VARIANTS]);
     const double tight = fmax(of_v.tight, given.tight);
     const bool fits = fabs(row->lse - wanted) <= of_v.tight;
-    /* the difference of the two lse is infinite if the row sees no key by the options as given, so it is limited to the
-     * range -1000 to 1000 */
+    /* infinite if the row sees no key by the options as given, so it is limited */
     *apart = fmin(fmax(wanted - found[0], -1e3), 1e3);
     if (fabs(*apart) > APART * tight) return fits ? YES : NO;
     return fits || fabs(row->lse - found[0]) <= given.loose ? NOTHING : NO;
@@ -359,8 +355,7 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
 static int explanation(const attn_problem *p, const lse_variants *all, const attn_lse_look *look, bool refused, int *at)
 {
     for (int n = 0; n < ATTN_LSE_VARIANTS; n++) {
-        /* variant 0 (the options as given) cannot explain a wrong lse, so the first iteration tries base 2 in its
-         * place */
+        /* variant 0 (the options as given) cannot explain a wrong lse; base 2 takes its place */
         const int v = n == 0 ? ATTN_LSE_VARIANTS : n;
         double least = INFINITY, most = -INFINITY, tolerance = 0;
         int yes = 0;

@@ -40,7 +40,6 @@ struct head {
     double S[Br][Bc];
 };
 
-/* dot() returns x . y, and add() computes y += a x, where x and y are vectors of n numbers */
 static double dot(const double *x, const double *y, int64_t n)
 {
     double sum = 0;
@@ -81,10 +80,10 @@ static void forward(struct head *a)
             scores(a, i, j, rows, columns); /* 8 */
             for (int64_t r = 0; r < rows; r++) {
                 double *O = a->O + (i + r) * a->dv, most = m[r];
-                /* a score that is NaN has to make the row NaN, so fmax() cannot be used: it ignores NaN */
+                /* fmax() would ignore a NaN, but a NaN score has to make the row NaN */
                 for (int64_t c = 0; c < columns; c++)
                     if (a->S[r][c] > most || isnan(a->S[r][c])) most = a->S[r][c]; /* 9 */
-                /* a row that has seen no key yet is skipped, because a maximum of -inf would give NaN */
+                /* no key seen yet: a maximum of -inf would give NaN */
                 if (most == -INFINITY) continue;
                 const double correction = exp(m[r] - most);
                 m[r] = most, l[r] *= correction;
@@ -142,7 +141,7 @@ static void backward(struct head *a)
 static double *load(const struct head *a, attn_tensor_id id, int64_t rows, int64_t columns)
 {
     const attn_view *view = &a->g.view[id];
-    /* allocates one element too many, because calloc(0) may return NULL */
+    /* calloc(0) may return NULL */
     double *matrix = calloc((size_t)(rows * columns) + 1, sizeof *matrix);
     for (int64_t n = 0; matrix && view->data && n < rows * columns; n++)
         matrix[n] = attn_load(view->dtype, view->data, attn_at(view, a->b, a->h, n / columns) + n % columns);

@@ -1,6 +1,5 @@
 /* row_end.c: computes the results of a tile of query rows after the tile's last key. From the sums O, m and l of the
- * online softmax it makes out and lse, or a partial result if the tile's keys are split. forward.c and decode.c call
- * these functions. */
+ * online softmax it makes out and lse, or a partial result if the tile's keys are split. */
 #include <math.h>
 #include <string.h>
 
@@ -35,7 +34,7 @@ static bool is_strange(const struct flash *f, const struct flash_tile *t, int r,
                        bool large)
 {
     if (flash_is_strange(f, t, r, m, l)) return true;
-    large &= !(m == -INFINITY && l == 0); /* a row that sees no key has no sum P V, so nothing can have overflowed */
+    large &= !(m == -INFINITY && l == 0); /* a row that sees no key has no sum P V that could overflow */
     bool finite = true;
     for (int64_t d = 0; large && d < f->g.dims.Dv; d++) finite &= isfinite(O[d]) != 0;
     return !finite;
@@ -77,7 +76,6 @@ static void finish_strange(const struct flash *f, const struct flash_tile *t, in
     for (int64_t d = 0; f->p->out.rank && d < Dv; d++) attn_store(out->dtype, flash_at(out, t->b, h, line), d, row[d]);
 }
 
-/* Writes out and lse of rows whose keys are not split. `large`: O may have overflowed. */
 void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
                    const float *l, float *inverse, bool large)
 {
@@ -90,7 +88,7 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
     for (int head = 0; head < t->heads; head++) {
         const int r0 = head * t->n;
         const int64_t h = t->h + head;
-        /* computes rowsum(dO O), the first part of delta, from rows of O before they are divided by l */
+        /* rowsum(dO O), the first part of delta, from rows of O before they are divided by l */
         if (f->backward) flash_deltas(f, t->b, h, first, t->n, O + r0 * ldo, ATTN_F32, ldo, f->delta + t->row0 + r0);
         float *const to = f->p->lse.rank ? flash_at(lse, t->b, h, first) : NULL;
         const bool plain = !f->backward && !f->p->sinks.rank;
@@ -128,8 +126,6 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
     }
 }
 
-/* Returns the index in part_O, part_m and part_l at which a partial result begins: the result of a row tile (tile of
- * query rows) for span number `split` of the keys. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split)
 {
     const struct flash_sequence *seq = t->seq;

@@ -1,5 +1,5 @@
 /* run.c: lays out a run (the problems of one attn_run()) in memory and calls the phases in order. No other file calls
- * the phases. See flash.h.
+ * the phases.
  *
  * Arrays by row (packs, lse2, delta, dQ) have the rows of q in this order: key/value heads follow each other inside a
  * sequence, row tiles inside a key/value head, and each tile starts at a multiple of FLASH_UNIT. The index of a row is
@@ -51,7 +51,7 @@ enum {
     /* number of keys in a span; a multiple of every BN (keys of a tile). The keys of a row tile are split into spans,
      * which threads compute side by side. */
     SPLIT_KEYS = 2048,
-    /* number of keys in a span if there are few query rows (the path FLASH_DOTS). It is smaller than SPLIT_KEYS. */
+    /* number of keys in a span if there are few query rows (the path FLASH_DOTS) */
     SPLIT_DOT_KEYS = 512,
     /* keys are split only in sequences with at most this many row tiles per head; a sequence with more tiles has work
      * for many threads anyway */
@@ -78,8 +78,7 @@ static int64_t add_product(int64_t a, int64_t b, int64_t c)
 
 /* ---- The sequences of a problem, and their places in arrays ------------------------------------------------------ */
 
-/* Sets those members of *q that follow from the sequence's lengths and the problem's sizes: tiles, rows, path, splits
- * and so on. */
+/* Sets those members of *q that follow from the sequence's lengths and the problem's sizes. */
 static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 {
     const int64_t Sq = q->s.Sq, Sk = q->s.Sk, G = f->g.group;
@@ -219,9 +218,7 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     f->recompute = f->backward && p->lse.rank == 0;
     f->forward_type = f->type;
     /* ALiBi multiplies the gradient of the slopes by distances of hundreds of keys, so small errors of P V grow. P V is
-     * therefore computed with each P split into two bf16 numbers, as for float16. The split does not depend on whether
-     * the client wants the gradient of the slopes, because asking for one gradient must not change the bits of
-     * another. */
+     * therefore computed with each P split into two bf16 numbers, as for float16. */
     if (f->recompute && p->alibi_slopes.rank && f->type->dtype == ATTN_BF16 && f->type->parts == 1)
         f->forward_type = type_of(simd, ATTN_F16, f->g.dims.D, f->g.dims.Dv, f->g.scale);
     f->plain = !(f->g.softcap > 0) && !p->bias.rank && !p->keep_mask.rank && !p->alibi_slopes.rank &&
@@ -239,7 +236,7 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->Bk = f->observe ? t->BN : t->Bk;
         break;
     }
-    assert(f->BM > 0); /* a row was found, because the last rows of tile_sizes fit every head size */
+    assert(f->BM > 0); /* the last rows of tile_sizes fit every head size */
     f->shown_keys = f->g.dims.page_size > 0 && f->g.observe.shown_keys > 0 ? f->g.observe.shown_keys : f->g.dims.Sk;
     /* If heads lie side by side in memory, one item (unit of work) computes several of them together (decode.c). */
     f->bundle = 1;
@@ -292,8 +289,7 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
     if (f->backward) {
         f->q_lda = simd_lda(t, d->D);
         f->do_lda = simd_lda(t, d->Dv);
-        /* a row of Qat or dOat takes at most 64 bytes more than the numbers in it, because simd_ld() adds at most 64
-         * bytes */
+        /* simd_ld() adds at most 64 bytes to a row */
         f->q_unit_bytes = simd_round_up(d->D, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->do_unit_bytes = simd_round_up(d->Dv, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->dq_ld = simd_round_up(d->D, 16);
@@ -405,10 +401,9 @@ static void walk_item(void *context, int worker, int64_t item)
 {
     const struct walk *walk = context;
     const struct flash_run *run = walk->run;
-    /* after the run is cancelled, the remaining items (units of parallel work) return here at once */
+    /* after a cancel, the remaining items (units of parallel work) return at once */
     if (attn_is_cancelled(run->cancel)) return;
-    /* A binary search finds the problem to which item number `item` belongs: the last problem whose first item is
-     * number `item` or lower. */
+    /* finds the last problem whose first item is number `item` or lower */
     int low = 0, high = run->count;
     while (high - low > 1) {
         const int middle = (low + high) / 2;
@@ -430,9 +425,8 @@ bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plan
         struct flash *f = &run.problems[n];
         resolve(simd, plans[n].problem, f);
         f->cancel = cancel;
-        /* cut() gives f->seq its memory, but cut() needs sums over the entries of f->seq. Therefore f->seq is filled
-         * first, at the address that cut() will give it. As f->seq is cut()'s first array, a copy of the arena yields
-         * this address. */
+        /* cut() needs sums over the entries of f->seq. Therefore f->seq is filled before cut() runs, at the address
+         * that cut() will give it: the start of the arena. */
         struct flash_arena ahead = arena;
         f->seq = flash_take(&ahead, f->B, sizeof *f->seq);
         const struct sums sums = place_sequences(f, f->seq);

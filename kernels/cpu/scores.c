@@ -1,4 +1,4 @@
-/* scores.c: turns the products of a tile of queries and keys into scores, with all masks and options. See flash.h. */
+/* scores.c: turns the products of a tile of queries and keys into scores, with all masks and options. */
 #include <float.h>
 #include <math.h>
 #include <string.h>

@@ -244,7 +244,6 @@ struct simd {
      * sums exceed the range of float32. */
     void (*dots_exact)(int n, int d, const float *q, const void *K, attn_dtype dtype, int64_t stride, double *S);
 
-    /* Returns whether all elements S[r][c] are finite numbers. */
     bool (*all_finite)(int rows, int cols, const float *S, int64_t lds);
 
     /* Returns the largest |X[r][c]|; infinity where some element is not finite. */

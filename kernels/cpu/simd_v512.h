@@ -31,7 +31,6 @@ typedef __m512d vd;
 typedef __m128 v4;
 typedef __mmask16 vm;
 
-/* Each line until clang-format is switched on again defines one function. */
 /* clang-format off */
 VEC vm v_first(int n) { return (__mmask16)_bzhi_u32(0xffff, (unsigned)n); }
 VEC vf v_zero(void) { return _mm512_setzero_ps(); }

@@ -82,7 +82,6 @@ void compute_keys(struct compute *c, const variation *v, int64_t b, int64_t hk);
 /* Computes out and lse of a tile, and for each row `top` (the largest score) and `rest` (lse - top). The keys that
  * compute_keys() loaded must be those of the tile's query head. */
 void compute_rows(struct compute *c, const variation *v, const struct compute_rows *rows);
-/* The gradients that compute_gradients() computes. */
 enum compute_wanted { COMPUTE_DQ = 1, COMPUTE_DK_DV = 2, COMPUTE_ALL = 3 };
 /* Computes dq of a tile, and adds the tile's contributions to dK, dV and `sums`. Call it after compute_rows() of the
  * same tile, because it reads the tile's scores, out, top and rest. dq is correct only if scores of all keys were
@@ -106,7 +105,6 @@ void compute_load_gradients(struct compute *c, const variation *v, const struct 
 void compute_row_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                            const struct compute_sums *sums, int64_t r);
 double compute_sink(const variation *v, int64_t h); /* returns the sink of head h; -inf: there is no sink */
-/* Rounds x to the nearest number of the dtype. */
 double compute_rounded(attn_dtype dtype, double x);
 /* Rounds x towards 0 to a number with as many mantissa bits as the dtype has. */
 double compute_cut(attn_dtype dtype, double x);

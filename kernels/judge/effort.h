@@ -1,5 +1,4 @@
-/* effort.h: estimates how long the work of a judge takes on one thread. (A judge checks a caller's results:
- * judge.h.) */
+/* effort.h: estimates how long the work of a judge (a check of a caller's results) takes on one thread. */
 #ifndef JUDGE_EFFORT_H
 #define JUDGE_EFFORT_H
 

@@ -1,4 +1,4 @@
-/* frame.c: cuts a problem into tiles, and finds the caller's numbers for each tile. See frame.h. */
+/* frame.c: cuts a problem into tiles, and finds the caller's numbers for each tile. */
 #include "kernels/judge/frame.h"
 
 #include <math.h>
@@ -69,8 +69,7 @@ int64_t frame_elements(const attn_problem *p, attn_tensor_id id)
     const attn_dtype dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
     attn_problem of = *p;
     if (attn_tensors[id].role == ATTN_ROLE_OUT)
-        /* in a backward `out` and `lse` are inputs, but a judge compares them there too, so their shapes are computed
-         * as for a forward */
+        /* in a backward `out` and `lse` are inputs, but a judge compares them there too */
         of.op = ATTN_OP_FORWARD;
     if (attn_output(&of, id, dtype, &t, &ignored) != ATTN_OK || !attn_shape_elements(t.rank, t.shape, &elements))
         return 0;
@@ -279,7 +278,7 @@ bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *resul
     for (int64_t n = 0; n < f->g.dims.B * f->g.dims.H; n++) f->row_of_head[n] = -1;
     cut(f, p, share);
     find_readings(f, results);
-    f->p.out = results[ATTN_T_out]; /* p.out only gives the dtype of the caller's out: nothing is written to it */
+    f->p.out = results[ATTN_T_out]; /* gives only the dtype of the caller's out */
     if (!compute_open(&f->c, &f->p, frame_tile_rows(p))) return false;
     const size_t bytes = (size_t)emulate_floats(&f->c) * sizeof *f->scratch;
     f->scratch = aligned_alloc(PRODUCTS_ALIGNMENT,

@@ -117,7 +117,6 @@ int64_t frame_columns(const struct frame *f, attn_tensor_id id);
 /* Adds the difference between a caller's number `got` and the correct number `want`. Two NaN, or two equal infinities,
  * count as equal. */
 void difference_add(struct difference *d, double got, double want);
-/* Adds the sums of differences in `more` to those in `d`. */
 void difference_join(struct difference *d, const struct difference *more);
 /* difference_worst() returns the largest difference; infinity if any difference counts in `bad`. difference_mean()
  * returns the mean over all compared numbers; differences in `bad` add nothing to the sum. */

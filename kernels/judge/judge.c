@@ -1,4 +1,4 @@
-/* judge.c: the phases of a judge's work, in order. See judge.h.
+/* judge.c: the phases of a judge's work, in order.
  *
  *   TRUTH      computes every tile in float64 and stores the results (the truth), if no device has computed them
  *   COMPARE    computes the errors: the differences between the caller's results and the truth

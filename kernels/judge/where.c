@@ -1,4 +1,4 @@
-/* where.c: lists the elements with the largest errors, and says where a tensor has wrong elements. See state.h.
+/* where.c: lists the elements with the largest errors, and says where a tensor has wrong elements.
  *
  * Wrong elements are counted along each axis of a tensor: batch rows, heads, queries or keys, columns. A sentence names
  * each axis on which only some indices have wrong elements: the indices as a range, as a list, or as every n-th index.
