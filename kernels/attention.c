@@ -309,7 +309,6 @@ attn_dims attn_dims_of(const attn_problem *p)
     return d;
 }
 
-/* Checks that the output `id` may have the dtype that the client chose. */
 static attn_status check_result_dtype(const attn_problem *p, attn_tensor_id id, attn_dtype dtype, attn_error *err)
 {
     const attn_dtype_set *set = &attn_dtype_rules[attn_tensors[id].dtypes];

@@ -385,9 +385,9 @@ typedef struct attn_problem {
      * position of the element (philox.h) */
     double dropout_p;
     uint64_t seed;
-    /* Set by attn_part_of(). Dropout gives head h of batch row b the number dropout_first + b * dropout_heads + h, so a
-     * part of a problem drops what the whole problem drops. dropout_heads 0: the problem is not a part, and H is
-     * used. */
+    /* Set by attn_part_of(), so that a part of a problem drops the same elements as the whole problem: dropout draws
+     * the random numbers of head h of batch row b by the index dropout_first + b * dropout_heads + h. dropout_heads 0:
+     * the problem is not a part, and H is used. */
     int64_t dropout_first, dropout_heads;
     /* true: a backward gives the same bits each time it is computed on one backend; two backends may give different
      * bits */
@@ -397,12 +397,12 @@ typedef struct attn_problem {
     /* Only with page_table; may be NULL. An array int32 [B], in the same kind of memory (host or device) as seqlens_k.
      * The first prefix_keys[b] keys of batch row b lie in the same pages as the first keys of row b - 1, as in forks of
      * one cache. prefix_keys[0] is 0. If several rows share keys, a kernel can use prefix_keys to read these keys only
-     * once. prefix_keys change no bit of the results, and have no bit in attn_features(). */
+     * once. prefix_keys do not change the results, and are not a feature (attn_features()). */
     const int32_t *prefix_keys;
 
-    /* Set by attn_queries_of(), if this problem is a part of a larger one: the number of queries of the whole problem.
-     * A kernel that splits keys by the number of queries then splits them in the part as in the whole problem, so that
-     * the results have equal bits. 0: the problem is not a part. */
+    /* Set by attn_queries_of() in a part of a larger problem: the number of queries of the whole problem. A kernel that
+     * splits keys by the number of queries then splits them as in the whole problem, so that the results are equal to
+     * the bit. 0: the problem is not a part. */
     int64_t whole_queries;
 } attn_problem;
 
@@ -416,7 +416,7 @@ typedef struct attn_problem {
  * the whole problem, the results are equal to the bit. Gradients that are sums over batch or heads (dsinks, gradients
  * of broadcast tensors) are the exception: they are sums over the part alone. */
 typedef struct attn_part {
-    int64_t first_batch, batches, first_head, heads; /* both count key/value heads */
+    int64_t first_batch, batches, first_head, heads; /* first_head and heads count key/value heads */
 } attn_part;
 attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
@@ -628,11 +628,10 @@ double attn_count_work(const attn_problem *p, const int64_t tile[2]);
 
 enum { ATTN_LSE_ROWS = 16, ATTN_LSE_VARIANTS = 12, ATTN_LSE_NUMBERS = ATTN_LSE_VARIANTS + 1 };
 /* Checks that the lse which the caller gave for a backward or an observe belongs to its scores. At most ATTN_LSE_ROWS
- * rows are summed in double, with at most `multiply_adds` operations. A hash of the sizes picks the rows. Returns
- * INVALID if the probabilities of a row sum to more than 1. Returns INVALID too if one conversion (base 2, another
- * scale, a mask left out) makes the sum of every row 1; the message then names the conversion. Sums below 1 are valid:
- * k may be a part of the keys, with the lse of all keys. The problem must be checked and have such an lse, with all of
- * its tensors in host memory. */
+ * rows are summed in double, with at most `multiply_adds` operations. Returns INVALID if the probabilities of a row sum
+ * to more than 1. Returns INVALID too if one conversion (base 2, another scale, a mask left out) makes the sum of every
+ * row 1; the message then names the conversion. Sums below 1 are valid: k may be a part of the keys, with the lse of
+ * all keys. The problem must be checked and have such an lse, with all of its tensors in host memory. */
 attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_error *err);
 
 /* Three functions do the work of attn_check_lse() in steps, for q and k in a device's memory. attn_lse_choose() picks
@@ -670,8 +669,7 @@ typedef struct attn_device_info {
     char name[64];         /* "cuda:0", "cpu" */
     char description[128]; /* text for people: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
     double fastest_flops;  /* no kernel of this device computes more operations (attn_flops) per second than this */
-    /* no kernel of this device computes more (query, key, head) triples per second than this. A problem takes at least
-     * the time that follows from this rate and from fastest_flops. */
+    /* no kernel of this device computes more (query, key, head) triples per second than this. */
     double fastest_scores;
     double peak_flops; /* peak rate of the hardware in 16-bit floating point operations per second; 0: not known */
     double peak_bytes; /* peak rate of the device's memory in bytes per second; 0: not known */
@@ -768,8 +766,8 @@ const attn_capabilities *attn_device_capabilities(const attn_device *device);
  * attn_plan_move() adapts a plan to other addresses. */
 typedef struct attn_plan {
     const attn_problem *problem;
-    const attn_capabilities *can; /* the capabilities of the device: its kernels, from which the plan's kernel was
-                                   * chosen; the device owns this memory */
+    const attn_capabilities *can; /* capabilities of the device (the list of its kernels); the device owns this
+                                   * memory */
     const attn_kernel *kernel;
     uint64_t features; /* features of the problem, as attn_features() returns them */
     /* bytes of workspace (attn_workspace()) that this problem needs; 0 if the backend computes one workspace size for

@@ -130,7 +130,7 @@ bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype);
  * probabilities) are filled completely, top_keys with -1. */
 void attn_fill_padding(const attn_problem *p);
 
-/* Does what attn_sum_parts() promises, on the host in the calling thread. */
+/* Does the work of attn_sum_parts() on the host, in the calling thread. */
 void attn_sum_all(const attn_sum *sum);
 
 /* The backends of the build, one table of functions each. dispatch.c lists them in order of preference. */

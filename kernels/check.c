@@ -286,7 +286,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
                          "cu_seqlens_k: is required with cu_seqlens_q, unless k and v are [%lld, Sk, Hk, D], a row "
                          "for each sequence",
                          (ll)(p->cu_seqlens_q.shape[0] - 1));
-    /* attn_dims_of() reads B from cu_seqlens_q */
+    /* checked first, because attn_dims_of() reads B from cu_seqlens_q */
     if (p->cu_seqlens_q.rank) {
         if ((status = check_rank(p, ATTN_T_cu_seqlens_q, err)) || (status = check_dtype(p, ATTN_T_cu_seqlens_q, err)) ||
             (status = check_sizes(p, ATTN_T_cu_seqlens_q, err)))
@@ -297,7 +297,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
         if (p->layout == ATTN_BHSD)
             return attn_fail(err, ATTN_INVALID, "/layout", "layout: is bhsd, must be bshd with cu_seqlens_q");
     }
-    /* attn_dims_of() reads Sk from page_table */
+    /* checked first, because attn_dims_of() reads Sk from page_table */
     if (p->page_table.rank && (status = check_page_table(p, err))) return status;
     for (int i = 0; i < inputs; i++)
         if ((status = check_rank(p, qkv[i], err)) || (status = check_dtype(p, qkv[i], err)) ||
@@ -672,7 +672,6 @@ static attn_status check_cu_seqlens(const attn_problem *p, attn_tensor_id id, in
                      (ll)total, total_of, suggestion);
 }
 
-/* Checks that no length in seqlens exceeds the number of rows that its batch row or packed sequence has. */
 static attn_status check_seqlens(const attn_problem *p, attn_tensor_id id, attn_tensor_id cu_id, int64_t most,
                                  const char *most_of, attn_error *err)
 {
@@ -785,7 +784,7 @@ static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_
 
 /* ---- All checks of a problem, in order --------------------------------------------------------------------------- */
 
-/* Does steps 1 to 3 of the list at the beginning of this file. */
+/* Checks q, k and v, then which tensors are given together, then the ranks, dtypes and shapes of the other tensors. */
 static attn_status check_shapes(const attn_problem *p, attn_error *err)
 {
     attn_status status;

@@ -50,7 +50,7 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 struct rate {
     const char *kernel;
     attn_op op;
-    unsigned dtypes; /* of q: bits of ATTN_DTYPE_BIT() */
+    unsigned dtypes; /* dtypes of q: bits of ATTN_DTYPE_BIT() */
     enum family family;
     /* nanoseconds for each head of each sequence; for GPU kernels that work in blocks, for each block */
     double head;
@@ -144,8 +144,7 @@ static const struct rate few_rows[] = {
 enum by { TILES, WAITS, ROWS };
 
 /* The time that features add to the work of one (query, key, head) triple. If a problem has any of the features of a
- * row of this table, the row's time is added once. For the gradients of options, GENERIC has rows of kind ROWS for
- * float32 and wide heads, and of kind TILES for other problems (gradients_by_rows()). */
+ * row of this table, the row's time is added once. */
 static const struct extra {
     enum family family;
     attn_op op;
@@ -218,8 +217,7 @@ static const struct extra {
 #define GPU_BACKWARD_S 20e-6
 
 /* Extra time of a GPU block if a head size is not a multiple of eight, so that the GPU cannot copy pieces of 16 bytes.
- * ODD_FORWARD and ODD_BACKWARD are nanoseconds for each key and its value, per 64 columns. Kernels of float32 and
- * kernels of the family SIMPLE never copy pieces of 16 bytes. */
+ * ODD_FORWARD and ODD_BACKWARD are nanoseconds for each key and its value, per 64 columns. */
 #define ODD_FORWARD  50
 #define ODD_BACKWARD 115
 
@@ -484,7 +482,6 @@ static attn_cost cost_of(const attn_device_info *info, const attn_plan *plan, do
                         .because = sum.most > sum.ns / 2 ? sum.because : "" };
 }
 
-/* Returns the floating point operations of one (query, key, head) triple, counted as in attn_flops(). */
 static double flops_of_triple(const attn_problem *p)
 {
     const attn_dims d = attn_dims_of(p);

@@ -147,9 +147,9 @@ static bool step_by_formula(struct attn_counter *c)
 
 /* ---- Counting pairs key by key: FlashMask ------------------------------------------------------------------------ */
 
-/* Counts a key that rows [lo, hi) see, for each band (group of tile[0] rows). Bands that lie wholly inside [lo, hi) are
- * counted in the array of differences `counts`. For the two bands at the ends of [lo, hi), the function adds the number
- * of rows that see the key to `parts`. */
+/* Counts a key that rows [lo, hi) see, for each band (group of tile[0] rows). Bands wholly inside [lo, hi) are counted
+ * in `counts`, whose prefix sums are the numbers of keys. For the two bands at the ends of [lo, hi), the number of rows
+ * that see the key is added to `parts`. */
 static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *parts)
 {
     const int64_t b = c->tile[0];
@@ -164,7 +164,6 @@ static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *pa
     if (first + 1 < last) c->counts[first + 1] += b, c->counts[last] -= b;
 }
 
-/* Counts the tiles of one block of tile[1] keys, key by key. */
 static attn_status count_block(struct attn_counter *c)
 {
     const attn_view *const bounds = &c->g.view[ATTN_T_mask_startend_rows];

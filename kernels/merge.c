@@ -147,7 +147,6 @@ void attn_merge_all(const attn_merge_plan *m)
 
 /* ---- Checking the tensors of a merge ----------------------------------------------------------------------------- */
 
-/* A tensor of a merge, and the properties that the checks require of it. */
 struct expected {
     const attn_tensor *tensor;
     int part; /* index of the part that has the tensor; -1: the tensor does not belong to a part */

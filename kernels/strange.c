@@ -44,7 +44,6 @@ struct look {
     bool bounded;
 };
 
-/* A row of queries: its sequence b, its head h and its index i in the sequence. */
 struct row {
     int64_t b, h, i;
     attn_sequence s;
@@ -296,8 +295,7 @@ static bool gradient_leaves(const struct look *look, const struct row *row, attn
     return !(2 * most * scale_of(look, row) < FLT_MAX);
 }
 
-/* Returns the kind of a row (enum kind) by the scores of its keys. If the row has many keys, the function reads only
- * some of them. */
+/* Decides by the scores of the row's keys. If the row has many keys, the function reads only some of them. */
 static enum kind kind_by_scores(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *q = &look->g.view[ATTN_T_q];
@@ -344,7 +342,6 @@ static uint64_t next(uint64_t *state)
     return z ^ z >> 31;
 }
 
-/* Returns the index of the sequence that row `line` of packed queries belongs to. */
 static int64_t sequence_at(const attn_geometry *g, int64_t line)
 {
     int64_t low = 0, high = g->dims.B;

@@ -97,7 +97,8 @@ lse_variants lse_variants_of(const attn_problem *p)
         const unsigned without = table[v].without;
         all.list[v] = (lse_variant){ .scale = v < scale_count ? scales[v] : g.scale, .without = without };
         all.list[v].applies = v == 0 || (parts & without) != 0;
-        if (without == LSE_MASKS) /* all masks; if there is only one mask, an earlier variant already leaves it out */
+        if (without == LSE_MASKS) /* this variant leaves out all masks; if there is only one mask, an earlier variant
+                                   * already does */
             all.list[v].applies = (masks & (masks - 1)) != 0;
         if (v == 0 || v >= scale_count) continue;
         all.list[v].applies = fabs(scales[v]) <= FLT_MAX;
@@ -344,7 +345,7 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
     const struct tolerances given = tolerances_of(p, row, all->list[0].scale, found[ATTN_LSE_VARIANTS]);
     const double tight = fmax(of_v.tight, given.tight);
     const bool fits = fabs(row->lse - wanted) <= of_v.tight;
-    /* infinite if the row sees no key by the options as given, so it is limited */
+    /* the difference is infinite if the row sees no key by the options as given, so it is limited */
     *apart = fmin(fmax(wanted - found[0], -1e3), 1e3);
     if (fabs(*apart) > APART * tight) return fits ? YES : NO;
     return fits || fabs(row->lse - found[0]) <= given.loose ? NOTHING : NO;
@@ -378,7 +379,6 @@ static int explanation(const attn_problem *p, const lse_variants *all, const att
 
 enum { INDEX_BYTES = 80 };
 
-/* Writes as text the index that the row's lse has in the client's tensor. */
 static const char *index_of(const attn_problem *p, const attn_lse_row *row, char text[INDEX_BYTES])
 {
     const attn_geometry g = attn_geometry_of(p);

@@ -9,8 +9,8 @@
  * recognises the row by its bias alone.
  *
  * Products that overflow. A product q . k may exceed the range of float32 while scale q . k is within it. Elements
- * below SIMD_TAME cannot cause this; packing tests for larger ones. flash_scores() then tests for products that are not
- * finite, and flash_exact_mend_scores() computes their scores again.
+ * below SIMD_TAME in absolute value cannot make a product overflow; packing tests whether there are larger ones. If so,
+ * flash_scores() tests for products that are not finite, and flash_exact_mend_scores() computes their scores again.
  *
  * lse is stored in two parts, the largest score and the rest. If the score is 1e38, one double cannot hold both: the
  * rest would be rounded away, and P = exp(z - lse) would be 1 for each key. */
@@ -45,8 +45,8 @@ struct row {
 /* Up to KEYS keys of a row, j to j + n - 1, with their masks, bias and scores. */
 struct keys {
     int64_t j;
-    int n, seen;        /* n: number of keys; seen: number of keys that the row sees */
-    uint8_t sees[KEYS]; /* 1: the row sees the key */
+    int n, seen; /* n: number of keys; seen: number of keys that the row sees */
+    uint8_t sees[KEYS];
     float bias[KEYS];
     /* score of each visible key, and the derivative of the score with respect to scale q . k (score.h) */
     double z[KEYS], slope[KEYS];
@@ -248,7 +248,6 @@ static void add_values(const struct row *row, const struct keys *at, float *P, b
     const int Dv = (int)f->g.dims.Dv;
     float O[ATTN_MAX_HEAD_DIM];
     double share = 1;
-    /* If a sum of values overflowed, the loop runs a second time, with P divided by 2^SHARE_BITS. */
     for (bool finite = false; !finite;) {
         struct flash_keys part;
         memset(O, 0, (size_t)Dv * sizeof *O);

@@ -257,7 +257,7 @@ struct flash_run {
     int count;
     struct flash *problems;
     char *scratch;
-    int64_t scratch_bytes; /* size in bytes of each thread's scratch memory (memory for intermediate results) */
+    int64_t scratch_bytes;
     int64_t items[FLASH_PHASES];
     const int *cancel;
     bool small; /* true: all problems together are so little work that other threads are not woken */
@@ -350,8 +350,7 @@ static inline void *flash_key_at(const struct flash *f, const attn_view *view, i
 
 /* Rows of k or v as a matrix of at most `most` rows, whose first row is `line` (k_start + j). If the page that holds
  * the first row ends earlier, the matrix has fewer rows: as many as the page still has, rounded down to a multiple of
- * `unit`. If that would be 0, up to `unit` rows are gathered from several pages in `scratch` (unit * cols elements).
- * Code that works on `unit` rows at a time thus does not depend on where pages end. */
+ * `unit`. If that would be 0, up to `unit` rows are gathered from several pages in `scratch` (unit * cols elements). */
 struct flash_keys {
     const void *rows;
     int64_t stride;

@@ -64,7 +64,6 @@ static void scores(struct head *a, int64_t i, int64_t j, int64_t rows, int64_t c
     }
 }
 
-/* Runs Algorithm 1 of FlashAttention-2, the forward: reads Q K V, writes O and L. */
 static void forward(struct head *a)
 {
     /* lines 1, 3 and 4 of Algorithm 1: the loop over blocks of queries */
@@ -105,14 +104,12 @@ static void forward(struct head *a)
     } /* 16 */
 }
 
-/* Runs Algorithm 2 of FlashAttention-2, the backward: reads Q K V O L dO, writes dQ dK dV. */
 static void backward(struct head *a)
 {
     const double scale = a->g.scale;
     for (int64_t n = 0; n < a->N; n++) /* 4 */
         a->D[n] = dot(a->dO + n * a->dv, a->O + n * a->dv, a->dv);
-    /* lines 5 and 6 of Algorithm 2: the loop over blocks of keys. As lines 3 and 7 demand, dQ, dK and dV are zeros
-     * before the loop */
+    /* lines 5 and 6 of Algorithm 2: the loop over blocks of keys; dQ, dK and dV begin as zeros (lines 3 and 7) */
     for (int64_t j = 0; j < a->M && !attn_is_cancelled(a->cancel); j += Bc) {
         const int64_t columns = attn_min64(Bc, a->M - j);
         for (int64_t i = 0; i < a->N; i += Br) { /* 8, 9 */

@@ -190,8 +190,8 @@ static void count(struct pool *pool, struct pool_part *part, int change)
 }
 
 /* Returns whether more threads compute than the pool has, and the owner of `part` (a client of the pool) has more of
- * these threads than an equal share. `own` is 1 if the calling thread is paused: it is then counted as if it computed.
- * Otherwise `own` is 0. The caller must hold pool->lock. */
+ * them than an equal share. `own`: 1 if the calling thread is paused, so that it counts as computing; otherwise 0. The
+ * caller must hold pool->lock. */
 static bool is_over_share(struct pool *pool, const struct pool_part *part, int own)
 {
     const int all = owners(pool), share = pool->threads / all;

@@ -119,7 +119,6 @@ static double saturated(double z)
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
 }
 
-/* Computes the members sees, z (scores) and derivative for all keys of row i. */
 static void score_row(struct reference *r, int64_t i)
 {
     const attn_range keys = attn_keys_of(&r->g, &r->s, i);
@@ -470,10 +469,10 @@ static attn_status run_head(struct reference *r, int64_t b, int64_t hk, const in
 struct stretches {
     const attn_problem *p;
     const int *cancel;
-    /* Hk: number of key/value heads in one sequence; heads: number in all sequences together; each: number that one
-     * stretch (heads computed by one thread) has */
+    /* number of key/value heads: `Hk` in one sequence, `heads` in all sequences, `each` in one stretch (heads computed
+     * by one thread) */
     int64_t Hk, heads, each;
-    _Atomic int status; /* ATTN_OK, or the error that occurred in a stretch */
+    _Atomic int status;
 };
 
 static void run_stretch(void *context, int worker, int64_t item)

@@ -78,7 +78,6 @@ static int64_t add_product(int64_t a, int64_t b, int64_t c)
 
 /* ---- The sequences of a problem, and their places in arrays ------------------------------------------------------ */
 
-/* Sets those members of *q that follow from the sequence's lengths and the problem's sizes. */
 static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 {
     const int64_t Sq = q->s.Sq, Sk = q->s.Sk, G = f->g.group;
@@ -172,8 +171,6 @@ static struct sums place_sequences(struct flash *f, struct flash_sequence *seq)
     return sums;
 }
 
-/* Returns whether the members of *sums, computed from the true lengths, are at most the upper bounds from which the
- * size of the workspace was computed. */
 static bool within_bounds(const struct sums *sums, const struct flash *f)
 {
     const struct sums most = bound_sums(f);
@@ -184,9 +181,9 @@ static bool within_bounds(const struct sums *sums, const struct flash *f)
 
 /* ---- Planning a problem, and the memory that it needs ------------------------------------------------------------ */
 
-/* Returns the compute type of a dtype: the format of the operands of products. A type that stores a number in parts
- * (simd_split.h) multiplies faster than f32: 1.4 times with three parts, twice with two. But types with parts pad D and
- * Dv to multiples of 32. The function chooses f32 if the padding would cost more time than the faster products save. */
+/* Returns the compute type of a dtype: the format of the operands of products. Types that store a number in parts
+ * (simd_split.h) multiply faster than f32 (1.4 times with three parts, twice with two), but pad D and Dv to multiples
+ * of 32. Where the padding would cost more than that, the result is f32. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
     /* A scale above 2^32 gives scores within range only where the products are tiny, and bf16 products flush tiny

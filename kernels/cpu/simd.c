@@ -27,8 +27,6 @@ static uint64_t os_state(void)
     return (uint64_t)high << 32 | low;
 }
 
-/* Returns whether `reg` has all bits of `mask`. `reg` is a result of the instruction cpuid, whose bits say which
- * instructions exist. */
 static bool has(uint32_t reg, uint32_t mask)
 {
     return (reg & mask) == mask;

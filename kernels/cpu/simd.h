@@ -301,8 +301,7 @@ struct simd {
  * variable. Thread-safe. */
 const struct simd *simd_get(void);
 
-/* Returns the table named `name`; NULL if this build or this processor does not have it. Tests and benchmarks use this
- * function. */
+/* Returns the table named `name`; NULL if this build or this processor does not have it. */
 const struct simd *simd_find(const char *name);
 
 /* The names of all tables of this build, the slowest first, with NULL at the end. */

@@ -112,12 +112,12 @@ enum {
     PATH_BYTES = 256,
 };
 
-/* A rule of a script: one fault, and the events to which it applies (see the top of this file). */
+/* A rule of a script: one fault, and the events to which it applies. */
 struct rule {
     enum fault_id fault;
     int64_t number; /* value of the fault in the script: an error code, or milliseconds */
     char path[PATH_BYTES];
-    int64_t first, last; /* the rule applies to events number `first` to `last` */
+    int64_t first, last;
 };
 
 /* ---- Devices and streams ----------------------------------------------------------------------------------------- */
@@ -128,7 +128,6 @@ struct block {
     char *memory;
 };
 
-/* Memory that another process lends to this one (attn_device_import()). */
 struct lent {
     struct lent *next;
     char handle[ATTN_HANDLE_BYTES];
@@ -248,7 +247,6 @@ static bool take_number(const char **at, int64_t *number)
     return true;
 }
 
-/* Parses one entry of a script of faults, up to a comma or the end. Returns false if the entry cannot be parsed. */
 static bool parse_rule(const char **script, int device, struct rule *rule, bool *mine)
 {
     const char *at = *script, *digits = at;
@@ -814,7 +812,7 @@ static attn_status run(attn_stream *base, const attn_plan *plans, int count, voi
     struct fake_device *device = device_of(base->device);
     struct command command = { .kind = COMMAND_RUN, .count = count, .workspace = workspace };
     if (attn_is_cancelled(base->cancel))
-        /* not started yet; like a GPU, the device does not stop a run that has started */
+        /* the run has not started yet; like a GPU, the device does not stop a run that has started */
         return attn_given_up(err);
     pthread_mutex_lock(&device->lock);
     attn_status status = enter(device, "launch", err);

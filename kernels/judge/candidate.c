@@ -275,7 +275,7 @@ unsigned candidate_part(const struct judge *j, const struct candidate *c)
         if (!(j->wrong >> which & 1) || left->count == 0 || now->count == 0) continue;
         const double before = root_mean_square(j, which, now), after = root_mean_square(j, which, left);
         if (after > JUDGE_NOT_WORSE * before || left->bad > now->bad) return 0;
-        /* no evidence: many mistakes happen to bring a wrong lse nearer to the correct one */
+        /* lse is no evidence: many mistakes happen to bring a wrong lse nearer to the correct one */
         if (which != LSE && after <= JUDGE_PART * before && difference_mean(left) <= JUDGE_PART * difference_mean(now))
             removed |= 1u << which;
     }

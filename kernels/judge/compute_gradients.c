@@ -95,7 +95,6 @@ static attn_range only_tile(const struct compute *c, const variation *v, int64_t
     return keys;
 }
 
-/* Computes dq of a tile's rows from dS, which is in c->dP. */
 static void gradient_of_queries(struct compute *c, const variation *v, const struct compute_rows *rows)
 {
     const attn_dims *const d = &v->g.dims;

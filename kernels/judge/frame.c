@@ -131,9 +131,9 @@ static int64_t row_as_device(const struct frame *f, const struct tile *t)
     return (d->packed ? h * d->total_q + frame_first_row(f, t->b) : (t->b * d->H + h) * d->Sq) + t->first;
 }
 
-/* Returns the index in struct truth (float64 results) of the first key of head hk in sequence b. If a device computed
- * these results, the keys have the order of attn_truth. If the judge computes them, keys are stored in the order in
- * which they are cut into tiles, and f->lines is the number of keys cut so far. */
+/* Returns the index in struct truth (float64 results) of the first key of head hk in sequence b. A device stores keys
+ * in the order of attn_truth. The judge stores them in the order in which they are cut into tiles; f->lines keys have
+ * been cut so far. */
 static int64_t line_of(const struct frame *f, int64_t b, int64_t hk)
 {
     const attn_dims *const d = &f->g.dims;
@@ -155,7 +155,7 @@ static void cut_keys(struct frame *f, int64_t b, int64_t hk, int64_t tile, int64
     f->lines += room;
 }
 
-/* Cuts the keys of those sequences that have no queries into tiles of `size` keys, by cut_keys(). */
+/* Cuts the keys of those sequences that have no queries into tiles of `size` keys. */
 static void cut_unread_keys(struct frame *f, int64_t size)
 {
     for (int64_t hk = 0; hk < f->g.dims.Hk; hk++)

@@ -41,8 +41,7 @@ struct hypothesis {
      * with the caller's by size only, not number by number. */
     bool of_size;
     /* The tensors (bits of attn_tensor_id) that the mistake reads at wrong addresses. Two mistakes that change the
-     * addresses of one tensor are never tested together, because the second mistake would change strides that the first
-     * has already changed, and reads could then pass the end of the tensor. */
+     * addresses of one tensor are never tested together, because reads could then pass the end of the tensor. */
     uint64_t misread;
     int variants;
     /* Changes *v as variant n of the mistake says. Returns false if the variant does not apply, or changes nothing. The

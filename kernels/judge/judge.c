@@ -109,8 +109,6 @@ static void leave_phase(struct judge *j)
     if (j->phase == PHASE_CONFIRM) search_choose_confirmed(j);
 }
 
-/* Stores the results of a finished pass (run over tiles), and enters the next phase if this pass was the last one of
- * its phase. */
 static void end_pass(struct judge *j)
 {
     switch (j->phase) {

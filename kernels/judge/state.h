@@ -33,7 +33,7 @@ enum {
  * which are sums over all tiles of queries of all heads in the group. The number of a unit is the index of the tile of
  * queries in frame.tiles, or frame.count plus the index of the tile of keys in frame.key_tiles. */
 
-/* The phases of the judge's work on a caller's results, in order. judge.c explains each of them. */
+/* The phases of the judge's work on a caller's results, in order; see judge.c. */
 enum phase {
     PHASE_TRUTH,
     PHASE_COMPARE,
@@ -66,7 +66,7 @@ struct candidate {
     unsigned explains; /* bits: the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
     bool breaks;       /* true: the candidate's mistakes would spoil a tensor that is correct in the caller's results */
     /* true: the candidate (one assumed mistake, or two assumed together) was tested on all tiles in PHASE_CONFIRM, or
-     * needs no test on all tiles */
+     * needs no such test */
     bool confirmed;
     /* true: `left` covers all tiles of the problem; false: it covers the sample (the tiles on which a mistake is tested
      * first) */
@@ -85,7 +85,7 @@ struct worst_units {
 struct pass {
     variation v;
     struct frame *frame;
-    /* indices of the tiles over which the pass goes, or unit numbers if by_units is true; NULL: all tiles */
+    /* the tiles over which the pass goes: their indices, or unit numbers if by_units is true; NULL: all tiles */
     const int64_t *list;
     /* true: `list` has unit numbers. false: the pass goes over tiles of queries. The `list` of a backward then has all
      * tiles of a key/value head or none, because dk and dv are compared after a head's last tile. A pass without a list
@@ -97,11 +97,10 @@ struct pass {
     int64_t hk, b; /* the key/value head hk and the sequence b whose keys are loaded; -1: none */
     /* true: the pass applies its mistake to the stored truth (float64 results) and does not compute attention again */
     bool converts;
-    /* true: the pass supposes that the caller's kernel has the mistake only in its backward. The pass then takes out
-     * and lse from the truth (float64 results). */
+    /* true: only the backward has the mistake, so the pass takes out and lse from the truth (float64 results) */
     bool alone;
-    /* true: the mistake does not change out and lse, so both are taken from the truth (float64 results), and a tile of
-     * keys is little work. Emulations of tiles of keys always take out and lse from the truth. */
+    /* true: the mistake does not change out and lse, so both are taken from the truth (float64 results). Emulations of
+     * tiles of keys always take them from there. */
     bool right_forward;
     /* index in emulations[] of the correct kernel whose roundings the pass imitates; -1: the pass computes without
      * roundings */
@@ -113,7 +112,7 @@ struct pass {
     struct difference found[FRAME_TENSORS]; /* sums of the differences that the pass measures, over the tiles done so
                                              * far: its results compared with the caller's, or with the truth if
                                              * against_truth is set */
-    struct difference size[FRAME_TENSORS]; /* differences between this pass's results and the truth (float64 results) */
+    struct difference size[FRAME_TENSORS];
 };
 
 struct judge {
@@ -139,15 +138,14 @@ struct judge {
     bool in_pass;
     int index; /* index of the present pass among the passes of its phase */
 
-    /* the units (tiles) with the largest errors of each of the caller's results */
     struct worst_units worst[FRAME_TENSORS];
     /* unit numbers of the units (tiles) in which the roundings of correct kernels are imitated; NULL: all tiles. The
      * list exists only if a device has computed the truth (float64 results) and emulating all tiles would take too
      * long. */
     int64_t *emulated;
     int64_t emulated_count;
-    /* differences between the truth (float64 results) and results with the roundings of correct kernels. Of several
-     * correct kernels, the one with the largest differences counts. */
+    /* differences between the truth (float64 results) and results with the roundings of a correct kernel; of several
+     * kernels, the one with the largest differences counts */
     struct difference noise[FRAME_TENSORS];
     struct difference now[FRAME_TENSORS]; /* differences between the caller's results and the truth (float64 results) */
     /* differences between the caller's results and the truth (float64 results), on the tiles of `sample` */
