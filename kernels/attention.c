@@ -196,8 +196,8 @@ attn_tensor attn_tensor_make(void *data, attn_dtype dtype, int rank, const int64
     for (int a = rank - 1; a >= 0; a--) {
         t.shape[a] = shape[a];
         t.stride[a] = stride;
-        /* An axis of size 0 counts as size 1 in strides, so that no stride becomes 0. A stride that overflows becomes
-         * the largest number, and attn_check() refuses a tensor with such a stride. */
+        /* An axis of size 0 counts as 1 in strides, so that no stride becomes 0. An overflow becomes INT64_MAX, which
+         * attn_check() refuses. */
         if (__builtin_mul_overflow(stride, shape[a] > 0 ? shape[a] : 1, &stride)) stride = INT64_MAX;
     }
     return t;
@@ -561,8 +561,8 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
 }
 
 /* Returns whether a kernel without options can compute with this scale. Such a kernel computes exp2(c * q . k) with c =
- * scale * log2(e). A scale that is 0, negative or infinite would give a wrong result for a masked score of -inf; with a
- * tiny scale, q . k may exceed the range of float32. */
+ * scale * log2(e). A scale that is 0, negative or infinite would be wrong for masked scores of -inf. With a tiny scale,
+ * q . k may exceed the range of float32. */
 static bool is_plain_scale(const attn_problem *p)
 {
     return !p->has_scale || (p->scale >= 1e-6 && p->scale <= 1e30);

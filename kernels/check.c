@@ -626,9 +626,8 @@ static int64_t first_descent(const int32_t *values, int64_t n)
 }
 
 enum { SUGGESTION_BYTES = 128, SUMS_SHOWN = 3 };
-/* Writes a hint for wrong cu_seqlens, which must be the starts of the sequences and the end of the last one. Values
- * whose sum is the number of rows are probably lengths. Ascending values whose last is the number of rows are probably
- * the ends of sequences. In all other cases the hint is empty. */
+/* Writes a hint for wrong cu_seqlens, which must be the starts of the sequences and the end of the last one. The hint
+ * says that the values are probably lengths, or the ends of sequences; otherwise it is empty. */
 static void lengths_suggestion(char text[SUGGESTION_BYTES], const int32_t *values, int64_t last, int64_t total)
 {
     int64_t sum = 0;

@@ -262,8 +262,8 @@ enum {
     /* number of rows that a multiprocessor computes at a time in kernels with one warp per query row */
     WARPS = 32,
     COLUMNS = 64, /* a tile's width is a multiple of this number of columns */
-    /* largest head size for which one block of the generic 16-bit kernels computes all columns of a result. For a
-     * larger head size, a block computes only this many columns of the result. */
+    /* largest head size for which one block of the generic 16-bit kernels computes all columns; of a larger head a
+     * block computes this many */
     WIDE_COLUMNS = 256,
     WIDE_ROWS = 64,            /* number of rows that a block of sm90_wide computes */
     HOPPER_WIDE_COLUMNS = 512, /* number of columns of a result that a block of sm90_wide computes */
@@ -302,8 +302,8 @@ static bool is_wide(const struct rate *r, const attn_plan *plan, const attn_dims
 }
 
 /* Returns the number of columns that the generic kernels multiply per (query, key) pair if heads are wide (more than
- * WIDE_COLUMNS columns). For a backward the number is divided by 2.5: the rates of a backward are per column of D + Dv,
- * and contain five products of (D + Dv) / 2 columns each. */
+ * WIDE_COLUMNS columns). A backward divides it by 2.5, because its rates are per column of D + Dv and contain five
+ * products of (D + Dv) / 2 columns each. */
 static double wide_columns(const attn_dims *d, bool back)
 {
     const double D = rounded_up((double)d->D, COLUMNS), Dv = rounded_up((double)d->Dv, COLUMNS);
@@ -435,9 +435,8 @@ static void add_first(struct sum *sum, const struct rate *r, const attn_plan *pl
     add_extras(sum, first, &w, plan, d);
 }
 
-/* Returns the bytes of all tensors that are given or written. If keys and values are in pages, only the elements of k
- * and v that the kernels read count: `numbers` is how many these are. If keys and values are not in pages and share
- * their memory, this memory counts once. */
+/* Returns the bytes of all tensors that are given or written. With pages, only the `numbers` elements of k and v that
+ * the kernels read count. If k and v share their memory, it counts once. */
 static double bytes_of(const attn_problem *p, double numbers)
 {
     double bytes = p->page_table.rank ? numbers * (double)attn_dtype_bytes(p->k.dtype) : 0;

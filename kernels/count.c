@@ -24,19 +24,19 @@ struct attn_counter {
     bool tiled;
     /* numbers of rows and keys of a tile; if the caller wants no tile counts, a tile is a whole sequence */
     int64_t tile[2];
-    /* planes_b: number of planes along the batch; heads: number of planes along the heads. (A plane is one batch row
-     * and head, which stands for all batch rows and heads with equal masks.) */
+    /* number of planes along the batch and along the heads (a plane is one batch row and head, which stands for all
+     * with equal masks) */
     int64_t planes_b, heads;
     /* number of (batch row, head) pairs with the same masks that a counted plane stands for */
     double each;
 
-    /* `plane`: the plane (batch row and head) that is being counted. `next`: where the next step goes on in this plane,
-     * as an index of a band (group of rows), of a block of keys, or of a row. */
+    /* `plane`: the plane (batch row and head) that is being counted. `next`: the band (group of rows), block of keys,
+     * or row with which the next step goes on. */
     int64_t plane, next;
-    attn_sequence s; /* sequence of the plane that is being counted */
-    /* With FlashMask (BY_KEYS), an array of differences: the sum of entries 0 to n counts the elements of band n (as
-     * many rows as a tile has) whose key all rows of the band see; see add_rows(). With keep_mask and bias
-     * (BY_ELEMENTS), entry n is the number of visible elements in block n of keys. */
+    attn_sequence s;
+    /* FlashMask (BY_KEYS): an array of differences, whose prefix sums count the pairs of each band (group of rows)
+     * whose key all rows of the band see. keep_mask and bias (BY_ELEMENTS): the number of visible elements in each
+     * block of keys. */
     int64_t *counts;
     attn_counts found;
 };
@@ -147,9 +147,9 @@ static bool step_by_formula(struct attn_counter *c)
 
 /* ---- Counting pairs key by key: FlashMask ------------------------------------------------------------------------ */
 
-/* Counts a key that rows [lo, hi) see, for each band (group of tile[0] rows). Bands wholly inside [lo, hi) are counted
- * in `counts`, whose prefix sums are the numbers of keys. For the two bands at the ends of [lo, hi), the number of rows
- * that see the key is added to `parts`. */
+/* Counts the pairs of a key and rows [lo, hi), which see it, for each band (group of tile[0] rows). Bands wholly inside
+ * [lo, hi) are counted in `counts`, as differences between neighbouring bands. The two bands at the ends of [lo, hi)
+ * are counted in `parts`. */
 static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *parts)
 {
     const int64_t b = c->tile[0];
@@ -214,7 +214,6 @@ static bool step_by_keys(struct attn_counter *c)
 
 /* ---- Counting pairs one by one: keep_mask, bias ------------------------------------------------------------------ */
 
-/* Adds each key that row i sees to the count of the key's block. */
 static void count_row(struct attn_counter *c, int64_t b, int64_t h, int64_t i)
 {
     const attn_view *const keep = &c->g.view[ATTN_T_keep_mask], *const bias = &c->g.view[ATTN_T_bias];

@@ -227,7 +227,7 @@ static attn_status check_strides(const struct expected *e, const attn_tensor *fi
 
 /* Sizes of a merge, taken from the first part, and their names in messages. */
 struct shape {
-    int rank; /* number of axes of out */
+    int rank;
     int64_t out[ATTN_MAX_RANK], lse[ATTN_MAX_RANK];
     const char *out_axes[ATTN_MAX_RANK], *lse_axes[ATTN_MAX_RANK];
     bool has_memory; /* true: the merge is about to run, so each of its tensors must have memory */
@@ -281,7 +281,6 @@ static attn_status check_list(const struct shape *s, const attn_result *list, in
     return status;
 }
 
-/* Number of tensors of a merge that do not belong to a part. */
 enum { OTHERS = 6 };
 static void others_of(const attn_merge_problem *m, const struct shape *s, struct expected others[OTHERS])
 {

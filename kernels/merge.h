@@ -40,7 +40,7 @@ typedef struct attn_merge_plan {
     /* gradients of each part's out and lse; all are NULL where `gradients` is false */
     void *part_dout[ATTN_MERGE_PARTS];
     float *part_dlse[ATTN_MERGE_PARTS];
-    bool gradients;     /* true: the gradients of the parts are wanted as outputs */
+    bool gradients;
     const float *sinks; /* sinks of the heads (sinks[h]); NULL: there are no sinks */
     float *dsinks;      /* gradient of the sinks, an output; NULL: it is not wanted */
     /* strides of out and lse in each part; `data` of these views is NULL, because each part has its own memory */

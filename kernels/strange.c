@@ -10,8 +10,8 @@
 #include "kernels/score.h"
 
 enum {
-    /* largest number of rows that are sampled to estimate how many rows are slow to compute. If 1 row in 64 is slow, a
-     * sample of 64 rows may miss it, and the problem then takes up to three times as long as estimated. */
+    /* largest number of rows that are sampled. If 1 row in 64 is slow to compute, the sample may miss it, and the
+     * problem then takes up to three times as long as estimated. */
     MOST_ROWS = 64,
     LEAST_ROWS = 8,
     /* finding a key in memory takes as long as reading KEY_NUMBERS elements (some 16 ns) */
@@ -24,19 +24,18 @@ enum {
     ROW_NUMBERS = 1 << 19,
     /* largest number of keys that are tested for one row if only their bias and slopes are read, and not k */
     ROW_KEYS = 1 << 16,
-    /* smallest number of queries in a tile of any kernel. A kernel decides by the largest number of q in a row's tile
-     * whether the row may have huge scores. The estimate therefore looks at TILE queries for each row. */
+    /* smallest number of queries in a tile of any kernel. Kernels decide by the largest number of q in a row's tile
+     * whether the row may have huge scores. */
     TILE = 64,
 };
 
-/* The problem that is sampled, and bounds on the absolute values of the elements of its tensors. */
 struct look {
     const attn_problem *p;
     attn_geometry g;
     attn_score_options options;
     double most, cheap_from;
-    /* A row is slow to compute if the product of D, the scale, the largest |q| and the largest |k| reaches this number
-     * (attn_strange_limits.bound_from). The number is infinite if no row can reach it. */
+    /* A row is slow to compute if D * scale * largest |q| * largest |k| reaches this number
+     * (attn_strange_limits.bound_from); infinite: no row can */
     double bound_from;
     bool gradients;
     double bound; /* upper bound on |scale q . k|, after softcap */
@@ -295,7 +294,8 @@ static bool gradient_leaves(const struct look *look, const struct row *row, attn
     return !(2 * most * scale_of(look, row) < FLT_MAX);
 }
 
-/* Decides by the scores of the row's keys. If the row has many keys, the function reads only some of them. */
+/* Returns whether the row is ordinary, cheap or costly (strange.h) by the scores of its keys. If it has many keys, only
+ * some are read. */
 static enum kind kind_by_scores(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *q = &look->g.view[ATTN_T_q];
@@ -315,8 +315,8 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     if (largest == -INFINITY || fabs(largest) < most) return ORDINARY;
     if (fabs(largest) >= look->cheap_from)
         return look->gradients && gradient_leaves(look, row, keys, query, largest) ? COSTLY : CHEAP;
-    /* Where the row's biases are so large that q . k cannot change them, every score equals its bias. Kernels recognise
-     * such a row by its equal biases, and compute it fast. */
+    /* Where biases are so large that q . k cannot change them, kernels recognise the row by its equal biases and
+     * compute it fast. */
     return least == largest && look->g.view[ATTN_T_bias].data && look->bounded ? CHEAP : COSTLY;
 }
 

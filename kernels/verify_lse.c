@@ -313,9 +313,7 @@ static double unit_of(const attn_problem *p)
 }
 
 /* Returns the tolerances of a row's lse. `loose` allows for a forward in bfloat16, whatever the dtype of this backward
- * is: in mixed precision a client computes lse from rounded q and k, and sends q and k as they were before rounding.
- * `loose` is an upper bound: each number of q and k is off by at most half a unit in its last place, and the sum over d
- * of |q_d k_d| is at most sqrt(D) times sqrt(sum_d (q_d k_d)^2). */
+ * is: in mixed precision a client computes lse from rounded q and k, and sends q and k as they were before rounding. */
 static struct tolerances tolerances_of(const attn_problem *p, const attn_lse_row *row, double scale, double size)
 {
     const double u = unit_of(p), D = (double)attn_dims_of(p).D, u_loose = fmax(u, 0x1p-8);

@@ -263,9 +263,8 @@ static void zero_rows(const struct flash *f, attn_tensor_id id, int64_t b, int64
 }
 
 /* Prepares a row that sees one key, whose P should be 1. If the row's lse equals the key's score up to rounding, the
- * function sets the score in S to 0 and returns 0 as the row's lse2 (lse in base 2), so that P is exactly 1. If a
- * float32 score differs from the lse, the function computes the score again in double, because the terms of the dot
- * product may have cancelled. */
+ * function sets the score in S to 0 and returns 0 as the row's lse2 (lse in base 2), so that P is exactly 1. A score
+ * that differs is computed again in double, because the terms of the dot product may have cancelled. */
 static float single_score(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                           struct flash_lse lse, float c, float *S, float *cap)
 {
@@ -354,9 +353,9 @@ static void pack_chunk(const struct flash *f, struct chunk *at, const struct scr
     memset(scratch->dVt, 0, (size_t)(Dv * scratch->ldt) * sizeof *scratch->dVt);
 }
 
-/* Computes S = Q K^T of a row tile (tile of query rows) and a block of keys. The terms of each sum are added in the
- * same order as in the sequence's forward, because the backward subtracts the forward's lse from these scores. Returns
- * true if some products may be infinite or NaN although the scores are finite. */
+/* Computes S = Q K^T of a row tile (tile of query rows) and a block of keys, with the sums in the order of the forward,
+ * whose lse is subtracted from these scores. Returns true if some products may be infinite or NaN although the scores
+ * are finite. */
 static bool multiply_scores(const struct flash *f, const struct chunk *at, const struct flash_tile *t,
                             const struct visible_block *block, const struct scratch *scratch)
 {

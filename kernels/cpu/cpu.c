@@ -22,20 +22,19 @@ enum {
     HEADER_BYTES = 64,
     /* size of a huge page; blocks of at least two huge pages use them, which saves page faults and TLB misses */
     HUGE_PAGE_BYTES = 2 << 20,
-    /* number of batches of problems that should run on the device at a time, each on a thread of its own. With two
-     * batches, a core that finds no work in one helps with the other. */
+    /* number of batches of problems to compute at a time, each on its own thread: a core without work in one batch
+     * helps with the other */
     STREAMS = 2,
 };
 
 /* Upper bounds on the speed of one thread, by instruction set (simd.h). `flops` is three times the speed of the fastest
- * core measured so far (kernels/MEASUREMENTS.md, "The CPU kernels"). For arm64 it is three times the peak of a core
- * with four vector units at 3.5 GHz. FASTEST_SCORES bounds the scores per second of a thread: softmax takes half a
- * clock cycle per score on the widest vectors. */
+ * core measured so far (kernels/MEASUREMENTS.md, "The CPU kernels"); for arm64, three times the peak of a core with
+ * four vector units at 3.5 GHz. FASTEST_SCORES: softmax takes half a clock cycle per score on the widest vectors. */
 static const struct {
     const char *name;
     double flops;
-    /* The number of floating point operations that a core does per clock: two per multiply-add, times the lanes of a
-     * vector, times the multiply-add units. AMX multiplies tiles of 16 x 32 and 32 x 16 numbers in 16 clocks. */
+    /* Floating point operations of a core per clock: two per multiply-add, times the lanes of a vector, times the
+     * multiply-add units. AMX multiplies tiles of 16 x 32 and 32 x 16 numbers in 16 clocks. */
     int a_clock;
 } fastest[] = { { "amx", 3e12, 1024 }, { "bf16", 8e11, 128 },        { "avx512", 6e11, 64 }, { "avx2", 3e11, 32 },
                 { "neon", 4e11, 32 },  { "neon_bf16", 1.5e12, 128 }, { "portable", 1e11, 8 } };

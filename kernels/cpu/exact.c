@@ -45,7 +45,7 @@ struct row {
 /* Up to KEYS keys of a row, j to j + n - 1, with their masks, bias and scores. */
 struct keys {
     int64_t j;
-    int n, seen; /* n: number of keys; seen: number of keys that the row sees */
+    int n, seen;
     uint8_t sees[KEYS];
     float bias[KEYS];
     /* score of each visible key, and the derivative of the score with respect to scale q . k (score.h) */
@@ -209,8 +209,8 @@ int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i
     double most = fabs(row.scale) * size * most_of(f, b, row.hk, 0);
     if (row.options.softcap > 0) most = fmin(most, row.options.softcap);
     most += fabs(row.slope) * (double)(row.s->Sq + row.s->Sk);
-    /* `most` is an upper bound on what q . k and ALiBi add to a bias. If `most` is below half a unit in the last place
-     * of the bias, in double, all scores are equal to the bias. */
+    /* `most` is an upper bound on what q . k and ALiBi add to the bias. If it is below half a unit in the bias's last
+     * place, in double, all scores equal the bias. */
     if (!(most < 0x1p-55 * fabsf(bias))) return 0;
     const double sink = sink_of(f, h), z = saturated(bias), top = fmax(z, sink);
     const double sum = (double)seen * exp(z - top) + (sink > -INFINITY ? exp(sink - top) : 0);
@@ -239,8 +239,8 @@ static void score_keys(const struct row *row, struct keys *at, int x0, int x1)
 }
 
 /* Computes out += P V over the keys; P is 0 where a key is not seen. The value of a visible key is used even where its
- * P is 0, because a NaN value must make the result NaN. `real`: no value of the head is NaN or infinite, so values with
- * P = 0 may be skipped. */
+ * P is 0, because it may be NaN. `real`: no value of the head is NaN or infinite, so values with P = 0 may be
+ * skipped. */
 static void add_values(const struct row *row, const struct keys *at, float *P, bool real, double *out)
 {
     const struct flash *f = row->f;

@@ -229,7 +229,6 @@ struct flash_keys flash_keys_of_pages(const struct flash *f, const attn_view *vi
     return (struct flash_keys){ scratch, cols, count };
 }
 
-/* Returns whether packing rounds dout to bf16 for matrix products. */
 static bool rounds_dout(const struct flash *f)
 {
     return f->type->dtype == ATTN_BF16 && f->type->parts == 1 && f->p->dout.dtype != ATTN_BF16;

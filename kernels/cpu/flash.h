@@ -79,7 +79,6 @@ enum {
     FLASH_BUNDLE_ROWS = 32,
 };
 
-/* The two paths (implementations) that can compute the forward of a sequence. */
 enum flash_path {
     FLASH_DOTS, /* decode.c: few query rows; K and V are read as they lie in memory */
     FLASH_TILES /* forward.c: matrix products on tiles of packed queries and keys */
@@ -142,7 +141,7 @@ struct flash_tile {
     int64_t index; /* index of the tile among the row tiles of its key/value head */
     int64_t h, i0; /* h: first query head of the tile; i0: index of the tile's first query in its sequence */
     int heads, n;  /* heads: number of heads in the tile; n: number of queries of each head */
-    int rows;      /* number of rows in the tile: heads * n */
+    int rows;
     /* index of the tile's first row in the arrays with an entry for each row (run.c); a multiple of FLASH_UNIT */
     int64_t row0;
     attn_range keys; /* keys that at least one query of the tile sees, by causal, window and lengths */
@@ -160,9 +159,9 @@ struct visible_block {
 struct flash {
     const attn_problem *p;
     const struct simd *simd;
-    /* `type` is the compute type: the format of numbers in matrix products (simd.h). `forward_type` is the compute type
-     * of P V in a forward, and is at least as exact as `type`. A forward and its backward compute scores with one type,
-     * because the backward computes P from the forward's lse. */
+    /* `type`: the compute type, which is the format of numbers in matrix products (simd.h). `forward_type`: that of P V
+     * in a forward, at least as exact. Forward and backward use the same type for scores, because the backward computes
+     * P from the forward's lse. */
     const struct simd_type *type, *forward_type;
     attn_geometry g;
     bool backward, observe, recompute; /* recompute: a backward without out and lse, which starts with a forward */
@@ -179,7 +178,7 @@ struct flash {
      * (FLASH_DOTS) */
     int bundle;
     int64_t B;
-    const int *cancel; /* the caller's cancel flag, which attn_is_cancelled() reads between tiles */
+    const int *cancel;
     /* bytes of scratch memory (for intermediate results) that a thread needs in any phase */
     int64_t scratch_bytes;
 
@@ -217,8 +216,8 @@ struct flash {
      * probability is P = exp2(z - row_base) row_inverse. row_base is INFINITY where every P of the row is 0, and NaN
      * where `strange` holds the row's lse. */
     float *row_base, *row_inverse, *row_most, *row_entropy;
-    /* observe_chunks: number of items (units of parallel work) of FLASH_KEYS that compute a chunk of keys; all other
-     * items of this phase compute the output `map`. shown_keys: number of keys in a row of the output key_mass. */
+    /* observe_chunks: number of items (units of parallel work) of FLASH_KEYS that compute a chunk of keys; the others
+     * compute the output `map`. shown_keys: number of keys in a row of the output key_mass. */
     int64_t observe_chunks, shown_keys;
 
     /* The members below belong to a backward; their arrays have an entry for each chunk of keys. */
@@ -231,8 +230,8 @@ struct flash {
     int64_t dbias_classes;
     /* numbers of row tiles, packed key tiles and chunks of keys, in all sequences together */
     int64_t tiles_all, packs_all, chunks_all;
-    /* dbias is set to zero in slices (runs of rows), each by one item (unit of parallel work) of FLASH_ROWS.
-     * dbias_slices: number of slices in all; dbias_blocks: number of slices in each [Sq, Sk] matrix of dbias */
+    /* items (units of parallel work) of FLASH_ROWS set dbias to zero in slices (runs of rows): the number of all
+     * slices, and of the slices of each [Sq, Sk] matrix */
     int64_t dbias_slices, dbias_blocks;
 
     /* `items` is the number of items (units of parallel work) that this problem has in each phase, and `first` is the
@@ -427,10 +426,10 @@ static inline bool flash_is_strange(const struct flash *f, const struct flash_ti
     return !(fabsf(m) < SIMD_SCORE_MOST && l < INFINITY);
 }
 
-/* Ends the computation of a tile of query rows. For each row of the tile, the kernel has summed P V in O, has the
- * largest score in `m`, and has the sum of exponentials in `l`. If the keys of the tile are split, the function stores
- * O, m and l as the partial result of split number `split`. Otherwise it writes `out` and `lse` (in a backward: `lse2`
- * and `delta`). `inverse`: scratch memory for t->rows floats. `large`: true if O may have overflowed. */
+/* Ends the computation of a tile of query rows, for which O is the sum of P V, `m` the largest score and `l` the sum of
+ * exponentials of each row. If the keys of the tile are split, stores O, m and l as the partial result of split number
+ * `split`. Otherwise writes `out` and `lse` (in a backward: `lse2` and `delta`). `inverse`: scratch memory for t->rows
+ * floats. `large`: true if O may have overflowed. */
 void flash_row_end_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo,
                         float *m, float *l, float *inverse, bool large);
 /* Ends the rows of a tile whose keys are not split: writes out and lse. flash_row_end_part() explains the

@@ -103,8 +103,6 @@ static int pack_keys(const struct flash *f, const struct flash_sequence *seq, in
     return found;
 }
 
-/* Computes the extremes (smallest and largest) of one head's FlashMask bounds, for each block of FLASH_MASK_BLOCK
- * keys. */
 static void summarise_mask(const struct flash *f, int64_t b, int64_t m)
 {
     const attn_view *bounds = &f->g.view[ATTN_T_mask_startend_rows];
@@ -178,8 +176,8 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
         flash_decode(f, b, rest, memory);
         return;
     }
-    /* The last queries are computed first. With a causal mask they see the most keys, and if such a long item (unit of
-     * parallel work) started last, all other threads would wait for its end. */
+    /* The last queries come first: with a causal mask they see the most keys, and a long item (unit of parallel work)
+     * that started last would keep all other threads waiting. */
     const int64_t hk = rest / each, index = seq->tiles - 1 - rest % each / seq->splits,
                   split = rest % each % seq->splits;
     const struct flash_tile t = flash_tile_of(f, b, hk, index);
@@ -278,8 +276,7 @@ void flash_forward_merge_item(const struct flash *f, char *memory, int64_t item)
         memset(O, 0, (size_t)Dv * sizeof *O);
         for (int64_t split = 0; split < seq->splits; split++) {
             const int64_t row = flash_row_end_part_row(&t, split) + r;
-            /* If a row sees no key of this span of keys, its partial result has m = -inf and l = 0, and is skipped. A
-             * NaN in any partial result makes the row NaN. */
+            /* the row sees no key of this span of keys */
             if (f->part_m[row] == -INFINITY && f->part_l[row] == 0) continue;
             const float weight = exp2f(f->part_m[row] - m);
             l += weight * f->part_l[row];

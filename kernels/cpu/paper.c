@@ -27,7 +27,6 @@
 
 enum { Br = 16, Bc = 16 };
 
-/* One head of attention: its sizes, and its matrices, which are rows of doubles without gaps. */
 struct head {
     attn_geometry g;
     attn_sequence s;

@@ -161,9 +161,9 @@ static struct lse lse_of_row(const struct reference *r)
     return (struct lse){ m, log(sum) };
 }
 
-/* Returns the lse that a backward was given. An lse whose absolute value is ATTN_LSE_MOST or more is too coarse (its
- * last bit is worth 2), so lse is then computed again from the scores. If the row sees only one key and the given lse
- * equals that key's score up to rounding, the function returns the score itself, so that P is exactly 1. */
+/* Returns the lse that a backward was given. An lse of ATTN_LSE_MOST or more is too coarse (its last bit is worth 2),
+ * so it is computed again from the scores. If the row sees only one key and the given lse equals its score up to
+ * rounding, the result is the score itself, so that P is exactly 1. */
 static struct lse given_lse_of_row(const struct reference *r, int64_t row)
 {
     const double lse = load(r, ATTN_T_lse, r->h, row, 0);

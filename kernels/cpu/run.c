@@ -22,12 +22,12 @@
 
 /* ---- The sizes of tiles ------------------------------------------------------------------------------------------ */
 
-/* Tile sizes, chosen by measurement (kernels/MEASUREMENTS.md, "The CPU kernels"). All are multiples of FLASH_UNIT. A
- * forward tile has BM rows of q and BN keys. A backward has tiles of back_Br rows of q, against chunks of Bk keys. A
- * problem gets the first row of the table that fits its compute type and the larger of D and Dv. */
+/* Tile sizes, chosen by measurement (kernels/MEASUREMENTS.md, "The CPU kernels"), all multiples of FLASH_UNIT. A
+ * forward has tiles of BM rows of q and BN keys; a backward has tiles of back_Br rows of q and chunks of Bk keys. A
+ * problem gets the first row that fits its compute type and the larger of D and Dv. */
 static const struct tile_sizes {
-    /* the compute type to which this row of the table applies: `element` is the dtype of stored numbers, and `parts` is
-     * the number of stored numbers that add up to one number (simd_split.h) */
+    /* compute type: `element` is the dtype of stored numbers, and `parts` of these add up to one number
+     * (simd_split.h) */
     attn_dtype element;
     int parts, max_d;
     int BM, BN, back_Br, Bk;
@@ -103,8 +103,8 @@ static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 
 static int64_t chunks_of(const struct flash *f, const struct flash_sequence *q)
 {
-    /* If K is not a packed tensor, a backward has chunks of keys for all Sk rows of K, because a chunk also writes the
-     * gradients of keys past seqlens_k, which are 0. */
+    /* A chunk of keys also writes the gradients of keys past seqlens_k, which are 0; therefore all Sk rows of an
+     * unpacked K are in chunks. */
     return attn_tiles(f->g.dims.packed ? q->s.Sk : f->g.dims.Sk, f->Bk);
 }
 

@@ -170,9 +170,8 @@ struct simd_type {
 
     /* The pack functions make operands from X, which is [rows][cols] of any floating dtype with rows `stride` elements
      * apart. Numbers are rounded to nearest even. Each function returns true if the absolute value of every element is
-     * below SIMD_TAME. If the result is false, the caller must handle larger numbers, whose sums may overflow. The
-     * caller must also handle NaN and infinity, because NaN or infinity times the P = 0 of a hidden key would be
-     * NaN. */
+     * below SIMD_TAME. Otherwise the caller must handle larger numbers, whose sums may overflow, and NaN and infinity,
+     * because their products with the P = 0 of a hidden key would be NaN. */
     bool (*pack_a)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_at)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_b)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb);

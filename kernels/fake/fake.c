@@ -112,7 +112,6 @@ enum {
     PATH_BYTES = 256,
 };
 
-/* A rule of a script: one fault, and the events to which it applies. */
 struct rule {
     enum fault_id fault;
     int64_t number; /* value of the fault in the script: an error code, or milliseconds */
@@ -154,8 +153,8 @@ struct fake_device {
      * inaccessible */
     int working;
     int64_t events[EVENT_COUNT];
-    /* The fault walk.err makes calls number 1, 3, 6, 10, ... fail. walk_next is the number of the next call that fails.
-     * walk_step is the distance between that call and the previous one that failed. */
+    /* The fault walk.err makes calls number 1, 3, 6, 10, ... fail: walk_next is the next of these numbers, walk_step
+     * its distance from the one before. */
     int64_t walk_step, walk_next;
     int lost; /* code of the error after which every call fails (sticky error); 0: the device works */
 };
@@ -198,8 +197,8 @@ struct command {
     int count;
     void *workspace;
     bool nan, left;
-    int64_t slow_ms; /* milliseconds by which the fault launch.slow delays the call */
-    int slot;        /* number of the slot in which a command of kind MARK records the time */
+    int64_t slow_ms;
+    int slot;
     int64_t put_ns;
 };
 
@@ -320,8 +319,8 @@ static const struct rule *rule_for(const struct fake_device *device, enum fault_
 
 enum { ERROR_MEMORY = 2, ERROR_INVALID_HANDLE = 400, ERROR_ILLEGAL_ADDRESS = 700 };
 
-/* Returns the library's error for CUDA's error `code`. It is the same error as for real GPUs (device.cu). If the error
- * is sticky (every later call fails), the function also marks the device as lost. The caller must hold device->lock. */
+/* Returns the library's error for CUDA's error `code`. If the error is sticky (every later call fails), the function
+ * also marks the device as lost. The caller must hold device->lock. */
 static attn_status fail(struct fake_device *device, int code, const char *what, attn_error *err)
 {
     const struct cuda_error_info info = cuda_error_of(code);
@@ -1133,8 +1132,8 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
 static int carry_out(struct fake_stream *stream, attn_error *err)
 {
     struct fake_device *device = device_of(stream->base.device);
-    /* the time at which a real device would reach command i: such a device starts each command as soon as the command
-     * is queued and the previous one is done. A mark stores this time. */
+    /* the time at which a real device would reach command i, if it starts each command when it is queued and the
+     * previous one is done; a mark stores this time */
     int64_t at_ns = 0;
     for (int i = 0; i < stream->count; i++) {
         struct command *c = &stream->commands[i];

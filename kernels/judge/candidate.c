@@ -215,8 +215,8 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
 static bool explains_by_size(const struct judge *j, const struct candidate *c)
 {
     bool any = false;
-    /* A mistake that makes random errors is not reported if lse is wrong too, because other mistakes are then likelier.
-     * In a float32 forward it is reported only if the caller has sent lse. */
+    /* A mistake that makes random errors is not reported if lse is wrong too (other mistakes are then likelier), nor in
+     * a float32 forward without the caller's lse. */
     if (j->wrong >> LSE & 1) return false;
     if (j->p.q.dtype == ATTN_F32 && j->p.op == ATTN_OP_FORWARD && !state_is_given(j, ATTN_T_lse)) return false;
     for (int which = 0; which < FRAME_TENSORS; which++) {

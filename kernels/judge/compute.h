@@ -23,7 +23,7 @@ enum { COMPUTE_MIXED_KEYS = 16384 };
 
 /* A tile: consecutive queries of one head of one sequence, which are computed together. */
 struct compute_rows {
-    int64_t b, h;         /* the tile is in sequence b, and its queries are of query head h */
+    int64_t b, h;
     int64_t first, count; /* the tile has `count` rows of the sequence, from row `first` on; rows past the sequence's
                            * length do not exist */
 };
@@ -47,20 +47,19 @@ struct compute {
     bool has_keys, strange; /* strange: an input is NaN or infinite, so products skip hidden pairs */
     int64_t b, hk;
     attn_sequence s;
-    /* Scores and gradients are computed only for the keys `lo` to `hi` - 1. compute_keys() sets `lo` and `hi` to all
-     * keys of the sequence. To use fewer keys, set `lo` (a multiple of PRODUCTS_WIDTH) and `hi` after
-     * compute_keys(). */
+    /* Scores and gradients are computed only for keys `lo` to `hi` - 1. compute_keys() sets them to all keys of the
+     * sequence; the caller may set fewer afterwards (`lo` a multiple of PRODUCTS_WIDTH). */
     int64_t lo, hi;
-    /* If variation.padding_kept is set (the mistake of attending to padding keys), s.Sk includes padding keys. `shift`
-     * is the true number of keys minus s.Sk. Causal and window add `shift` to a query's index. */
+    /* With variation.padding_kept (the mistake of attending to padding keys), s.Sk includes padding. `shift`, which
+     * causal and window add to a query's index, is the true number of keys minus s.Sk. */
     int64_t shift;
     /* keys and values of the head: KT [D, keys] (K transposed) and V [most_keys, Dv]; for gradients also K [most_keys,
      * D] and VT [Dv, keys] (V transposed) */
     double *KT, *V, *K, *VT;
     double *dK, *dV; /* gradients of keys and values: dK [most_keys, D], dV [most_keys, Dv] */
 
-    /* The members from z to rest belong to one tile of queries. The first five are arrays of [tile, keys]: scores
-     * (-inf: hidden), weights of V, factors of dropout, derivatives of softcap, and dP (later dS). */
+    /* From here to `rest`: one tile of queries. The first five are [tile, keys]: scores (-inf: hidden), weights of V,
+     * factors of dropout, derivatives of softcap, and dP (later dS). */
     double *z, *P, *M, *slope, *dP;
     double *Q, *dO;         /* the tile's rows of q [tile, D] and of dout [tile, Dv] */
     double *out, *lse, *dq; /* results of the tile's rows: out [tile, Dv], lse [tile], dq [tile, D] */
@@ -70,7 +69,6 @@ struct compute {
                              * (emulate.c) */
 };
 
-/* Returns the bytes of memory that compute_open() will allocate for this problem and tile size. */
 int64_t compute_bytes(const attn_problem *p, int64_t tile);
 /* Allocates the memory for tiles of `tile` rows. Returns false if there is not enough memory. `c` borrows `p` until
  * compute_close(). */

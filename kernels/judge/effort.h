@@ -16,7 +16,6 @@ enum {
     EFFORT_EMULATIONS_LARGE = 2,
 };
 
-/* Returns how many multiply-adds in double one thread computes per second. */
 double effort_rate(void);
 /* Returns for how many correct kernels a judge imitates the roundings (emulates the kernel) on this problem. */
 int effort_emulations(const attn_problem *p);

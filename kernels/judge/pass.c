@@ -37,9 +37,8 @@ int64_t pass_kept_row(const struct frame *f, const struct tile *t, int64_t h)
     return at < 0 ? -1 : at + t->first;
 }
 
-/* Handles `count` computed rows of a tensor, whose beginnings are `ld` numbers apart in memory. PHASE_TRUTH stores the
- * rows as the truth (float64 results). Other phases add up how far the rows differ from the caller's rows, or from the
- * truth. */
+/* Takes `count` computed rows of a tensor, which begin `ld` numbers apart in memory. PHASE_TRUTH stores them as the
+ * truth (float64 results). Other phases add up how far they differ from the caller's rows, or from the truth. */
 static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_t first, int64_t count, int64_t kept,
                         const double *values, int64_t ld)
 {
@@ -67,10 +66,9 @@ static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_
         }
 }
 
-/* Call this function when all tiles of queries of a key/value head have been computed. It handles the head's keys
- * `first` to first + count - 1. `kept` is the index of key `first` in struct truth (float64 results). PHASE_TRUTH
- * stores dk and dv of these keys as the truth (float64 results). Other phases compare them with the caller's or with
- * the truth. */
+/* Takes dk and dv of the keys `first` to first + count - 1 of a key/value head after all of its tiles of queries:
+ * PHASE_TRUTH stores them as the truth (float64 results), other phases compare them with the caller's or with the
+ * truth. `kept` is the index of key `first` in struct truth. */
 void pass_settle_keys(struct judge *j, int64_t b, int64_t hk, int64_t first, int64_t count, int64_t kept)
 {
     struct pass *const pass = &j->pass;
@@ -92,7 +90,7 @@ void pass_settle_keys(struct judge *j, int64_t b, int64_t hk, int64_t first, int
     settle_rows(j, 4, b, hk, start + first, count, kept, dV, c->Dv);
 }
 
-/* Stores or compares dk and dv of all keys of tile t's key/value head, by pass_settle_keys(). */
+/* Stores or compares dk and dv of all keys of tile t's key/value head. */
 void pass_settle_head(struct judge *j, const struct tile *t)
 {
     const bool all = j->pass.v.one_sequence;

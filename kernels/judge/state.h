@@ -73,7 +73,6 @@ struct candidate {
     bool whole;
 };
 
-/* The units (tiles) in which one result has its largest errors. */
 struct worst_units {
     int count;
     int64_t unit[WORST_UNITS]; /* indices of the units (tiles), ordered by error, the largest first */
@@ -87,9 +86,8 @@ struct pass {
     struct frame *frame;
     /* the tiles over which the pass goes: their indices, or unit numbers if by_units is true; NULL: all tiles */
     const int64_t *list;
-    /* true: `list` has unit numbers. false: the pass goes over tiles of queries. The `list` of a backward then has all
-     * tiles of a key/value head or none, because dk and dv are compared after a head's last tile. A pass without a list
-     * also goes over the tiles of keys that no query reads. */
+    /* true: `list` has unit numbers. false: it has tiles of queries, in a backward of whole key/value heads, because dk
+     * and dv are compared after a head's last tile. */
     bool by_units;
     /* count: number of tiles (or units) that the pass goes over; at: number of tiles (or units) done so far */
     int64_t count, at;
@@ -127,7 +125,7 @@ struct judge {
     bool has_other;
     bool borrows_truth; /* true: the float64 results in `truth` are in memory of the caller, because a device has
                          * computed them */
-    double time_s;      /* the time in seconds that the whole check should take */
+    double time_s;
     struct truth truth;
     struct truth some; /* dbias, dsinks and dslopes of the present pass (run over tiles); a pass stores no other
                         * results */
@@ -136,12 +134,11 @@ struct judge {
     enum phase phase;
     struct pass pass;
     bool in_pass;
-    int index; /* index of the present pass among the passes of its phase */
+    int index;
 
     struct worst_units worst[FRAME_TENSORS];
-    /* unit numbers of the units (tiles) in which the roundings of correct kernels are imitated; NULL: all tiles. The
-     * list exists only if a device has computed the truth (float64 results) and emulating all tiles would take too
-     * long. */
+    /* unit numbers of the units (tiles) in which correct kernels are emulated (their roundings imitated); NULL: all
+     * tiles */
     int64_t *emulated;
     int64_t emulated_count;
     /* differences between the truth (float64 results) and results with the roundings of a correct kernel; of several
