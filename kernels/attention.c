@@ -175,7 +175,7 @@ const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES])
     const attn_tensor_id owner = attn_axes_owner(id);
     const attn_axes *axes = &attn_tensors[id].axes;
     char *at = text;
-    /* If exactly one dtype is allowed whatever dtype q has, the message names only that dtype. */
+    /* if exactly one dtype is allowed for every dtype of q, the message names only that one */
     if ((set->always & ~set->as_q) != 0 && (set->always & (set->always - 1)) == 0) {
         at = stpcpy(stpcpy(at, dtypes[__builtin_ctz(set->always)].wire), set->as_q ? " or q's dtype" : "");
         at = stpcpy(at, owner == id && axes->kind != ATTN_AXES_BROADCAST ? " " : ", ");

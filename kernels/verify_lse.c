@@ -46,8 +46,8 @@ enum {
 #define LOOSE 0x1p-9
 #define TIGHT 0x1p-10
 /* Two values of lse for one row count as different if they differ by more than APART times the row's tolerance. A
- * conversion of lse (such as to base 2) adds a number to the lse of each row. The numbers that a conversion adds to two
- * rows count as different if they differ by more than 2 APART times the tolerance. */
+ * conversion (such as to base 2) adds a number to the lse of each row; for two rows these numbers count as different
+ * beyond 2 APART tolerances. */
 #define APART 4
 
 /* ---- The variants: options that a client may have left out ------------------------------------------------------- */
@@ -297,8 +297,8 @@ struct tolerances {
     double loose, tight;
 };
 
-/* Returns whether this row can show if its lse is correct. It cannot if the row has NaN, or if its lse is so large that
- * it does not determine the row's sum. */
+/* Returns whether the check can use this row. It cannot if the row has NaN, or if its lse is so large that it does not
+ * determine the row's sum. */
 static bool is_told(const attn_lse_row *row, const double *found)
 {
     return fabs(row->lse) < ATTN_LSE_MOST && !isnan(found[0]);

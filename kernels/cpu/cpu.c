@@ -93,7 +93,7 @@ static attn_status device_alloc(attn_device *base, size_t bytes, void **memory, 
                          (long long)(used - (int64_t)total), (long long)device->memory_limit);
     }
 #ifdef MADV_HUGEPAGE
-    /* a failure does no harm */
+    /* a failure only makes the work slower */
     if (alignment == HUGE_PAGE_BYTES) madvise(block, total, MADV_HUGEPAGE);
 #endif
     memcpy(block, &total, sizeof total);

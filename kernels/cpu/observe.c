@@ -72,7 +72,7 @@ int64_t flash_observe_scratch(const struct flash *f)
 
 /* ---- Scores of a tile -------------------------------------------------------------------------------------------- */
 
-/* Returns whether products of these rows and keys may overflow. */
+/* Returns whether products of these queries with keys may overflow. */
 static bool pack_queries(const struct flash *f, const struct flash_tile *t, const struct scratch *s)
 {
     int64_t stride;
@@ -80,7 +80,7 @@ static bool pack_queries(const struct flash *f, const struct flash_tile *t, cons
     return !f->type->pack_a(t->rows, (int)f->g.dims.D, q, f->p->q.dtype, stride, s->Qa, s->q_lda) && f->may_overflow;
 }
 
-/* Returns whether products of queries and these keys may overflow. */
+/* Returns whether products of queries with these keys may overflow. */
 static bool pack_keys(const struct flash *f, const struct flash_tile *t, int64_t j, int n, const struct scratch *s)
 {
     const attn_view *k = &f->g.view[ATTN_T_k];

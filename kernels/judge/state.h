@@ -227,13 +227,12 @@ bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
  * 0: the mistake is not among the causes of the error. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c);
 
-/* Functions of units.c, for units (tiles of queries or of keys). units_choose_emulated() fills the list `emulated`, by
- * the errors that PHASE_COMPARE found. If there is no memory for the list, all tiles are emulated. units_add() adds a
- * unit to a list that does not have it yet, and returns the list's new length. units_spread() adds `wanted` evenly
- * spread units of one kind, but no tiles of keys that no query reads, and no unit that the list has at index `from` or
- * later. units_are_given() returns whether the caller sent a result that units of this kind give. units_room() returns
- * the largest length of a list of units of a frame. units_sort() sorts a list, so that tiles of queries come before
- * tiles of keys, and the tiles of a head follow each other. */
+/* Functions of units.c, for units (tiles of queries or of keys). units_choose_emulated() fills the list `emulated` by
+ * the errors that PHASE_COMPARE found; without memory for it, all tiles are emulated. units_add() adds a unit unless
+ * the list has it, and returns the new length. units_spread() adds `wanted` evenly spread units of one kind, but no
+ * tiles of keys that no query reads, and no unit that the list has at index `from` or later. units_are_given() returns
+ * whether the caller sent a result that units of this kind give. units_sort() puts tiles of queries before tiles of
+ * keys. */
 enum unit_kind { UNIT_QUERIES, UNIT_KEYS, UNIT_KINDS };
 void units_choose_emulated(struct judge *j);
 void units_note(struct worst_units *worst, int64_t unit, double error);
