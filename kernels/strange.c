@@ -58,9 +58,9 @@ static double most_of_dtype(attn_dtype dtype)
     return dtype == ATTN_F16 ? 65504 : dtype == ATTN_F8E4M3 ? 448 : FLT_MAX;
 }
 
-/* Defines a function that finds the largest absolute value of n numbers. The macro is used for numbers of one, two and
- * four bytes. The functions compare bit patterns in vectors of 16 bytes. Without the sign bit, bit patterns have the
- * same order as absolute values, and the patterns of NaN are above all others. */
+/* Defines a function that finds the largest absolute value of n numbers of one, two or four bytes, by comparing bit
+ * patterns in vectors of 16 bytes. Without the sign bit, bit patterns have the order of absolute values, and those of
+ * NaN are above all others. */
 #define MOST_BITS(name, type, mask)                                                              \
     static uint32_t name(const char *from, int64_t n)                                            \
     {                                                                                            \

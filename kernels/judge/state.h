@@ -205,10 +205,10 @@ void verdict_decide(struct judge *j);
  * variant. Returns false if the mistake does not apply to the problem. */
 bool candidate_change(const struct judge *j, const struct mistake *m, variation *v, char words[HYPOTHESIS_WORDS]);
 /* candidate_begin() begins the pass (a run over tiles) that tests a candidate (one assumed mistake, or two assumed
- * together). `whole`: the pass goes over all tiles; otherwise over the sample (the tiles on which candidates are tested
- * first). If units_are_sampled() is true, the pass always goes over the sample, and `whole` means that it also goes
- * over tiles of keys that are much work. The function returns false if the candidate does not apply to the problem, or
- * takes too long. candidate_end() stores what that pass has found. */
+ * together). The pass goes over the sample (the tiles on which candidates are tested first), or over all tiles if
+ * `whole` is true. If units_are_sampled() is true, `whole` adds only those tiles of keys in the sample that are much
+ * work. The function returns false if the candidate does not apply to the problem, or takes too long. candidate_end()
+ * stores what that pass has found. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole);
 void candidate_end(struct judge *j, struct candidate *c);
 /* Returns whether some tested candidate (one assumed mistake, or two assumed together) explains all wrong tensors by

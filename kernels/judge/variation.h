@@ -14,8 +14,8 @@ enum variation_heads {
     /* query head h reads key/value head h / G (G: query heads per key/value head), which is correct */
     HEADS_IN_GROUPS,
     HEADS_INTERLEAVED, /* query head h reads key/value head h mod Hk (Hk: number of key/value heads) */
-    /* query head h reads key/value head Hk - 1 - h / G, so the Hk key/value heads are read in reverse order (G query
-     * heads read each) */
+    /* query head h reads key/value head Hk - 1 - h / G: the Hk key/value heads in reverse order (G query heads read
+     * each) */
     HEADS_REVERSED,
 };
 
