@@ -6,11 +6,11 @@
  * has a single row. On another machine of the same kind the real time may be a third or three times the estimate.
  * `build/cost-bench` prints estimates beside measurements; use it to measure a new or faster kernel.
  *
- *  Machines
- *    cpu    two cores of an AMD EPYC (Zen 5, avx512_bf16) in a virtual machine, one thread, processor time, 2026-11-26;
- *           amx from MEASUREMENTS.md ("The CPU kernels": Sapphire Rapids, 2026-11-20); neon and neon_bf16 were not
- *           measured and have avx2's rates; where neon_bf16 multiplies in bf16, `product` is half of avx2's
- *    cuda   one H100 (132 multiprocessors), 2026-11-26; float8, latent and decode from MEASUREMENTS.md */
+ * Machines
+ *   cpu    two cores of an AMD EPYC (Zen 5, avx512_bf16) in a virtual machine, one thread, processor time, 2026-11-26;
+ *          amx from MEASUREMENTS.md ("The CPU kernels": Sapphire Rapids, 2026-11-20); neon and neon_bf16 were not
+ *          measured and have avx2's rates; where neon_bf16 multiplies in bf16, `product` is half of avx2's
+ *   cuda   one H100 (132 multiprocessors), 2026-11-26; float8, latent and decode from MEASUREMENTS.md */
 #include <float.h>
 #include <math.h>
 #include <string.h>

@@ -4,9 +4,9 @@
  * sum to 1, or to less if k is a part of the keys and lse is that of all keys (ring attention). Therefore a few rows
  * are summed in double, and the lse is refused in two cases:
  *
- *    1. the P of a row, with the P of the sink, sum to more than 1;
- *    2. one conversion makes the lse of every row correct: lse was computed in base 2, with another scale, or without a
- *       mask. The message names the conversion.
+ *   1. the P of a row, with the P of the sink, sum to more than 1;
+ *   2. one conversion makes the lse of every row correct: lse was computed in base 2, with another scale, or without a
+ *      mask. The message names the conversion.
  *
  * The lse of a part of the keys might look like case 2 by chance. At least ENOUGH_ROWS rows must therefore fit the
  * conversion, no row may contradict it, and what it adds to lse must differ between rows by more than 2 APART
@@ -15,8 +15,8 @@
  * Tolerances of lse. The client computed lse from the same q and k, or from numbers that it rounded to q and k later. u
  * = 2^-10 (bfloat16: 2^-8, float8: 2^-3) is the relative error of a product whose two factors were rounded. size =
  * |scale| sqrt(sum_d (q_d k_d)^2), and a row's size is the mean of its keys' sizes, weighted by P.
- *    refused as more than 1    2^-9  + u sqrt(D) size, if all D errors have the same sign; u is at least 2^-8 here
- *    taken for equal           2^-10 + u size, if errors are independent, as they nearly always are
+ *   refused as more than 1    2^-9  + u sqrt(D) size, if all D errors have the same sign; u is at least 2^-8 here
+ *   taken for equal           2^-10 + u size, if errors are independent, as they nearly always are
  * To both tolerances, 2^-21 of lse is added, because lse is a float32 that was summed from other numbers. With softcap,
  * 2^-11 of the softcap is added too: the error of the GPUs' instruction tanh.approx.
  *

@@ -5,10 +5,10 @@
  * FLASH_KEYS, each item (unit of parallel work) owns a chunk of Bk keys of one key/value head. For each row tile that
  * sees the chunk, of all query heads of the group, it computes:
  *
- *      S = Q K^T, dP = dO V^T                      products
- *      P = exp2(scores - lse2), dZ = P (M dP - delta), dS = dZ (1 - tanh^2)
- *      dV += (P kept)^T dO,  dK += dS^T Q          into the chunk's own sums, stored transposed
- *      dQ += dS K                                  into the row tile's sum, which all chunks share
+ *     S = Q K^T, dP = dO V^T                      products
+ *     P = exp2(scores - lse2), dZ = P (M dP - delta), dS = dZ (1 - tanh^2)
+ *     dV += (P kept)^T dO,  dK += dS^T Q          into the chunk's own sums, stored transposed
+ *     dQ += dS K                                  into the row tile's sum, which all chunks share
  *
  * A chunk adds to dQ of a row tile only after all chunks before it, so the bits of dQ do not depend on timing. Each
  * chunk publishes how many row tiles it has finished (struct flash_progress). Threads take items in order, so a chunk

@@ -1,11 +1,11 @@
 /* forward.c: O = softmax(scores) V and the log-sum-exp, for one row tile at a time. FlashAttention-2
  * (arXiv:2307.08691), Algorithm 1. For each row tile, the code goes over the key tiles that some row of the tile sees:
  *
- *      S = Q K^T          product        cut to the columns that some row sees (diagonal, window, hidden FlashMask
- *                                        blocks)
- *      scores             masks, softcap, bias, ALiBi; nothing at all for a tile in the middle of a plain problem
- *      m, l, P = softmax  online: rescale = exp2(m_old - m_new)
- *      O = rescale O + P V
+ *     S = Q K^T          product        cut to the columns that some row sees (diagonal, window, hidden FlashMask
+ *                                       blocks)
+ *     scores             masks, softcap, bias, ALiBi; nothing at all for a tile in the middle of a plain problem
+ *     m, l, P = softmax  online: rescale = exp2(m_old - m_new)
+ *     O = rescale O + P V
  *
  * At the end out = O / l and lse = (m + log2 l) ln 2. Scores and m are in base 2.
  *

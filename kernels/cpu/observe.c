@@ -1,11 +1,11 @@
 /* observe.c: statistics of probabilities (attention.h, attn_observe): maxima, entropies, sums of probabilities. A
  * probability P = exp(z - lse) needs its row's lse, so there are three phases:
  *
- *    FLASH_FORWARD   An item (unit of parallel work) goes over all keys for one row tile. It writes row_max, lse,
- *                    entropy and top_keys, and stores the numbers that turn a score into a probability.
- *    FLASH_KEYS      An item goes over all row tiles for a chunk of keys, and computes key_mass and weights of these
- *                    keys. Other items go over all row tiles for a few columns of the output map.
- *    FLASH_FINISH    An item computes max_logit and mean_entropy of a head.
+ *   FLASH_FORWARD   An item (unit of parallel work) goes over all keys for one row tile. It writes row_max, lse,
+ *                   entropy and top_keys, and stores the numbers that turn a score into a probability.
+ *   FLASH_KEYS      An item goes over all row tiles for a chunk of keys, and computes key_mass and weights of these
+ *                   keys. Other items go over all row tiles for a few columns of the output map.
+ *   FLASH_FINISH    An item computes max_logit and mean_entropy of a head.
  *
  * Each of the first two phases computes the scores itself, so no array of Sq x Sk exists. All sums are in the order of
  * rows and keys, so the bits do not depend on the threads.
