@@ -175,7 +175,7 @@ const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES])
     const attn_tensor_id owner = attn_axes_owner(id);
     const attn_axes *axes = &attn_tensors[id].axes;
     char *at = text;
-    /* If exactly one dtype is allowed whatever dtype q has, the message names only that dtype. */
+    /* if exactly one dtype is allowed for every dtype of q, the message names only that one */
     if ((set->always & ~set->as_q) != 0 && (set->always & (set->always - 1)) == 0) {
         at = stpcpy(stpcpy(at, dtypes[__builtin_ctz(set->always)].wire), set->as_q ? " or q's dtype" : "");
         at = stpcpy(at, owner == id && axes->kind != ATTN_AXES_BROADCAST ? " " : ", ");
@@ -196,8 +196,8 @@ attn_tensor attn_tensor_make(void *data, attn_dtype dtype, int rank, const int64
     for (int a = rank - 1; a >= 0; a--) {
         t.shape[a] = shape[a];
         t.stride[a] = stride;
-        /* An axis of size 0 counts as size 1 in strides, so that no stride becomes 0. A stride that overflows becomes
-         * the largest number, and attn_check() refuses a tensor with such a stride. */
+        /* An axis of size 0 counts as 1 in strides, so that no stride becomes 0. An overflow becomes INT64_MAX, which
+         * attn_check() refuses. */
         if (__builtin_mul_overflow(stride, shape[a] > 0 ? shape[a] : 1, &stride)) stride = INT64_MAX;
     }
     return t;
@@ -248,8 +248,7 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
     /* a loop copies the letters, because a call of snprintf() here would add 2 us to each problem */
     for (; axes[rank]; rank++) letters[rank] = axes[rank];
     letters[rank] = '\0';
-    if (info->kind == ATTN_AXES_LAYOUT && p->layout == ATTN_BHSD &&
-        !packed) { /* layout bhsd swaps two axes; a packed problem never has this layout */
+    if (info->kind == ATTN_AXES_LAYOUT && p->layout == ATTN_BHSD && !packed) {
         const char sequence = letters[1];
         letters[1] = letters[2];
         letters[2] = sequence;
@@ -273,7 +272,7 @@ static struct named_axes axes_by_name(const attn_problem *p, attn_tensor_id id)
     return axes;
 }
 
-/* Returns the size of the tensor's axis whose letter (attn_axes) is `letter`; 0 where the tensor has no such axis. */
+/* Returns the size of the tensor's axis with this letter (attn_axes); 0 if there is none. */
 static int64_t size_on(const struct named_axes *axes, char letter)
 {
     for (int a = 0; a < axes->rank; a++)
@@ -281,8 +280,7 @@ static int64_t size_on(const struct named_axes *axes, char letter)
     return 0;
 }
 
-/* Returns the sizes of a problem. The function looks up the axes of each tensor only once, to save time, because it is
- * called several times for each problem. */
+/* Looks up each tensor's axes only once, because it is called several times for each problem. */
 attn_dims attn_dims_of(const attn_problem *p)
 {
     const struct named_axes q = axes_by_name(p, ATTN_T_q), k = axes_by_name(p, ATTN_T_k), v = axes_by_name(p, ATTN_T_v);
@@ -297,12 +295,11 @@ attn_dims attn_dims_of(const attn_problem *p)
     d.Dv = p->op == ATTN_OP_OBSERVE ? 0 : size_on(&v, 'e');
     if (d.packed && rows_of_keys(p)) {
         d.row_k = d.Sk;
-        /* Sk becomes INT64_MAX if it overflows, and attn_check() then refuses the problem */
+        /* an overflow becomes INT64_MAX, which attn_check() refuses */
         if (__builtin_mul_overflow(d.B, d.row_k, &d.Sk)) d.Sk = INT64_MAX;
     }
     if (d.packed) d.total_q = d.Sq, d.total_k = d.Sk;
-    if (p->page_table.rank > 0) { /* a size becomes INT64_MAX if it overflows 63 bits, and attn_check() then refuses the
-                                   * problem */
+    if (p->page_table.rank > 0) {
         const int64_t most = p->page_table.shape[p->page_table.rank - 1];
         d.pages = size_on(&k, 'p');
         d.page_size = size_on(&k, 's');
@@ -312,8 +309,6 @@ attn_dims attn_dims_of(const attn_problem *p)
     return d;
 }
 
-/* Checks that the output `id` may have the dtype that the client chose. The error message names the option (out_dtype
- * or grad_dtype) with which the client chose the dtype. */
 static attn_status check_result_dtype(const attn_problem *p, attn_tensor_id id, attn_dtype dtype, attn_error *err)
 {
     const attn_dtype_set *set = &attn_dtype_rules[attn_tensors[id].dtypes];
@@ -346,7 +341,6 @@ static attn_status check_observed(const attn_problem *p, attn_tensor_id id, attn
     return ATTN_OK;
 }
 
-/* Checks that the output `weights` has at most ATTN_MAX_WEIGHTS elements. */
 static attn_status check_weights(int rank, const int64_t *shape, attn_error *err)
 {
     int64_t elements;
@@ -400,8 +394,6 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
     return ATTN_OK;
 }
 
-/* Returns the size of the axis with this letter (attn_axes). The outputs of an observe (statistics of probabilities)
- * also have axes whose sizes depend on the options in p->observe. */
 int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter)
 {
     const attn_observe *const o = &p->observe;
@@ -473,8 +465,7 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         return view;
     }
     for (int a = 0; a < rank; a++) {
-        /* A broadcast axis gets stride 0, so that every index leads to the same element. An axis of size 1 gets stride
-         * 0 too, because its only index is 0. */
+        /* An axis of size 1 gets stride 0. If it is broadcast, every index then leads to its one element. */
         const int64_t stride = t->shape[a] == 1 ? 0 : t->stride[a];
         switch (letters[a]) {
         case 'b':
@@ -489,7 +480,7 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         case 'k':
             if (rows_are_keys || attn_axes_row(id)->kind != ATTN_AXES_BROADCAST) view.row = stride;
             break;
-        /* a view stores no stride for the last axis of a tensor, because that stride is always 1 */
+        /* a view stores no stride for the last axis: it is always 1 */
         default: break;
         }
     }
@@ -553,8 +544,7 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             const char letter = letters[axis];
             const bool of_queries = letter == 'h' || (letter == 'm' && t->shape[axis] == d.H);
             int64_t first = 0, count = t->shape[axis];
-            /* Where an axis of a tensor has size 1, the part of the problem keeps the whole axis, because all batch
-             * rows (or heads) then share it. */
+            /* An axis of size 1 is kept whole, because all batch rows (or heads) share it. */
             if (count == 1) continue;
             if (letter == 'b') first = part->first_batch, count = part->batches;
             else if (of_queries) first = part->first_head * group, count = part->heads * group;
@@ -563,18 +553,16 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             t->shape[axis] = count;
         }
     }
-    /* A part with fewer batch rows than the whole problem gets no prefix_keys: they say which keys row b shares with
-     * row b - 1, and row b - 1 may lie outside the part. */
+    /* prefix_keys compare row b with row b - 1, which may lie outside a part of the batch */
     if (d.B != part->batches) some.prefix_keys = NULL;
     some.dropout_heads = p->dropout_heads ? p->dropout_heads : d.H;
     some.dropout_first = p->dropout_first + part->first_batch * some.dropout_heads + part->first_head * group;
     return some;
 }
 
-/* Returns whether a kernel without options can compute with this scale. A kernel without options computes exp2(c * q .
- * k) with c = scale * log2(e). With a scale that is 0, negative or infinite, c times a score of -inf would be wrong.
- * With a tiny scale, q . k may exceed the range of float32 although scale * q . k does not. A large scale is allowed: a
- * key whose score exceeds float32 then has all the weight of its row in any case. */
+/* Returns whether a kernel without options can compute with this scale. Such a kernel computes exp2(c * q . k) with c =
+ * scale * log2(e). A scale that is 0, negative or infinite would be wrong for masked scores of -inf. With a tiny scale,
+ * q . k may exceed the range of float32. */
 static bool is_plain_scale(const attn_problem *p)
 {
     return !p->has_scale || (p->scale >= 1e-6 && p->scale <= 1e30);
@@ -647,9 +635,7 @@ bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, u
 double attn_flops(const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
-    const bool alike = g.cu_q == NULL && g.seqlens_q == NULL &&
-                       /* without lengths (seqlens) every batch row has the same number of (query, key) pairs */
-                       g.seqlens_k == NULL;
+    const bool alike = g.cu_q == NULL && g.seqlens_q == NULL && g.seqlens_k == NULL;
     double pairs = 0;
     if (g.dims.B == 0 || g.dims.Sq == 0 || g.dims.Sk == 0) return 0;
     for (int64_t b = 0; b < (alike ? 1 : g.dims.B); b++) {

@@ -101,7 +101,7 @@ typedef enum attn_dtype {
 #define ATTN_DTYPES_FORWARD (ATTN_DTYPES_BACKWARD | ATTN_DTYPE_BIT(F8E4M3))
 
 size_t attn_dtype_bytes(attn_dtype dtype);
-const char *attn_dtype_name(attn_dtype dtype); /* returns the name of the dtype in requests ("float16") */
+const char *attn_dtype_name(attn_dtype dtype); /* the name in requests: "float16" */
 /* finds a dtype by its name in requests, in safetensors or in KServe, in upper or lower case; false: there is none */
 bool attn_dtype_parse(const char *name, attn_dtype *dtype);
 bool attn_dtype_floating(attn_dtype dtype);
@@ -113,18 +113,15 @@ const char *attn_dtype_list(unsigned dtypes, char text[ATTN_DTYPE_LIST_BYTES]);
 
 enum { ATTN_MAX_RANK = 4 };
 
-/* The largest D and Dv of every operation. It is large enough for multi-head latent attention with D = 576 and Dv =
- * 512. (There v is the first 512 columns of k, in the same memory and with the same strides.) If the kernels of a
+/* The largest D and Dv of every operation. Multi-head latent attention needs D = 576 and Dv = 512. If the kernels of a
  * device support only smaller heads, attn_plan_make() returns UNSUPPORTED. */
 enum { ATTN_MAX_HEAD_DIM = 1024 };
 
-/* Upper bound on B * H of one problem. Each sequence and each head costs time and workspace even where it is empty. The
- * limit allows large problems of small heads: with 16 rows of 8 half-precision numbers per head, q, k and v take 805
- * MB. */
+/* Upper bound on B * H of one problem. Each sequence and each head costs time and workspace even where it is empty. */
 enum { ATTN_MAX_HEADS = 1 << 20 };
 
-/* A view of memory that belongs to the caller. Strides are in elements; the last axis must have stride 1. A tensor of
- * rank 0 is not given. A tensor with a zero in its shape is given and has no elements; its data may be NULL. */
+/* A view of memory that belongs to the caller. Strides are in elements; the last axis must have stride 1. Rank 0 means
+ * that the tensor is not given. A tensor with a zero in its shape has no elements; its data may be NULL. */
 typedef struct attn_tensor {
     void *data;
     attn_dtype dtype;
@@ -388,9 +385,9 @@ typedef struct attn_problem {
      * position of the element (philox.h) */
     double dropout_p;
     uint64_t seed;
-    /* Set by attn_part_of(). Dropout gives head h of batch row b the number dropout_first + b * dropout_heads + h, so a
-     * part of a problem drops what the whole problem drops. dropout_heads 0: the problem is not a part, and H is
-     * used. */
+    /* Set by attn_part_of(), so that a part of a problem drops the same elements as the whole problem: dropout draws
+     * the random numbers of head h of batch row b by the index dropout_first + b * dropout_heads + h. dropout_heads 0:
+     * the problem is not a part, and H is used. */
     int64_t dropout_first, dropout_heads;
     /* true: a backward gives the same bits each time it is computed on one backend; two backends may give different
      * bits */
@@ -400,12 +397,12 @@ typedef struct attn_problem {
     /* Only with page_table; may be NULL. An array int32 [B], in the same kind of memory (host or device) as seqlens_k.
      * The first prefix_keys[b] keys of batch row b lie in the same pages as the first keys of row b - 1, as in forks of
      * one cache. prefix_keys[0] is 0. If several rows share keys, a kernel can use prefix_keys to read these keys only
-     * once. prefix_keys change no bit of the results, and have no bit in attn_features(). */
+     * once. prefix_keys do not change the results, and are not a feature (attn_features()). */
     const int32_t *prefix_keys;
 
-    /* Set by attn_queries_of(), if this problem is a part of a larger one: the number of queries of the whole problem.
-     * A kernel that splits keys by the number of queries then splits them in the part as in the whole problem, so that
-     * the results have equal bits. 0: the problem is not a part. */
+    /* Set by attn_queries_of() in a part of a larger problem: the number of queries of the whole problem. A kernel that
+     * splits keys by the number of queries then splits them as in the whole problem, so that the results are equal to
+     * the bit. 0: the problem is not a part. */
     int64_t whole_queries;
 } attn_problem;
 
@@ -419,8 +416,7 @@ typedef struct attn_problem {
  * the whole problem, the results are equal to the bit. Gradients that are sums over batch or heads (dsinks, gradients
  * of broadcast tensors) are the exception: they are sums over the part alone. */
 typedef struct attn_part {
-    int64_t first_batch, batches, first_head, heads; /* first_head and heads count key/value heads, and not query
-                                                      * heads */
+    int64_t first_batch, batches, first_head, heads; /* first_head and heads count key/value heads */
 } attn_part;
 attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
@@ -429,10 +425,9 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 bool attn_reads(const attn_problem *p, attn_tensor_id id);
 bool attn_writes(const attn_problem *p, attn_tensor_id id);
 
-/* Sizes of a checked problem in any layout. In a packed problem B is the number of sequences. Sq is total_q and Sk
- * is total_k, because no sequence is longer. With page_table Sk is the number of keys that the pages of a row can
- * hold. The struct has no lengths of sequences, because lengths are values of tensors, which may be in device
- * memory: see attn_sequence_of() in kernels/tiles.h. */
+/* Sizes of a checked problem. In a packed problem B is the number of sequences, and Sq and Sk are total_q and total_k.
+ * With page_table Sk is the number of keys that the pages of a row can hold. For the lengths of sequences, see
+ * attn_sequence_of() in kernels/tiles.h. */
 typedef struct attn_dims {
     int64_t B, H, Hk, Sq, Sk, D, Dv;
     bool packed;
@@ -490,8 +485,7 @@ typedef struct attn_geometry {
     /* data of the tensors cu_seqlens_q, cu_seqlens_k, seqlens_q and seqlens_k; NULL where a tensor is not given */
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
     const int32_t *page_table; /* the tensor page_table, whose row b starts at index b * page_table_row */
-    /* a copy of the pointer attn_problem.prefix_keys (how many keys each row shares with the row before); NULL if not
-     * given */
+    /* copy of attn_problem.prefix_keys; NULL if not given */
     const int32_t *prefix_keys;
     int64_t page_table_row;
     attn_observe observe;
@@ -576,8 +570,7 @@ uint64_t attn_features(const attn_problem *p);
 
 /* Returns the number of floating point operations of a problem, by the convention of the field: a forward has 2 * (D +
  * Dv) operations for each permitted (query, key, head) triple, and a backward has 2.5 times as many. Causal, window and
- * lengths are counted exactly; other masks count as if they hid nothing. The function uses a closed form, so it reads
- * only cu_seqlens and seqlens. */
+ * lengths are counted exactly; other masks count as if they hid nothing. It reads only cu_seqlens and seqlens. */
 double attn_flops(const attn_problem *p);
 
 /* Returns the number of (query, key, head) triples that causal, window, lengths and FlashMask permit. Other masks count
@@ -595,9 +588,9 @@ typedef struct attn_verification {
     /* the largest |got - want|, where `got` is a value of out and `want` the value recomputed in double; infinite where
      * exactly one of the two is finite */
     double max_abs;
-    double largest;  /* the largest finite |want|, where `want` is a value of out recomputed in double */
-    double relative; /* max_abs divided by largest */
-    int64_t rows;    /* number of rows of out that were compared */
+    double largest; /* the largest finite |want|, where `want` is a value of out recomputed in double */
+    double relative;
+    int64_t rows; /* number of rows of out that were compared */
 } attn_verification;
 /* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). The function recomputes these
  * rows in double, on one thread, and compares them with the given out. The problem is a checked forward whose out has
@@ -635,11 +628,10 @@ double attn_count_work(const attn_problem *p, const int64_t tile[2]);
 
 enum { ATTN_LSE_ROWS = 16, ATTN_LSE_VARIANTS = 12, ATTN_LSE_NUMBERS = ATTN_LSE_VARIANTS + 1 };
 /* Checks that the lse which the caller gave for a backward or an observe belongs to its scores. At most ATTN_LSE_ROWS
- * rows are summed in double, with at most `multiply_adds` operations. A hash of the sizes picks the rows. Returns
- * INVALID if the probabilities of a row sum to more than 1. Returns INVALID too if one conversion (base 2, another
- * scale, a mask left out) makes the sum of every row 1; the message then names the conversion. Sums below 1 are valid:
- * k may be a part of the keys, with the lse of all keys. The problem must be checked and have such an lse, with all of
- * its tensors in host memory. */
+ * rows are summed in double, with at most `multiply_adds` operations. Returns INVALID if the probabilities of a row sum
+ * to more than 1. Returns INVALID too if one conversion (base 2, another scale, a mask left out) makes the sum of every
+ * row 1; the message then names the conversion. Sums below 1 are valid: k may be a part of the keys, with the lse of
+ * all keys. The problem must be checked and have such an lse, with all of its tensors in host memory. */
 attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_error *err);
 
 /* Three functions do the work of attn_check_lse() in steps, for q and k in a device's memory. attn_lse_choose() picks
@@ -677,8 +669,7 @@ typedef struct attn_device_info {
     char name[64];         /* "cuda:0", "cpu" */
     char description[128]; /* text for people: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
     double fastest_flops;  /* no kernel of this device computes more operations (attn_flops) per second than this */
-    /* no kernel of this device computes more (query, key, head) triples per second than this. A problem takes at least
-     * the time that follows from this rate and from fastest_flops. */
+    /* no kernel of this device computes more (query, key, head) triples per second than this. */
     double fastest_scores;
     double peak_flops; /* peak rate of the hardware in 16-bit floating point operations per second; 0: not known */
     double peak_bytes; /* peak rate of the device's memory in bytes per second; 0: not known */
@@ -775,8 +766,8 @@ const attn_capabilities *attn_device_capabilities(const attn_device *device);
  * attn_plan_move() adapts a plan to other addresses. */
 typedef struct attn_plan {
     const attn_problem *problem;
-    const attn_capabilities *can; /* the capabilities of the device: its kernels, from which the plan's kernel was
-                                   * chosen; the device owns this memory */
+    const attn_capabilities *can; /* capabilities of the device (the list of its kernels); the device owns this
+                                   * memory */
     const attn_kernel *kernel;
     uint64_t features; /* features of the problem, as attn_features() returns them */
     /* bytes of workspace (attn_workspace()) that this problem needs; 0 if the backend computes one workspace size for
@@ -848,7 +839,7 @@ attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t by
 typedef struct attn_rows {
     void *to;
     const void *from;
-    size_t to_pitch, from_pitch, width; /* distance between the beginnings of two rows, in bytes; at least `width` */
+    size_t to_pitch, from_pitch, width; /* in bytes; each pitch is at least `width` */
     size_t count;
 } attn_rows;
 

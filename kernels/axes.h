@@ -47,7 +47,6 @@ int64_t attn_axis_size(const attn_dims *d, char letter);
  * the outputs of an observe (statistics of probabilities). */
 int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter);
 
-/* A set of dtypes, which a rule of ATTN_DTYPE_RULE_MAP allows. */
 typedef struct attn_dtype_set {
     /* `always`: dtypes that are always allowed; `as_q`: dtypes that are allowed only where q has the same dtype */
     unsigned always, as_q;

@@ -74,19 +74,18 @@ struct attn_backend {
     /* Copies from the memory of another device. Not called for 0 bytes. NULL: the backend never has a second device. */
     attn_status (*copy_peer)(attn_stream *stream, void *to, const attn_device *source, const void *from, size_t bytes,
                              attn_error *err);
-    /* adds up the parts of a sum; not called for a sum without elements */
+    /* not called for a sum without elements */
     attn_status (*sum)(attn_stream *stream, const attn_sum *sum, attn_error *err);
     attn_status (*run)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
-    /* merges results over parts of the keys; not called for a merge without rows */
+    /* not called for a merge without rows */
     attn_status (*merge)(attn_stream *stream, const attn_merge_plan *plan, attn_error *err);
     attn_status (*mark)(attn_stream *stream, int slot, attn_error *err);
     double (*elapsed_us)(attn_stream *stream, int from_slot, int to_slot);
     attn_status (*done)(attn_stream *stream, bool *done, attn_error *err);
     attn_status (*wait)(attn_stream *stream, attn_error *err);
-    /* Returns the microseconds from a mark (recorded time) of one stream to a mark of another. NULL: the backend cannot
-     * measure this time. */
+    /* NULL: the backend cannot measure the time between marks of two streams */
     double (*between_us)(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
-    /* Queues a note (attn_stream_note()). NULL: the backend has no notes, and attn_stream_note() returns UNSUPPORTED */
+    /* NULL: attn_stream_note() returns UNSUPPORTED */
     attn_status (*note)(attn_stream *stream, attn_error *err);
     bool (*noted)(const attn_stream *stream);
     /* import and release_import are NULL where processes cannot share memory of the backend's devices */
@@ -95,8 +94,8 @@ struct attn_backend {
     /* `pin` and `unpin` are NULL if the backend cannot pin host memory */
     attn_status (*pin)(attn_device *device, void *memory, size_t bytes, attn_error *err);
     void (*unpin)(attn_device *device, void *memory);
-    /* Computes on the device what attn_lse_judge() needs to decide whether the lse that a client sent is correct: for
-     * each row in `look`, the sum of exp(score) over the row's keys. NULL: the host computes these sums instead. */
+    /* Computes on the device what attn_lse_judge() needs: for each row in `look`, the sum of exp(score) over its keys.
+     * NULL: the host computes these sums. */
     attn_status (*sum_lse)(attn_stream *stream, const attn_problem *problem, const attn_lse_look *look, double *found,
                            attn_error *err);
     /* Queues some 25 ms of the work of a run (see attn_run_some()). Not called for empty problems. NULL: run() computes
@@ -119,21 +118,19 @@ struct attn_backend {
  * may refuse the problem, in its backend's function plan(). */
 bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features);
 
-/* Makes a plan as attn_plan_make() does, but takes the features from the parameter `features` and not from the problem.
- * Tests use it to add a feature that no kernel supports. */
+/* Does what attn_plan_make() does, but with the given features. Tests pass a feature that no kernel supports. */
 attn_status attn_plan_for(const attn_capabilities *can, const attn_problem *problem, uint64_t features, attn_plan *plan,
                           attn_error *err);
 
-/* Returns whether cost.c has rates for this kernel. cost.c treats a kernel without rates as the slowest. Only tests
- * call this function. */
+/* Returns whether cost.c has rates for this kernel. Only tests call this function. */
 bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype);
 
 /* Fills, on the host, the parts of results that kernels do not write. In padding rows (behind seqlens_q, or between
  * packed sequences) lse becomes -inf, and all other results become 0. All outputs of an observe (statistics of
- * probabilities) are filled completely, top_keys with -1. See padding.c. */
+ * probabilities) are filled completely, top_keys with -1. */
 void attn_fill_padding(const attn_problem *p);
 
-/* Computes what attn_sum_parts() promises, on the host in the calling thread. See sum.c. */
+/* Does the work of attn_sum_parts() on the host, in the calling thread. */
 void attn_sum_all(const attn_sum *sum);
 
 /* The backends of the build, one table of functions each. dispatch.c lists them in order of preference. */

@@ -30,9 +30,8 @@
 
 #define AXIS_MAX INT32_MAX /* largest size of an axis: index tensors are int32, and dropout counts rows in 32 bits */
 
-typedef long long ll; /* `ll` is short for the type that printf's %lld takes */
+typedef long long ll;
 
-/* Returns the name that messages use for the axis with this letter (attn_axes). */
 static const char *letter_name(char letter)
 {
     switch (letter) {
@@ -56,7 +55,6 @@ static const char *letter_name(char letter)
 }
 
 #define MEMBER_BYTES sizeof(((attn_error *)0)->member)
-/* Writes the JSON pointer to an axis: "/k/shape/2". */
 static const char *axis_member(char member[MEMBER_BYTES], attn_tensor_id id, const char *part, int axis)
 {
     snprintf(member, MEMBER_BYTES, "/%s/%s/%d", attn_tensors[id].name, part, axis);
@@ -69,10 +67,8 @@ static const char *tensor_member(char member[MEMBER_BYTES], attn_tensor_id id, c
     return member;
 }
 
-/* bytes of an index as text: each axis takes up to 20 bytes for an int64_t with its sign, and 2 for a comma and a
- * space */
+/* each axis takes up to 20 bytes for an int64_t with its sign, and 2 for a comma and a space */
 enum { INDEX_BYTES = ATTN_MAX_RANK * 22 + 3 };
-/* Writes an index or a shape as text: "[0, 3, 17]". */
 static const char *index_text(char text[INDEX_BYTES], int rank, const int64_t *index)
 {
     size_t n = (size_t)snprintf(text, INDEX_BYTES, "[");
@@ -124,8 +120,6 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
                                    : "; a missing axis is written as 1");
 }
 
-/* Checks a tensor's dtype. A message is, for example, "q: dtype is int32, must be float32, float16, bfloat16 or
- * float8_e4m3fn". The rule for another tensor may depend on q: "must be float16 as q's, or float32". */
 static attn_status check_dtype(const attn_problem *p, attn_tensor_id id, attn_error *err)
 {
     const attn_dtype is = p->tensor[id].dtype, q = p->q.dtype;
@@ -161,7 +155,6 @@ static attn_status check_sizes(const attn_problem *p, attn_tensor_id id, attn_er
     return ATTN_OK;
 }
 
-/* Checks that each axis of a tensor has the size that other tensors, such as q and k, determine. */
 static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_tensor_id id, attn_error *err)
 {
     const attn_tensor *t = &p->tensor[id];
@@ -172,8 +165,7 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
     for (int a = 0; a < rank; a++) {
         const int64_t is = t->shape[a], must = attn_size_of(p, d, letters[a]);
         const bool may_be_one = attn_axis_may_be_one(kind, a, rank);
-        /* this tensor is the gradient of `owner`, so it must have the shape of `owner`, which has been checked
-         * before */
+        /* a gradient must have the shape of its input (`owner`), which has been checked before */
         if (kind == ATTN_AXES_BROADCAST && owner != id) {
             const int64_t as = p->tensor[owner].shape[a];
             if (is != as)
@@ -224,7 +216,6 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
 
 /* ---- 1. The tensors q, k and v ----------------------------------------------------------------------------------- */
 
-/* Returns the index of the axis with this letter (attn_axes), in the client's order of axes. */
 static int axis_of(const attn_problem *p, attn_tensor_id id, char letter)
 {
     char letters[ATTN_MAX_RANK + 1];
@@ -281,7 +272,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
     attn_dims d;
     char member[MEMBER_BYTES];
 
-    /* number of inputs among q, k and v: 2 in an observe (statistics of probabilities), which has no v */
+    /* an observe (statistics of probabilities) has no v */
     const int inputs = p->op == ATTN_OP_OBSERVE ? 2 : 3;
     for (int i = 0; i < inputs; i++)
         if (p->tensor[qkv[i]].rank == 0)
@@ -295,7 +286,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
                          "cu_seqlens_k: is required with cu_seqlens_q, unless k and v are [%lld, Sk, Hk, D], a row "
                          "for each sequence",
                          (ll)(p->cu_seqlens_q.shape[0] - 1));
-    /* attn_dims_of() reads B from cu_seqlens_q, so cu_seqlens_q is checked before attn_dims_of() is called */
+    /* checked first, because attn_dims_of() reads B from cu_seqlens_q */
     if (p->cu_seqlens_q.rank) {
         if ((status = check_rank(p, ATTN_T_cu_seqlens_q, err)) || (status = check_dtype(p, ATTN_T_cu_seqlens_q, err)) ||
             (status = check_sizes(p, ATTN_T_cu_seqlens_q, err)))
@@ -306,7 +297,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
         if (p->layout == ATTN_BHSD)
             return attn_fail(err, ATTN_INVALID, "/layout", "layout: is bhsd, must be bshd with cu_seqlens_q");
     }
-    /* attn_dims_of() reads Sk from page_table, so page_table is checked before attn_dims_of() is called */
+    /* checked first, because attn_dims_of() reads Sk from page_table */
     if (p->page_table.rank && (status = check_page_table(p, err))) return status;
     for (int i = 0; i < inputs; i++)
         if ((status = check_rank(p, qkv[i], err)) || (status = check_dtype(p, qkv[i], err)) ||
@@ -446,13 +437,12 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
 
 static attn_status check_options(const attn_problem *p, attn_error *err)
 {
-    if (p->has_scale && !(fabs(p->scale) <= FLT_MAX)) /* !(x <= y) is true for NaN, so NaN is refused */
+    if (p->has_scale && !(fabs(p->scale) <= FLT_MAX)) /* refuses NaN too */
         return attn_fail(err, ATTN_INVALID, "/scale", "scale: is %g, must be between -3.4e38 and 3.4e38 (a float32)",
                          p->scale);
 #define X(name, id, least, most, rule, meaning)                 \
     if (p->name != 0 && !(p->name >= least && p->name <= most)) \
         return attn_fail(err, ATTN_INVALID, "/" #name, #name ": is %g, must be " rule, p->name);
-    /* refuses NaN too, because every comparison with NaN is false */
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
     if (p->window_left < -1)
@@ -464,7 +454,7 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
     if (p->keep_mask_at_end && p->keep_mask.rank == 0)
         return attn_fail(err, ATTN_INVALID, "/keep_mask_at_end",
                          "keep_mask_at_end: is true, but keep_mask is not given");
-    if (!(p->dropout_p >= 0 && p->dropout_p < 1)) /* !(x >= y) is true for NaN, so NaN is refused */
+    if (!(p->dropout_p >= 0 && p->dropout_p < 1))
         return attn_fail(err, ATTN_INVALID, "/dropout_p", "dropout_p: is %g, must be at least 0 and below 1%s",
                          p->dropout_p, p->dropout_p > 1 ? "; it is no percentage" : "");
     return ATTN_OK;
@@ -486,7 +476,7 @@ static attn_status check_side(const char *name, const int64_t side[2], int64_t s
     return ATTN_OK;
 }
 
-/* Checks the members of the problem's `observe`. The caller must already have checked the lengths of the sequences. */
+/* The caller must already have checked the lengths of the sequences. */
 static attn_status check_observe(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const attn_observe *const o = &p->observe;
@@ -560,7 +550,7 @@ static int64_t first_half_not_finite(const uint16_t *x, int64_t count, uint16_t 
 
 static int64_t first_f16_not_finite(const void *row, int64_t count, int64_t limit)
 {
-    (void)limit; /* the parameter is not used, because a bias has no limit: even -inf is valid */
+    (void)limit; /* a bias has no limit: even -inf is valid */
     return first_half_not_finite(row, count, 0x7c00u);
 }
 
@@ -584,7 +574,7 @@ static int64_t first_not_a_bit(const void *row, int64_t count, int64_t limit)
 
 static int64_t first_out_of_range(const void *row, int64_t count, int64_t limit)
 {
-    /* number of elements that an inner loop tests; the fixed number lets the compiler vectorise the loop */
+    /* a fixed number of elements lets the compiler vectorise the inner loop */
     enum { AT_ONCE = 64 };
     const int32_t *x = row, most = limit < INT32_MAX ? (int32_t)limit : INT32_MAX;
     int64_t j = 0;
@@ -620,7 +610,7 @@ static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test
             return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: %s is %s, must be %s",
                              attn_tensors[id].name, index_text(at, t->rank, index), is, rule);
         }
-        /* moves `index` to the next row, like an odometer whose fastest digit is the last axis but one */
+        /* moves `index` to the next row */
         int a = last - 1;
         while (a >= 0 && ++index[a] == t->shape[a]) index[a--] = 0;
         if (a < 0) return ATTN_OK;
@@ -636,9 +626,8 @@ static int64_t first_descent(const int32_t *values, int64_t n)
 }
 
 enum { SUGGESTION_BYTES = 128, SUMS_SHOWN = 3 };
-/* Writes a hint for wrong cu_seqlens, which must be the starts of the sequences and the end of the last one. Values
- * whose sum is the number of rows are probably lengths. Ascending values whose last is the number of rows are probably
- * the ends of sequences. In all other cases the hint is empty. */
+/* Writes a hint for wrong cu_seqlens, which must be the starts of the sequences and the end of the last one. The hint
+ * says that the values are probably lengths, or the ends of sequences; otherwise it is empty. */
 static void lengths_suggestion(char text[SUGGESTION_BYTES], const int32_t *values, int64_t last, int64_t total)
 {
     int64_t sum = 0;
@@ -682,7 +671,6 @@ static attn_status check_cu_seqlens(const attn_problem *p, attn_tensor_id id, in
                      (ll)total, total_of, suggestion);
 }
 
-/* Checks that no length in seqlens exceeds the number of rows that its batch row or packed sequence has. */
 static attn_status check_seqlens(const attn_problem *p, attn_tensor_id id, attn_tensor_id cu_id, int64_t most,
                                  const char *most_of, attn_error *err)
 {
@@ -723,8 +711,7 @@ static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_e
     if (p->page_table.rank == 0) return ATTN_OK;
     for (int64_t b = 0; b < d->B; b++) {
         const int64_t length = lengths[b * p->seqlens_k.stride[0]], pages = attn_tiles(length, d->page_size);
-        /* with stride 0 all rows of page_table are the same row in memory, of which `seen` entries are checked already;
-         * a batch row that needs no more entries is skipped */
+        /* with stride 0 all rows are the same memory, of which `seen` entries are checked already */
         if (p->page_table.stride[0] == 0 && pages <= seen) continue;
         const int64_t fault = first_out_of_range(table + b * p->page_table.stride[0], pages, d->pages - 1);
         if (fault >= 0)
@@ -796,8 +783,7 @@ static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_
 
 /* ---- All checks of a problem, in order --------------------------------------------------------------------------- */
 
-/* Does steps 1 to 3 of the list at the beginning of this file: checks q, k and v, then which tensors are given
- * together, then the ranks, dtypes and shapes of the other tensors. */
+/* Checks q, k and v, then which tensors are given together, then the ranks, dtypes and shapes of the other tensors. */
 static attn_status check_shapes(const attn_problem *p, attn_error *err)
 {
     attn_status status;
@@ -815,24 +801,21 @@ static attn_status check_shapes(const attn_problem *p, attn_error *err)
 }
 
 /* Returns whether the tensor, read in layout `layout`, has fewer heads than rows. This is a sign of the correct layout,
- * because real problems nearly always have fewer heads than rows. Axis 1 holds the heads in bhsd, axis 2 in bshd. With
- * a single query the shape says nothing about the layout. */
+ * because real problems nearly always have fewer heads than rows. */
 static bool heads_are_fewer(const attn_tensor *t, attn_layout layout)
 {
     const int heads = layout == ATTN_BHSD ? 1 : 2;
     return t->shape[heads] < t->shape[3 - heads];
 }
 
-/* Adds a hint to the message about a refused shape, if all shapes would be valid in the other layout (bshd or bhsd) and
- * that layout is likelier. A request in bhsd gets no hint: its client has chosen bhsd, because bshd is the default. Nor
- * does a refused alibi_slopes: its shape does not depend on the layout. */
+/* Adds a hint to the message about a refused shape if all shapes are valid in the other layout (bshd or bhsd) and that
+ * layout is likelier. A request in bhsd gets no hint, because its client chose that layout. */
 static void suspect_layout(const attn_problem *p, attn_error *err)
 {
     attn_problem other = *p;
     if (err == NULL || err->status != ATTN_INVALID || strstr(err->member, "/shape/") == NULL) return;
     if (strncmp(err->member, "/alibi_slopes/", strlen("/alibi_slopes/")) == 0) return;
-    /* no hint if axis 1 or 2 of q or k has size 0: such a tensor would have 0 heads in one of the layouts (bshd, bhsd),
-     * and would be valid there by chance */
+    /* a tensor with 0 heads or rows would be valid in the other layout by chance */
     for (int a = 1; a <= 2; a++)
         if (p->q.shape[a] == 0 || p->k.shape[a] == 0) return;
     const bool as_bhsd = p->layout == ATTN_BSHD;

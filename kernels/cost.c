@@ -1,14 +1,10 @@
 /* cost.c: attn_cost_of(), the time that a problem is expected to take, from a table of measured rates.
  *
- *   rates    for each kernel, operation and dtype: the time of a (query, key, head) triple
- *   extras   the time that a tensor or an option adds to a triple, by family of kernels
- *   sums     triples times rates, divided by the number of the device's units that have work
- *
- * All rates are nanoseconds of one unit (attn_device_info.units: a thread of a CPU, a multiprocessor of a GPU), and
- * hold for any number of units. A GPU works in whole blocks: a block for 128 rows takes as long if it has a single row.
- * On another machine of the same kind the real time may be a third or three times the estimate. `build/cost-bench`
- * prints estimates beside its measurements. Measure a new or faster kernel with that program, and change the kernel's
- * row in the table.
+ * An estimate multiplies the number of (query, key, head) triples by the kernel's rates, adds the extra time of tensors
+ * and options, and divides by the number of the device's units that have work. All rates are nanoseconds of one unit
+ * (attn_device_info.units: a thread of a CPU, a multiprocessor of a GPU). A GPU block for 128 rows takes as long if it
+ * has a single row. On another machine of the same kind the real time may be a third or three times the estimate.
+ * `build/cost-bench` prints estimates beside measurements; use it to measure a new or faster kernel.
  *
  * Machines
  *   cpu    two cores of an AMD EPYC (Zen 5, avx512_bf16) in a virtual machine, one thread, processor time, 2026-11-26;
@@ -36,10 +32,10 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 #define CUDA_MOST 0x1p27
 #define LSE_MOST  ((double)ATTN_LSE_MOST)
 
-/* Kernels compute a row again (repair it) if its scores exceed the range of float32. There are two exceptions. The
- * generic kernel for options leaves rows with scores of GENERIC_CHEAP or more (HUGE_SCORE of cuda/common/args.cuh) as
- * they are, unless dq of a backward exceeds the range of float32. The float32 kernels repair every row of a tile whose
- * q and k are so large that scores of SINGLE_BOUND are possible (cuda/sm80/f32_forward.cu). */
+/* Kernels compute a row again (repair it) if its scores exceed the range of float32. The generic kernel for options
+ * leaves rows with scores of GENERIC_CHEAP or more (HUGE_SCORE of cuda/common/args.cuh) as they are, unless dq of a
+ * backward exceeds the range of float32. The float32 kernels repair every row of a tile whose q and k are so large that
+ * scores of SINGLE_BOUND are possible (cuda/sm80/f32_forward.cu). */
 #define GENERIC_CHEAP 0x1p33
 #define SINGLE_BOUND  0x1p22
 
@@ -54,20 +50,18 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 struct rate {
     const char *kernel;
     attn_op op;
-    unsigned dtypes; /* dtypes that q may have: bits of ATTN_DTYPE_BIT() */
+    unsigned dtypes; /* dtypes of q: bits of ATTN_DTYPE_BIT() */
     enum family family;
-    /* nanoseconds that each head of each sequence takes, whatever the sizes are; for GPU kernels that work in blocks,
-     * nanoseconds that each block takes */
+    /* nanoseconds for each head of each sequence; for GPU kernels that work in blocks, for each block */
     double head;
-    /* nanoseconds to read or pack one number of K or V; each number is read once for the query heads that share it */
+    /* nanoseconds to read or pack one number of K or V */
     double number;
     double pair, product;
     double strange, strange_product;
     /* time of each (query, key, head) triple in a cheap row: a row whose scores exceed the range of float32, but which
      * kernels compute nearly as fast as other rows (strange.h) */
     double cheap;
-    /* A row whose largest score is at most this number is computed only once; a row with a larger score is computed a
-     * second time. (A backward with a given lse compares lse instead of the score.) */
+    /* largest score (in a backward with a given lse: largest lse) of a row that is computed only once */
     double most;
 };
 
@@ -77,10 +71,8 @@ enum { FEW_ROWS = 8 };
 /* The measured rates of all kernels. The columns are the members of struct rate: kernel, operation, dtypes, family;
  * head, number, pair, product; strange, strange_product, cheap, most.
  *
- * Two rates need a remark. The first is the generic backward, which was measured on rows whose scores exceed the
- * range of float32: 400 ns per (query, key, head) triple where each block runs alone, 1450 ns on a full device (both
- * with 64 columns). Its rate lies between the two. The second is the rate of the sm90 forward, which computes a tile
- * twice if its sums of values overflow. */
+ * The generic backward takes 400 ns per (query, key, head) triple of a row beyond float32 where each block runs alone,
+ * and 1450 ns on a full device (both with 64 columns). Its rate lies between the two. */
 /* clang-format off */
 static const struct rate rates[] = {
     { "amx",            ATTN_OP_FORWARD,  BFLOAT,          CPU,      250,  .08, .12, .0017,  8,   .13,  .8, CPU_MOST },
@@ -125,15 +117,13 @@ static const struct rate rates[] = {
     { "simple",         ATTN_OP_BACKWARD, ANY,             SIMPLE,   0,    .1,  115, .95,    0,   0,    0,  LSE_MOST },
 };
 
-/* Rates of the CPU for a forward with few query rows (FEW_ROWS), which reads K and V without packing. The table has one
- * row for each family of CPU kernels. */
+/* Rates of the CPU kernels for a forward with few query rows (FEW_ROWS), which reads K and V without packing. */
 static const struct rate few_rows[] = {
     [CPU]      = { "",  ATTN_OP_FORWARD,  ANY,             CPU,      200, .12,  .5,  .035,      8, .13, .8, CPU_MOST },
     [PORTABLE] = { "",  ATTN_OP_FORWARD,  ANY,             PORTABLE, 500, .3,   6,   .7,       20, .5,  3,  CPU_MOST },
 };
 
-/* Options that the generic kernels compute score by score, in a separate variant of the kernel. Each of these options
- * has a cost of its own in the table below. */
+/* Options that the generic kernels compute score by score, in a separate variant of the kernel. */
 #define SCORES                                                                                                       \
     (ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_TENSOR_BIT(mask_startend_rows) |                      \
      ATTN_TENSOR_BIT(alibi_slopes) | ATTN_OPTION_BIT(SOFTCAP) | ATTN_OPTION_BIT(SCALE))
@@ -154,9 +144,7 @@ static const struct rate few_rows[] = {
 enum by { TILES, WAITS, ROWS };
 
 /* The time that features add to the work of one (query, key, head) triple. If a problem has any of the features of a
- * row of this table, the row's time is added once. For the gradients of options, GENERIC has two kinds of rows: ROWS
- * for float32 and wide heads, TILES for other problems (gradients_by_rows()). Only one of the two kinds is added to an
- * estimate. */
+ * row of this table, the row's time is added once. */
 static const struct extra {
     enum family family;
     attn_op op;
@@ -229,9 +217,7 @@ static const struct extra {
 #define GPU_BACKWARD_S 20e-6
 
 /* Extra time of a GPU block if a head size is not a multiple of eight, so that the GPU cannot copy pieces of 16 bytes.
- * ODD_FORWARD and ODD_BACKWARD are nanoseconds for each key and its value, per 64 columns. The forward's number is
- * smaller, because in a forward another block computes while one block waits for its copies. Kernels of float32 and
- * kernels of the family SIMPLE never copy pieces of 16 bytes. */
+ * ODD_FORWARD and ODD_BACKWARD are nanoseconds for each key and its value, per 64 columns. */
 #define ODD_FORWARD  50
 #define ODD_BACKWARD 115
 
@@ -241,8 +227,7 @@ static double call_seconds(const struct rate *r)
     return r->op == ATTN_OP_FORWARD ? GPU_FORWARD_S : GPU_BACKWARD_S;
 }
 
-/* Returns the operation whose measured rates are used for `op`. An observe (statistics of probabilities) uses the rates
- * of a forward, because both compute scores; scores_made() says how many times an observe computes each score. */
+/* An observe (statistics of probabilities) has the rates of a forward, because both compute scores. */
 static attn_op op_of_rates(attn_op op)
 {
     return op == ATTN_OP_OBSERVE ? ATTN_OP_FORWARD : op;
@@ -254,7 +239,7 @@ static const struct rate *rate_of(const char *kernel, attn_op op, attn_dtype dty
     for (size_t n = 0; n < sizeof rates / sizeof *rates; n++)
         if (rates[n].op == op && (rates[n].dtypes >> dtype & 1) && strcmp(rates[n].kernel, kernel) == 0)
             return &rates[n];
-    /* a kernel that is missing in `rates` counts as the slowest; a test checks that none is missing */
+    /* a kernel that is missing in `rates` counts as the slowest */
     return &rates[sizeof rates / sizeof *rates - 1];
 }
 
@@ -277,8 +262,8 @@ enum {
     /* number of rows that a multiprocessor computes at a time in kernels with one warp per query row */
     WARPS = 32,
     COLUMNS = 64, /* a tile's width is a multiple of this number of columns */
-    /* largest head size for which one block of the generic 16-bit kernels computes all columns of a result. For a
-     * larger head size, a block computes only this many columns of the result. */
+    /* largest head size for which one block of the generic 16-bit kernels computes all columns; of a larger head a
+     * block computes this many */
     WIDE_COLUMNS = 256,
     WIDE_ROWS = 64,            /* number of rows that a block of sm90_wide computes */
     HOPPER_WIDE_COLUMNS = 512, /* number of columns of a result that a block of sm90_wide computes */
@@ -317,8 +302,8 @@ static bool is_wide(const struct rate *r, const attn_plan *plan, const attn_dims
 }
 
 /* Returns the number of columns that the generic kernels multiply per (query, key) pair if heads are wide (more than
- * WIDE_COLUMNS columns). For a backward the number is divided by 2.5: the rates of a backward are per column of D + Dv,
- * and contain five products of (D + Dv) / 2 columns each. */
+ * WIDE_COLUMNS columns). A backward divides it by 2.5, because its rates are per column of D + Dv and contain five
+ * products of (D + Dv) / 2 columns each. */
 static double wide_columns(const attn_dims *d, bool back)
 {
     const double D = rounded_up((double)d->D, COLUMNS), Dv = rounded_up((double)d->Dv, COLUMNS);
@@ -434,9 +419,8 @@ static double scores_made(const attn_problem *p, const attn_dims *d)
     return p->map.rank ? times + region : times;
 }
 
-/* Nanoseconds per (query, key) pair that the output top_keys adds. On a CPU this is the time in which a thread compares
- * one score. The generic kernel has a separate pass for top_keys: 1.35 ns for 8 keys and D = 128 on an H200,
- * 2026-11-27. */
+/* Nanoseconds per (query, key) pair that the output top_keys adds. The generic kernel has a separate pass for top_keys:
+ * 1.35 ns for 8 keys and D = 128 on an H200, 2026-11-27. */
 #define TOP_PAIR         0.5
 #define TOP_PAIR_GENERIC 1.3
 
@@ -451,9 +435,8 @@ static void add_first(struct sum *sum, const struct rate *r, const attn_plan *pl
     add_extras(sum, first, &w, plan, d);
 }
 
-/* Returns the bytes of all tensors that are given or written. If keys and values are in pages, only the elements of k
- * and v that the kernels read count: `numbers` is how many these are. If keys and values are not in pages and share
- * their memory, this memory counts once. */
+/* Returns the bytes of all tensors that are given or written. With pages, only the `numbers` elements of k and v that
+ * the kernels read count. If k and v share their memory, it counts once. */
 static double bytes_of(const attn_problem *p, double numbers)
 {
     double bytes = p->page_table.rank ? numbers * (double)attn_dtype_bytes(p->k.dtype) : 0;
@@ -498,8 +481,6 @@ static attn_cost cost_of(const attn_device_info *info, const attn_plan *plan, do
                         .because = sum.most > sum.ns / 2 ? sum.because : "" };
 }
 
-/* Returns the floating point operations of one (query, key, head) triple, counted in the same way as in
- * attn_flops(). */
 static double flops_of_triple(const attn_problem *p)
 {
     const attn_dims d = attn_dims_of(p);
@@ -519,8 +500,7 @@ attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, 
     const struct rate *r = rate_of(plan->kernel->name, p->op, p->q.dtype);
     const double flops = attn_flops(p);
     const bool generic = r->family == GENERIC || r->family == DECODE;
-    /* the generic kernel also computes the tiles that FlashMask hides, so FlashMask does not reduce the number of
-     * triples */
+    /* the generic kernel also computes the tiles that FlashMask hides */
     const double triples = generic ? flops / flops_of_triple(p) : attn_scores(p);
     const attn_strange_limits limits = { .from = r->most,
                                          .cheap_from = generic && (plan->features & OPTIONS) ? GENERIC_CHEAP : INFINITY,
@@ -535,9 +515,7 @@ attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, 
 /* Rates of a merge (joining results over parts of the keys), in nanoseconds of one unit (a thread of a CPU, a
  * multiprocessor of a GPU), for each number in the outs of the parts. `sum` adds the number to the merged out, `back`
  * computes the gradient of the number, and `sink` computes dsinks, on at most one unit per head. The CPU's rates were
- * measured with one thread, in processor time, for 2 to 32 parts of 64 and 128 columns, on 2026-11-27: sum 0.9 to 2.5
- * ns, back 1.1 to 3.1 ns, sink 0.8 to 2.0 ns. A merge was not measured on a GPU: its rates are those of a decode, which
- * also reads each number once. */
+ * measured with one thread on 2026-11-27. The GPU's rates are those of a decode, which also reads each number once. */
 static const struct merge_rate {
     double sum, back, sink;
 } merge_cpu = { 1.6, 2.5, 1.3 }, merge_gpu = { .05, .1, .05 };
@@ -547,7 +525,7 @@ attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem
     const struct merge_rate r = attn_is_gpu(info->backend) ? merge_gpu : merge_cpu;
     const attn_tensor *const out = &m->parts[0].out, *const lse = &m->parts[0].lse;
     int64_t numbers = 0, rows = 0;
-    /* the number of elements cannot overflow, because attn_merge_check() has checked the merge */
+    /* cannot overflow: attn_merge_check() has checked the merge */
     (void)attn_shape_elements(out->rank, out->shape, &numbers);
     (void)attn_shape_elements(lse->rank, lse->shape, &rows);
     const double all = (double)numbers * m->count, units = at_most((double)rows / UNIT_ROWS, info->units);

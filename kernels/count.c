@@ -1,18 +1,9 @@
 /* count.c: attn_counter, which counts the pairs that masks let through, and the tiles that a kernel may skip.
  *
- * Batch rows and heads that have the same masks are counted once. A plane is one batch row and one head that stand for
- * all with the same masks. The options of the problem decide how a plane is counted:
- *
- *   causal, window, lengths   Pairs come from a closed form, tiles from the first and last row of each band. (A band
- *                             is as many rows as a tile has.)
- *   FlashMask                 A step takes blocks of keys. Up to three intervals of rows see a key. The bands that lie
- *                             wholly in an interval are counted in an array of differences. The rows of the two bands
- *                             at the ends of an interval are counted separately. The work grows with keys and tiles,
- *                             not with pairs.
- *   keep_mask, bias           Every element is read, row by row.
- *
- * A step (one call of attn_counter_step()) takes at most STEP_WORK keys, bands or elements, plus one row or one block
- * of keys. The work of all steps is bounded: see attn_counter_open(). */
+ * Batch rows and heads with the same masks are counted once, as one plane. Causal, window and lengths are counted by a
+ * closed form. FlashMask is counted key by key: up to three intervals of rows see a key. keep_mask and bias are counted
+ * element by element. One call of attn_counter_step() takes at most STEP_WORK keys, elements or bands (a band is as
+ * many rows as a tile has), plus one row or one block of keys. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,20 +24,19 @@ struct attn_counter {
     bool tiled;
     /* numbers of rows and keys of a tile; if the caller wants no tile counts, a tile is a whole sequence */
     int64_t tile[2];
-    /* planes_b: number of planes along the batch; heads: number of planes along the heads. (A plane is one batch row
-     * and head, which stands for all batch rows and heads with equal masks.) */
+    /* number of planes along the batch and along the heads (a plane is one batch row and head, which stands for all
+     * with equal masks) */
     int64_t planes_b, heads;
-    /* number of (batch row, head) pairs that have the same masks as a counted plane; the plane's counts are multiplied
-     * by `each` */
+    /* number of (batch row, head) pairs with the same masks that a counted plane stands for */
     double each;
 
-    /* `plane`: the plane (batch row and head) that is being counted. `next`: where the next step goes on in this plane,
-     * as an index of a band (group of rows), of a block of keys, or of a row. */
+    /* `plane`: the plane (batch row and head) that is being counted. `next`: the band (group of rows), block of keys,
+     * or row with which the next step goes on. */
     int64_t plane, next;
-    attn_sequence s; /* the sequence of the plane (batch row and head) that is being counted */
-    /* With FlashMask (BY_KEYS), an array of differences: the sum of entries 0 to n counts the elements of band n (as
-     * many rows as a tile has) whose key all rows of the band see; see add_rows(). With keep_mask and bias
-     * (BY_ELEMENTS), entry n is the number of visible elements in block n of keys. */
+    attn_sequence s;
+    /* FlashMask (BY_KEYS): an array of differences, whose prefix sums count the pairs of each band (group of rows)
+     * whose key all rows of the band see. keep_mask and bias (BY_ELEMENTS): the number of visible elements in each
+     * block of keys. */
     int64_t *counts;
     attn_counts found;
 };
@@ -56,7 +46,6 @@ static enum way way_of(const attn_problem *p)
     return p->keep_mask.rank || p->bias.rank ? BY_ELEMENTS : p->mask_startend_rows.rank ? BY_KEYS : BY_FORMULA;
 }
 
-/* Returns whether the tensor may have different values along axis `axis`. */
 static bool varies(const attn_tensor *t, int axis)
 {
     return t->rank > 0 && t->shape[axis] > 1;
@@ -121,7 +110,7 @@ attn_counts attn_counter_close(attn_counter *c)
     return found;
 }
 
-/* Adds a tile to the counts. The tile has `pairs` (query, key) pairs, and the masks let `seen` of them through. */
+/* Counts a tile with `pairs` (query, key) pairs, of which the masks let `seen` through. */
 static void add_tile(struct attn_counter *c, int64_t seen, int64_t pairs)
 {
     double *const kind = seen == 0 ? &c->found.skipped : seen == pairs ? &c->found.whole : &c->found.partial;
@@ -158,9 +147,9 @@ static bool step_by_formula(struct attn_counter *c)
 
 /* ---- Counting pairs key by key: FlashMask ------------------------------------------------------------------------ */
 
-/* Counts a key that rows [lo, hi) see, for each band (group of tile[0] rows). Bands that lie wholly inside [lo, hi) are
- * counted in the array of differences `counts`. For the two bands at the ends of [lo, hi), the function adds the number
- * of rows that see the key to `parts`. */
+/* Counts the pairs of a key and rows [lo, hi), which see it, for each band (group of tile[0] rows). Bands wholly inside
+ * [lo, hi) are counted in `counts`, as differences between neighbouring bands. The two bands at the ends of [lo, hi)
+ * are counted in `parts`. */
 static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *parts)
 {
     const int64_t b = c->tile[0];
@@ -175,7 +164,6 @@ static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *pa
     if (first + 1 < last) c->counts[first + 1] += b, c->counts[last] -= b;
 }
 
-/* Counts the tiles of one block of tile[1] keys: visits the keys one by one. */
 static attn_status count_block(struct attn_counter *c)
 {
     const attn_view *const bounds = &c->g.view[ATTN_T_mask_startend_rows];
@@ -226,7 +214,6 @@ static bool step_by_keys(struct attn_counter *c)
 
 /* ---- Counting pairs one by one: keep_mask, bias ------------------------------------------------------------------ */
 
-/* Adds each key that row i sees to the count of the key's block. */
 static void count_row(struct attn_counter *c, int64_t b, int64_t h, int64_t i)
 {
     const attn_view *const keep = &c->g.view[ATTN_T_keep_mask], *const bias = &c->g.view[ATTN_T_bias];

@@ -113,9 +113,9 @@ static attn_status head_size_fits(const attn_capabilities *can, const attn_probl
                      attn_tensors[id].name, axis, (long long)size, can->backend->name, most, op);
 }
 
-/* Writes the error that no kernel computes the problem. The error names a head size if it is too large for every kernel
- * of the operation. Otherwise it names the first tensor or option that no kernel of the operation supports. It names
- * nothing if each tensor and option is supported by some kernel, but no kernel supports the combination. */
+/* Writes the error that no kernel computes the problem. It names a head size that is too large for every kernel of the
+ * operation, or else the first tensor or option that no kernel supports. It names nothing if only the combination is
+ * not supported. */
 static attn_status no_kernel(const attn_capabilities *can, const attn_problem *problem, uint64_t features,
                              attn_error *err)
 {
@@ -271,8 +271,7 @@ attn_status attn_workspace(const attn_capabilities *can, const attn_plan *plans,
         size_t part = 0;
         const attn_status status = can->backend->workspace(can, plans + first, n, &part, err);
         if (status != ATTN_OK) return status;
-        /* the groups of problems run one after the other in one workspace, so its size is the largest need of a
-         * group */
+        /* the groups of problems run one after the other in one workspace */
         if (part > *bytes) *bytes = part;
     }
     return ATTN_OK;

@@ -47,7 +47,7 @@ ATTN_HD float attn_bf16_to_f32(uint16_t bits)
 ATTN_HD float attn_widen(uint32_t magnitude, int mantissa, int bias)
 {
     const uint32_t exponent = magnitude >> mantissa, fraction = magnitude & ((1u << mantissa) - 1);
-    if (exponent == 0) /* A subnormal number is a power of two times a small integer, so the product is exact. */
+    if (exponent == 0) /* a power of two times a small integer, so the product is exact */
         return (float)fraction * attn_f32_from_bits((uint32_t)(1 - bias - mantissa + 127) << 23);
     return attn_f32_from_bits(((exponent + 127 - (uint32_t)bias) << 23) | (fraction << (23 - mantissa)));
 }
@@ -55,8 +55,7 @@ ATTN_HD float attn_widen(uint32_t magnitude, int mantissa, int bias)
 ATTN_HD float attn_f16_to_f32(uint16_t bits)
 {
     const uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, magnitude = bits & 0x7fffu;
-    /* infinity and NaN get the exponent that marks them in float; the fraction bits stay, because they distinguish
-     * infinity from NaN */
+    /* infinity and NaN: the fraction bits tell them apart */
     if (magnitude >= 0x7c00u) return attn_f32_from_bits(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
     return attn_f32_from_bits(sign | attn_f32_bits(attn_widen(magnitude, 10, 15)));
 }

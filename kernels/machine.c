@@ -1,4 +1,4 @@
-/* machine.c: how many cores, how much memory and how many threads this process may use. See machine.h.
+/* machine.c: how many cores, how much memory and how many threads this process may use.
  *
  * /proc/self/cgroup has a line for each hierarchy of control groups: "0::/a/b" belongs to version 2, "4:memory:/a/b" to
  * a hierarchy of version 1 with its controllers. Every group from this process's own up to the root may set a limit,
@@ -111,8 +111,7 @@ static void walk_up(const char *base, const char *path, void (*read)(const char 
 {
     char directory[PATH_MAX];
     const size_t root = strlen(base);
-    /* the process's cgroup lies outside its cgroup namespace, so only the namespace's root is readable, and reading
-     * starts there */
+    /* the process's cgroup lies outside its cgroup namespace: only the namespace's root is readable */
     if (strstr(path, "/..") != NULL) path = "";
     if (snprintf(directory, sizeof directory, "%s%s", base, path) >= (int)sizeof directory) return;
     for (;;) {
@@ -162,7 +161,7 @@ void attn_machine_look(const char *root, struct attn_machine *machine)
     cpu_set_t set;
     CPU_ZERO(&set);
     if (sched_getaffinity(0, sizeof set, &set) == 0) machine->cores = CPU_COUNT(&set);
-    /* sched_getaffinity() failed, as it does where the machine has more processors than a cpu_set_t holds */
+    /* sched_getaffinity() fails if the machine has more processors than a cpu_set_t holds */
     else machine->cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
     if (machine->cores < 1) machine->cores = 1;
 

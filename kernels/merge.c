@@ -23,7 +23,6 @@ struct weights {
     float share[ATTN_MERGE_PARTS], dot[ATTN_MERGE_PARTS], mean;
 };
 
-/* Converts `columns` numbers of a row to float and writes them to `to`. */
 static void load(float to[COLUMNS], attn_dtype dtype, const void *from, int64_t at, int64_t columns)
 {
     if (columns < COLUMNS) memset(to, 0, COLUMNS * sizeof *to);
@@ -130,7 +129,7 @@ void attn_merge_sink(const attn_merge_plan *plan, int64_t h)
     attn_merge_plan m = *plan;
     struct weights w;
     double sum = 0;
-    m.gradients = false; /* this function writes dsinks only, so find_dots() must write no gradients of parts */
+    m.gradients = false; /* this function writes dsinks only */
     for (int64_t n = h; n < attn_merge_count(&m) && m.sinks[h] != -INFINITY; n += m.H) {
         const attn_merge_row row = attn_merge_row_of(&m, n);
         find_shares(&m, &row, &w);
@@ -148,7 +147,6 @@ void attn_merge_all(const attn_merge_plan *m)
 
 /* ---- Checking the tensors of a merge ----------------------------------------------------------------------------- */
 
-/* A tensor of a merge, and the properties that the checks require of it. */
 struct expected {
     const attn_tensor *tensor;
     int part; /* index of the part that has the tensor; -1: the tensor does not belong to a part */
@@ -156,7 +154,7 @@ struct expected {
     const char *of;
     const char *name; /* "lse" */
     unsigned dtypes;  /* allowed dtypes: bits of attn_dtype */
-    int rank;         /* number of axes of the tensor; the next member has their sizes */
+    int rank;
     int64_t shape[ATTN_MAX_RANK];
     const char *axes[ATTN_MAX_RANK]; /* name of each axis's size in messages ("Sq") */
     bool has_memory;                 /* true: the tensor must have memory, unless it has no elements */
@@ -187,7 +185,7 @@ static attn_status check_tensor(const struct expected *e, attn_error *err)
 {
     const attn_tensor *const t = e->tensor;
     const bool is_out = strstr(e->name, "out") != NULL;
-    /* `axes` is large enough, because the names of four axes take 32 bytes */
+    /* the names of four axes take 32 bytes */
     char rule[160], rest[24], list[ATTN_DTYPE_LIST_BYTES], axes[64];
     int64_t bytes, elements;
     if ((unsigned)t->dtype >= ATTN_DTYPE_COUNT || !(e->dtypes >> t->dtype & 1)) {
@@ -220,8 +218,7 @@ static attn_status check_tensor(const struct expected *e, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks that the tensors of all parts have equal strides, because attn_merge_plan stores only one set of strides for
- * all parts. */
+/* attn_merge_plan stores only one set of strides for all parts. */
 static attn_status check_strides(const struct expected *e, const attn_tensor *first, attn_error *err)
 {
     if (memcmp(e->tensor->stride, first->stride, (size_t)first->rank * sizeof *first->stride) == 0) return ATTN_OK;
@@ -230,7 +227,7 @@ static attn_status check_strides(const struct expected *e, const attn_tensor *fi
 
 /* Sizes of a merge, taken from the first part, and their names in messages. */
 struct shape {
-    int rank; /* number of axes of out */
+    int rank;
     int64_t out[ATTN_MAX_RANK], lse[ATTN_MAX_RANK];
     const char *out_axes[ATTN_MAX_RANK], *lse_axes[ATTN_MAX_RANK];
     bool has_memory; /* true: the merge is about to run, so each of its tensors must have memory */
@@ -269,7 +266,6 @@ static struct expected expect(const struct shape *s, const attn_tensor *t, int p
     return e;
 }
 
-/* Checks the tensors of each part, or of each part's gradients. */
 static attn_status check_list(const struct shape *s, const attn_result *list, int count, const char *of,
                               attn_error *err)
 {
@@ -285,7 +281,6 @@ static attn_status check_list(const struct shape *s, const attn_result *list, in
     return status;
 }
 
-/* Number of tensors of a merge that do not belong to a part. */
 enum { OTHERS = 6 };
 static void others_of(const attn_merge_problem *m, const struct shape *s, struct expected others[OTHERS])
 {
@@ -344,7 +339,6 @@ static attn_view lse_view(const attn_tensor *t)
     return (attn_view){ t->data, ATTN_F32, axis ? t->stride[0] : 0, t->stride[axis], t->stride[axis + 1] };
 }
 
-/* Makes the attn_merge_plan of a merge that has passed the checks. */
 static attn_merge_plan plan_of(const attn_merge_problem *m)
 {
     const attn_tensor *const out = &m->parts[0].out;

@@ -1,10 +1,5 @@
-/* merge.h: the arithmetic that merges partial results of one row, in C and in CUDA, and the checked merge that
- * backends receive. attn_merge() uses both. The CPU uses the arithmetic where it splits the keys of a few queries.
- *
- * The decode kernels of CUDA merge their splits by `fold` (cuda/sm80/decode_places.cuh) instead. In those kernels a
- * part is not a pair (out, lse), but a maximum in base 2, a sum, and out before the division by the sum. Converting
- * such a part to (out, lse) would cost a division and a logarithm per row and split, and one more rounding of each
- * number. */
+/* merge.h: the arithmetic that merges partial results of one row, in C and in CUDA, and the checked merge that backends
+ * receive. attn_merge() uses both. The CPU also uses the arithmetic where it splits the keys of a few queries. */
 #ifndef ATTN_MERGE_H
 #define ATTN_MERGE_H
 
@@ -30,7 +25,6 @@ ATTN_HD float attn_merge_weight(float lse, float top)
     return lse == -INFINITY ? 0 : expf(lse - top);
 }
 
-/* Computes sum[c] += weight * part[c] for each column c of `columns`. */
 ATTN_HD void attn_merge_add(float *sum, float weight, const float *part, int64_t columns)
 {
     for (int64_t d = 0; d < columns; d++) sum[d] += weight * part[d];
@@ -46,7 +40,7 @@ typedef struct attn_merge_plan {
     /* gradients of each part's out and lse; all are NULL where `gradients` is false */
     void *part_dout[ATTN_MERGE_PARTS];
     float *part_dlse[ATTN_MERGE_PARTS];
-    bool gradients;     /* true: the gradients of the parts are wanted as outputs */
+    bool gradients;
     const float *sinks; /* sinks of the heads (sinks[h]); NULL: there are no sinks */
     float *dsinks;      /* gradient of the sinks, an output; NULL: it is not wanted */
     /* strides of out and lse in each part; `data` of these views is NULL, because each part has its own memory */
@@ -111,7 +105,7 @@ ATTN_HD float attn_merge_dlse(const attn_merge_plan *m, const attn_merge_row *ro
     return lse == -INFINITY ? 0 : attn_merge_share(row, lse) * (dlse + (dot - mean));
 }
 
-/* Merges rows [first, end) on the host, with the gradients of the parts. See merge.c. */
+/* Merges rows [first, end) on the host, with the gradients of the parts. */
 void attn_merge_rows(const attn_merge_plan *m, int64_t first, int64_t end);
 
 /* Computes dsinks[h], the gradient of the sink of head h, on the host. */

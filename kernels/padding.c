@@ -9,7 +9,6 @@
 #include "backend.h"
 #include "tiles.h"
 
-/* Sets rows [first, end) of sequence b to 0, in every head. */
 static void fill_rows(const attn_view *view, int64_t heads, int64_t columns, int64_t b, int64_t first, int64_t end)
 {
     const size_t bytes = attn_dtype_bytes(view->dtype);

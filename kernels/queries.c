@@ -1,4 +1,4 @@
-/* queries.c: makes a problem from some of the queries of another problem. See queries.h. */
+/* queries.c: makes a problem from some of the queries of another problem. */
 #include "kernels/queries.h"
 
 #include "kernels/axes.h"
@@ -23,9 +23,8 @@ bool attn_queries_divide(const attn_problem *p)
     if (p->window_left >= 0) return false;
     if (!is_bounded(p)) return true;
     if (p->seqlens_k.rank && p->alignment != ATTN_TOP_LEFT) return false;
-    /* Kernels use different code for a window that is narrower than all keys together and for a wider one. The problem
-     * is divided only if the window of every part is narrower than the keys. The parts then have the same bits as the
-     * whole problem. */
+    /* The parts have the same bits as the whole problem only if the window of every part is narrower than the keys:
+     * kernels use other code for wider windows. */
     return reach_of(p, &d) >= 0 && reach_of(p, &d) + d.Sq <= d.Sk;
 }
 

@@ -16,9 +16,9 @@
 extern "C" {
 #endif
 
-/* The first query of a part is a multiple of ATTN_QUERY_UNIT. ATTN_QUERY_UNIT is a multiple of QUERY_TILE, because
- * backwards add up dq in tiles of QUERY_TILE queries. It is a multiple of SPLIT_ROWS too, because groups of SPLIT_ROWS
- * rows of float32 numbers share an exponent. */
+/* Every part begins at a multiple of this number of queries. It is a multiple of QUERY_TILE, because backwards add up
+ * dq in tiles of so many queries, and of SPLIT_ROWS, because groups of so many rows of float32 numbers share an
+ * exponent. */
 enum { ATTN_QUERY_UNIT = 128 };
 
 /* Returns whether a checked forward or backward can be divided by queries. It cannot if an option counts queries from

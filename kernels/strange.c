@@ -1,5 +1,5 @@
-/* strange.c: estimates which share of a problem lies in strange rows (rows whose numbers exceed the range of float32).
- * See strange.h. */
+/* strange.c: estimates which share of a problem lies in strange rows (rows whose numbers exceed the range of
+ * float32). */
 #include "kernels/strange.h"
 
 #include <float.h>
@@ -10,8 +10,8 @@
 #include "kernels/score.h"
 
 enum {
-    /* largest number of rows that are sampled to estimate how many rows are slow to compute. If 1 row in 64 is slow, a
-     * sample of 64 rows may miss it, and the problem then takes up to three times as long as estimated. */
+    /* largest number of rows that are sampled. If 1 row in 64 is slow to compute, the sample may miss it, and the
+     * problem then takes up to three times as long as estimated. */
     MOST_ROWS = 64,
     LEAST_ROWS = 8,
     /* finding a key in memory takes as long as reading KEY_NUMBERS elements (some 16 ns) */
@@ -24,19 +24,18 @@ enum {
     ROW_NUMBERS = 1 << 19,
     /* largest number of keys that are tested for one row if only their bias and slopes are read, and not k */
     ROW_KEYS = 1 << 16,
-    /* smallest number of queries in a tile of any kernel. A kernel decides by the largest number of q in a row's tile
-     * whether the row may have huge scores. The estimate therefore looks at TILE queries for each row. */
+    /* smallest number of queries in a tile of any kernel. Kernels decide by the largest number of q in a row's tile
+     * whether the row may have huge scores. */
     TILE = 64,
 };
 
-/* The problem that is sampled, and bounds on the absolute values of the elements of its tensors. */
 struct look {
     const attn_problem *p;
     attn_geometry g;
     attn_score_options options;
     double most, cheap_from;
-    /* A row is slow to compute if the product of D, the scale, the largest |q| and the largest |k| reaches this number
-     * (attn_strange_limits.bound_from). The number is infinite if no row can reach it. */
+    /* A row is slow to compute if D * scale * largest |q| * largest |k| reaches this number
+     * (attn_strange_limits.bound_from); infinite: no row can */
     double bound_from;
     bool gradients;
     double bound; /* upper bound on |scale q . k|, after softcap */
@@ -44,7 +43,6 @@ struct look {
     bool bounded;
 };
 
-/* A row of queries: its sequence b, its head h and its index i in the sequence. */
 struct row {
     int64_t b, h, i;
     attn_sequence s;
@@ -55,15 +53,14 @@ enum kind { ORDINARY, CHEAP, COSTLY };
 
 /* ---- The largest absolute values of tensors, and bounds on products ---------------------------------------------- */
 
-/* Returns the largest finite number that the dtype has. */
 static double most_of_dtype(attn_dtype dtype)
 {
     return dtype == ATTN_F16 ? 65504 : dtype == ATTN_F8E4M3 ? 448 : FLT_MAX;
 }
 
-/* Defines a function that finds the largest absolute value of n numbers. The macro is used for numbers of one, two and
- * four bytes. The functions compare bit patterns in vectors of 16 bytes. Without the sign bit, bit patterns have the
- * same order as absolute values, and the patterns of NaN are above all others. */
+/* Defines a function that finds the largest absolute value of n numbers of one, two or four bytes, by comparing bit
+ * patterns in vectors of 16 bytes. Without the sign bit, bit patterns have the order of absolute values, and those of
+ * NaN are above all others. */
 #define MOST_BITS(name, type, mask)                                                              \
     static uint32_t name(const char *from, int64_t n)                                            \
     {                                                                                            \
@@ -297,8 +294,8 @@ static bool gradient_leaves(const struct look *look, const struct row *row, attn
     return !(2 * most * scale_of(look, row) < FLT_MAX);
 }
 
-/* Returns the kind of a row (enum kind) by the scores of its keys. If the row has many keys, the function reads only
- * some of them. */
+/* Returns whether the row is ordinary, cheap or costly (strange.h) by the scores of its keys. If it has many keys, only
+ * some are read. */
 static enum kind kind_by_scores(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *q = &look->g.view[ATTN_T_q];
@@ -310,7 +307,7 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     for (int64_t j = keys.lo + (int64_t)(row->draw % (uint64_t)step); j < keys.hi; j += step) {
         if (!sees(look, row, j)) continue;
         const double z = score(look, row, query, j);
-        if (z == -INFINITY) continue; /* a bias of -inf hides the key, so the key is skipped */
+        if (z == -INFINITY) continue; /* a bias of -inf hides the key */
         if (isnan(z)) return COSTLY;
         least = fmin(least, z);
         largest = fmax(largest, z);
@@ -318,8 +315,8 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     if (largest == -INFINITY || fabs(largest) < most) return ORDINARY;
     if (fabs(largest) >= look->cheap_from)
         return look->gradients && gradient_leaves(look, row, keys, query, largest) ? COSTLY : CHEAP;
-    /* Where the row's biases are so large that q . k cannot change them, every score equals its bias. Kernels recognise
-     * such a row by its equal biases, and compute it fast. */
+    /* Where biases are so large that q . k cannot change them, kernels recognise the row by its equal biases and
+     * compute it fast. */
     return least == largest && look->g.view[ATTN_T_bias].data && look->bounded ? CHEAP : COSTLY;
 }
 
@@ -345,7 +342,6 @@ static uint64_t next(uint64_t *state)
     return z ^ z >> 31;
 }
 
-/* Returns the index of the sequence that row `line` of packed queries belongs to. */
 static int64_t sequence_at(const attn_geometry *g, int64_t line)
 {
     int64_t low = 0, high = g->dims.B;
@@ -406,7 +402,7 @@ attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *l
     bound_products(&look, limits, given_lse);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse) numbers = most_of(&p->v);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse)
-        /* sums of P V may be infinite in float32, so the estimate counts every row as costly (slow to compute) */
+        /* sums of P V may be infinite in float32, so every row counts as costly (slow to compute) */
         return (attn_strange){ 0, 1 };
     const double slopes = most_of_floats(&p->alibi_slopes, 0) * (double)(d->Sq + d->Sk);
     const bool ordinary = look.bounded && p->bias.rank == 0 && look.bound + slopes < most;

@@ -99,7 +99,7 @@ ATTN_HD bool attn_keys_are_packed(const attn_dims *d)
 #define ATTN_UNBOUNDED (INT64_C(1) << 40)
 
 /* Computes the geometry of `p` (sizes, addresses and strides). It reads only shapes and strides, and none of the
- * tensors' memory. See kernels/attention.c. */
+ * tensors' memory. */
 #ifdef __cplusplus
 extern "C"
 #endif

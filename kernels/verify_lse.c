@@ -1,27 +1,24 @@
 /* verify_lse.c: does the lse that a backward or an observe is given belong to its scores?
  *
  * P = exp(z - lse), so an lse in base 2, or of other scores, gives wrong results and causes no error. The P of a row
- * sum to 1. They may sum to less: a client that has split the keys into parts (ring attention) sends one part of the
- * keys with the lse of all keys. They cannot sum to more. Therefore a few rows are summed in double, and the lse is
- * refused in two cases:
+ * sum to 1, or to less if k is a part of the keys and lse is that of all keys (ring attention). Therefore a few rows
+ * are summed in double, and the lse is refused in two cases:
  *
  *   1. the P of a row, with the P of the sink, sum to more than 1;
  *   2. one conversion makes the lse of every row correct: lse was computed in base 2, with another scale, or without a
  *      mask. The message names the conversion.
  *
- * The correct lse of a part of the keys might look like case 2 by chance. Case 2 therefore has two conditions:
- *   - at least ENOUGH_ROWS rows fit the conversion, and no row contradicts it;
- *   - what the conversion adds to lse differs between rows by more than 2 APART tolerances. (Where all scores are
- *     equal, it does not differ: the lse of 128 keys in base 2 is also the natural lse of 1097 keys.)
+ * The lse of a part of the keys might look like case 2 by chance. At least ENOUGH_ROWS rows must therefore fit the
+ * conversion, no row may contradict it, and what it adds to lse must differ between rows by more than 2 APART
+ * tolerances. (Where all scores are equal, it does not differ.)
  *
- * Tolerances of lse. The client computed lse from the same q and k, or from numbers that it rounded to q and k later.
- * (Products in TensorFloat32 round as float16 does.) u = 2^-10 (bfloat16: 2^-8, float8: 2^-3) is the relative error of
- * a product whose two factors were rounded. size = |scale| sqrt(sum_d (q_d k_d)^2), and a row's size is the mean of its
- * keys' sizes, weighted by P.
+ * Tolerances of lse. The client computed lse from the same q and k, or from numbers that it rounded to q and k later. u
+ * = 2^-10 (bfloat16: 2^-8, float8: 2^-3) is the relative error of a product whose two factors were rounded. size =
+ * |scale| sqrt(sum_d (q_d k_d)^2), and a row's size is the mean of its keys' sizes, weighted by P.
  *   refused as more than 1    2^-9  + u sqrt(D) size, if all D errors have the same sign; u is at least 2^-8 here
  *   taken for equal           2^-10 + u size, if errors are independent, as they nearly always are
  * To both tolerances, 2^-21 of lse is added, because lse is a float32 that was summed from other numbers. With softcap,
- * 2^-11 of the softcap is added too, because that is the error of the GPUs' instruction tanh.approx.
+ * 2^-11 of the softcap is added too: the error of the GPUs' instruction tanh.approx.
  *
  * A hash of the sizes picks the rows, so the same request always gets the same answer. A row is not checked where it
  * has NaN, or where its lse is infinite or at least ATTN_LSE_MOST: the kernels then compute lse from the scores. */
@@ -46,8 +43,8 @@ enum {
 #define LOOSE 0x1p-9
 #define TIGHT 0x1p-10
 /* Two values of lse for one row count as different if they differ by more than APART times the row's tolerance. A
- * conversion of lse (such as to base 2) adds a number to the lse of each row. The numbers that a conversion adds to two
- * rows count as different if they differ by more than 2 APART times the tolerance. */
+ * conversion (such as to base 2) adds a number to the lse of each row; for two rows these numbers count as different
+ * beyond 2 APART tolerances. */
 #define APART 4
 
 /* ---- The variants: options that a client may have left out ------------------------------------------------------- */
@@ -97,9 +94,8 @@ lse_variants lse_variants_of(const attn_problem *p)
         const unsigned without = table[v].without;
         all.list[v] = (lse_variant){ .scale = v < scale_count ? scales[v] : g.scale, .without = without };
         all.list[v].applies = v == 0 || (parts & without) != 0;
-        if (without == LSE_MASKS)
-            /* this variant leaves out all masks; if there is only one mask, an earlier variant in the table already
-             * leaves it out */
+        if (without == LSE_MASKS) /* this variant leaves out all masks; if there is only one mask, an earlier variant
+                                   * already does */
             all.list[v].applies = (masks & (masks - 1)) != 0;
         if (v == 0 || v >= scale_count) continue;
         all.list[v].applies = fabs(scales[v]) <= FLT_MAX;
@@ -168,7 +164,7 @@ void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look
         attn_lse_row row = row_at(&g, first + (int64_t)(state % (uint64_t)(end - first)));
         const attn_sequence s = attn_sequence_of(&g, row.b);
         if (s.Sq == 0) continue;
-        row.i %= s.Sq; /* the query is past the sequence's end: take another query of the sequence instead */
+        row.i %= s.Sq; /* past the sequence's end: take another query of the sequence */
         const int64_t cost = cost_of(&g, &row, false);
         if (cost > multiply_adds) continue;
         multiply_adds -= cost;
@@ -276,8 +272,7 @@ static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, 
         r->q[d] = factor * attn_load(q->dtype, q->data, attn_at(q, row->b, row->h, s.q_start + row->i) + d);
     for (int64_t j = from; j < to; j++) {
         double dot = 0, size = 0;
-        /* k is read only if the key is seen by at least one variant of the scores (way to compute them): a hidden key
-         * may hold NaN */
+        /* a hidden key may hold NaN, so k is read only if a variant of the scores (way to compute them) sees the key */
         bool read = false;
         for (int v = 0; v < ATTN_LSE_VARIANTS; v++) {
             const lse_variant *const variant = &r->variants.list[v];
@@ -299,8 +294,8 @@ struct tolerances {
     double loose, tight;
 };
 
-/* Returns whether this row can show if its lse is correct. It cannot if the row has NaN, or if its lse is so large that
- * it does not determine the row's sum. */
+/* Returns whether the check can use this row. It cannot if the row has NaN, or if its lse is so large that it does not
+ * determine the row's sum. */
 static bool is_told(const attn_lse_row *row, const double *found)
 {
     return fabs(row->lse) < ATTN_LSE_MOST && !isnan(found[0]);
@@ -315,9 +310,7 @@ static double unit_of(const attn_problem *p)
 }
 
 /* Returns the tolerances of a row's lse. `loose` allows for a forward in bfloat16, whatever the dtype of this backward
- * is: in mixed precision a client computes lse from rounded q and k, and sends q and k as they were before rounding.
- * `loose` is an upper bound: each number of q and k is off by at most half a unit in its last place, and the sum over d
- * of |q_d k_d| is at most sqrt(D) times sqrt(sum_d (q_d k_d)^2). */
+ * is: in mixed precision a client computes lse from rounded q and k, and sends q and k as they were before rounding. */
 static struct tolerances tolerances_of(const attn_problem *p, const attn_lse_row *row, double scale, double size)
 {
     const double u = unit_of(p), D = (double)attn_dims_of(p).D, u_loose = fmax(u, 0x1p-8);
@@ -347,8 +340,7 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
     const struct tolerances given = tolerances_of(p, row, all->list[0].scale, found[ATTN_LSE_VARIANTS]);
     const double tight = fmax(of_v.tight, given.tight);
     const bool fits = fabs(row->lse - wanted) <= of_v.tight;
-    /* the difference of the two lse is infinite if the row sees no key by the options as given, so it is limited to the
-     * range -1000 to 1000 */
+    /* the difference is infinite if the row sees no key by the options as given, so it is limited */
     *apart = fmin(fmax(wanted - found[0], -1e3), 1e3);
     if (fabs(*apart) > APART * tight) return fits ? YES : NO;
     return fits || fabs(row->lse - found[0]) <= given.loose ? NOTHING : NO;
@@ -359,8 +351,7 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
 static int explanation(const attn_problem *p, const lse_variants *all, const attn_lse_look *look, bool refused, int *at)
 {
     for (int n = 0; n < ATTN_LSE_VARIANTS; n++) {
-        /* variant 0 (the options as given) cannot explain a wrong lse, so the first iteration tries base 2 in its
-         * place */
+        /* variant 0 (the options as given) cannot explain a wrong lse; base 2 takes its place */
         const int v = n == 0 ? ATTN_LSE_VARIANTS : n;
         double least = INFINITY, most = -INFINITY, tolerance = 0;
         int yes = 0;
@@ -383,7 +374,6 @@ static int explanation(const attn_problem *p, const lse_variants *all, const att
 
 enum { INDEX_BYTES = 80 };
 
-/* Writes as text the index that the row's lse has in the client's tensor. */
 static const char *index_of(const attn_problem *p, const attn_lse_row *row, char text[INDEX_BYTES])
 {
     const attn_geometry g = attn_geometry_of(p);

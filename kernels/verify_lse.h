@@ -129,7 +129,7 @@ ATTN_HD double lse_score(const attn_geometry *g, const attn_score_options *optio
     if (slopes->data && !(variant->without & LSE_ALIBI))
         z -= attn_load(slopes->dtype, slopes->data, attn_at(slopes, row->b, row->h, 0)) *
              fabs((double)(row->i + s->Sk - s->Sq - j));
-    /* NaN passes through both comparisons and is returned as NaN */
+    /* a NaN is returned as NaN */
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
 }
 

@@ -1,31 +1,24 @@
-/* backward.c: gradients, computed for a chunk of keys at a time. It is FlashAttention-2 (arXiv:2307.08691), Algorithm
- * 2, made deterministic.
+/* backward.c: gradients, computed for a chunk of keys at a time. FlashAttention-2 (arXiv:2307.08691), Algorithm 2, made
+ * deterministic.
  *
  * The phase FLASH_ROWS packs Q and dO of every row tile and computes delta = rowsum(dO O) - dlse. In the phase
- * FLASH_KEYS, each item (unit of parallel work) owns a chunk of Bk keys of one key/value head. The item goes over the
- * row tiles that see the chunk, of all query heads of the group, and computes for each of these tiles:
+ * FLASH_KEYS, each item (unit of parallel work) owns a chunk of Bk keys of one key/value head. For each row tile that
+ * sees the chunk, of all query heads of the group, it computes:
  *
  *     S = Q K^T, dP = dO V^T                      products
  *     P = exp2(scores - lse2), dZ = P (M dP - delta), dS = dZ (1 - tanh^2)
  *     dV += (P kept)^T dO,  dK += dS^T Q          into the chunk's own sums, stored transposed
  *     dQ += dS K                                  into the row tile's sum, which all chunks share
  *
- * The order of the sums in dQ is fixed: chunk c adds to a row tile only after all chunks before it. Each chunk
- * publishes how many row tiles it has finished (struct flash_progress). Chunks that start together go through the tiles
- * one behind the other, so a chunk waits only while another chunk computes one row tile. Threads take items in order,
- * so a chunk that others wait for is always running. The bits of dQ therefore do not depend on timing. No memory is
- * needed for partial sums, and no second pass, which would compute S and dP again for dQ (7 products instead of 5).
+ * A chunk adds to dQ of a row tile only after all chunks before it, so the bits of dQ do not depend on timing. Each
+ * chunk publishes how many row tiles it has finished (struct flash_progress). Threads take items in order, so a chunk
+ * that others wait for is always running.
  *
- * An element of dbias belongs to one (b, h, i, j), and column j to one chunk. Therefore the item that owns the chunk
- * adds to the element without waiting. Where bias is broadcast over heads of several groups or over batch rows, several
- * items would add to the same numbers. One item then computes that chunk for all of these heads and batch rows, one
- * after the other. Such a set of heads and batch rows is called a class. FLASH_FINISH adds up dalibi_slopes and dsinks
- * from parts, in order.
+ * Where bias is broadcast over batch rows or over heads of several groups, one item computes the chunk for all of these
+ * heads and batch rows (a class), because they share elements of dbias.
  *
- * NaN and infinity are treated as in forward.c. K (for dQ), Q (for dK) and dO (for dV) are packed with 0 in place of
- * NaN and infinity, so that a hidden pair still adds 0. A visible K or Q with NaN makes its scores NaN, and these make
- * the affected gradients NaN. The values of dO that packing left out are added to dV through `nonfinite_sums`. A row
- * whose lse is NaN must make only the pairs that it sees NaN: see finite_lse(). */
+ * Q, K and dO are packed with 0 in place of NaN and infinity, so that a hidden pair still adds 0. The values of dO that
+ * packing left out are added to dV through `nonfinite_sums`. finite_lse() keeps an lse of NaN from hidden pairs. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -43,15 +36,14 @@ struct scratch {
     char *Kt, *Kb, *Vt;
     float *dKt, *dVt;
     float *lse2; /* lse of each row of the tile in base 2 (multiplied by log2(e)) */
-    /* queries in f32, [FLASH_DOT_ROWS][few_ld]. They are used for sequences with few query rows (FLASH_DOTS), whose
-     * scores dots() computes. */
+    /* queries in f32, [FLASH_DOT_ROWS][few_ld], for sequences with few query rows (FLASH_DOTS) */
     float *few;
     int64_t few_ld;
     struct flash_limits limits;
     float *clean;   /* memory in which packing replaces NaN and infinity by 0, for FLASH_UNIT rows of f32 */
     char *gathered; /* memory to which the rows of a tile of q or dout are copied if they belong to several heads */
-    /* array [Dv][keys]. For each key it has the sums of those NaN and infinite elements of dO that packing replaced by
-     * 0, over the rows that see the key. */
+    /* array [Dv][keys]: for each key, the sums of the NaN and infinite elements of dO that packing replaced by 0, over
+     * the rows that see the key */
     float *nonfinite_sums;
 };
 
@@ -110,13 +102,13 @@ static void zero_dbias_slice(const struct flash *f, int64_t slice)
         memset(flash_at(&f->g.view[ATTN_T_dbias], b, h, i), 0, (size_t)dbias->shape[3] * sizeof(float));
 }
 
-/* Stores the lse of row r in two cases. If the given lse is NaN, it stores NaN. If the given lse is so large
- * (ATTN_LSE_MOST) that it does not determine the row's sum, it computes lse from the scores. */
+/* Stores the lse of row r. A given NaN stays NaN. A given lse so large (ATTN_LSE_MOST) that it does not determine the
+ * row's sum is computed from the scores. */
 static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int r, float given)
 {
     const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n;
     struct flash_strange found = { .lse = { NAN, 0 }, .kind = FLASH_EXACT };
-    /* stops if the client has cancelled the work, because the computation below may take long */
+    /* the computation below may take long */
     if (attn_is_cancelled(f->cancel)) return;
     if (given == given && flash_exact_alike(f, t->b, h, i, &found) == 0)
         found.lse = flash_exact_row(f, t->b, h, i, NULL);
@@ -148,8 +140,6 @@ static void mark_single_rows(const struct flash *f, const struct flash_tile *t)
     }
 }
 
-/* Loads the lse of a tile's rows from the caller's lse, and computes delta (the row's sum of dout * out) from the
- * caller's out. */
 static void load_statistics(const struct flash *f, const struct flash_tile *t)
 {
     const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse];
@@ -205,9 +195,8 @@ void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- Phase FLASH_KEYS: the gradients, chunk of keys by chunk of keys --------------------------------------------- */
 
-/* Waits until every chunk of keys before `chunk` has added its part of dQ to row tile (tile of query rows) `index`.
- * Chunks with numbers less than *below have finished all row tiles, so the function does not test them. It raises
- * *below if further chunks have finished all row tiles. */
+/* Waits until every chunk of keys before `chunk` has added its part of dQ to row tile (tile of query rows) `index`. The
+ * chunks before *below are known to have finished all row tiles. */
 static void wait_for_turn(const struct flash *f, struct flash_progress *head, int64_t chunk, int64_t index,
                           int64_t *below)
 {
@@ -215,8 +204,7 @@ static void wait_for_turn(const struct flash *f, struct flash_progress *head, in
         unsigned spins = 0;
         int64_t tile;
         while ((tile = atomic_load_explicit(&head[c].tile, memory_order_acquire)) <= index) {
-            /* stops waiting if the client has cancelled the work, because the chunk of keys that this thread waits for
-             * may then never be computed */
+            /* after a cancel, the chunk of keys that this thread waits for may never be computed */
             if (attn_is_cancelled(f->cancel)) return;
             pool_breathe(&spins);
         }
@@ -275,16 +263,15 @@ static void zero_rows(const struct flash *f, attn_tensor_id id, int64_t b, int64
 }
 
 /* Prepares a row that sees one key, whose P should be 1. If the row's lse equals the key's score up to rounding, the
- * function sets the score in S to 0 and returns 0 as the row's lse2 (lse in base 2), so that P is exactly 1. If a
- * float32 score differs from the lse, the function computes the score again in double, because the terms of the dot
- * product may have cancelled. */
+ * function sets the score in S to 0 and returns 0 as the row's lse2 (lse in base 2), so that P is exactly 1. A score
+ * that differs is computed again in double, because the terms of the dot product may have cancelled. */
 static float single_score(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                           struct flash_lse lse, float c, float *S, float *cap)
 {
     const float lse2 = (float)(lse.top * M_LOG2E), slack = ATTN_LSE_SLACK * fabsf(lse2);
     int x = 0;
     while (x < cols && S[x] == -INFINITY) x++;
-    if (x == cols) return lse2; /* x == cols: the only key that the row sees is not in this block of keys */
+    if (x == cols) return lse2; /* the only key that the row sees is not in this block of keys */
     if (!(fabsf(c * S[x] - lse2) <= slack)) {
         if (c == 0) return lse2;
         flash_exact_scores(f, t, r, j, cols, lse, c * M_LN2, S, cap);
@@ -316,10 +303,9 @@ static float strange_scores(const struct flash *f, const struct flash_tile *t, i
     return 0;
 }
 
-/* Returns the lse2 (lse in base 2) of a tile's rows for gradient(). If no row has NaN in f->lse2, the result is f->lse2
- * itself. Otherwise the result is a copy in `scratch`. For each row with NaN, the function computes lse2 from
- * f->strange, and replaces the row's scores in S. j is the block's first key; c is the factor that flash_scores()
- * returned for the block. */
+/* Returns the lse2 (lse in base 2) of a tile's rows for gradient(). For each row with NaN in f->lse2, the function
+ * computes lse2 from f->strange and replaces the row's scores in S; the result is then a copy in `scratch`. c is the
+ * factor that flash_scores() returned for the block. */
 static const float *finite_lse(const struct flash *f, const struct flash_tile *t, int64_t j,
                                const struct visible_block *block, float c, const struct scratch *scratch)
 {
@@ -340,8 +326,8 @@ static const float *finite_lse(const struct flash *f, const struct flash_tile *t
 struct chunk {
     int64_t b, hk, index, j0;
     int64_t first; /* index of the chunk's first key along the axis of keys of k and v */
-    int n;         /* number of the chunk's keys that exist; keys past seqlens_k do not */
-    /* true: some query sees keys of the chunk, so the chunk's keys are packed, and sums for dk and dv have begun */
+    int n;         /* number of the chunk's keys that exist */
+    /* true: some query sees keys of the chunk, so they are packed */
     bool packed;
     bool wild; /* true: some keys of the chunk are infinite, NaN or so large that products with them may overflow */
     bool nonfinite_sums; /* true: scratch->nonfinite_sums (the NaN and infinite elements of dO) must be added to dv */
@@ -367,9 +353,9 @@ static void pack_chunk(const struct flash *f, struct chunk *at, const struct scr
     memset(scratch->dVt, 0, (size_t)(Dv * scratch->ldt) * sizeof *scratch->dVt);
 }
 
-/* Computes S = Q K^T of a row tile (tile of query rows) and a block of keys. The terms of each sum are added in the
- * same order as in the sequence's forward, because the backward subtracts the forward's lse from these scores. Returns
- * true if some products may be infinite or NaN although the scores are finite. */
+/* Computes S = Q K^T of a row tile (tile of query rows) and a block of keys, with the sums in the order of the forward,
+ * whose lse is subtracted from these scores. Returns true if some products may be infinite or NaN although the scores
+ * are finite. */
 static bool multiply_scores(const struct flash *f, const struct chunk *at, const struct flash_tile *t,
                             const struct visible_block *block, const struct scratch *scratch)
 {
@@ -390,7 +376,7 @@ static bool multiply_scores(const struct flash *f, const struct chunk *at, const
     return f->may_overflow && !f->simd->all_finite(t->rows, block->cols, scratch->S, scratch->ld);
 }
 
-/* Stores dk and dv of the chunk of keys. Keys that no query sees and keys past seqlens_k get zeros. */
+/* Keys that no query sees and keys past seqlens_k get zeros. */
 static void store_chunk(const struct flash *f, const struct chunk *at, const struct scratch *scratch)
 {
     const attn_view *dk = &f->g.view[ATTN_T_dk], *dv = &f->g.view[ATTN_T_dv];
@@ -438,11 +424,10 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         const struct flash_tile t = flash_tile_of(f, b, hk, index);
         struct visible_block block;
         if (!flash_visible_block(f, &t, j0, j0 + n, &block)) continue;
-        /* packs the chunk's keys when the first row tile sees one of them, so a chunk that no query sees is never
-         * packed */
+        /* a chunk that no query sees is never packed */
         if (!at.packed) pack_chunk(f, &at, &scratch);
-        /* tells the threads of later chunks that this chunk of keys adds nothing to dQ of the row tiles before `index`,
-         * so that they do not wait for it */
+        /* this chunk of keys adds nothing to dQ of the row tiles before `index`, so later chunks need not wait for
+         * it */
         if (f->dQ && index > published) {
             atomic_store_explicit(&head[chunk].tile, index, memory_order_release);
             published = index;
@@ -506,8 +491,8 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
 void flash_backward_keys_item(const struct flash *f, char *memory, int64_t item)
 {
     if (f->dbias_classes == 0) {
-        /* Items (units of parallel work) are ordered by chunk of keys, and within a chunk by head. Threads then mostly
-         * compute different heads at the same time, and need not wait for each other. */
+        /* Items (units of parallel work) are ordered by chunk, then by head. Threads then mostly compute different
+         * heads and need not wait for each other. */
         const int64_t b = FLASH_FIND(f, chunks0, item), rest = item - f->seq[b].chunks0;
         compute_chunk(f, b, rest % f->g.dims.Hk, rest / f->g.dims.Hk, memory);
         return;

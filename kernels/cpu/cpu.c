@@ -1,17 +1,8 @@
-/* cpu.c: the backend "cpu": flash attention on all cores. This file implements the device: memory, streams, marks. The
- * computation is in flash.c, forward.c, decode.c, backward.c and observe.c, on the vectors of simd.h and the threads of
- * pool.h. reference.c computes problems with a tensor or an option that those files do not support.
+/* cpu.c: the backend "cpu", flash attention on all cores. This file implements the device: memory, streams, marks.
  *
- * A device owns one pool of threads. A call on a stream returns when all of its work is done, because the calling
- * thread takes part in the work; done() therefore always reports that the stream is done. Device memory and staging
- * memory are the same plain memory, and the device is unified: no copies are needed. The sum of both kinds of memory
- * has one limit.
- *
- * Invariants
- *
- * 1. Memory is 64-byte aligned. The 64 bytes before a block hold its size, which is subtracted from the memory in use
- * when the block is freed.
- * 2. One run at a time uses a workspace. Each stream brings its own workspace, or run() allocates one for the call. */
+ * A device owns one pool of threads. A call on a stream returns when its work is done, because the calling thread takes
+ * part in the work. Device memory and staging memory are the same plain memory (the device is unified), with one limit
+ * for both. The 64 bytes before a block of memory hold its size. A workspace is used by one run at a time. */
 #include <assert.h>
 #include <limits.h>
 #include <stdatomic.h>
@@ -31,20 +22,19 @@ enum {
     HEADER_BYTES = 64,
     /* size of a huge page; blocks of at least two huge pages use them, which saves page faults and TLB misses */
     HUGE_PAGE_BYTES = 2 << 20,
-    /* number of batches of problems that should run on the device at a time, each on a thread of its own. With two
-     * batches, a core that finds no work in one helps with the other. */
+    /* number of batches of problems to compute at a time, each on its own thread: a core without work in one batch
+     * helps with the other */
     STREAMS = 2,
 };
 
 /* Upper bounds on the speed of one thread, by instruction set (simd.h). `flops` is three times the speed of the fastest
- * core measured so far (kernels/MEASUREMENTS.md, "The CPU kernels"). For arm64 it is three times the peak of a core
- * with four vector units at 3.5 GHz. FASTEST_SCORES bounds the scores per second of a thread: softmax takes half a
- * clock cycle per score on the widest vectors. */
+ * core measured so far (kernels/MEASUREMENTS.md, "The CPU kernels"); for arm64, three times the peak of a core with
+ * four vector units at 3.5 GHz. FASTEST_SCORES: softmax takes half a clock cycle per score on the widest vectors. */
 static const struct {
     const char *name;
     double flops;
-    /* The number of floating point operations that a core does per clock: two per multiply-add, times the lanes of a
-     * vector, times the multiply-add units. AMX multiplies tiles of 16 x 32 and 32 x 16 numbers in 16 clocks. */
+    /* Floating point operations of a core per clock: two per multiply-add, times the lanes of a vector, times the
+     * multiply-add units. AMX multiplies tiles of 16 x 32 and 32 x 16 numbers in 16 clocks. */
     int a_clock;
 } fastest[] = { { "amx", 3e12, 1024 }, { "bf16", 8e11, 128 },        { "avx512", 6e11, 64 }, { "avx2", 3e11, 32 },
                 { "neon", 4e11, 32 },  { "neon_bf16", 1.5e12, 128 }, { "portable", 1e11, 8 } };
@@ -60,7 +50,7 @@ struct cpu_device {
     struct facts {
         const struct simd *simd;
         int64_t threads;
-    } facts; /* what plans need to know of the device; attn_capabilities.facts points to this struct */
+    } facts; /* attn_capabilities.facts points to this struct */
     int64_t memory_total, memory_limit;
     double hertz;
     _Atomic int64_t memory_used;
@@ -103,7 +93,7 @@ static attn_status device_alloc(attn_device *base, size_t bytes, void **memory, 
                          (long long)(used - (int64_t)total), (long long)device->memory_limit);
     }
 #ifdef MADV_HUGEPAGE
-    /* madvise() may fail without harm: the work is then slower but correct */
+    /* a failure only makes the work slower */
     if (alignment == HUGE_PAGE_BYTES) madvise(block, total, MADV_HUGEPAGE);
 #endif
     memcpy(block, &total, sizeof total);
@@ -215,8 +205,8 @@ static int flash_stretch(const attn_plan *plans, int count, int first)
     return n;
 }
 
-/* Computes the bytes of workspace. The result is what the largest run needs, because the runs use one workspace, one
- * run after the other. The kernel "double" needs no workspace. */
+/* Computes the bytes of workspace: what the largest run needs, because the runs use it one after the other. The kernel
+ * "double" needs none. */
 static attn_status workspace_bytes(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                                    attn_error *err)
 {
@@ -253,7 +243,7 @@ static attn_status copy(attn_stream *stream, void *to, const void *from, size_t 
                         attn_error *err)
 {
     (void)stream, (void)direction, (void)err;
-    /* memmove() and not memcpy(), because `to` and `from` may be the same memory on a unified device */
+    /* `to` and `from` may be the same memory */
     memmove(to, from, bytes);
     return ATTN_OK;
 }
@@ -308,7 +298,6 @@ static attn_status sum(attn_stream *stream, const attn_sum *parts, attn_error *e
 
 enum { MERGED_ROWS = 64 }; /* number of rows of a merge that one item (unit of parallel work) computes */
 
-/* What the threads of a merge share: the plan of the merge, and the caller's cancel flag. */
 struct merging {
     const attn_merge_plan *plan;
     const int *cancel;

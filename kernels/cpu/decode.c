@@ -1,18 +1,12 @@
-/* decode.c: attention of a few query rows over many keys, such as one decoded token with its group of heads, or a few
- * speculated tokens.
+/* decode.c: attention of a few query rows over many keys, such as one decoded token with its group of heads.
  *
- * A tile of few rows reads each key and value once and computes little with it, so packing K and V would cost more than
- * the products. decode.c reads K and V as they lie in memory, by dots() and axpys() of simd.h, and computes all rows of
- * the tile at each key. Memory bandwidth bounds the speed: each head reads (D + Dv) * keys elements. Long sequences are
- * split into spans of keys (struct flash_sequence), so that all cores read; flash_forward_merge_item() merges the
- * spans' results in order.
+ * K and V are read as they lie in memory, by dots() and axpys() of simd.h, because packing them would cost more than
+ * the products. Memory bandwidth bounds the speed. Long sequences are split into spans of keys (struct flash_sequence),
+ * so that all cores read; flash_forward_merge_item() merges the spans' results in order.
  *
- * In layout bshd the heads of a key lie side by side. Code that reads one head at a time reads pieces of D elements
- * with gaps between them. Prefetchers do not follow this pattern, and the speed halves. One item (unit of parallel
- * work) therefore computes a bundle of heads together: it goes over KEYS keys in steps of STEP, and at each step over
- * the heads. What is computed for each head, and in which order, does not depend on the bundle.
- *
- * Hidden keys are never read: axpys() skips a V whose P is 0. */
+ * In layout bshd the heads of a key lie side by side. Prefetchers do not follow code that reads one head at a time, and
+ * the speed halves. One item (unit of parallel work) therefore computes a bundle of heads together, STEP keys at a
+ * time. A head's result does not depend on the bundle. Hidden keys are never read. */
 #include <math.h>
 #include <string.h>
 
@@ -20,11 +14,10 @@
 #include "kernels/cpu/flash.h"
 
 enum {
-    /* number of keys whose scores are computed together, so that the scores stay in the L1 cache; a multiple of
-     * FLASH_UNIT */
+    /* number of keys whose scores are computed together, and stay in the L1 cache; a multiple of FLASH_UNIT */
     KEYS = 256,
-    /* number of keys that are computed for one head before the code goes on to the next head of the bundle. dots() and
-     * axpys() process keys in groups, and STEP is a multiple of their group size. */
+    /* number of keys that are computed for one head before the next head of the bundle; a multiple of the number of
+     * keys that dots() and axpys() process together */
     STEP = 16,
 };
 
@@ -39,8 +32,7 @@ struct head {
 struct scratch {
     int64_t ldq, lds, ldo;
     struct head *heads;
-    /* Arrays for the bundle (heads that are computed together). Q, S, O, m and l have FLASH_BUNDLE_ROWS rows in all,
-     * and each head of the bundle uses some of these rows. */
+    /* Arrays for the whole bundle (heads that are computed together), with FLASH_BUNDLE_ROWS rows in all. */
     float *Q, *S, *O, *m, *l, *rescale, *inverse, *drop;
     char *keys; /* memory in which STEP rows of k or v are collected if they lie in several pages */
     struct flash_limits limits;
@@ -95,8 +87,8 @@ static void open_head(const struct flash *f, const struct scratch *scratch, stru
     memset(head->O, 0, (size_t)(t->rows * scratch->ldo) * sizeof *head->O);
 }
 
-/* Returns how many of the keys `from` to from + STEP - 1 the head sees, where key 0 is the first of the KEYS keys of
- * the item. If it sees any, *first becomes the column of head->block that belongs to the first such key. */
+/* Returns how many of the keys `from` to from + STEP - 1 the head sees, where key 0 is the first of the item's KEYS
+ * keys. *first becomes the column of key `from` in head->block. */
 static int columns(const struct head *head, int from, int *first)
 {
     const int end = (int)attn_min64(from + STEP, head->block.c0 + head->block.cols);
@@ -117,8 +109,7 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *memory)
     assert(split < seq->splits && heads * f->g.group * seq->s.Sq <= FLASH_BUNDLE_ROWS);
     for (int n = 0; n < heads; n++) open_head(f, &scratch, &scratch.heads[n], n, b, hk0 + n);
 
-    /* causal, window and lengths are the same for all heads, so the tile of any head of the bundle tells which keys the
-     * rows see */
+    /* any head of the bundle: causal, window and lengths are the same for all heads */
     const struct flash_tile *any = &scratch.heads[0].t;
     const int64_t lo = attn_max64(any->keys.lo, split * seq->span),
                   hi = attn_min64(any->keys.hi, (split + 1) * seq->span);

@@ -1,27 +1,19 @@
-/* exact.c: computes, in double, rows whose numbers exceed the range of float32. It also recognises rows whose scores
- * are all equal.
+/* exact.c: computes, in double, rows whose numbers exceed the range of float32.
  *
- * The other kernels of this folder hold scores in base 2 in float32, where a score of 2.4e38 becomes infinite. They
- * divide the sum O = P V by l only at the end, so a sum of a few values of 1e38 becomes infinite before the division.
- * Rows with such numbers are rare, so the loops do not test for them. flash_row_end() (row_end.c) and load_statistics()
- * (backward.c) recognise such a row by its maximum, sum, lse or O. The code below then computes the row again from the
- * tensors, by the definition (kernels/README.md): scores in double, for KEYS keys at a time.
+ * Such rows are rare, so the other kernels of this folder compute in float32 and do not test each score.
+ * flash_row_end() (row_end.c) and load_statistics() (backward.c) recognise such a row by its maximum, sum, lse or O.
+ * The code below then computes the row again from the tensors, by the definition (kernels/README.md).
  *
  * Rows of equal scores. A mask may have the most negative number in place of -inf. If every key of a row has that bias,
- * all scores of the row are equal, because q . k is lost when it is added to such a number, even in double. Each P is 1
- * / n, where n is the number of keys. The loops in float32 computed the same P, so O is correct and only lse is wrong.
- * flash_exact_alike() recognises the row by its bias alone.
+ * q . k is lost in the addition, and all scores are equal. O is then correct and only lse is wrong. flash_exact_alike()
+ * recognises the row by its bias alone.
  *
- * Products that overflow. A product q . k may exceed the range of float32 while scale q . k is within it. Packing
- * tests, at no cost, whether all elements of q and k are below SIMD_TAME; products of such elements do not overflow. If
- * an element is larger, a partial sum beyond float32 is infinite or NaN and remains so. flash_scores() tests for
- * products that are not finite, and flash_exact_mend_scores() computes their scores again. Multiplying q by the scale
- * before the product would not help: scale * q may underflow where scale q . k does not, and the bits of all scores
- * would change.
+ * Products that overflow. A product q . k may exceed the range of float32 while scale q . k is within it. Elements
+ * below SIMD_TAME in absolute value cannot make a product overflow; packing tests whether there are larger ones. If so,
+ * flash_scores() tests for products that are not finite, and flash_exact_mend_scores() computes their scores again.
  *
  * lse is stored in two parts, the largest score and the rest. If the score is 1e38, one double cannot hold both: the
- * rest would be rounded away, and P = exp(z - lse) would be 1 for each key. A backward stores both parts by row
- * (flash.strange), and marks such a row with NaN in lse2. */
+ * rest would be rounded away, and P = exp(z - lse) would be 1 for each key. */
 #include <float.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -53,9 +45,9 @@ struct row {
 /* Up to KEYS keys of a row, j to j + n - 1, with their masks, bias and scores. */
 struct keys {
     int64_t j;
-    int n, seen;        /* n: number of keys; seen: number of keys that the row sees */
-    uint8_t sees[KEYS]; /* 1 for each key that the row sees, 0 for each other key */
-    float bias[KEYS];   /* the bias of each key, if the problem has a bias */
+    int n, seen;
+    uint8_t sees[KEYS];
+    float bias[KEYS];
     /* score of each visible key, and the derivative of the score with respect to scale q . k (score.h) */
     double z[KEYS], slope[KEYS];
 };
@@ -73,7 +65,6 @@ static void open_row(struct row *row, const struct flash *f, int64_t b, int64_t 
     f->simd->load(f->g.dims.D, flash_at(q, b, h, row->s->q_start + i), q->dtype, row->q);
 }
 
-/* Returns the sink of head h; -inf where the problem has no sinks. */
 static double sink_of(const struct flash *f, int64_t h)
 {
     return f->p->sinks.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) : -INFINITY;
@@ -131,9 +122,7 @@ static void look(const struct row *row, int64_t j, int64_t end, struct keys *at)
         if (before < at->n)
             memcpy(kept + before, (const uint8_t *)flash_at(keep, row->b, row->h, row->i) + (j + before - from),
                    (size_t)(at->n - before));
-        for (int x = 0; x < KEYS; x++)
-            /* the loop has the fixed length KEYS, also where there are fewer keys, so that the compiler vectorises
-             * it */
+        for (int x = 0; x < KEYS; x++) /* the loop has a fixed length, so that the compiler vectorises it */
             at->sees[x] &= kept[x] != 0;
     }
     if (f->p->bias.rank) {
@@ -157,8 +146,7 @@ bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t,
     row.keys = attn_keys_of(&f->g, row.s, row.i);
     const int64_t range = row.keys.hi - row.keys.lo;
     if (range <= 1 || (!f->p->keep_mask.rank && !f->p->bias.rank && !f->mask_heads)) return range == 1;
-    /* Tests two keys near the row's own position first, because most rows see them. If both are visible, the row sees
-     * more than one key, and no other key need be tested. */
+    /* Tests two keys near the row's own position first, because most rows see them. */
     const int64_t own = attn_clamp64(row.i + attn_align(&f->g, row.s), row.keys.lo + 1, row.keys.hi - 1);
     if (sees(&row, own) && sees(&row, own - 1)) return false;
     for (int64_t j = row.keys.lo; j < row.keys.hi && seen < 2; j += at.n) {
@@ -192,7 +180,7 @@ static float most_of(const struct flash *f, int64_t b, int64_t hk, int which)
 
 static double saturated(double z)
 {
-    /* a NaN passes through both comparisons and is returned as NaN */
+    /* a NaN is returned as NaN */
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
 }
 
@@ -221,9 +209,8 @@ int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i
     double most = fabs(row.scale) * size * most_of(f, b, row.hk, 0);
     if (row.options.softcap > 0) most = fmin(most, row.options.softcap);
     most += fabs(row.slope) * (double)(row.s->Sq + row.s->Sk);
-    /* `most` is an upper bound on what q . k and ALiBi add to a bias. If `most` is below half a unit in the last place
-     * of the bias, in double, all scores are equal to the bias. Otherwise, and if `most` is NaN, the scores may
-     * differ. */
+    /* `most` is an upper bound on what q . k and ALiBi add to the bias. If it is below half a unit in the bias's last
+     * place, in double, all scores equal the bias. */
     if (!(most < 0x1p-55 * fabsf(bias))) return 0;
     const double sink = sink_of(f, h), z = saturated(bias), top = fmax(z, sink);
     const double sum = (double)seen * exp(z - top) + (sink > -INFINITY ? exp(sink - top) : 0);
@@ -233,7 +220,6 @@ int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i
 
 /* ---- Scores in double -------------------------------------------------------------------------------------------- */
 
-/* Computes z (score) and slope (its derivative) of keys x0 to x1 - 1 in `at`, which look() has filled. */
 static void score_keys(const struct row *row, struct keys *at, int x0, int x1)
 {
     const struct flash *f = row->f;
@@ -253,8 +239,8 @@ static void score_keys(const struct row *row, struct keys *at, int x0, int x1)
 }
 
 /* Computes out += P V over the keys; P is 0 where a key is not seen. The value of a visible key is used even where its
- * P is 0, because a NaN value must make the result NaN. `real`: no value of the head is NaN or infinite, so values with
- * P = 0 may be skipped. */
+ * P is 0, because it may be NaN. `real`: no value of the head is NaN or infinite, so values with P = 0 may be
+ * skipped. */
 static void add_values(const struct row *row, const struct keys *at, float *P, bool real, double *out)
 {
     const struct flash *f = row->f;
@@ -262,7 +248,6 @@ static void add_values(const struct row *row, const struct keys *at, float *P, b
     const int Dv = (int)f->g.dims.Dv;
     float O[ATTN_MAX_HEAD_DIM];
     double share = 1;
-    /* If a sum of values overflowed, the loop runs a second time, with P divided by 2^SHARE_BITS. */
     for (bool finite = false; !finite;) {
         struct flash_keys part;
         memset(O, 0, (size_t)Dv * sizeof *O);
@@ -303,8 +288,7 @@ struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, in
             most = at.z[x] > most ? at.z[x] : most;
             nan += at.z[x] * 0;
         }
-        if (nan != nan) { /* returns early, because a NaN score makes the row's result NaN, whatever the other keys
-                           * are */
+        if (nan != nan) { /* a NaN score makes the row's result NaN, whatever the other keys are */
             for (int64_t d = 0; out && d < Dv; d++) out[d] = NAN;
             return (struct flash_lse){ NAN, 0 };
         }

@@ -1,4 +1,4 @@
-/* flash.c: code that all phases use: tiles of a problem, dropout, packing of rows for matrix products. See flash.h. */
+/* flash.c: code that all phases use: tiles of a problem, dropout, packing of rows for matrix products. */
 #include "kernels/cpu/flash.h"
 
 #include <float.h>
@@ -99,8 +99,7 @@ bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int6
             }
             if (seen && seen_first < 0) seen_first = part;
             if (seen) seen_last = part;
-            /* `masked` (FlashMask must be tested) is set even if all hidden keys come after the last visible key.
-             * Testing then costs time but changes no result. */
+            /* FlashMask may be tested although no key of the block needs it: this costs time but changes no result. */
             if (seen_first >= 0 && partial) block->masked = true;
             hidden += !seen;
         }
@@ -167,7 +166,7 @@ static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t g
     uint32_t word[4][GROUPS], m[GROUPS][8], bits;
     memcpy(&bits, &one, sizeof bits);
     draw(f->p->seed, head_index, i, group, word);
-    /* bit masks instead of branches, because the branches depend on random numbers and would often be mispredicted */
+    /* bit masks instead of branches, which would depend on random numbers and often be mispredicted */
     for (int w = 0; w < 4; w++)
         for (int g = 0; g < GROUPS; g++) {
             m[g][2 * w] = bits & -(uint32_t)((word[w][g] & 0xffffu) >= threshold);
@@ -179,7 +178,7 @@ static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t g
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *kept, int64_t ld)
 {
-    /* j is a multiple of FLASH_UNIT, so it begins a group of 8 keys, for which dropout draws bits together */
+    /* j begins a group of 8 keys, for which dropout draws bits together */
     const int64_t j = j0 + block->c0;
     float m[HALVES];
     for (int r = 0; r < t->rows; r++) {
@@ -224,14 +223,12 @@ struct flash_keys flash_keys_of_pages(const struct flash *f, const attn_view *vi
         return (struct flash_keys){ flash_key_at(f, view, b, hk, line), view->row, (int)count };
     }
     const int count = most < unit ? most : unit;
-    /* an observe (statistics of probabilities) has no v: cols is 0 and the address of v is NULL, so nothing must be
-     * copied */
+    /* an observe (statistics of probabilities) has no v, so nothing must be copied */
     for (int r = 0; r < count && cols > 0; r++)
         memcpy((char *)scratch + r * cols * es, flash_key_at(f, view, b, hk, line + r), (size_t)(cols * es));
     return (struct flash_keys){ scratch, cols, count };
 }
 
-/* Returns whether packing rounds dout to bf16 for matrix products. */
 static bool rounds_dout(const struct flash *f)
 {
     return f->type->dtype == ATTN_BF16 && f->type->parts == 1 && f->p->dout.dtype != ATTN_BF16;

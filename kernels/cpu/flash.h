@@ -79,7 +79,6 @@ enum {
     FLASH_BUNDLE_ROWS = 32,
 };
 
-/* The two paths (implementations) that can compute the forward of a sequence. */
 enum flash_path {
     FLASH_DOTS, /* decode.c: few query rows; K and V are read as they lie in memory */
     FLASH_TILES /* forward.c: matrix products on tiles of packed queries and keys */
@@ -138,11 +137,11 @@ struct flash_sequence {
 /* A row tile: queries of one head, or of several heads of one key/value head's group, that are computed together. */
 struct flash_tile {
     const struct flash_sequence *seq;
-    int64_t b, hk; /* the tile's sequence b and key/value head hk */
+    int64_t b, hk;
     int64_t index; /* index of the tile among the row tiles of its key/value head */
     int64_t h, i0; /* h: first query head of the tile; i0: index of the tile's first query in its sequence */
     int heads, n;  /* heads: number of heads in the tile; n: number of queries of each head */
-    int rows;      /* number of rows in the tile: heads * n */
+    int rows;
     /* index of the tile's first row in the arrays with an entry for each row (run.c); a multiple of FLASH_UNIT */
     int64_t row0;
     attn_range keys; /* keys that at least one query of the tile sees, by causal, window and lengths */
@@ -160,9 +159,9 @@ struct visible_block {
 struct flash {
     const attn_problem *p;
     const struct simd *simd;
-    /* `type` is the compute type: the format of numbers in matrix products (simd.h). `forward_type` is the compute type
-     * of P V in a forward, and is at least as exact as `type`. A forward and its backward compute scores with one type,
-     * because the backward computes P from the forward's lse. */
+    /* `type`: the compute type, which is the format of numbers in matrix products (simd.h). `forward_type`: that of P V
+     * in a forward, at least as exact. Forward and backward use the same type for scores, because the backward computes
+     * P from the forward's lse. */
     const struct simd_type *type, *forward_type;
     attn_geometry g;
     bool backward, observe, recompute; /* recompute: a backward without out and lse, which starts with a forward */
@@ -179,11 +178,11 @@ struct flash {
      * (FLASH_DOTS) */
     int bundle;
     int64_t B;
-    const int *cancel; /* the caller's cancel flag, which attn_is_cancelled() reads between tiles */
-    /* bytes of scratch (memory for intermediate results) that a thread needs, enough for every phase */
+    const int *cancel;
+    /* bytes of scratch memory (for intermediate results) that a thread needs in any phase */
     int64_t scratch_bytes;
 
-    struct flash_sequence *seq; /* array of B entries, one for each sequence */
+    struct flash_sequence *seq;
 
     /* packed K and V, as operands B of matrix products (simd.h): for each key tile K^T, then V */
     char *kv;
@@ -217,8 +216,8 @@ struct flash {
      * probability is P = exp2(z - row_base) row_inverse. row_base is INFINITY where every P of the row is 0, and NaN
      * where `strange` holds the row's lse. */
     float *row_base, *row_inverse, *row_most, *row_entropy;
-    /* observe_chunks: number of items (units of parallel work) of FLASH_KEYS that compute a chunk of keys; all other
-     * items of this phase compute the output `map`. shown_keys: number of keys in a row of the output key_mass. */
+    /* observe_chunks: number of items (units of parallel work) of FLASH_KEYS that compute a chunk of keys; the others
+     * compute the output `map`. shown_keys: number of keys in a row of the output key_mass. */
     int64_t observe_chunks, shown_keys;
 
     /* The members below belong to a backward; their arrays have an entry for each chunk of keys. */
@@ -231,8 +230,8 @@ struct flash {
     int64_t dbias_classes;
     /* numbers of row tiles, packed key tiles and chunks of keys, in all sequences together */
     int64_t tiles_all, packs_all, chunks_all;
-    /* dbias is set to zero in slices (runs of rows), each by one item (unit of parallel work) of FLASH_ROWS.
-     * dbias_slices: number of slices in all; dbias_blocks: number of slices in each [Sq, Sk] matrix of dbias */
+    /* items (units of parallel work) of FLASH_ROWS set dbias to zero in slices (runs of rows): the number of all
+     * slices, and of the slices of each [Sq, Sk] matrix */
     int64_t dbias_slices, dbias_blocks;
 
     /* `items` is the number of items (units of parallel work) that this problem has in each phase, and `first` is the
@@ -257,7 +256,7 @@ struct flash_run {
     int count;
     struct flash *problems;
     char *scratch;
-    int64_t scratch_bytes; /* size in bytes of each thread's scratch memory (memory for intermediate results) */
+    int64_t scratch_bytes;
     int64_t items[FLASH_PHASES];
     const int *cancel;
     bool small; /* true: all problems together are so little work that other threads are not woken */
@@ -294,7 +293,6 @@ void *flash_take(struct flash_arena *arena, int64_t count, int64_t bytes);
 
 /* ---- Tiles: their rows, keys and scores -------------------------------------------------------------------------- */
 
-/* Returns row tile `index` of key/value head hk of sequence b. */
 struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, int64_t index);
 
 /* Returns the sequence to which item number `item` (a unit of parallel work) belongs. `field` is the offset in struct
@@ -323,8 +321,7 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
                    float *S, int64_t lds, float *cap, const struct flash_limits *limits, bool wild);
 
 /* Writes 1 for each (query, key) pair of a block that dropout keeps, and 0 for each pair that it drops. The factor 1 /
- * (1 - p) is applied to finished sums (f->drop_scale). If P were multiplied by it, the factor would be rounded together
- * with P for the next matrix product, and a P of 1 would not stay exact. */
+ * (1 - p) is applied to finished sums (f->drop_scale), because P times the factor would be rounded. */
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *kept, int64_t ld);
 
@@ -352,8 +349,7 @@ static inline void *flash_key_at(const struct flash *f, const attn_view *view, i
 
 /* Rows of k or v as a matrix of at most `most` rows, whose first row is `line` (k_start + j). If the page that holds
  * the first row ends earlier, the matrix has fewer rows: as many as the page still has, rounded down to a multiple of
- * `unit`. If that would be 0, up to `unit` rows are gathered from several pages in `scratch` (unit * cols elements).
- * Code that works on `unit` rows at a time thus does not depend on where pages end. */
+ * `unit`. If that would be 0, up to `unit` rows are gathered from several pages in `scratch` (unit * cols elements). */
 struct flash_keys {
     const void *rows;
     int64_t stride;
@@ -376,7 +372,7 @@ static inline void flash_scratch_end(const struct flash *f, const struct flash_a
     (void)f, (void)arena;
 }
 
-/* Returns the index of query i of head h in arrays with one entry per row, such as lse2. (run.c defines the order.) */
+/* Returns the index of query i of head h in arrays with one entry per row, such as lse2. */
 int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);
 
 /* Returns the number by which q . k is multiplied for a key/value head: the problem's scale times the float8 scale
@@ -412,8 +408,8 @@ int64_t flash_decode_scratch(const struct flash *f);
 int64_t flash_backward_scratch(const struct flash *f);
 
 /* Computes one item (unit of parallel work) of FLASH_FORWARD for a sequence on the path FLASH_DOTS. The item is one
- * bundle (key/value heads computed together) over one span of keys. Defined in decode.c. `rest` is the number of the
- * item in its sequence. */
+ * bundle (key/value heads computed together) over one span of keys. `rest` is the number of the item in its
+ * sequence. */
 void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
 
 /* Returns whether scores or sums of row r of a tile exceed the range of float32, so that the row must be computed in
@@ -430,11 +426,10 @@ static inline bool flash_is_strange(const struct flash *f, const struct flash_ti
     return !(fabsf(m) < SIMD_SCORE_MOST && l < INFINITY);
 }
 
-/* Defined in row_end.c. Ends the computation of a tile of query rows. For each row of the tile, the kernel has summed
- * P V in O, has the largest score in `m`, and has the sum of exponentials in `l`. If the keys of the tile are split,
- * the function stores O, m and l as the partial result of split number `split`. Otherwise it writes `out` and `lse`
- * (in a backward: `lse2` and `delta`). `inverse`: scratch memory for t->rows floats. `large`: true if O may have
- * overflowed. */
+/* Ends the computation of a tile of query rows, for which O is the sum of P V, `m` the largest score and `l` the sum of
+ * exponentials of each row. If the keys of the tile are split, stores O, m and l as the partial result of split number
+ * `split`. Otherwise writes `out` and `lse` (in a backward: `lse2` and `delta`). `inverse`: scratch memory for t->rows
+ * floats. `large`: true if O may have overflowed. */
 void flash_row_end_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo,
                         float *m, float *l, float *inverse, bool large);
 /* Ends the rows of a tile whose keys are not split: writes out and lse. flash_row_end_part() explains the
@@ -471,7 +466,7 @@ static inline double flash_top_least(const struct flash_top *top)
     return top->count < top->most ? -INFINITY : top->z[top->count - 1];
 }
 
-/* Adds a score to the list of the row's largest scores. The score must exceed flash_top_least(). */
+/* The score must exceed flash_top_least(). */
 static inline void flash_top_add(struct flash_top *top, double z, int32_t key)
 {
     int n = top->count < top->most ? top->count++ : top->count - 1;
@@ -490,7 +485,6 @@ void flash_exact_sums(const struct flash *f, int64_t b, int64_t h, int64_t i, do
  * *found, and returns the number of these keys. Returns 0 if the row sees no key, or if its scores may differ. */
 int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i, struct flash_strange *found);
 
-/* Returns whether row r of a tile sees exactly one key. */
 bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t, int r);
 
 /* Stores a row's lse where gradient() finds it: in f->lse2 (float32, base 2). If float32 does not suffice, f->lse2

@@ -1,7 +1,5 @@
-/* forward.c: O = softmax(scores) V and the log-sum-exp, for one row tile at a time. It is FlashAttention-2
- * (arXiv:2307.08691), Algorithm 1.
- *
- * For each row tile, the code goes over the key tiles that some row of the tile can see:
+/* forward.c: O = softmax(scores) V and the log-sum-exp, for one row tile at a time. FlashAttention-2
+ * (arXiv:2307.08691), Algorithm 1. For each row tile, the code goes over the key tiles that some row of the tile sees:
  *
  *     S = Q K^T          product        cut to the columns that some row sees (diagonal, window, hidden FlashMask
  *                                       blocks)
@@ -11,22 +9,15 @@
  *
  * At the end out = O / l and lse = (m + log2 l) ln 2. Scores and m are in base 2.
  *
- * On the diagonal of a causal mask, half of the work on a row tile would be for hidden pairs: of 64 queries over 64
- * keys, half of the pairs are hidden. A block that causal or a window cuts is therefore computed in strips of a few
- * rows, each against the columns that one of its rows sees. For 64 x 64 the strips need 5/8 of both products, softmax
- * and masking. Hidden pairs add 0 to sums, so strips do not change the bits.
+ * A block that causal or a window cuts is computed in strips of a few rows, each against the columns that one of its
+ * rows sees. Hidden pairs add 0 to sums, so strips do not change the bits.
  *
  * FLASH_PREPARE packs K and V once where several row tiles use them. Where a sequence has one row tile per head, the
  * tile packs each key tile when it needs it.
  *
- * NaN and infinity. A hidden key must have no effect whatever it holds, but P = 0 times NaN would be NaN. V is
- * therefore packed with 0 in place of NaN and infinity, and packing reports that (kv_values). Before softmax()
- * overwrites the scores, add_nonfinite() adds the values left out of V to `nonfinite_sums`, for exactly the rows that
- * see them. At the end these sums are added to O: inf + x = inf and NaN + x = NaN, as any positive P would have given.
- * K needs no such step: a NaN in K makes scores NaN, and hidden scores are overwritten. All other elements of O have
- * the same bits as if V had been finite.
- *
- * exact.c computes rows whose sums of values overflow, and rows whose scores are near the largest float32. */
+ * A hidden key must have no effect, but P = 0 times NaN would be NaN. V is therefore packed with 0 in place of NaN and
+ * infinity. add_nonfinite() adds the values left out to `nonfinite_sums`, for exactly the rows that see them, and these
+ * sums are added to O at the end. A NaN in K makes scores NaN, and hidden scores are overwritten. */
 #include <math.h>
 #include <string.h>
 
@@ -70,7 +61,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.clean = flash_take(arena, FLASH_UNIT, Dv * 4);
     scratch.keys = f->g.page_table ? flash_take(arena, FLASH_UNIT, attn_max64(D, Dv) * 4) : NULL;
     scratch.drop = f->dropout ? flash_take(arena, f->BM * scratch.lds, 4) : NULL;
-    /* nonfinite_sums comes last in the scratch memory, because most problems never use it */
+    /* last in the scratch memory, because most problems never use it */
     scratch.nonfinite_sums = flash_take(arena, f->BM * scratch.ldo, 4);
     flash_scratch_end(f, arena);
     return scratch;
@@ -86,8 +77,7 @@ int64_t flash_forward_scratch(const struct flash *f)
 /* ---- Phase FLASH_PREPARE: packing K and V ------------------------------------------------------------------------ */
 
 /* Packs K^T, and behind it V, of keys j0 to j0 + n - 1 for matrix products. Returns what packing found in both, as bits
- * of enum flash_values. Keys in pages are packed page by page: panels (32 columns) of K^T and rows of V begin at
- * multiples of FLASH_UNIT, and do not depend on how many keys are packed at a time. */
+ * of enum flash_values. */
 static int pack_keys(const struct flash *f, const struct flash_sequence *seq, int64_t b, int64_t hk, int64_t j0, int n,
                      char *kv, const struct scratch *scratch)
 {
@@ -113,8 +103,6 @@ static int pack_keys(const struct flash *f, const struct flash_sequence *seq, in
     return found;
 }
 
-/* Computes the extremes (smallest and largest) of one head's FlashMask bounds, for each block of FLASH_MASK_BLOCK
- * keys. */
 static void summarise_mask(const struct flash *f, int64_t b, int64_t m)
 {
     const attn_view *bounds = &f->g.view[ATTN_T_mask_startend_rows];
@@ -188,8 +176,8 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
         flash_decode(f, b, rest, memory);
         return;
     }
-    /* The last queries are computed first, because with a causal mask they see the most keys. If such a long item (unit
-     * of parallel work) started last, all other threads would wait for its end. */
+    /* The last queries come first: with a causal mask they see the most keys, and a long item (unit of parallel work)
+     * that started last would keep all other threads waiting. */
     const int64_t hk = rest / each, index = seq->tiles - 1 - rest % each / seq->splits,
                   split = rest % each % seq->splits;
     const struct flash_tile t = flash_tile_of(f, b, hk, index);
@@ -247,8 +235,7 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
                     continue;
                 }
             }
-            /* the block's first `skipped` columns (a multiple of FLASH_UNIT) are not computed for this strip (a few
-             * rows of the tile) */
+            /* this strip (a few rows of the tile) does not need the block's first `skipped` columns */
             const int64_t skipped = part.c0 - block.c0;
             score_type->gemm(strip.rows, part.cols, D, scratch.Qa + r0 * scratch.q_lda * score_es, scratch.q_lda,
                              K + skipped / SIMD_PANEL * ldk * score_es, ldk, scratch.S, scratch.lds, false, NULL);
@@ -289,8 +276,7 @@ void flash_forward_merge_item(const struct flash *f, char *memory, int64_t item)
         memset(O, 0, (size_t)Dv * sizeof *O);
         for (int64_t split = 0; split < seq->splits; split++) {
             const int64_t row = flash_row_end_part_row(&t, split) + r;
-            /* If a row sees no key of this span of keys, its partial result has m = -inf and l = 0, and is skipped. A
-             * NaN in any partial result makes the row NaN. */
+            /* the row sees no key of this span of keys */
             if (f->part_m[row] == -INFINITY && f->part_l[row] == 0) continue;
             const float weight = exp2f(f->part_m[row] - m);
             l += weight * f->part_l[row];

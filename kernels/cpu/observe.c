@@ -1,20 +1,17 @@
-/* observe.c: statistics of probabilities (attention.h, attn_observe): maxima, entropies, sums of probabilities.
+/* observe.c: statistics of probabilities (attention.h, attn_observe): maxima, entropies, sums of probabilities. A
+ * probability P = exp(z - lse) needs its row's lse, so there are three phases:
  *
- * A probability P = exp(z - lse) needs its row's lse, so there are three phases:
- *
- *   FLASH_FORWARD   An item goes over all keys for one row tile. It computes m, l, e and the largest scores of the
- *                   rows, writes row_max, lse, entropy and top_keys, and stores the numbers that turn a score into a
- *                   probability.
+ *   FLASH_FORWARD   An item (unit of parallel work) goes over all keys for one row tile. It writes row_max, lse,
+ *                   entropy and top_keys, and stores the numbers that turn a score into a probability.
  *   FLASH_KEYS      An item goes over all row tiles for a chunk of keys, and computes key_mass and weights of these
  *                   keys. Other items go over all row tiles for a few columns of the output map.
  *   FLASH_FINISH    An item computes max_logit and mean_entropy of a head.
  *
- * Each of the first two phases computes the scores itself, so no array of Sq x Sk exists. Row tiles and the bits of
- * their scores are the same as in forward.c. Sums over the rows of a tile are float32, and sums of these sums are
- * double. All sums are in the order of rows and keys. Every number is written by one item (unit of parallel work).
+ * Each of the first two phases computes the scores itself, so no array of Sq x Sk exists. All sums are in the order of
+ * rows and keys, so the bits do not depend on the threads.
  *
- * The entropy of a row is -sum P ln P. With e = sum exp(z - m) (z - m) it is ln l - e / l. Neither ln l nor -e / l is
- * negative, so no digits cancel, however large the scores are. (In the form lse - sum P z digits would cancel.)
+ * The entropy of a row, -sum P ln P, is computed as ln l - e / l with e = sum exp(z - m) (z - m). Neither ln l nor -e /
+ * l is negative, so no digits cancel.
  *
  * Rows whose numbers exceed the range of float32 are computed in double (exact.c). They are marked by NaN in row_base,
  * and `strange` holds their lse. */
@@ -75,7 +72,7 @@ int64_t flash_observe_scratch(const struct flash *f)
 
 /* ---- Scores of a tile -------------------------------------------------------------------------------------------- */
 
-/* Packs the tile's rows of q. Returns whether products of these rows and keys may overflow. */
+/* Returns whether products of these queries with keys may overflow. */
 static bool pack_queries(const struct flash *f, const struct flash_tile *t, const struct scratch *s)
 {
     int64_t stride;
@@ -83,7 +80,7 @@ static bool pack_queries(const struct flash *f, const struct flash_tile *t, cons
     return !f->type->pack_a(t->rows, (int)f->g.dims.D, q, f->p->q.dtype, stride, s->Qa, s->q_lda) && f->may_overflow;
 }
 
-/* Packs keys j to j + n - 1 in scratch memory. Returns whether products of queries and these keys may overflow. */
+/* Returns whether products of queries with these keys may overflow. */
 static bool pack_keys(const struct flash *f, const struct flash_tile *t, int64_t j, int n, const struct scratch *s)
 {
     const attn_view *k = &f->g.view[ATTN_T_k];
@@ -240,7 +237,6 @@ static void end_row(const struct flash *f, const struct flash_tile *t, int r, fl
     else if (base == base) f->row_inverse[at] = (float)exp(from);
 }
 
-/* Computes row r of a tile in double (exact.c), and calls end_row() for it. */
 static void end_strange_row(const struct flash *f, const struct flash_tile *t, int r, struct flash_top *top)
 {
     struct row_sums row;
@@ -322,8 +318,8 @@ static void store_mass(const struct flash *f, int64_t b, int64_t h, int64_t line
     }
 }
 
-/* Writes the probabilities of a row tile and keys j to j + cols - 1 to the output weights, but only for the queries and
- * keys that the caller asked for. */
+/* Writes the probabilities of a row tile and keys j to j + cols - 1 to the output weights, for the queries and keys
+ * that the caller asked for. */
 static void store_weights(const struct flash *f, const struct flash_tile *t, int64_t j, int cols,
                           const struct scratch *s)
 {
@@ -338,9 +334,7 @@ static void store_weights(const struct flash *f, const struct flash_tile *t, int
     }
 }
 
-/* Returns whether the outputs `weights` and `map` have probabilities of sequence b. In a packed problem they have the
- * probabilities of one sequence only, whose number is observe.sequence. Otherwise they have the probabilities of all
- * sequences. */
+/* In a packed problem, the outputs `weights` and `map` show one sequence, whose number is observe.sequence. */
 static bool in_region(const struct flash *f, int64_t b)
 {
     return !f->g.dims.packed || b == f->g.observe.sequence;

@@ -27,7 +27,6 @@
 
 enum { Br = 16, Bc = 16 };
 
-/* One head of attention: its sizes, and its matrices, which are rows of doubles without gaps. */
 struct head {
     attn_geometry g;
     attn_sequence s;
@@ -40,7 +39,6 @@ struct head {
     double S[Br][Bc];
 };
 
-/* dot() returns x . y, and add() computes y += a x, where x and y are vectors of n numbers */
 static double dot(const double *x, const double *y, int64_t n)
 {
     double sum = 0;
@@ -65,7 +63,6 @@ static void scores(struct head *a, int64_t i, int64_t j, int64_t rows, int64_t c
     }
 }
 
-/* Runs Algorithm 1 of FlashAttention-2, the forward: reads Q K V, writes O and L. */
 static void forward(struct head *a)
 {
     /* lines 1, 3 and 4 of Algorithm 1: the loop over blocks of queries */
@@ -81,10 +78,10 @@ static void forward(struct head *a)
             scores(a, i, j, rows, columns); /* 8 */
             for (int64_t r = 0; r < rows; r++) {
                 double *O = a->O + (i + r) * a->dv, most = m[r];
-                /* a score that is NaN has to make the row NaN, so fmax() cannot be used: it ignores NaN */
+                /* fmax() would ignore a NaN, but a NaN score has to make the row NaN */
                 for (int64_t c = 0; c < columns; c++)
                     if (a->S[r][c] > most || isnan(a->S[r][c])) most = a->S[r][c]; /* 9 */
-                /* a row that has seen no key yet is skipped, because a maximum of -inf would give NaN */
+                /* no key seen yet: a maximum of -inf would give NaN */
                 if (most == -INFINITY) continue;
                 const double correction = exp(m[r] - most);
                 m[r] = most, l[r] *= correction;
@@ -106,14 +103,12 @@ static void forward(struct head *a)
     } /* 16 */
 }
 
-/* Runs Algorithm 2 of FlashAttention-2, the backward: reads Q K V O L dO, writes dQ dK dV. */
 static void backward(struct head *a)
 {
     const double scale = a->g.scale;
     for (int64_t n = 0; n < a->N; n++) /* 4 */
         a->D[n] = dot(a->dO + n * a->dv, a->O + n * a->dv, a->dv);
-    /* lines 5 and 6 of Algorithm 2: the loop over blocks of keys. As lines 3 and 7 demand, dQ, dK and dV are zeros
-     * before the loop */
+    /* lines 5 and 6 of Algorithm 2: the loop over blocks of keys; dQ, dK and dV begin as zeros (lines 3 and 7) */
     for (int64_t j = 0; j < a->M && !attn_is_cancelled(a->cancel); j += Bc) {
         const int64_t columns = attn_min64(Bc, a->M - j);
         for (int64_t i = 0; i < a->N; i += Br) { /* 8, 9 */
@@ -142,7 +137,7 @@ static void backward(struct head *a)
 static double *load(const struct head *a, attn_tensor_id id, int64_t rows, int64_t columns)
 {
     const attn_view *view = &a->g.view[id];
-    /* allocates one element too many, because calloc(0) may return NULL */
+    /* calloc(0) may return NULL */
     double *matrix = calloc((size_t)(rows * columns) + 1, sizeof *matrix);
     for (int64_t n = 0; matrix && view->data && n < rows * columns; n++)
         matrix[n] = attn_load(view->dtype, view->data, attn_at(view, a->b, a->h, n / columns) + n % columns);

@@ -1,14 +1,11 @@
 /* pool.c: threads that sleep until a caller has a loop to run.
  *
- * The problem: attention consists of loops with a few to a few thousand items, and an item takes microseconds to
- * milliseconds. Often two or three loops (pack, compute, merge) follow each other without a pause. Waking a sleeping
- * thread costs 5 to 50 us. A thread without work therefore polls for POOL_SPIN_US before it sleeps, and usually finds
- * the next loop of the same run.
+ * Waking a sleeping thread costs 5 to 50 us, and the loops of a run follow each other without a pause. A thread without
+ * work therefore polls for POOL_SPIN_US before it sleeps.
  *
- * The idea: a loop is a struct on its caller's stack, linked into the pool while it has items left. Caller and workers
- * take items from the loop's atomic counter. When another loop is linked, workers leave their loop after the current
- * item. They go to the owner (client of the pool, see pool.h) with the fewest threads, and there to the loop with the
- * fewest threads.
+ * A loop is a struct on its caller's stack, linked into the pool while it has items left. Caller and workers take items
+ * from the loop's atomic counter. When another loop is linked, workers leave their loop after the current item. They go
+ * to the owner (client of the pool, see pool.h) with the fewest threads, and there to the loop with the fewest threads.
  *
  * Invariants, all under `lock`:
  *   1. A worker adds 1 to loop.inside before it uses a loop, and subtracts 1 when it no longer uses it.
@@ -37,7 +34,7 @@
 #include "kernels/backend.h"
 
 enum {
-    POOL_MAX_THREADS = 1024, /* the largest number of threads that a pool may have */
+    POOL_MAX_THREADS = 1024,
     /* microseconds for which a thread without work polls: longer than the gap between two loops of one attn_run(), but
      * short enough to cost little */
     POOL_SPIN_US = 20,
@@ -68,7 +65,7 @@ struct worker {
 struct pool {
     pthread_mutex_t lock;
     pthread_cond_t posted_cond; /* signalled when a loop was linked into the pool, or when the pool closes */
-    /* signalled when a worker has left a loop, because the loop's caller may be waiting until all workers have left */
+    /* signalled when a worker has left a loop, for which the loop's caller may be waiting */
     pthread_cond_t left_cond;
     pthread_cond_t turn_cond; /* signalled when a paused thread may compute again */
     struct parallel_for *loops;
@@ -145,15 +142,14 @@ static int threads_of_owner(const struct pool *pool, const struct pool_part *par
     return threads;
 }
 
-/* Returns the number of owners (clients of the pool) that have begun a pool_part and not ended it. The caller must hold
- * pool->lock. */
+/* Returns the number of owners (clients of the pool) that are using the pool. The caller must hold pool->lock. */
 static int owners(const struct pool *pool)
 {
     int count = 0;
     for (const struct pool_part *p = pool->parts; p; p = p->next) {
         const struct pool_part *other = pool->parts;
         while (other->owner != p->owner) other = other->next;
-        /* counts only the owner's first pool_part in the list, so an owner with several pool_parts is counted once */
+        /* counts each owner only at its first pool_part in the list */
         count += other == p;
     }
     return count;
@@ -194,8 +190,8 @@ static void count(struct pool *pool, struct pool_part *part, int change)
 }
 
 /* Returns whether more threads compute than the pool has, and the owner of `part` (a client of the pool) has more of
- * these threads than an equal share. `own` is 1 if the calling thread is paused: it is then counted as if it computed.
- * Otherwise `own` is 0. The caller must hold pool->lock. */
+ * them than an equal share. `own`: 1 if the calling thread is paused, so that it counts as computing; otherwise 0. The
+ * caller must hold pool->lock. */
 static bool is_over_share(struct pool *pool, const struct pool_part *part, int own)
 {
     const int all = owners(pool), share = pool->threads / all;
@@ -332,11 +328,11 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
     struct parallel_for **link = &pool->loops;
     while (*link != &loop) link = &(*link)->next_loop;
     *link = loop.next_loop;
-    /* this thread found no item left, so all items of the loop have been taken */
+    /* this thread found no item left */
     assert(atomic_load_explicit(&loop.next, memory_order_relaxed) >= items);
     pthread_mutex_unlock(&pool->lock);
-    /* Other threads may still compute their last items of this loop. This thread polls before it sleeps, because it
-     * usually waits for a short time only. */
+    /* Other threads may still compute their last items. This thread usually waits for a short time only, so it polls
+     * before it sleeps. */
     int64_t until = now_us() + POOL_SPIN_US;
     while (atomic_load_explicit(&loop.inside, memory_order_acquire) != 0) {
         for (int n = 0; n < POOL_YIELD_EVERY && atomic_load_explicit(&loop.inside, memory_order_acquire) != 0; n++)
@@ -385,9 +381,9 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
             return attn_fail(err, ATTN_DEVICE, "", "cpu: thread %d of %d could not be started: %s", n, threads,
                              strerror(code));
         }
-        /* the lock is needed because threads that were started before may already read pool->threads */
+        /* threads that were started before may already read pool->threads */
         pthread_mutex_lock(&pool->lock);
-        /* updated after each start, because pool_close() must join only threads that were started */
+        /* pool_close() must join only threads that were started */
         pool->threads = n + 1;
         pthread_mutex_unlock(&pool->lock);
     }

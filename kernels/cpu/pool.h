@@ -44,10 +44,9 @@ struct pool_part {
     /* pointer that stands for the client of the pool (its owner); it is only compared with other pointers and never
      * followed */
     const void *owner;
-    /* The caller's cancel flag; NULL: no flag. While this owner has more than an equal share of the computing threads,
-     * the calling thread may wait between two items of a loop. A set flag ends this wait. */
+    /* the caller's cancel flag, or NULL; a set flag ends the pause in which a thread waits for other owners */
     const int *cancel;
-    int computing; /* number of threads that are computing for this pool_part */
+    int computing;
     int64_t began_ns, paused_ns, helped_ns;
 };
 

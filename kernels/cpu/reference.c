@@ -1,26 +1,12 @@
-/* reference.c: textbook loops in double, with every option. Their results define what is correct.
+/* reference.c: textbook loops in double, with every option. Their results define what is correct. The loops follow the
+ * definitions of kernels/README.md line by line: no tiles, no online softmax. The backend "reference" runs them on one
+ * thread (plain.c). The backend "cpu" runs them as the kernel "double", for problems that its fast kernels do not
+ * support.
  *
- * The loops are written to be compared with the definitions of kernels/README.md line by line, not to be fast: no
- * tiles, no online softmax, a whole row of scores at a time. Two backends use the loops:
- *
- *   the backend "reference"    on one thread (plain.c); only tests open it as a device
- *   the backend "cpu"          as the kernel "double", for problems that its fast kernels do not support
- *
- *   for each sequence b, key/value head hk:         K and V of the head, as doubles
- *     for each query head h of its group, query i:  z (scores), P = softmax(z), then out and lse, or the gradients of
- *                                                   row i
- *     dk, dv of the head
- *
- * Invariants:
- *   1. No computation uses a pair (i, j) that a mask hides: sees() is called before K or V are used, so a NaN that a
- *      mask hides has no effect. A bias of -inf is a mask. A visible pair is used even where its P is 0: NaN there
- *      makes the row NaN.
- *   2. A row that sees nothing has out = 0 and lse = -inf, or, with a sink, out = 0 and lse = sink; its gradients are
- *      0.
- *   3. Each result is rounded once, when it is stored.
- *   4. All sums run in one fixed order, so the result depends on the problem alone.
- *   5. lse is held in two parts, the row's maximum and the logarithm of the rest: in one double, the logarithm would be
- *   lost beside a score of 1e38, and P would be 1 for each key. */
+ * A pair (i, j) that a mask hides is never used, so a NaN there has no effect. A visible pair is used even where its P
+ * is 0. A row that sees nothing has out = 0, lse = -inf (with a sink: lse = sink) and gradients of 0. Each result is
+ * rounded once, when it is stored. All sums run in one fixed order. lse is held in two parts, the row's maximum and the
+ * logarithm of the rest, because one double would lose the logarithm beside a score of 1e38. */
 #include <float.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -45,14 +31,14 @@ struct reference {
     /* dropout drops an element of P if the element's random bits (philox.h) are below this number */
     uint32_t threshold;
 
-    int64_t b, h, hk; /* the sequence b, query head h and key/value head hk that the loops are computing */
+    int64_t b, h, hk;
     attn_sequence s;
 
-    double *K, *V;              /* K [Sk, D] and V [Sk, Dv] of key/value head hk */
-    double *dK, *dV;            /* gradients of K and V in a backward, summed over the query heads of the group */
-    double *q, *dq;             /* row i of q and of dq, D numbers each; row i is the row that is being computed */
-    double *out, *dout;         /* row i of out and of dout, Dv numbers each */
-    bool *sees;                 /* sees[j] is true if the row sees key j */
+    double *K, *V;      /* K [Sk, D] and V [Sk, Dv] of key/value head hk */
+    double *dK, *dV;    /* gradients of K and V in a backward, summed over the query heads of the group */
+    double *q, *dq;     /* row i of q and of dq, D numbers each; row i is the row that is being computed */
+    double *out, *dout; /* row i of out and of dout, Dv numbers each */
+    bool *sees;
     double *z, *derivative, *P; /* score z of each key, the derivative of z with respect to scale q . k, and P */
     /* the outputs key_mass and map of head h, in an observe (statistics of probabilities) */
     double *mass, *map;
@@ -72,7 +58,6 @@ static double load(const struct reference *r, attn_tensor_id id, int64_t head, i
     return attn_load(view->dtype, view->data, attn_at(view, r->b, head, row) + column);
 }
 
-/* Loads one number of key or value j. If the problem has pages, it reads the page that holds the key. */
 static double load_key(const struct reference *r, attn_tensor_id id, int64_t j, int64_t column)
 {
     const attn_view *view = &r->g.view[id];
@@ -97,7 +82,7 @@ static double scale_of(const struct reference *r, attn_tensor_id id)
     return given(r, id) ? load(r, id, r->hk, 0, 0) : 1;
 }
 
-/* Returns whether query i may see key j. `keys` is the range that causal and window permit. */
+/* `keys` is the range that causal and window permit. */
 static bool sees(const struct reference *r, attn_range keys, int64_t i, int64_t j)
 {
     if (j < keys.lo || j >= keys.hi) return false;
@@ -128,14 +113,12 @@ static double dropout(const struct reference *r, int64_t i, int64_t j)
                : 0;
 }
 
-/* Limits a score to the range of float32: a score outside becomes the largest float32 with the score's sign. NaN stays
- * NaN. */
+/* Limits a score to the range of float32. NaN stays NaN. */
 static double saturated(double z)
 {
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
 }
 
-/* Computes the members sees, z (scores) and derivative for all keys of row i. */
 static void score_row(struct reference *r, int64_t i)
 {
     const attn_range keys = attn_keys_of(&r->g, &r->s, i);
@@ -166,11 +149,11 @@ static struct lse lse_of_row(const struct reference *r)
     const double sink_logit = m;
     for (int64_t j = 0; j < r->s.Sk; j++) {
         if (!r->sees[j]) continue;
-        /* returns here, because fmax() would lose the NaN */
+        /* fmax() would lose the NaN */
         if (isnan(r->z[j])) return (struct lse){ NAN, 0 };
         m = fmax(m, r->z[j]);
     }
-    /* returns here, because -inf - -inf below would give NaN */
+    /* -inf - -inf below would give NaN */
     if (m == -INFINITY) return (struct lse){ -INFINITY, 0 };
     for (int64_t j = 0; j < r->s.Sk; j++)
         if (r->sees[j]) sum += exp(r->z[j] - m);
@@ -178,9 +161,9 @@ static struct lse lse_of_row(const struct reference *r)
     return (struct lse){ m, log(sum) };
 }
 
-/* Returns the lse that a backward was given. An lse whose absolute value is ATTN_LSE_MOST or more is too coarse (its
- * last bit is worth 2), so lse is then computed again from the scores. If the row sees only one key and the given lse
- * equals that key's score up to rounding, the function returns the score itself, so that P is exactly 1. */
+/* Returns the lse that a backward was given. An lse of ATTN_LSE_MOST or more is too coarse (its last bit is worth 2),
+ * so it is computed again from the scores. If the row sees only one key and the given lse equals its score up to
+ * rounding, the result is the score itself, so that P is exactly 1. */
 static struct lse given_lse_of_row(const struct reference *r, int64_t row)
 {
     const double lse = load(r, ATTN_T_lse, r->h, row, 0);
@@ -192,14 +175,12 @@ static struct lse given_lse_of_row(const struct reference *r, int64_t row)
     return (struct lse){ lse, 0 };
 }
 
-/* Computes the probabilities P of the row's keys from the row's lse. */
 static void probabilities_of_row(struct reference *r, struct lse lse)
 {
     for (int64_t j = 0; j < r->s.Sk; j++)
         if (r->sees[j]) r->P[j] = lse.top == -INFINITY ? 0 : exp(r->z[j] - lse.top - lse.rest);
 }
 
-/* Computes out = P V for row i, where P are the row's probabilities. */
 static void output_of_row(struct reference *r, int64_t i)
 {
     const int64_t Dv = r->g.dims.Dv;
@@ -309,7 +290,6 @@ static struct lse observed_lse_of_row(const struct reference *r, int64_t row)
     return r->g.observe.given_lse && !says_nothing ? (struct lse){ lse, 0 } : lse_of_row(r);
 }
 
-/* Adds the contribution of row i to every requested output of an observe (statistics of probabilities). */
 static void observe_row(struct reference *r, int64_t i)
 {
     const int64_t row = r->s.q_start + i, mass_rows = r->g.observe.key_mass_rows;
@@ -375,7 +355,7 @@ static void load_head(struct reference *r)
     }
 }
 
-/* Stores dk and dv of sequence b, head hk. If k and v are not packed, rows past seqlens_k become zeros. */
+/* If k and v are not packed, rows past seqlens_k become zeros. */
 static void store_head_gradients(struct reference *r)
 {
     const int64_t D = r->g.dims.D, Dv = r->g.dims.Dv, rows = r->g.dims.packed ? r->s.Sk : r->g.dims.Sk;
@@ -410,7 +390,7 @@ static bool zeros(void *pointer, int64_t a, int64_t b, size_t bytes)
     int64_t n;
     void *memory;
     if (__builtin_mul_overflow(a, b, &n) || n < 0) return false;
-    memory = calloc((size_t)n + 1, bytes); /* allocates one element too many, because calloc(0) may return NULL */
+    memory = calloc((size_t)n + 1, bytes); /* calloc(0) may return NULL */
     memcpy(pointer, &memory, sizeof memory);
     return memory != NULL;
 }
@@ -460,7 +440,6 @@ static void close_reference(struct reference *r)
 
 /* ---- All heads of a problem -------------------------------------------------------------------------------------- */
 
-/* Computes key/value head `hk` of sequence b: all of its rows, and the gradients of its keys and values. */
 static attn_status run_head(struct reference *r, int64_t b, int64_t hk, const int *cancel)
 {
     const attn_dims *d = &r->g.dims;
@@ -490,10 +469,10 @@ static attn_status run_head(struct reference *r, int64_t b, int64_t hk, const in
 struct stretches {
     const attn_problem *p;
     const int *cancel;
-    /* Hk: number of key/value heads in one sequence; heads: number in all sequences together; each: number that one
-     * stretch (heads computed by one thread) has */
+    /* number of key/value heads: `Hk` in one sequence, `heads` in all sequences, `each` in one stretch (heads computed
+     * by one thread) */
     int64_t Hk, heads, each;
-    _Atomic int status; /* ATTN_OK, or the error that occurred in a stretch */
+    _Atomic int status;
 };
 
 static void run_stretch(void *context, int worker, int64_t item)

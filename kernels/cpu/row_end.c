@@ -1,6 +1,5 @@
 /* row_end.c: computes the results of a tile of query rows after the tile's last key. From the sums O, m and l of the
- * online softmax it makes out and lse, or a partial result if the tile's keys are split. forward.c and decode.c call
- * these functions. */
+ * online softmax it makes out and lse, or a partial result if the tile's keys are split. */
 #include <math.h>
 #include <string.h>
 
@@ -10,9 +9,8 @@
 /* number of rows for which one call of close() (simd.h) computes lse and the factor of O */
 enum { CLOSE_ROWS = 64 };
 
-/* Adds the sink to the row's sum l. Computes lse2 (lse in base 2) and `inverse`, the factor by which O is
- * multiplied: 1 / l times dropout's factor. A row that sees no key gets inverse 0. Its lse2 is the sink in base 2,
- * or -inf if there is no sink. */
+/* Adds the sink to the row's sum l. Computes lse2 (lse in base 2) and `inverse`, the factor of O: 1 / l times dropout's
+ * factor. For a row that sees no key, inverse is 0, and lse2 is the sink in base 2, or -inf without a sink. */
 static void close_row(const struct flash *f, int64_t h, float m, float l, float *inverse, double *lse2)
 {
     float factor = 1;
@@ -35,14 +33,14 @@ static bool is_strange(const struct flash *f, const struct flash_tile *t, int r,
                        bool large)
 {
     if (flash_is_strange(f, t, r, m, l)) return true;
-    large &= !(m == -INFINITY && l == 0); /* a row that sees no key has no sum P V, so nothing can have overflowed */
+    large &= !(m == -INFINITY && l == 0); /* a row that sees no key has no sum P V that could overflow */
     bool finite = true;
     for (int64_t d = 0; large && d < f->g.dims.Dv; d++) finite &= isfinite(O[d]) != 0;
     return !finite;
 }
 
-/* Ends a row whose scores are all equal. O is then the sum of the values that the row sees, and l the number of these
- * values. Writes the row's out to `row`. Returns false, and writes nothing, if the scores are not all equal. */
+/* Ends a row whose scores are all equal: O is the sum of its values, and l their number. Writes the row's out to `row`.
+ * Returns false, and writes nothing, if the scores are not all equal. */
 static bool finish_alike(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O,
                          struct flash_strange *found, double *row)
 {
@@ -77,7 +75,6 @@ static void finish_strange(const struct flash *f, const struct flash_tile *t, in
     for (int64_t d = 0; f->p->out.rank && d < Dv; d++) attn_store(out->dtype, flash_at(out, t->b, h, line), d, row[d]);
 }
 
-/* Writes out and lse of rows whose keys are not split. `large`: O may have overflowed. */
 void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
                    const float *l, float *inverse, bool large)
 {
@@ -90,7 +87,7 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
     for (int head = 0; head < t->heads; head++) {
         const int r0 = head * t->n;
         const int64_t h = t->h + head;
-        /* computes rowsum(dO O), the first part of delta, from rows of O before they are divided by l */
+        /* rowsum(dO O), the first part of delta, from rows of O before they are divided by l */
         if (f->backward) flash_deltas(f, t->b, h, first, t->n, O + r0 * ldo, ATTN_F32, ldo, f->delta + t->row0 + r0);
         float *const to = f->p->lse.rank ? flash_at(lse, t->b, h, first) : NULL;
         const bool plain = !f->backward && !f->p->sinks.rank;
@@ -128,8 +125,6 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
     }
 }
 
-/* Returns the index in part_O, part_m and part_l at which a partial result begins: the result of a row tile (tile of
- * query rows) for span number `split` of the keys. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split)
 {
     const struct flash_sequence *seq = t->seq;

@@ -1,5 +1,5 @@
 /* run.c: lays out a run (the problems of one attn_run()) in memory and calls the phases in order. No other file calls
- * the phases. See flash.h.
+ * the phases.
  *
  * Arrays by row (packs, lse2, delta, dQ) have the rows of q in this order: key/value heads follow each other inside a
  * sequence, row tiles inside a key/value head, and each tile starts at a multiple of FLASH_UNIT. The index of a row is
@@ -22,12 +22,12 @@
 
 /* ---- The sizes of tiles ------------------------------------------------------------------------------------------ */
 
-/* Tile sizes, chosen by measurement (kernels/MEASUREMENTS.md, "The CPU kernels"). All are multiples of FLASH_UNIT. A
- * forward tile has BM rows of q and BN keys. A backward has tiles of back_Br rows of q, against chunks of Bk keys. A
- * problem gets the first row of the table that fits its compute type and the larger of D and Dv. */
+/* Tile sizes, chosen by measurement (kernels/MEASUREMENTS.md, "The CPU kernels"), all multiples of FLASH_UNIT. A
+ * forward has tiles of BM rows of q and BN keys; a backward has tiles of back_Br rows of q and chunks of Bk keys. A
+ * problem gets the first row that fits its compute type and the larger of D and Dv. */
 static const struct tile_sizes {
-    /* the compute type to which this row of the table applies: `element` is the dtype of stored numbers, and `parts` is
-     * the number of stored numbers that add up to one number (simd_split.h) */
+    /* compute type: `element` is the dtype of stored numbers, and `parts` of these add up to one number
+     * (simd_split.h) */
     attn_dtype element;
     int parts, max_d;
     int BM, BN, back_Br, Bk;
@@ -51,7 +51,7 @@ enum {
     /* number of keys in a span; a multiple of every BN (keys of a tile). The keys of a row tile are split into spans,
      * which threads compute side by side. */
     SPLIT_KEYS = 2048,
-    /* number of keys in a span if there are few query rows (the path FLASH_DOTS). It is smaller than SPLIT_KEYS. */
+    /* number of keys in a span if there are few query rows (the path FLASH_DOTS) */
     SPLIT_DOT_KEYS = 512,
     /* keys are split only in sequences with at most this many row tiles per head; a sequence with more tiles has work
      * for many threads anyway */
@@ -78,8 +78,6 @@ static int64_t add_product(int64_t a, int64_t b, int64_t c)
 
 /* ---- The sequences of a problem, and their places in arrays ------------------------------------------------------ */
 
-/* Sets those members of *q that follow from the sequence's lengths and the problem's sizes: tiles, rows, path, splits
- * and so on. */
 static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 {
     const int64_t Sq = q->s.Sq, Sk = q->s.Sk, G = f->g.group;
@@ -105,8 +103,8 @@ static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 
 static int64_t chunks_of(const struct flash *f, const struct flash_sequence *q)
 {
-    /* If K is not a packed tensor, a backward has chunks of keys for all Sk rows of K, because a chunk also writes the
-     * gradients of keys past seqlens_k, which are 0. */
+    /* A chunk of keys also writes the gradients of keys past seqlens_k, which are 0; therefore all Sk rows of an
+     * unpacked K are in chunks. */
     return attn_tiles(f->g.dims.packed ? q->s.Sk : f->g.dims.Sk, f->Bk);
 }
 
@@ -173,8 +171,6 @@ static struct sums place_sequences(struct flash *f, struct flash_sequence *seq)
     return sums;
 }
 
-/* Returns whether the members of *sums, computed from the true lengths, are at most the upper bounds from which the
- * size of the workspace was computed. */
 static bool within_bounds(const struct sums *sums, const struct flash *f)
 {
     const struct sums most = bound_sums(f);
@@ -185,9 +181,9 @@ static bool within_bounds(const struct sums *sums, const struct flash *f)
 
 /* ---- Planning a problem, and the memory that it needs ------------------------------------------------------------ */
 
-/* Returns the compute type of a dtype: the format of the operands of products. A type that stores a number in parts
- * (simd_split.h) multiplies faster than f32: 1.4 times with three parts, twice with two. But types with parts pad D and
- * Dv to multiples of 32. The function chooses f32 if the padding would cost more time than the faster products save. */
+/* Returns the compute type of a dtype: the format of the operands of products. Types that store a number in parts
+ * (simd_split.h) multiply faster than f32 (1.4 times with three parts, twice with two), but pad D and Dv to multiples
+ * of 32. Where the padding would cost more than that, the result is f32. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
     /* A scale above 2^32 gives scores within range only where the products are tiny, and bf16 products flush tiny
@@ -219,9 +215,7 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     f->recompute = f->backward && p->lse.rank == 0;
     f->forward_type = f->type;
     /* ALiBi multiplies the gradient of the slopes by distances of hundreds of keys, so small errors of P V grow. P V is
-     * therefore computed with each P split into two bf16 numbers, as for float16. The split does not depend on whether
-     * the client wants the gradient of the slopes, because asking for one gradient must not change the bits of
-     * another. */
+     * therefore computed with each P split into two bf16 numbers, as for float16. */
     if (f->recompute && p->alibi_slopes.rank && f->type->dtype == ATTN_BF16 && f->type->parts == 1)
         f->forward_type = type_of(simd, ATTN_F16, f->g.dims.D, f->g.dims.Dv, f->g.scale);
     f->plain = !(f->g.softcap > 0) && !p->bias.rank && !p->keep_mask.rank && !p->alibi_slopes.rank &&
@@ -239,7 +233,7 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->Bk = f->observe ? t->BN : t->Bk;
         break;
     }
-    assert(f->BM > 0); /* a row was found, because the last rows of tile_sizes fit every head size */
+    assert(f->BM > 0); /* the last rows of tile_sizes fit every head size */
     f->shown_keys = f->g.dims.page_size > 0 && f->g.observe.shown_keys > 0 ? f->g.observe.shown_keys : f->g.dims.Sk;
     /* If heads lie side by side in memory, one item (unit of work) computes several of them together (decode.c). */
     f->bundle = 1;
@@ -292,8 +286,7 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
     if (f->backward) {
         f->q_lda = simd_lda(t, d->D);
         f->do_lda = simd_lda(t, d->Dv);
-        /* a row of Qat or dOat takes at most 64 bytes more than the numbers in it, because simd_ld() adds at most 64
-         * bytes */
+        /* simd_ld() adds at most 64 bytes to a row */
         f->q_unit_bytes = simd_round_up(d->D, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->do_unit_bytes = simd_round_up(d->Dv, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->dq_ld = simd_round_up(d->D, 16);
@@ -405,10 +398,9 @@ static void walk_item(void *context, int worker, int64_t item)
 {
     const struct walk *walk = context;
     const struct flash_run *run = walk->run;
-    /* after the run is cancelled, the remaining items (units of parallel work) return here at once */
+    /* after a cancel, the remaining items (units of parallel work) return at once */
     if (attn_is_cancelled(run->cancel)) return;
-    /* A binary search finds the problem to which item number `item` belongs: the last problem whose first item is
-     * number `item` or lower. */
+    /* finds the last problem whose first item is number `item` or lower */
     int low = 0, high = run->count;
     while (high - low > 1) {
         const int middle = (low + high) / 2;
@@ -430,9 +422,8 @@ bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plan
         struct flash *f = &run.problems[n];
         resolve(simd, plans[n].problem, f);
         f->cancel = cancel;
-        /* cut() gives f->seq its memory, but cut() needs sums over the entries of f->seq. Therefore f->seq is filled
-         * first, at the address that cut() will give it. As f->seq is cut()'s first array, a copy of the arena yields
-         * this address. */
+        /* cut() needs sums over the entries of f->seq. Therefore f->seq is filled before cut() runs, at the address
+         * that cut() will give it: the start of the arena. */
         struct flash_arena ahead = arena;
         f->seq = flash_take(&ahead, f->B, sizeof *f->seq);
         const struct sums sums = place_sequences(f, f->seq);

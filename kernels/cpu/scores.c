@@ -1,4 +1,4 @@
-/* scores.c: turns the products of a tile of queries and keys into scores, with all masks and options. See flash.h. */
+/* scores.c: turns the products of a tile of queries and keys into scores, with all masks and options. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -14,8 +14,8 @@ void flash_scores_take_limits(const struct flash *f, struct flash_arena *arena, 
     for (int x = 0; x < 4; x++) limits->hide[x] = flash_take(arena, cols, sizeof **limits->hide);
 }
 
-/* Sets how->keep to the part of keep_mask for the rows of head h and keys j to j + cols - 1. A keep_mask may cover only
- * the last keys of a sequence, and may then begin at any of keys j to j + cols - 1. */
+/* Sets how->keep to the part of keep_mask for the rows of head h and keys j to j + cols - 1. A keep_mask that covers
+ * only the last keys of a sequence may begin inside these keys. */
 static void mask_block(const struct flash *f, const struct flash_tile *t, int64_t h, int64_t j, int cols,
                        const struct flash_limits *limits, struct simd_score *how)
 {

@@ -27,8 +27,6 @@ static uint64_t os_state(void)
     return (uint64_t)high << 32 | low;
 }
 
-/* Returns whether `reg` has all bits of `mask`. `reg` is a result of the instruction cpuid, whose bits say which
- * instructions exist. */
 static bool has(uint32_t reg, uint32_t mask)
 {
     return (reg & mask) == mask;
@@ -39,22 +37,22 @@ static int best(void)
     uint32_t a, b, c, d, b7 = 0, c7 = 0, d7 = 0, a71 = 0;
     int level = 0;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return level;
-    /* If FMA, OSXSAVE, AVX or F16C is missing, the level (index of the best table) stays as it is. */
+    /* FMA, OSXSAVE, AVX and F16C */
     if (!has(c, 1u << 12 | 1u << 27 | 1u << 28 | 1u << 29)) return level;
     if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return level;
     if (a >= 1) __get_cpuid_count(7, 1, &a71, &b, &c, &d);
     const uint64_t xcr0 = os_state();
-    /* If AVX2 or BMI2 is missing, the level (index of the best table) stays as it is. */
+    /* AVX2 and BMI2 */
     if ((xcr0 & XCR0_AVX) != XCR0_AVX || !has(b7, 1u << 5 | 1u << 8)) return level;
     level = 1;
-    /* If AVX512 F, DQ, BW, VL or VBMI is missing, the level (index of the best table) stays as it is. */
+    /* AVX512 F, DQ, BW, VL and VBMI */
     if ((xcr0 & XCR0_AVX512) != XCR0_AVX512 || !has(b7, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31) || !has(c7, 1u << 1))
         return level;
     level = 2;
-    /* If AVX512_BF16 is missing, the level (index of the best table) stays as it is. */
+    /* AVX512_BF16 */
     if (!has(a71, 1u << 5)) return level;
     level = 3;
-    /* If AMX-BF16 or AMX-TILE is missing, the level (index of the best table) stays as it is. */
+    /* AMX-BF16 and AMX-TILE */
     if ((xcr0 & XCR0_AMX) != XCR0_AMX || !has(d7, 1u << 22 | 1u << 24) || !simd_amx_permit()) return level;
     return 4;
 }

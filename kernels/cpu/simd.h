@@ -174,9 +174,8 @@ struct simd_type {
 
     /* The pack functions make operands from X, which is [rows][cols] of any floating dtype with rows `stride` elements
      * apart. Numbers are rounded to nearest even. Each function returns true if the absolute value of every element is
-     * below SIMD_TAME. If the result is false, the caller must handle larger numbers, whose sums may overflow. The
-     * caller must also handle NaN and infinity, because NaN or infinity times the P = 0 of a hidden key would be
-     * NaN. */
+     * below SIMD_TAME. Otherwise the caller must handle larger numbers, whose sums may overflow, and NaN and infinity,
+     * because their products with the P = 0 of a hidden key would be NaN. */
     bool (*pack_a)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_at)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_b)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb);
@@ -248,7 +247,6 @@ struct simd {
      * sums exceed the range of float32. */
     void (*dots_exact)(int n, int d, const float *q, const void *K, attn_dtype dtype, int64_t stride, double *S);
 
-    /* Returns whether all elements S[r][c] are finite numbers. */
     bool (*all_finite)(int rows, int cols, const float *S, int64_t lds);
 
     /* Returns the largest |X[r][c]|; infinity where some element is not finite. */
@@ -306,8 +304,7 @@ struct simd {
  * variable. Thread-safe. */
 const struct simd *simd_get(void);
 
-/* Returns the table named `name`; NULL if this build or this processor does not have it. Tests and benchmarks use this
- * function. */
+/* Returns the table named `name`; NULL if this build or this processor does not have it. */
 const struct simd *simd_find(const char *name);
 
 /* The names of all tables of this build, the slowest first, with NULL at the end. */

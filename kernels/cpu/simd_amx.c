@@ -59,8 +59,8 @@ void simd_amx_leave(void)
     configured = false;
 }
 
-/* Multiplies the rows of C whose factor in `rescale` is not 1, in one panel of columns. The caller does this for all
- * rows before the first product, because an AMX tile load stalls if the same memory was stored shortly before. */
+/* Multiplies the rows of C whose factor in `rescale` is not 1, in one panel of columns. All rows come before the first
+ * product, because an AMX tile load stalls if the same memory was stored shortly before. */
 static void rescale_panel(int m, int cols, float *C, int64_t ldc, const float *rescale)
 {
     const __mmask16 m0 = (__mmask16)_bzhi_u32(0xffff, (unsigned)cols);
@@ -85,9 +85,8 @@ static void copy_block(int rows, int cols, const float *from, int64_t ld_from, f
 }
 
 /* Computes one panel (32 columns) of 16 rows of C, or, if `two` is true, of 32 rows. C must have memory for all 32
- * columns. With two parts, all four products of a part of A and a part of B are added. With three parts, products of
- * part a of A and part b of B are added only if a + b < 3, because the products of other parts are too small to matter
- * (simd_split.h). */
+ * columns. With three parts, the product of part a of A and part b of B is left out if a + b >= 3, because it is too
+ * small to matter (simd_split.h). */
 static inline __attribute__((always_inline)) void gemm_block(const bool two, const int parts, int k, const uint16_t *A,
                                                              int64_t lda, const uint16_t *B, int64_t ldb, float *C,
                                                              int64_t ldc, bool add)

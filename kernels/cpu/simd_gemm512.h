@@ -29,8 +29,7 @@ VEC void gemm_step(const int rows, const bool both, const GEMM_ELEMENT *const *r
 
 /* Computes `rows` rows of C, in the 32 columns of one panel. `rows` is a constant in every inlined copy of the
  * function, so that the sums stay in registers. One pointer serves three rows (an address may be pointer + lda or
- * pointer + 2 lda), because the processor has too few general registers for fourteen pointers, and every extra
- * instruction may delay a multiply-add. */
+ * pointer + 2 lda), because the processor has too few general registers for fourteen pointers. */
 VEC void gemm_block(const int rows, const bool both, int steps, const GEMM_ELEMENT *A, int64_t lda,
                     const GEMM_ELEMENT *B, float *C, int64_t ldc, int width, bool add, const float *rescale)
 {

@@ -18,8 +18,7 @@ static bool pack_a(int rows, int cols, const void *X, attn_dtype dtype, int64_t 
         float *a = (float *)A + r * lda;
         for (int c = 0; c < cols; c++) {
             a[c] = simd_get_element(x, dtype, c);
-            tame &= fabsf(a[c]) < SIMD_TAME; /* the comparison is false for NaN too, so `tame` (all numbers are below
-                                              * SIMD_TAME) becomes false */
+            tame &= fabsf(a[c]) < SIMD_TAME; /* false for NaN too */
         }
     }
     return tame;
@@ -33,8 +32,7 @@ static bool pack_at(int rows, int cols, const void *X, attn_dtype dtype, int64_t
         for (int c = 0; c < cols; c++) {
             const float a = simd_get_element(x, dtype, c);
             ((float *)A)[c * lda + r] = a;
-            tame &= fabsf(a) < SIMD_TAME; /* the comparison is false for NaN too, so `tame` (all numbers are below
-                                           * SIMD_TAME) becomes false */
+            tame &= fabsf(a) < SIMD_TAME;
         }
     }
     return tame;
@@ -48,8 +46,7 @@ static bool pack_b(int rows, int cols, const void *X, attn_dtype dtype, int64_t 
         for (int c = 0; c < simd_round_up(cols, SIMD_PANEL); c++) {
             const float b = c < cols ? simd_get_element(x, dtype, c) : 0.0f;
             ((float *)B)[c / SIMD_PANEL * ldb + (int64_t)r * SIMD_PANEL + c % SIMD_PANEL] = b;
-            tame &= fabsf(b) < SIMD_TAME; /* the comparison is false for NaN too, so `tame` (all numbers are below
-                                           * SIMD_TAME) becomes false */
+            tame &= fabsf(b) < SIMD_TAME;
         }
     }
     return tame;
@@ -63,8 +60,7 @@ static bool pack_bt(int rows, int cols, const void *X, attn_dtype dtype, int64_t
         for (int c = 0; c < cols; c++) {
             const float b = x ? simd_get_element(x, dtype, c) : 0.0f;
             ((float *)B)[r / SIMD_PANEL * ldb + (int64_t)c * SIMD_PANEL + r % SIMD_PANEL] = b;
-            tame &= fabsf(b) < SIMD_TAME; /* the comparison is false for NaN too, so `tame` (all numbers are below
-                                           * SIMD_TAME) becomes false */
+            tame &= fabsf(b) < SIMD_TAME;
         }
     }
     return tame;
@@ -93,7 +89,7 @@ static void gemm(int m, int n, int k, const void *A, int64_t lda, const void *B,
 
 /* ---- Scores, softmax and their gradient -------------------------------------------------------------------------- */
 
-/* Returns 2^x, or 0 for x below SIMD_EXP2_LEAST, as in the vector variants. */
+/* Results below the smallest normal number are 0, as in the vector variants. */
 static float exp2_one(float x)
 {
     return x < SIMD_EXP2_LEAST ? 0.0f : exp2f(x);

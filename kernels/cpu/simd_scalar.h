@@ -47,7 +47,7 @@ static inline float simd_from_f16(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
     if (rest >= 0x7c00) return simd_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);
-    /* the float16 number is zero or subnormal: a multiple of 2^-24 */
+    /* zero or subnormal: a multiple of 2^-24 */
     if (rest < 0x400) return simd_float(sign | simd_bits((float)rest * 0x1p-24f));
     return simd_float(sign | (rest + ((127 - 15) << 10)) << 13);
 }
@@ -86,7 +86,6 @@ static inline uint8_t simd_to_e4m3(float x)
     return (uint8_t)(sign | (rest + 0x7ffff + (rest >> 20 & 1)) >> 20);
 }
 
-/* Returns element c of a row of any floating dtype, as f32. */
 static inline float simd_get_element(const void *row, attn_dtype dtype, int64_t c)
 {
     switch (dtype) {
@@ -127,7 +126,6 @@ static inline int64_t simd_dtype_bytes(attn_dtype dtype)
     return dtype == ATTN_F32 ? 4 : dtype == ATTN_F8E4M3 ? 1 : 2;
 }
 
-/* Returns the address of row r of a tensor whose rows are `stride` elements apart. */
 static inline const void *simd_row(const void *X, attn_dtype dtype, int64_t stride, int64_t r)
 {
     return (const char *)X + r * stride * simd_dtype_bytes(dtype);

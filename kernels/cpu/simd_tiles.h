@@ -148,10 +148,10 @@ VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, 
         rest = v_fms(v_mul(dP, drop), v_set(g->drop_scale), delta);
         kept = v_mul(p, drop);
     }
-    /* Where P is 0, dZ is set to 0, because dP may be NaN or infinite there. */
+    /* dP may be NaN or infinite where P is 0 */
     vf dZ = v_mul_unless_zero(p, rest);
     if (!plain && g->dZ) v_store_n(g->dZ + at, dZ, n);
-    /* dS is set to 0 where dZ is 0, because `cap` (the derivative of softcap) of a hidden score may be NaN */
+    /* `cap` (the derivative of softcap) of a hidden score may be NaN */
     if (!plain && g->cap) dZ = v_mul_unless_zero(dZ, v_load_n(g->cap + at, n));
     *P = kept;
     *dS = dZ;
@@ -194,7 +194,7 @@ VEC void gradient_as(bool plain, const struct simd_gradient *g)
         if (all && g->cols - j0 >= SIMD_PANEL) gradient_panel(plain, true, g, j0);
         else gradient_panel(plain, false, g, j0);
     }
-    /* Writes zeros to the rows of P_b and dS_b behind the last pair of rows, up to a multiple of k_multiple. */
+    /* zeros behind the last pair of rows, up to a multiple of k_multiple */
     for (int r = (int)simd_round_up(g->rows, 2); r < (int)simd_round_up(g->rows, PAD_ROWS ? PAD_ROWS : 1); r += 2) {
         for (int j = 0; j < (int)simd_round_up(g->cols, SIMD_PANEL); j += V_LANES) {
             const struct pair zero = make_pair(v_zero(), v_zero());

@@ -19,7 +19,6 @@ typedef float64x2_t vd;
 typedef uint32x4_t vm; /* a set of lanes: a lane in the set has all bits 1, any other lane all bits 0 */
 typedef float32x4_t v4;
 
-/* Each line until clang-format is switched on again defines one function. */
 /* clang-format off */
 VEC vi v_iota_i(void) { return (vi){ 0, 1, 2, 3 }; }
 VEC vm v_first(int n) { return vcltq_s32(v_iota_i(), vdupq_n_s32(n)); }
@@ -49,12 +48,10 @@ VEC vi v_set_i(int32_t x) { return vdupq_n_s32(x); }
 VEC vi v_add_i(vi a, vi b) { return vaddq_s32(a, b); }
 VEC vi v_sub_i(vi a, vi b) { return vsubq_s32(a, b); }
 VEC vm v_less_i(vi a, vi b) { return vcltq_s32(a, b); }
-/* Returns x with its `low` lowest bits set to 0: 0x1234 becomes 0x1200 for `low` = 8. */
 VEC vi v_high_bits(vi x, int low) { return vandq_s32(x, vdupq_n_s32(-(1 << low))); }
 VEC vf v_from_i(vi x) { return vcvtq_f32_s32(x); }
 VEC vi v_bits(vf x) { return vreinterpretq_s32_f32(x); }
 VEC vf v_of_bits(vi x) { return vreinterpretq_f32_s32(x); }
-/* v_low_d() and v_high_d() convert the first and the second half of the lanes to double. */
 VEC vd v_zero_d(void) { return vdupq_n_f64(0); }
 VEC vd v_low_d(vf x) { return vcvt_f64_f32(vget_low_f32(x)); }
 VEC vd v_high_d(vf x) { return vcvt_high_f64_f32(x); }
@@ -72,14 +69,12 @@ VEC v4 v_hsum4(vf a, vf b, vf c, vf d) { return vpaddq_f32(vpaddq_f32(a, b), vpa
 VEC v4 v_hmax4(vf a, vf b, vf c, vf d) { return vpmaxq_f32(vpmaxq_f32(a, b), vpmaxq_f32(c, d)); }
 /* clang-format on */
 
-/* Returns a * b, but 0 where a is 0, even if b is infinite or NaN. */
 VEC vf v_mul_unless_zero(vf a, vf b)
 {
     const vi product = v_bits(vmulq_f32(a, b));
     return v_of_bits(vbicq_s32(product, vreinterpretq_s32_u32(vceqzq_f32(a))));
 }
 
-/* Loads the first n <= 4 elements; the other lanes are 0. */
 VEC vf v_load_n(const float *p, int n)
 {
     if (n >= V_LANES) return v_load(p);
@@ -132,7 +127,6 @@ VEC void v_store_halves_n(uint16_t *p, uint16x4_t x, int n)
     for (int i = 0; n < V_LANES && i < n; i++) p[i] = all[i];
 }
 
-/* returns the lanes whose byte is 0; bytes after the first n count as 0 */
 VEC vm v_zero_bytes_n(const uint8_t *p, int n)
 {
     return vceqzq_u32(vmovl_u16(v_load_bytes_n(p, n)));
@@ -190,7 +184,6 @@ VEC uint16x4_t v_to_bf16(vf x)
 #endif
 }
 
-/* v_get_n() loads elements c to c + n - 1 of a row, n <= 4, with 0 in the other lanes. v_put_n() stores them. */
 VEC vf v_get_n(const void *row, attn_dtype dtype, int64_t c, int n)
 {
     switch (dtype) {
@@ -225,7 +218,6 @@ VEC void v_put(void *row, attn_dtype dtype, int64_t c, vf x)
     v_put_n(row, dtype, c, x, V_LANES);
 }
 
-/* Transposes V_LANES vectors: lane j of x[i] becomes lane i of x[j]. */
 VEC void v_transpose(vf x[V_LANES])
 {
     const vf a = vtrn1q_f32(x[0], x[1]), b = vtrn2q_f32(x[0], x[1]);

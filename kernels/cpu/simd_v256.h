@@ -20,7 +20,6 @@ typedef __m256d vd;
 typedef __m128 v4;
 typedef __m256 vm; /* a set of lanes: a lane in the set has all bits 1, any other lane all bits 0 */
 
-/* Each line until clang-format is switched on again defines one function. */
 /* clang-format off */
 VEC vi v_iota_i(void) { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
 VEC vi v_first_i(int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), v_iota_i()); }
@@ -39,8 +38,8 @@ VEC vf v_div(vf a, vf b) { return _mm256_div_ps(a, b); }
 VEC vf v_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 VEC vf v_fms(vf a, vf b, vf c) { return _mm256_fmsub_ps(a, b, c); }
 VEC vf v_fnma(vf a, vf b, vf c) { return _mm256_fnmadd_ps(a, b, c); }
-VEC vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); } /* the larger of a and b; b if one of them is NaN */
-VEC vf v_min(vf a, vf b) { return _mm256_min_ps(a, b); } /* the smaller of a and b; b if one of them is NaN */
+VEC vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); }
+VEC vf v_min(vf a, vf b) { return _mm256_min_ps(a, b); }
 VEC vf v_abs(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 VEC vf v_copysign(vf x, vf sign)
 {
@@ -49,7 +48,6 @@ VEC vf v_copysign(vf x, vf sign)
 }
 VEC vm v_less(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
 VEC vf v_select(vm m, vf yes, vf no) { return _mm256_blendv_ps(no, yes, m); }
-/* Returns a * b, but 0 where a is 0, even if b is infinite or NaN. */
 VEC vf v_mul_unless_zero(vf a, vf b) { return _mm256_and_ps(_mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_NEQ_UQ), _mm256_mul_ps(a, b)); }
 VEC vm v_or(vm a, vm b) { return _mm256_or_ps(a, b); }
 VEC vm v_and(vm a, vm b) { return _mm256_and_ps(a, b); }
@@ -58,12 +56,10 @@ VEC vi v_load_i_n(const int32_t *p, int n) { return _mm256_maskload_epi32(p, v_f
 VEC vi v_set_i(int32_t x) { return _mm256_set1_epi32(x); }
 VEC vi v_add_i(vi a, vi b) { return _mm256_add_epi32(a, b); }
 VEC vi v_sub_i(vi a, vi b) { return _mm256_sub_epi32(a, b); }
-/* Returns x with its `low` lowest bits set to 0. */
 VEC vi v_high_bits(vi x, int low) { return _mm256_slli_epi32(_mm256_srai_epi32(x, low), low); }
 VEC vf v_from_i(vi x) { return _mm256_cvtepi32_ps(x); }
 VEC vi v_bits(vf x) { return _mm256_castps_si256(x); }
 VEC vf v_of_bits(vi x) { return _mm256_castsi256_ps(x); }
-/* v_low_d() and v_high_d() convert the first and the second half of the lanes to double. */
 VEC vd v_zero_d(void) { return _mm256_setzero_pd(); }
 VEC vd v_low_d(vf x) { return _mm256_cvtps_pd(_mm256_castps256_ps128(x)); }
 VEC vd v_high_d(vf x) { return _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)); }
@@ -75,7 +71,6 @@ VEC double v_hsum_d(vd a, vd b)
     return _mm_cvtsd_f64(_mm_add_sd(half, _mm_unpackhi_pd(half, half)));
 }
 VEC vm v_less_i(vi a, vi b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)); }
-/* A v4 is a vector of four floats, while a vf has V_LANES floats. */
 VEC v4 v4_load(const float *p) { return _mm_loadu_ps(p); }
 VEC void v4_store(float *p, v4 x) { _mm_storeu_ps(p, x); }
 VEC v4 v4_add(v4 a, v4 b) { return _mm_add_ps(a, b); }
@@ -90,7 +85,7 @@ VEC __m128i v_load_bytes_n(const void *p, int bytes)
     return _mm_load_si128((const __m128i *)buffer);
 }
 
-VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* returns the set of lanes whose byte at p is 0 */
+VEC vm v_zero_bytes_n(const uint8_t *p, int n)
 {
     return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_cvtepu8_epi32(v_load_bytes_n(p, n)), _mm256_setzero_si256()));
 }
@@ -215,7 +210,6 @@ VEC void v_put(void *row, attn_dtype dtype, int64_t c, vf x)
     v_put_n(row, dtype, c, x, V_LANES);
 }
 
-/* Transposes V_LANES vectors: lane j of x[i] becomes lane i of x[j]. */
 VEC void v_transpose(vf x[V_LANES])
 {
     __m256 t[8];

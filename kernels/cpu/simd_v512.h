@@ -31,7 +31,6 @@ typedef __m512d vd;
 typedef __m128 v4;
 typedef __mmask16 vm;
 
-/* Each line until clang-format is switched on again defines one function. */
 /* clang-format off */
 VEC vm v_first(int n) { return (__mmask16)_bzhi_u32(0xffff, (unsigned)n); }
 VEC vf v_zero(void) { return _mm512_setzero_ps(); }
@@ -259,8 +258,8 @@ VEC void v_transpose(vf x[V_LANES])
     UNPACK(8)
     UNPACK(12)
 #undef UNPACK
-    /* Transposes four rows at a time within each quarter of the vectors: t[4 g + s] holds columns s, 4 + s, 8 + s and
-     * 12 + s of rows 4 g .. 4 g + 3, one column in each quarter. */
+    /* Transposes four rows at a time within each quarter: t[4 g + s] holds columns s, 4 + s, 8 + s and 12 + s of rows 4
+     * g .. 4 g + 3. */
 #define QUARTERS(s)                                                                                \
     {                                                                                              \
         const __m512 a = _mm512_shuffle_f32x4(t[s], t[4 + s], 0x88),                               \

@@ -17,13 +17,9 @@
  * ones; without @ it hits every event. FAULT_MAP below lists the faults. A script that cannot be parsed is refused when
  * the device is opened.
  *
- * Invariants
- * 1. Only the owner of a stream uses it; memory and counters are shared, and the device's lock protects them.
- * 2. A call that fails has no other effect.
- * 3. Only `delay` and `launch.slow` depend on time; `hold` waits until a file is deleted, so a test decides the order
- * of events.
- * 4. Marks have the times of a device that starts each command as soon as it is queued and the command before it is
- * done.
+ * Only `delay` and `launch.slow` depend on time; `hold` waits until a file is deleted, so a test decides the order of
+ * events. Marks have the times of a device that starts each command as soon as it is queued and the command before it
+ * is done.
  *
  * Memory that another process lends (attn_device_import()) is an object of POSIX shared memory, so that a test can
  * write and read it. Its handle is the text "DEVICE/NAME", padded with NULs. Only the device may access it: while the
@@ -116,12 +112,11 @@ enum {
     PATH_BYTES = 256,
 };
 
-/* A rule of a script: one fault, and the events to which it applies (see the top of this file). */
 struct rule {
     enum fault_id fault;
     int64_t number; /* value of the fault in the script: an error code, or milliseconds */
     char path[PATH_BYTES];
-    int64_t first, last; /* the rule applies to events number `first` to `last` */
+    int64_t first, last;
 };
 
 /* ---- Devices and streams ----------------------------------------------------------------------------------------- */
@@ -132,7 +127,6 @@ struct block {
     char *memory;
 };
 
-/* Memory that another process lends to this one (attn_device_import()). */
 struct lent {
     struct lent *next;
     char handle[ATTN_HANDLE_BYTES];
@@ -159,8 +153,8 @@ struct fake_device {
      * inaccessible */
     int working;
     int64_t events[EVENT_COUNT];
-    /* The fault walk.err makes calls number 1, 3, 6, 10, ... fail. walk_next is the number of the next call that fails.
-     * walk_step is the distance between that call and the previous one that failed. */
+    /* The fault walk.err makes calls number 1, 3, 6, 10, ... fail: walk_next is the next of these numbers, walk_step
+     * its distance from the one before. */
     int64_t walk_step, walk_next;
     int lost; /* code of the error after which every call fails (sticky error); 0: the device works */
 };
@@ -178,7 +172,6 @@ enum command_kind {
     COMMAND_MARK
 };
 
-/* A command that waits on a stream until it is executed. */
 struct command {
     enum command_kind kind;
     void *to; /* address to which a command of kind COPY, PEER, MOVE, LSE or COMPARE writes */
@@ -204,8 +197,8 @@ struct command {
     int count;
     void *workspace;
     bool nan, left;
-    int64_t slow_ms; /* milliseconds by which the fault launch.slow delays the call */
-    int slot;        /* number of the slot in which a command of kind MARK records the time */
+    int64_t slow_ms;
+    int slot;
     int64_t put_ns;
 };
 
@@ -253,7 +246,6 @@ static bool take_number(const char **at, int64_t *number)
     return true;
 }
 
-/* Parses one entry of a script of faults, up to a comma or the end. Returns false if the entry cannot be parsed. */
 static bool parse_rule(const char **script, int device, struct rule *rule, bool *mine)
 {
     const char *at = *script, *digits = at;
@@ -327,8 +319,8 @@ static const struct rule *rule_for(const struct fake_device *device, enum fault_
 
 enum { ERROR_MEMORY = 2, ERROR_INVALID_HANDLE = 400, ERROR_ILLEGAL_ADDRESS = 700 };
 
-/* Returns the library's error for CUDA's error `code`. It is the same error as for real GPUs (device.cu). If the error
- * is sticky (every later call fails), the function also marks the device as lost. The caller must hold device->lock. */
+/* Returns the library's error for CUDA's error `code`. If the error is sticky (every later call fails), the function
+ * also marks the device as lost. The caller must hold device->lock. */
 static attn_status fail(struct fake_device *device, int code, const char *what, attn_error *err)
 {
     const struct cuda_error_info info = cuda_error_of(code);
@@ -371,8 +363,7 @@ static struct block *new_block(size_t bytes)
     b->bytes = bytes;
     b->memory = aligned_alloc(64, bytes / 64 * 64 + 64);
     if (b->memory) {
-        /* These bytes are NaN in every floating dtype, so a read of memory that was never written shows in the
-         * results. */
+        /* NaN in every floating dtype, so that a read of memory that was never written shows in the results */
         memset(b->memory, 0xff, bytes);
         return b;
     }
@@ -418,7 +409,7 @@ static void device_free(attn_device *base, void *memory)
         break;
     }
     pthread_mutex_unlock(&device->lock);
-    if (!freed) abort(); /* the caller frees memory that it did not allocate, so the test must not go on */
+    if (!freed) abort(); /* the caller frees memory that it did not allocate */
     free(freed->memory);
     free(freed);
 }
@@ -528,12 +519,12 @@ static void release_import(attn_device *base, void *memory)
     pthread_mutex_lock(&device->lock);
     struct lent **link = &device->lent;
     while (*link && (*link)->memory != memory) link = &(*link)->next;
-    if (!*link) abort(); /* the caller releases memory that it did not import, so the test must not go on */
+    if (!*link) abort(); /* the caller releases memory that it did not import */
     if (--(*link)->imports == 0) drop_lent(link);
     pthread_mutex_unlock(&device->lock);
 }
 
-/* There is nothing to pin, because the fake device copies by memcpy(). */
+/* nothing to pin: the fake device copies by memcpy() */
 static attn_status pin(attn_device *base, void *memory, size_t bytes, attn_error *err)
 {
     struct fake_device *const device = device_of(base);
@@ -579,7 +570,7 @@ static void close_device(attn_device *base)
         free(device->blocks);
         device->blocks = next;
     }
-    if (device->lent) abort(); /* the caller must release all imported memory before it closes the device */
+    if (device->lent) abort(); /* the caller has not released all imported memory */
     pthread_mutex_destroy(&device->lock);
     free(device);
 }
@@ -820,8 +811,7 @@ static attn_status run(attn_stream *base, const attn_plan *plans, int count, voi
     struct fake_device *device = device_of(base->device);
     struct command command = { .kind = COMMAND_RUN, .count = count, .workspace = workspace };
     if (attn_is_cancelled(base->cancel))
-        /* cancels the run, because it has not started yet: like a GPU, the device does not stop a run that has
-         * started */
+        /* the run has not started yet; like a GPU, the device does not stop a run that has started */
         return attn_given_up(err);
     pthread_mutex_lock(&device->lock);
     attn_status status = enter(device, "launch", err);
@@ -935,7 +925,6 @@ static attn_status truth_need(const attn_capabilities *can, const attn_problem *
     return ATTN_OK;
 }
 
-/* Appends a command of the kind TRUTH or COMPARE to the stream, with a copy of the problem. */
 static attn_status append_truth(attn_stream *base, struct command command, const attn_problem *problem, attn_error *err)
 {
     attn_status status = ATTN_NO_MEMORY;
@@ -1039,8 +1028,7 @@ static bool is_output(const attn_problem *p, int id)
     return attn_writes(p, (attn_tensor_id)id);
 }
 
-/* Returns whether all tensors that the problem reads or writes lie in this device's memory. The caller must hold
- * device->lock. */
+/* The caller must hold device->lock. */
 static bool problem_is_here(const struct fake_device *device, const attn_problem *p)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -1053,8 +1041,7 @@ static bool problem_is_here(const struct fake_device *device, const attn_problem
     return true;
 }
 
-/* Returns whether the tensors of a merge begin in this device's memory. A tensor without elements may be anywhere. The
- * caller must hold device->lock. */
+/* A tensor without elements may be anywhere. The caller must hold device->lock. */
 static bool merge_is_here(const struct fake_device *device, const attn_merge_plan *m)
 {
     const bool rows = attn_merge_count(m) > 0, columns = rows && m->Dv > 0;
@@ -1072,7 +1059,7 @@ static bool merge_is_here(const struct fake_device *device, const attn_merge_pla
     return here;
 }
 
-/* Returns whether the tensors of a sum lie in this device's memory. The caller must hold device->lock. */
+/* The caller must hold device->lock. */
 static bool sum_is_here(const struct fake_device *device, const attn_sum *sum)
 {
     const size_t elements = (size_t)sum->elements;
@@ -1082,7 +1069,6 @@ static bool sum_is_here(const struct fake_device *device, const attn_sum *sum)
     return here;
 }
 
-/* Returns whether the bytes that the command copies still lie in the memory of the other device. */
 static bool source_is_there(const struct command *c)
 {
     pthread_mutex_lock(&c->source->lock);
@@ -1111,8 +1097,7 @@ static bool truth_is_here(const struct fake_device *device, const struct command
 
 static bool command_is_sane(struct fake_device *device, const struct command *c)
 {
-    /* checked before this device's lock is taken, because source_is_there() takes the lock of the other device, and no
-     * thread may hold both locks */
+    /* source_is_there() takes the lock of the other device, and no thread may hold both locks */
     bool sane = c->kind != COMMAND_PEER || source_is_there(c);
     pthread_mutex_lock(&device->lock);
     if (c->kind == COMMAND_PEER) sane = sane && owns(device, c->to, c->bytes);
@@ -1147,8 +1132,8 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
 static int carry_out(struct fake_stream *stream, attn_error *err)
 {
     struct fake_device *device = device_of(stream->base.device);
-    /* the time at which a real device would reach command i: such a device starts each command as soon as the command
-     * is queued and the previous one is done. A mark stores this time. */
+    /* the time at which a real device would reach command i, if it starts each command when it is queued and the
+     * previous one is done; a mark stores this time */
     int64_t at_ns = 0;
     for (int i = 0; i < stream->count; i++) {
         struct command *c = &stream->commands[i];
@@ -1177,8 +1162,7 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         stream->left_rows |= c->left;
         for (int n = 0; n < c->count && c->nan; n++)
             for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-                if (is_output(&c->problems[n], id)) /* the whole tensor is filled at once, because outputs have no
-                                                     * gaps */
+                if (is_output(&c->problems[n], id)) /* outputs have no gaps */
                     memset(c->problems[n].tensor[id].data, 0xff, span(&c->problems[n].tensor[id]));
     }
     return 0;
@@ -1218,7 +1202,7 @@ static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
     return status;
 }
 
-/* Waits until the stream is done. With the fault event.never it waits for ever. */
+/* With the fault event.never it waits for ever. */
 static attn_status wait_for_stream(attn_stream *base, attn_error *err)
 {
     const struct timespec pause = { 0, 1000000 };

@@ -1,4 +1,4 @@
-/* truth.c: computes the results of a problem in float64, for tests. See truth.h. */
+/* truth.c: computes the results of a problem in float64, for tests. */
 #include "kernels/fake/truth.h"
 
 #include <math.h>
@@ -53,8 +53,7 @@ bool fake_truth_of_head(const attn_problem *p, int64_t head, const attn_truth *t
     if (head == 0) clear(d, to);
     if (!compute_open(&c, &bare, frame_tile_rows(&bare))) return false;
     compute_keys(&c, &v, b, hk);
-    /* dk and dv are sums over the query heads of a group, so the sums over the group's earlier heads are loaded
-     * first */
+    /* dk and dv are sums over the query heads of a group: this loads the sums of the group's earlier heads */
     if (bare.op == ATTN_OP_BACKWARD) {
         take(to->dk, d->D, first_key, s.Sk, c.dK, c.D);
         take(to->dv, d->Dv, first_key, s.Sk, c.dV, c.Dv);

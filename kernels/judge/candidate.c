@@ -1,4 +1,4 @@
-/* candidate.c: tests one mistake, or two at once, and decides which errors they explain. See state.h.
+/* candidate.c: tests one mistake, or two at once, and decides which errors they explain.
  *
  * A mistake explains a wrong tensor if the caller's tensor agrees with the tensor of a kernel with this mistake: the
  * largest and mean differences between these two tensors are at most a tenth of those between the caller's tensor and
@@ -24,13 +24,11 @@ enum { LSE = 1 }; /* index of lse in frame_tensors[] */
  * JUDGE_NOT_WORSE times its size. */
 #define JUDGE_PART      0.2
 #define JUDGE_NOT_WORSE 1.05
-/* A pair of mistakes is an explanation only if its score (a sum of logarithms, lower is better: see the top of this
- * file) is lower than the score of each mistake alone by at least this number. */
+/* A pair of mistakes is an explanation only if its score (lower is better) is lower by at least this number than the
+ * score of each mistake alone. */
 #define JUDGE_PAIR_GAIN 1.1
-/* These limits apply where mistakes are tested only on some units (tiles of queries or of keys). A mistake that changes
- * out or lse needs the forward of a head to be computed again for each tile of keys. It is tested on such tiles only if
- * these forwards take at most JUDGE_KEYS_TESTED multiply-adds. JUDGE_KEYS_CONFIRMED is the limit when PHASE_CONFIRM
- * tests the best explanation. */
+/* Limits in multiply-adds for testing a mistake that changes out or lse on tiles of keys: each such tile needs the
+ * forward of a head again. JUDGE_KEYS_CONFIRMED is the limit when PHASE_CONFIRM tests the best explanation. */
 #define JUDGE_KEYS_TESTED    ((double)(INT64_C(1) << 29))
 #define JUDGE_KEYS_CONFIRMED ((double)(INT64_C(1) << 36))
 
@@ -92,16 +90,14 @@ static bool vary(const struct judge *j, const struct candidate *c, const attn_pr
            candidate_change(j, &c->second, v, words);
 }
 
-/* Returns whether a kernel with this mistake gives correct out and lse. */
 static bool forward_is_right(const struct mistake *m)
 {
     return m->alone || m->row < 0 || hypotheses[m->row].of_backward;
 }
 
-/* A candidate (one assumed mistake, or two assumed together) is tested on the first units of `list`; the function
- * returns their number. A unit is a tile of queries or a tile of keys, and tiles of queries come first in the list. If
- * the forwards that the tiles of keys need take more than `most` multiply-adds, the candidate is tested on the tiles of
- * queries only, otherwise on all units. */
+/* Returns on how many units of `list`, from the first on, a candidate (one assumed mistake, or two assumed together) is
+ * tested. The list has tiles of queries, then tiles of keys. If the forwards that the tiles of keys need take more than
+ * `most` multiply-adds, the candidate is tested on the tiles of queries only. */
 static int64_t tested_of(const struct frame *f, const int64_t *list, int64_t count, double most)
 {
     int64_t queries = 0;
@@ -113,10 +109,6 @@ static int64_t tested_of(const struct frame *f, const int64_t *list, int64_t cou
     return work > most ? queries : count;
 }
 
-/* Begins the pass (run over tiles) that tests a candidate (one assumed mistake, or two assumed together). `whole`: the
- * pass goes over all tiles, not only over the sample (the tiles on which candidates are tested first). If
- * units_are_sampled() is true, the pass always goes over the sample, and `whole` means that it may also go over tiles
- * of keys that are much work. Returns false if the candidate does not apply to the problem, or takes too long. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole)
 {
     variation v;
@@ -168,8 +160,6 @@ bool candidate_lacks_keys(const struct judge *j, const struct candidate *c)
            c->left[4].count == 0;
 }
 
-/* Returns whether some tested candidate (one assumed mistake, or two assumed together) explains all wrong tensors by
- * itself. A candidate need not explain dk and dv if its test did not compare them. */
 bool candidate_is_complete(const struct judge *j)
 {
     for (int n = 0; n < j->candidate_count; n++) {
@@ -180,8 +170,6 @@ bool candidate_is_complete(const struct judge *j)
     return false;
 }
 
-/* Returns whether the candidate (one assumed mistake, or two assumed together) explains more than a fifth of the error
- * of at least one wrong tensor. */
 bool candidate_removes_some(const struct judge *j, const struct candidate *c)
 {
     for (int which = 0; which < FRAME_TENSORS; which++) {
@@ -211,9 +199,8 @@ static double better_single(const struct judge *j, const struct candidate *pair)
     return best;
 }
 
-/* Compares the caller's errors in one tensor with the errors that the mistake makes there. Returns true only if the two
- * kinds of errors are similar in two ways: their root mean squares differ by less than a factor of 1.5, and their
- * ratios of mean to root mean square by less than a factor of 1.25. */
+/* Returns whether the mistake's errors in one tensor are about as large as the caller's: root mean squares differ by
+ * less than a factor of 1.5, and ratios of mean to root mean square by less than 1.25. */
 static bool has_size(const struct judge *j, int which, const struct candidate *c, const struct difference *now)
 {
     const double rms = root_mean_square(j, which, now), of = root_mean_square(j, which, &c->size[which]);
@@ -228,8 +215,8 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
 static bool explains_by_size(const struct judge *j, const struct candidate *c)
 {
     bool any = false;
-    /* A mistake that makes random errors is not reported if lse is wrong too, because other mistakes are then likelier.
-     * In a float32 forward it is reported only if the caller has sent lse. */
+    /* A mistake that makes random errors is not reported if lse is wrong too (other mistakes are then likelier), nor in
+     * a float32 forward without the caller's lse. */
     if (j->wrong >> LSE & 1) return false;
     if (j->p.q.dtype == ATTN_F32 && j->p.op == ATTN_OP_FORWARD && !state_is_given(j, ATTN_T_lse)) return false;
     for (int which = 0; which < FRAME_TENSORS; which++) {
@@ -259,8 +246,6 @@ static bool explains_by_pattern(const struct judge *j, const struct candidate *c
     return false;
 }
 
-/* Returns whether the candidate (one assumed mistake, or two assumed together) explains every wrong tensor that was
- * compared in its test. */
 static bool explains_all(const struct judge *j, const struct candidate *c)
 {
     for (int which = 0; which < FRAME_TENSORS; which++)
@@ -268,9 +253,8 @@ static bool explains_all(const struct judge *j, const struct candidate *c)
     return true;
 }
 
-/* Returns whether the answer to the caller reports the candidate (one assumed mistake, or two assumed together) as an
- * explanation. A pair of mistakes must explain all wrong tensors: many pairs are tested, so a pair that explains only
- * some tensors mostly fits by chance. */
+/* A pair of mistakes must explain all wrong tensors: many pairs are tested, so a pair that explains only some tensors
+ * mostly fits by chance. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c)
 {
     const struct hypothesis *const h = &hypotheses[c->first.row];
@@ -280,9 +264,6 @@ bool candidate_is_explanation(const struct judge *j, const struct candidate *c)
     return c->second.row < 0 || (explains_all(j, c) && c->score < better_single(j, c) - JUDGE_PAIR_GAIN);
 }
 
-/* Returns, as bits, those wrong tensors (except lse) in which the single mistake explains most of the error. Returns 0
- * if the mistake makes the error of some wrong tensor clearly larger (JUDGE_NOT_WORSE). The caller's kernel may have
- * other mistakes too. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c)
 {
     const struct hypothesis *const h = &hypotheses[c->first.row];
@@ -294,7 +275,7 @@ unsigned candidate_part(const struct judge *j, const struct candidate *c)
         if (!(j->wrong >> which & 1) || left->count == 0 || now->count == 0) continue;
         const double before = root_mean_square(j, which, now), after = root_mean_square(j, which, left);
         if (after > JUDGE_NOT_WORSE * before || left->bad > now->bad) return 0;
-        /* lse is left out: many mistakes happen to bring a wrong lse nearer to the correct one, so it is no evidence */
+        /* lse is no evidence: many mistakes happen to bring a wrong lse nearer to the correct one */
         if (which != LSE && after <= JUDGE_PART * before && difference_mean(left) <= JUDGE_PART * difference_mean(now))
             removed |= 1u << which;
     }

@@ -1,15 +1,9 @@
-/* compute.c: attention in float64, as defined or with a mistake (variation.h). See compute.h.
+/* compute.c: attention in float64, as defined or with a mistake (variation.h). All scores of a row are in memory at
+ * once, so that a mistake of a kernel's loop over tiles of keys can be computed in a few lines.
  *
- * All scores of a row are in memory at once, so that a mistake of a kernel's loop over tiles of keys can be computed in
- * a few lines.
- *
- * Invariants
- * 1. With the variation that variation_of() returns, the results are those that kernels/README.md defines. Tests
- * compare them with kernels/cpu/reference.c.
- * 2. A hidden pair has a score of -inf and a weight of 0. Where a number of the tile is not finite, hidden pairs are
- * left out of all products, because 0 times NaN is NaN.
- * 3. lse is stored as two numbers, the largest score and lse minus this score, because in one double a score of 1e38
- * would leave no digits for the difference. */
+ * A hidden pair has a score of -inf and a weight of 0. Where a number of the tile is not finite, hidden pairs are left
+ * out of all products, because 0 times NaN is NaN. lse is stored as the largest score and lse minus this score, because
+ * one double would lose the difference beside a score of 1e38. */
 #include "kernels/judge/compute.h"
 
 #include <math.h>
@@ -182,7 +176,6 @@ void compute_keys(struct compute *c, const variation *v, int64_t b, int64_t hk)
 
 /* ---- The forward of a tile --------------------------------------------------------------------------------------- */
 
-/* Returns the index, in its sequence, of row number `n` of the tile. */
 int64_t compute_row_of(const variation *v, const struct compute_rows *rows, int64_t n)
 {
     return rows->first + n + (v->one_sequence && v->g.cu_q ? v->g.cu_q[rows->b] : 0);
@@ -194,7 +187,6 @@ bool compute_sees(const struct compute *c, const variation *v, const struct comp
     return compute_keys_of(c, v, first).lo < c->hi && compute_keys_of(c, v, first + rows->count - 1).hi > c->lo;
 }
 
-/* Loads the tile's rows of q or dout. Rows past the sequence's length become 0. */
 void compute_load_existing(struct compute *c, const variation *v, const struct compute_rows *rows,
                            const attn_view *view, int64_t column, double factor, int64_t columns, int64_t ld,
                            double *to)

@@ -23,7 +23,7 @@ enum { COMPUTE_MIXED_KEYS = 16384 };
 
 /* A tile: consecutive queries of one head of one sequence, which are computed together. */
 struct compute_rows {
-    int64_t b, h;         /* the tile is in sequence b, and its queries are of query head h */
+    int64_t b, h;
     int64_t first, count; /* the tile has `count` rows of the sequence, from row `first` on; rows past the sequence's
                            * length do not exist */
 };
@@ -47,20 +47,19 @@ struct compute {
     bool has_keys, strange; /* strange: an input is NaN or infinite, so products skip hidden pairs */
     int64_t b, hk;
     attn_sequence s;
-    /* Scores and gradients are computed only for the keys `lo` to `hi` - 1. compute_keys() sets `lo` and `hi` to all
-     * keys of the sequence. To use fewer keys, set `lo` (a multiple of PRODUCTS_WIDTH) and `hi` after
-     * compute_keys(). */
+    /* Scores and gradients are computed only for keys `lo` to `hi` - 1. compute_keys() sets them to all keys of the
+     * sequence; the caller may set fewer afterwards (`lo` a multiple of PRODUCTS_WIDTH). */
     int64_t lo, hi;
-    /* If variation.padding_kept is set (the mistake of attending to padding keys), s.Sk includes padding keys. `shift`
-     * is the true number of keys minus s.Sk. Causal and window add `shift` to a query's index. */
+    /* With variation.padding_kept (the mistake of attending to padding keys), s.Sk includes padding. `shift`, which
+     * causal and window add to a query's index, is the true number of keys minus s.Sk. */
     int64_t shift;
     /* keys and values of the head: KT [D, keys] (K transposed) and V [most_keys, Dv]; for gradients also K [most_keys,
      * D] and VT [Dv, keys] (V transposed) */
     double *KT, *V, *K, *VT;
     double *dK, *dV; /* gradients of keys and values: dK [most_keys, D], dV [most_keys, Dv] */
 
-    /* The members from z to rest belong to one tile of queries. The first five are arrays of [tile, keys]: scores
-     * (-inf: hidden), weights of V, factors of dropout, derivatives of softcap, and dP (later dS). */
+    /* From here to `rest`: one tile of queries. The first five are [tile, keys]: scores (-inf: hidden), weights of V,
+     * factors of dropout, derivatives of softcap, and dP (later dS). */
     double *z, *P, *M, *slope, *dP;
     double *Q, *dO;         /* the tile's rows of q [tile, D] and of dout [tile, Dv] */
     double *out, *lse, *dq; /* results of the tile's rows: out [tile, Dv], lse [tile], dq [tile, D] */
@@ -70,7 +69,6 @@ struct compute {
                              * (emulate.c) */
 };
 
-/* Returns the bytes of memory that compute_open() will allocate for this problem and tile size. */
 int64_t compute_bytes(const attn_problem *p, int64_t tile);
 /* Allocates the memory for tiles of `tile` rows. Returns false if there is not enough memory. `c` borrows `p` until
  * compute_close(). */
@@ -82,7 +80,6 @@ void compute_keys(struct compute *c, const variation *v, int64_t b, int64_t hk);
 /* Computes out and lse of a tile, and for each row `top` (the largest score) and `rest` (lse - top). The keys that
  * compute_keys() loaded must be those of the tile's query head. */
 void compute_rows(struct compute *c, const variation *v, const struct compute_rows *rows);
-/* The gradients that compute_gradients() computes. */
 enum compute_wanted { COMPUTE_DQ = 1, COMPUTE_DK_DV = 2, COMPUTE_ALL = 3 };
 /* Computes dq of a tile, and adds the tile's contributions to dK, dV and `sums`. Call it after compute_rows() of the
  * same tile, because it reads the tile's scores, out, top and rest. dq is correct only if scores of all keys were
@@ -106,7 +103,6 @@ void compute_load_gradients(struct compute *c, const variation *v, const struct 
 void compute_row_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                            const struct compute_sums *sums, int64_t r);
 double compute_sink(const variation *v, int64_t h); /* returns the sink of head h; -inf: there is no sink */
-/* Rounds x to the nearest number of the dtype. */
 double compute_rounded(attn_dtype dtype, double x);
 /* Rounds x towards 0 to a number with as many mantissa bits as the dtype has. */
 double compute_cut(attn_dtype dtype, double x);

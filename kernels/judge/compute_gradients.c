@@ -1,4 +1,4 @@
-/* compute_gradients.c: the backward of a tile of queries. See compute.h. */
+/* compute_gradients.c: the backward of a tile of queries. */
 #include <math.h>
 #include <string.h>
 
@@ -9,8 +9,7 @@ static void round_all(attn_dtype dtype, double *x, int64_t count)
     for (int64_t n = 0; n < count; n++) x[n] = compute_rounded(dtype, x[n]);
 }
 
-/* Rounds x to float32 if c->in_float is set, because the kernel whose roundings are imitated stores x in float32
- * between two steps. Otherwise returns x. */
+/* Rounds x to float32 if c->in_float is set, as an emulated kernel does that stores x in float32 between two steps. */
 static double kept(const struct compute *c, double x)
 {
     return c->in_float ? (float)x : x;
@@ -48,7 +47,6 @@ static void add_sums(const struct compute *c, const variation *v, const struct c
     }
 }
 
-/* Turns the weights P of a row into the weights after dropout, from which dv is computed. Turns dP into dS. */
 void compute_row_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                            const struct compute_sums *sums, int64_t r)
 {
@@ -59,9 +57,8 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
                   *const slope = c->slope + r * c->keys, *const z = c->z + r * c->keys;
     double delta = 0;
     probabilities(c, r, c->top[r], c->rest[r]);
-    /* In a kernel, the roundings of delta = sum dO * out differ from those of dP. In a row that sees one key, dP -
-     * delta is therefore not exactly 0. To imitate that, the terms of delta are added here from the last to the
-     * first. */
+    /* A kernel rounds delta = sum dO * out differently from dP, so their difference is not exactly 0 in a row that sees
+     * one key. To imitate this, delta is added up from the last term to the first. */
     for (int64_t n = 0; n < d->Dv && !v->no_delta; n++) {
         const int64_t e = r * c->Dv + (c->in_float ? d->Dv - 1 - n : n);
         delta = kept(c, delta + c->dO[e] * c->out[e]);
@@ -98,13 +95,11 @@ static attn_range only_tile(const struct compute *c, const variation *v, int64_t
     return keys;
 }
 
-/* Computes dq of a tile's rows from dS, which is in c->dP. */
 static void gradient_of_queries(struct compute *c, const variation *v, const struct compute_rows *rows)
 {
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count;
-    double *const some = c->M; /* c->M is scratch memory here, because the factors of dropout in it are no longer
-                                * needed */
+    double *const some = c->M; /* scratch memory here: the factors of dropout in it are no longer needed */
     memset(c->dq, 0, (size_t)(count * c->D) * sizeof *c->dq);
     if (v->only_last_tile > 0) {
         memset(some, 0, (size_t)(count * c->keys) * sizeof *some);

@@ -1,4 +1,4 @@
-/* compute_numbers.c: roundings of numbers, and products that skip masked keys or round their sums. See compute.h. */
+/* compute_numbers.c: roundings of numbers, and products that skip masked keys or round their sums. */
 #include <math.h>
 #include <string.h>
 
@@ -23,7 +23,6 @@ double compute_rounded(attn_dtype dtype, double x)
     }
 }
 
-/* Rounds x towards 0 to a number with as many mantissa bits as the dtype has. */
 double compute_cut(attn_dtype dtype, double x)
 {
     static const int bits[ATTN_DTYPE_COUNT] = { [ATTN_F32] = 23, [ATTN_F16] = 10, [ATTN_BF16] = 7, [ATTN_F8E4M3] = 3 };
@@ -72,8 +71,6 @@ static void product_seen(const struct compute *c, int64_t rows, int64_t n, const
         }
 }
 
-/* Computes C[rows, n] += A[rows, Sk] B[Sk, n]. The columns of A are keys, and only keys c->lo to c->hi - 1 count. If an
- * input is NaN or infinite (c->strange), pairs of a query and a masked key are skipped. */
 void compute_times_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B, int64_t ldb,
                         double *C)
 {
@@ -83,8 +80,6 @@ void compute_times_keys(const struct compute *c, int64_t rows, int64_t n, const 
                                ldb);
 }
 
-/* Computes C[Sk, n] += transposed A[rows, Sk] B[rows, n]. The columns of A are keys, and only keys c->lo to c->hi - 1
- * count. If an input is NaN or infinite (c->strange), pairs of a query and a masked key are skipped. */
 void compute_add_to_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B,
                          int64_t ldb, double *C)
 {
@@ -94,8 +89,6 @@ void compute_add_to_keys(const struct compute *c, int64_t rows, int64_t n, const
                                ldb);
 }
 
-/* Computes C += A B. Each sum is rounded to v->round_dtype after every v->tile terms, as a kernel does that keeps its
- * sums in this dtype. */
 void compute_rounded_product(const struct compute *c, const variation *v, int64_t m, int64_t n, int64_t k,
                              const double *A, int64_t row, const double *B, int64_t ldb, double *C, int64_t ldc)
 {

@@ -1,4 +1,4 @@
-/* compute_scores.c: scores, dropout and softmax of rows of queries. See compute.h. */
+/* compute_scores.c: scores, dropout and softmax of rows of queries. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -8,7 +8,6 @@
 
 /* ---- The scores of a row ----------------------------------------------------------------------------------------- */
 
-/* Returns the range of keys that the causal mask and the window let query row i see. */
 attn_range compute_keys_of(const struct compute *c, const variation *v, int64_t i)
 {
     const attn_sequence *const s = &c->s;
@@ -160,8 +159,6 @@ static double largest(const double *z, int64_t lo, int64_t hi, double from)
     return top;
 }
 
-/* Sets e[j] to exp(z[j] - top) for each key j from lo to hi - 1, and to 0 if key j is hidden. Returns the sum of these
- * e[j]. */
 static double exponentials(const double *z, int64_t lo, int64_t hi, double top, double *e)
 {
     double sum = 0;
@@ -170,8 +167,8 @@ static double exponentials(const double *z, int64_t lo, int64_t hi, double top, 
 }
 
 /* Computes the weights P of a row as a kernel does that forgets to rescale its sums when a tile of keys raises the
- * maximum. variation.softmax says which sums it forgets. Returns the sum by which out is divided. On entry, P has exp(z
- * - top), where `top` is the row's maximum after the last tile, and `sum` is the sum of P. */
+ * maximum. variation.softmax says which sums it forgets. On entry, P has exp(z - top), where `top` is the row's maximum
+ * after the last tile, and `sum` is the sum of P. */
 static double not_rescaled(const struct compute *c, const variation *v, int64_t h, const double *z, double sum,
                            double *P)
 {
@@ -217,8 +214,6 @@ static int64_t tail_of(const struct compute *c, const variation *v, int64_t i)
     return v->tail_is_hidden ? attn_clamp64(reach, 0, padding) : padding;
 }
 
-/* Computes the softmax of row i from its scores, which are row r of c->z: the weights P, the largest score `top`, lse,
- * and `rest` = lse - top. */
 void compute_softmax(struct compute *c, const variation *v, int64_t h, int64_t i, int64_t r)
 {
     const double *const z = c->z + r * c->keys;

@@ -1,4 +1,4 @@
-/* effort.c: estimates how long the work of a judge takes. See effort.h. */
+/* effort.c: estimates how long the work of a judge takes. */
 #include "kernels/judge/effort.h"
 
 #include "kernels/judge/frame.h"

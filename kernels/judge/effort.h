@@ -1,5 +1,4 @@
-/* effort.h: estimates how long the work of a judge takes on one thread. (A judge checks a caller's results:
- * judge.h.) */
+/* effort.h: estimates how long the work of a judge (a check of a caller's results) takes on one thread. */
 #ifndef JUDGE_EFFORT_H
 #define JUDGE_EFFORT_H
 
@@ -17,7 +16,6 @@ enum {
     EFFORT_EMULATIONS_LARGE = 2,
 };
 
-/* Returns how many multiply-adds in double one thread computes per second. */
 double effort_rate(void);
 /* Returns for how many correct kernels a judge imitates the roundings (emulates the kernel) on this problem. */
 int effort_emulations(const attn_problem *p);

@@ -1,4 +1,4 @@
-/* emulate.c: attention with the roundings of a correct kernel. See emulate.h.
+/* emulate.c: attention with the roundings of a correct kernel.
  *
  * Products are in float32, summed in order. Each score is rounded once, and so is each exponential. P (after dropout)
  * and dS are rounded to q's dtype where that dtype has 16 bits or fewer. */
@@ -47,7 +47,7 @@ int64_t emulate_floats(const struct compute *c)
 {
     int64_t floats;
     (void)places_of(c, NULL, &floats);
-    return floats + 16; /* room for 16 more floats (64 bytes), so that the caller can align the scratch memory */
+    return floats + 16; /* room to align the scratch memory to 64 bytes */
 }
 
 static void narrow(const double *from, int64_t count, float *to)
@@ -141,7 +141,6 @@ static void normalize_first(struct compute *c, const struct places *at, int64_t 
     add_tile(c, at, count, 0, c->s.Sk);
 }
 
-/* Returns the dtype of the out that a kernel writes. */
 static attn_dtype out_dtype(const struct compute *c)
 {
     if (c->p->out.rank) return c->p->out.dtype;
@@ -191,7 +190,7 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
 {
     const struct places at = places_of(c, scratch, NULL);
     const int64_t count = rows->count, Sk = c->s.Sk, tiles = attn_tiles(Sk, e->tile);
-    float *const sum = at.dq; /* stores the sums of rows in the memory of dq, which a forward does not use */
+    float *const sum = at.dq; /* the memory of dq, which a forward does not use */
     emulate_tile_scores(c, v, rows, scratch);
     for (int64_t r = 0; r < count; r++) {
         const double sink = e->sink_last ? -INFINITY : compute_sink(v, rows->h);
@@ -210,8 +209,7 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
 }
 
 /* Adds the product of P and B to C as a kernel does: the factors are rounded, and the sums are computed in float32.
- * compute_times_keys() and compute_add_to_keys() compute the same product in double, without rounding. `by_key`: true
- * for the product of compute_add_to_keys(), false for that of compute_times_keys(). */
+ * `by_key`: true for the product of compute_add_to_keys(), false for that of compute_times_keys(). */
 static void add_rounded(struct compute *c, const struct places *at, int64_t m, int64_t n, int64_t k, int64_t row,
                         int64_t column, const float *B, int64_t ldb, double *C, bool by_key)
 {
@@ -240,7 +238,7 @@ void emulate_gradients(struct compute *c, const variation *v, const struct compu
     const struct places at = places_of(c, scratch, NULL);
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count, some = c->hi - c->lo, columns = (some + 15) / 16 * 16;
-    /* rounds lse to a float32 in base 2, because some kernels read lse in this form in their backward */
+    /* some kernels read lse in their backward as a float32 in base 2 */
     for (int64_t r = 0; r < count; r++)
         if (fabs(c->lse[r]) < ATTN_LSE_MOST) c->top[r] = (float)((float)c->lse[r] * LOG2E) / LOG2E, c->rest[r] = 0;
     compute_load_gradients(c, v, rows);

@@ -1,4 +1,4 @@
-/* frame.c: cuts a problem into tiles, and finds the caller's numbers for each tile. See frame.h. */
+/* frame.c: cuts a problem into tiles, and finds the caller's numbers for each tile. */
 #include "kernels/judge/frame.h"
 
 #include <math.h>
@@ -69,8 +69,7 @@ int64_t frame_elements(const attn_problem *p, attn_tensor_id id)
     const attn_dtype dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
     attn_problem of = *p;
     if (attn_tensors[id].role == ATTN_ROLE_OUT)
-        /* in a backward `out` and `lse` are inputs, but a judge compares them there too, so their shapes are computed
-         * as for a forward */
+        /* in a backward `out` and `lse` are inputs, but a judge compares them there too */
         of.op = ATTN_OP_FORWARD;
     if (attn_output(&of, id, dtype, &t, &ignored) != ATTN_OK || !attn_shape_elements(t.rank, t.shape, &elements))
         return 0;
@@ -132,9 +131,9 @@ static int64_t row_as_device(const struct frame *f, const struct tile *t)
     return (d->packed ? h * d->total_q + frame_first_row(f, t->b) : (t->b * d->H + h) * d->Sq) + t->first;
 }
 
-/* Returns the index in struct truth (float64 results) of the first key of head hk in sequence b. If a device computed
- * these results, the keys have the order of attn_truth. If the judge computes them, keys are stored in the order in
- * which they are cut into tiles, and f->lines is the number of keys cut so far. */
+/* Returns the index in struct truth (float64 results) of the first key of head hk in sequence b. A device stores keys
+ * in the order of attn_truth. The judge stores them in the order in which they are cut into tiles; f->lines keys have
+ * been cut so far. */
 static int64_t line_of(const struct frame *f, int64_t b, int64_t hk)
 {
     const attn_dims *const d = &f->g.dims;
@@ -156,7 +155,7 @@ static void cut_keys(struct frame *f, int64_t b, int64_t hk, int64_t tile, int64
     f->lines += room;
 }
 
-/* Cuts the keys of those sequences that have no queries into tiles of `size` keys, by cut_keys(). */
+/* Cuts the keys of those sequences that have no queries into tiles of `size` keys. */
 static void cut_unread_keys(struct frame *f, int64_t size)
 {
     for (int64_t hk = 0; hk < f->g.dims.Hk; hk++)
@@ -279,7 +278,7 @@ bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *resul
     for (int64_t n = 0; n < f->g.dims.B * f->g.dims.H; n++) f->row_of_head[n] = -1;
     cut(f, p, share);
     find_readings(f, results);
-    f->p.out = results[ATTN_T_out]; /* p.out only gives the dtype of the caller's out: nothing is written to it */
+    f->p.out = results[ATTN_T_out]; /* gives only the dtype of the caller's out */
     if (!compute_open(&f->c, &f->p, frame_tile_rows(p))) return false;
     const size_t bytes = (size_t)emulate_floats(&f->c) * sizeof *f->scratch;
     f->scratch = aligned_alloc(PRODUCTS_ALIGNMENT,

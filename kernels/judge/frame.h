@@ -20,8 +20,8 @@ struct tile {
 struct key_tile {
     int64_t b, hk, first, count;
     int64_t line; /* index of the tile's first key in the arrays of struct truth (float64 results) */
-    /* the tiles of queries that read these keys: index of the first one in `tiles`, and their number. If the sequence
-     * has no queries, the number is 0, and dk and dv of these keys are 0. */
+    /* the tiles of queries that read these keys: index of the first one in `tiles`, and their number (0: the sequence
+     * has no queries) */
     int64_t tile, tiles;
 };
 
@@ -38,16 +38,15 @@ struct frame {
     attn_problem p;
     attn_geometry g;
     struct tile *tiles;
-    /* array of key_count tiles of keys. Tiles of queries read only the first read_count entries, which are in the order
-     * of `tiles`, head by head. The remaining entries belong to sequences without queries. */
+    /* array of key_count tiles of keys. Tiles of queries read the first read_count of them, in the order of `tiles`;
+     * the others belong to sequences without queries. */
     struct key_tile *key_tiles;
     int64_t key_count, read_count;
     /* count: number of tiles of queries; rows, lines: number of query rows and of keys, of all heads, in the arrays of
      * struct truth */
     int64_t count, rows, lines;
-    /* true: a device computed the arrays of struct truth (the float64 results), so the rows of these arrays have the
-     * order of struct attn_truth (kernels/attention.h); false: the judge computes the arrays on the CPU, tile after
-     * tile */
+    /* true: the arrays of struct truth (float64 results) come from a device and have the order of attn_truth
+     * (kernels/attention.h); false: the judge computes them, tile after tile */
     bool as_device;
     int64_t all_rows; /* number of query rows of the whole problem, summed over all heads */
     /* [B, H]: index of the head's first row in struct truth (float64 results); -1: the head's first tile was not
@@ -117,7 +116,6 @@ int64_t frame_columns(const struct frame *f, attn_tensor_id id);
 /* Adds the difference between a caller's number `got` and the correct number `want`. Two NaN, or two equal infinities,
  * count as equal. */
 void difference_add(struct difference *d, double got, double want);
-/* Adds the sums of differences in `more` to those in `d`. */
 void difference_join(struct difference *d, const struct difference *more);
 /* difference_worst() returns the largest difference; infinity if any difference counts in `bad`. difference_mean()
  * returns the mean over all compared numbers; differences in `bad` add nothing to the sum. */

@@ -1,4 +1,4 @@
-/* hypotheses.c: the table of mistakes that a judge (which checks a caller's results) tests. See hypotheses.h. */
+/* hypotheses.c: the table of mistakes that a judge (which checks a caller's results) tests. */
 #include "kernels/judge/hypotheses.h"
 
 #include <math.h>
@@ -128,7 +128,7 @@ HYPOTHESIS(keys_transposed)
     k->head = rows;
     v->k_column = d->Hk * rows;
     if (k->batch == 0 || f->p->layout == ATTN_BSHD) return true;
-    /* in layout bhsd the tensor k is [B, Hk, Sk, D], but a kernel with this mistake reads it as [B, Hk, D, Sk] */
+    /* in layout bhsd k is [B, Hk, Sk, D], but this mistake reads it as [B, Hk, D, Sk] */
     k->head = d->D * rows;
     v->k_column = rows;
     return true;

@@ -40,9 +40,8 @@ struct hypothesis {
     /* the mistake makes random errors, for example by adding numbers in a different order. Such errors are compared
      * with the caller's by size only, not number by number. */
     bool of_size;
-    /* The tensors (bits of attn_tensor_id) that the mistake reads at wrong addresses. Two mistakes that change the
-     * addresses of one tensor are never tested together, because the second mistake would change strides that the first
-     * has already changed, and reads could then pass the end of the tensor. */
+    /* The tensors (bits of attn_tensor_id) that the mistake reads at wrong addresses. Two such mistakes in one tensor
+     * are never tested together, because reads could pass its end. */
     uint64_t misread;
     int variants;
     /* Changes *v as variant n of the mistake says. Returns false if the variant does not apply, or changes nothing. The

@@ -1,4 +1,4 @@
-/* judge.c: the phases of a judge's work, in order. See judge.h.
+/* judge.c: the phases of a judge's work, in order.
  *
  *   TRUTH      computes every tile in float64 and stores the results (the truth), if no device has computed them
  *   COMPARE    computes the errors: the differences between the caller's results and the truth
@@ -109,8 +109,6 @@ static void leave_phase(struct judge *j)
     if (j->phase == PHASE_CONFIRM) search_choose_confirmed(j);
 }
 
-/* Stores the results of a finished pass (run over tiles), and enters the next phase if this pass was the last one of
- * its phase. */
 static void end_pass(struct judge *j)
 {
     switch (j->phase) {

@@ -1,5 +1,5 @@
 /* pass.c: computes the tiles of a problem with one variation (a mistake, or none) or with the roundings of a correct
- * kernel, and sums up how far the results differ from other results. See state.h. */
+ * kernel, and sums up how far the results differ from other results. */
 #include "kernels/judge/state.h"
 
 #include <math.h>
@@ -37,9 +37,8 @@ int64_t pass_kept_row(const struct frame *f, const struct tile *t, int64_t h)
     return at < 0 ? -1 : at + t->first;
 }
 
-/* Handles `count` computed rows of a tensor, whose beginnings are `ld` numbers apart in memory. PHASE_TRUTH stores the
- * rows as the truth (float64 results). Other phases add up how far the rows differ from the caller's rows, or from the
- * truth. */
+/* Takes `count` computed rows of a tensor, which begin `ld` numbers apart in memory. PHASE_TRUTH stores them as the
+ * truth (float64 results). Other phases add up how far they differ from the caller's rows, or from the truth. */
 static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_t first, int64_t count, int64_t kept,
                         const double *values, int64_t ld)
 {
@@ -67,10 +66,9 @@ static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_
         }
 }
 
-/* Call this function when all tiles of queries of a key/value head have been computed. It handles the head's keys
- * `first` to first + count - 1. `kept` is the index of key `first` in struct truth (float64 results). PHASE_TRUTH
- * stores dk and dv of these keys as the truth (float64 results). Other phases compare them with the caller's or with
- * the truth. */
+/* Takes dk and dv of the keys `first` to first + count - 1 of a key/value head after all of its tiles of queries:
+ * PHASE_TRUTH stores them as the truth (float64 results), other phases compare them with the caller's or with the
+ * truth. `kept` is the index of key `first` in struct truth. */
 void pass_settle_keys(struct judge *j, int64_t b, int64_t hk, int64_t first, int64_t count, int64_t kept)
 {
     struct pass *const pass = &j->pass;
@@ -92,7 +90,7 @@ void pass_settle_keys(struct judge *j, int64_t b, int64_t hk, int64_t first, int
     settle_rows(j, 4, b, hk, start + first, count, kept, dV, c->Dv);
 }
 
-/* Stores or compares dk and dv of all keys of tile t's key/value head, by pass_settle_keys(). */
+/* Stores or compares dk and dv of all keys of tile t's key/value head. */
 void pass_settle_head(struct judge *j, const struct tile *t)
 {
     const bool all = j->pass.v.one_sequence;
@@ -145,8 +143,7 @@ void pass_take_keys(struct judge *j, int64_t b, int64_t hk)
 }
 
 /* Computes tile t with the mistake of the pass, or with the roundings that the pass imitates: out, lse and, in a
- * backward, the wanted gradients. PHASE_TRUTH stores out, lse and dq as the truth (float64 results). Other phases
- * compare them with the caller's results or with the truth. */
+ * backward, the wanted gradients. */
 void pass_compute_tile(struct judge *j, const struct tile *t, enum compute_wanted wanted)
 {
     struct pass *const pass = &j->pass;
@@ -191,9 +188,9 @@ static double converted(const struct judge *j, attn_tensor_id id, double value, 
     }
 }
 
-/* Updates three figures of result `which` in PHASE_COMPARE, for one number of the result. `got` is the caller's number,
- * and `value` is the truth (float64 result). The figures are the largest truth, the largest error of rounding a truth
- * to the result's dtype, and the number of NaN that should not be NaN. */
+/* Updates three figures of result `which` in PHASE_COMPARE, for the caller's number `got` and the truth (float64
+ * result) `value`: the largest truth, the largest error of rounding a truth to the result's dtype, and the number of
+ * NaN that should not be NaN. */
 static void measure(struct judge *j, int which, double got, double value)
 {
     if (isfinite(value)) {
@@ -205,8 +202,7 @@ static void measure(struct judge *j, int which, double got, double value)
 }
 
 /* Compares rows of the caller's tensor with rows of the truth (float64 results). Before the comparison, converted()
- * changes the truth as the pass's mistake would. The rows belong to number `unit` of the units (tiles of queries or of
- * keys). */
+ * changes the truth as the pass's mistake would. */
 static void convert_rows(struct judge *j, int64_t unit, int which, int64_t b, int64_t h, int64_t first, int64_t count,
                          int64_t kept, int64_t exist)
 {

@@ -1,10 +1,9 @@
-/* report.c: writes what a judge has found out about a caller's results into a judge_result. See judge.h. */
+/* report.c: writes what a judge has found out about a caller's results into a judge_result. */
 #include "kernels/judge/state.h"
 
 #include <math.h>
 #include <stdio.h>
 
-/* Writes the sentence that describes the mistake and its variant. */
 static void put_sentence(const struct judge *j, const struct mistake *m, char *text, size_t room)
 {
     variation ignored = variation_of(&j->frame.p);

@@ -1,4 +1,4 @@
-/* search.c: chooses which mistakes are tested, on which tiles, and in which order. See state.h. */
+/* search.c: chooses which mistakes are tested, on which tiles, and in which order. */
 #include "kernels/judge/state.h"
 
 #include <math.h>
@@ -74,16 +74,14 @@ static bool is_worth_trying(const struct judge *j, const struct hypothesis *h)
     return j->verdict == JUDGE_MISMATCH || h->of_pattern;
 }
 
-/* Begins the test of the next single mistake. This is the next variant of the present hypothesis, or, after its last
- * variant, the first variant of the next hypothesis that is worth trying. Returns false if no mistake is left. */
 bool search_next_single(struct judge *j)
 {
     struct mistake *const m = &j->trying;
     const bool backward = j->p.op == ATTN_OP_BACKWARD;
     for (; m->row < hypotheses_count; *m = (struct mistake){ .row = m->row + 1 }, j->left_out = false) {
         const struct hypothesis *const h = &hypotheses[m->row];
-        /* Number of ways in which a mistake is tested. In a backward, a mistake of scores is tested in two ways: in
-         * forward and backward together, and in the backward alone. */
+        /* in a backward, a mistake of scores is tested in two ways: in forward and backward, and in the backward
+         * alone */
         const int copies = h->of_scores && backward ? 2 : 1;
         const bool worth = m->variant > 0 || is_worth_trying(j, h);
         for (; worth && m->variant < h->variants * copies; m->variant++) {

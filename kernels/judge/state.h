@@ -33,7 +33,7 @@ enum {
  * which are sums over all tiles of queries of all heads in the group. The number of a unit is the index of the tile of
  * queries in frame.tiles, or frame.count plus the index of the tile of keys in frame.key_tiles. */
 
-/* The phases of the judge's work on a caller's results, in order. judge.c explains each of them. */
+/* The phases of the judge's work on a caller's results, in order; see judge.c. */
 enum phase {
     PHASE_TRUTH,
     PHASE_COMPARE,
@@ -66,14 +66,13 @@ struct candidate {
     unsigned explains; /* bits: the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
     bool breaks;       /* true: the candidate's mistakes would spoil a tensor that is correct in the caller's results */
     /* true: the candidate (one assumed mistake, or two assumed together) was tested on all tiles in PHASE_CONFIRM, or
-     * needs no test on all tiles */
+     * needs no such test */
     bool confirmed;
     /* true: `left` covers all tiles of the problem; false: it covers the sample (the tiles on which a mistake is tested
      * first) */
     bool whole;
 };
 
-/* The units (tiles) in which one result has its largest errors. */
 struct worst_units {
     int count;
     int64_t unit[WORST_UNITS]; /* indices of the units (tiles), ordered by error, the largest first */
@@ -85,11 +84,10 @@ struct worst_units {
 struct pass {
     variation v;
     struct frame *frame;
-    /* indices of the tiles over which the pass goes, or unit numbers if by_units is true; NULL: all tiles */
+    /* the tiles over which the pass goes: their indices, or unit numbers if by_units is true; NULL: all tiles */
     const int64_t *list;
-    /* true: `list` has unit numbers. false: the pass goes over tiles of queries. The `list` of a backward then has all
-     * tiles of a key/value head or none, because dk and dv are compared after a head's last tile. A pass without a list
-     * also goes over the tiles of keys that no query reads. */
+    /* true: `list` has unit numbers. false: it has tiles of queries, in a backward of whole key/value heads, because dk
+     * and dv are compared after a head's last tile. */
     bool by_units;
     /* count: number of tiles (or units) that the pass goes over; at: number of tiles (or units) done so far */
     int64_t count, at;
@@ -97,11 +95,10 @@ struct pass {
     int64_t hk, b; /* the key/value head hk and the sequence b whose keys are loaded; -1: none */
     /* true: the pass applies its mistake to the stored truth (float64 results) and does not compute attention again */
     bool converts;
-    /* true: the pass supposes that the caller's kernel has the mistake only in its backward. The pass then takes out
-     * and lse from the truth (float64 results). */
+    /* true: only the backward has the mistake, so the pass takes out and lse from the truth (float64 results) */
     bool alone;
-    /* true: the mistake does not change out and lse, so both are taken from the truth (float64 results), and a tile of
-     * keys is little work. Emulations of tiles of keys always take out and lse from the truth. */
+    /* true: the mistake does not change out and lse, so both are taken from the truth (float64 results). Emulations of
+     * tiles of keys always take them from there. */
     bool right_forward;
     /* index in emulations[] of the correct kernel whose roundings the pass imitates; -1: the pass computes without
      * roundings */
@@ -113,7 +110,7 @@ struct pass {
     struct difference found[FRAME_TENSORS]; /* sums of the differences that the pass measures, over the tiles done so
                                              * far: its results compared with the caller's, or with the truth if
                                              * against_truth is set */
-    struct difference size[FRAME_TENSORS]; /* differences between this pass's results and the truth (float64 results) */
+    struct difference size[FRAME_TENSORS];
 };
 
 struct judge {
@@ -128,7 +125,7 @@ struct judge {
     bool has_other;
     bool borrows_truth; /* true: the float64 results in `truth` are in memory of the caller, because a device has
                          * computed them */
-    double time_s;      /* the time in seconds that the whole check should take */
+    double time_s;
     struct truth truth;
     struct truth some; /* dbias, dsinks and dslopes of the present pass (run over tiles); a pass stores no other
                         * results */
@@ -137,17 +134,15 @@ struct judge {
     enum phase phase;
     struct pass pass;
     bool in_pass;
-    int index; /* index of the present pass among the passes of its phase */
+    int index;
 
-    /* the units (tiles) with the largest errors of each of the caller's results */
     struct worst_units worst[FRAME_TENSORS];
-    /* unit numbers of the units (tiles) in which the roundings of correct kernels are imitated; NULL: all tiles. The
-     * list exists only if a device has computed the truth (float64 results) and emulating all tiles would take too
-     * long. */
+    /* unit numbers of the units (tiles) in which correct kernels are emulated (their roundings imitated); NULL: all
+     * tiles */
     int64_t *emulated;
     int64_t emulated_count;
-    /* differences between the truth (float64 results) and results with the roundings of correct kernels. Of several
-     * correct kernels, the one with the largest differences counts. */
+    /* differences between the truth (float64 results) and results with the roundings of a correct kernel; of several
+     * kernels, the one with the largest differences counts */
     struct difference noise[FRAME_TENSORS];
     struct difference now[FRAME_TENSORS]; /* differences between the caller's results and the truth (float64 results) */
     /* differences between the caller's results and the truth (float64 results), on the tiles of `sample` */
@@ -210,10 +205,10 @@ void verdict_decide(struct judge *j);
  * variant. Returns false if the mistake does not apply to the problem. */
 bool candidate_change(const struct judge *j, const struct mistake *m, variation *v, char words[HYPOTHESIS_WORDS]);
 /* candidate_begin() begins the pass (a run over tiles) that tests a candidate (one assumed mistake, or two assumed
- * together). `whole`: the pass goes over all tiles; otherwise over the sample (the tiles on which candidates are tested
- * first). If units_are_sampled() is true, the pass always goes over the sample, and `whole` means that it also goes
- * over tiles of keys that are much work. The function returns false if the candidate does not apply to the problem, or
- * takes too long. candidate_end() stores what that pass has found. */
+ * together). The pass goes over the sample (the tiles on which candidates are tested first), or over all tiles if
+ * `whole` is true. If units_are_sampled() is true, `whole` adds only those tiles of keys in the sample that are much
+ * work. The function returns false if the candidate does not apply to the problem, or takes too long. candidate_end()
+ * stores what that pass has found. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole);
 void candidate_end(struct judge *j, struct candidate *c);
 /* Returns whether some tested candidate (one assumed mistake, or two assumed together) explains all wrong tensors by
@@ -232,13 +227,12 @@ bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
  * 0: the mistake is not among the causes of the error. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c);
 
-/* Functions of units.c, for units (tiles of queries or of keys). units_choose_emulated() fills the list `emulated`, by
- * the errors that PHASE_COMPARE found. If there is no memory for the list, all tiles are emulated. units_add() adds a
- * unit to a list that does not have it yet, and returns the list's new length. units_spread() adds `wanted` evenly
- * spread units of one kind, but no tiles of keys that no query reads, and no unit that the list has at index `from` or
- * later. units_are_given() returns whether the caller sent a result that units of this kind give. units_room() returns
- * the largest length of a list of units of a frame. units_sort() sorts a list, so that tiles of queries come before
- * tiles of keys, and the tiles of a head follow each other. */
+/* Functions of units.c, for units (tiles of queries or of keys). units_choose_emulated() fills the list `emulated` by
+ * the errors that PHASE_COMPARE found; without memory for it, all tiles are emulated. units_add() adds a unit unless
+ * the list has it, and returns the new length. units_spread() adds `wanted` evenly spread units of one kind, but no
+ * tiles of keys that no query reads, and no unit that the list has at index `from` or later. units_are_given() returns
+ * whether the caller sent a result that units of this kind give. units_sort() puts tiles of queries before tiles of
+ * keys. */
 enum unit_kind { UNIT_QUERIES, UNIT_KEYS, UNIT_KINDS };
 void units_choose_emulated(struct judge *j);
 void units_note(struct worst_units *worst, int64_t unit, double error);

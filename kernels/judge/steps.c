@@ -1,5 +1,5 @@
 /* steps.c: the steps of a pass, which goes over tiles of queries of whole key/value heads, or over units (tiles of
- * queries and of keys). See state.h.
+ * queries and of keys).
  *
  * dk and dv of a tile of keys are sums over all queries that see these keys. The weights P of a query depend on its
  * lse, and dS on its delta, the row's sum of dout * out. If the variation (the mistake that the pass computes) does not
@@ -92,8 +92,7 @@ static void step_unread(struct judge *j, int64_t key_tile)
 {
     struct pass *const pass = &j->pass;
     if (pass->converts) pass_convert_keys(j, key_tile);
-    /* If the mistake mixes sequences (one_sequence), queries read the keys of all sequences. pass_settle_head() has
-     * then handled this tile already. */
+    /* if the mistake mixes sequences (one_sequence), pass_settle_head() has handled this tile already */
     else if (!pass->v.one_sequence) pass_settle_unread(j, &pass->frame->key_tiles[key_tile]);
 }
 
@@ -118,8 +117,6 @@ static void step_tile(struct judge *j, int64_t n)
         pass_convert_keys(j, k);
 }
 
-/* Computes the pass's next tile. If the pass goes over units, it computes a part of the next unit. Returns true when
- * nothing is left to compute. */
 bool pass_step(struct judge *j)
 {
     struct pass *const pass = &j->pass;

@@ -1,12 +1,11 @@
 /* units.c: in which tiles a judge emulates correct kernels (imitates their roundings) if a device has computed the
- * truth (float64 results) of all rows. See state.h.
+ * truth (float64 results) of all rows.
  *
  * A device computes the truth in milliseconds, but emulating correct kernels takes the judge five times as long as
  * computing the truth would. Therefore the judge emulates only some units of a large problem (a unit is a tile of
  * queries, or in a backward also a tile of keys). Half of these units are those in which the caller's results are
  * farthest from the truth: a correct kernel has its largest errors there, and the emulations have errors of the same
- * size there. The other half are evenly spread. The choice depends on the problem and the results, and on the judge's
- * time only if this time is short. */
+ * size there. The other half are evenly spread. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -53,8 +52,7 @@ int64_t units_add(int64_t unit, int64_t *list, int64_t count)
     return count + 1;
 }
 
-/* The units that this function adds ascend and are all different, so each of them is compared only with the units that
- * the list had before: a list of a million units must not take a million comparisons for each. */
+/* The added units ascend and are all different, so each is compared only with the units that the list had before. */
 int64_t units_spread(const struct frame *f, enum unit_kind kind, int64_t wanted, int64_t *list, int64_t from,
                      int64_t count)
 {

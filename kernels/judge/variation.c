@@ -1,4 +1,4 @@
-/* variation.c: makes the variation (attention with or without a mistake) that has no mistake. See variation.h. */
+/* variation.c: makes the variation (attention with or without a mistake) that has no mistake. */
 #include "kernels/judge/variation.h"
 
 variation variation_of(const attn_problem *p)

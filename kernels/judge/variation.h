@@ -14,8 +14,8 @@ enum variation_heads {
     /* query head h reads key/value head h / G (G: query heads per key/value head), which is correct */
     HEADS_IN_GROUPS,
     HEADS_INTERLEAVED, /* query head h reads key/value head h mod Hk (Hk: number of key/value heads) */
-    /* query head h reads key/value head Hk - 1 - h / G, so the Hk key/value heads are read in reverse order (G query
-     * heads read each) */
+    /* query head h reads key/value head Hk - 1 - h / G: the Hk key/value heads in reverse order (G query heads read
+     * each) */
     HEADS_REVERSED,
 };
 
@@ -96,16 +96,15 @@ typedef struct variation {
     enum variation_heads heads;
     enum variation_drop drop;
     enum variation_softmax softmax;
-    /* The meaning depends on the mistake. With SOFTMAX_SPLITS_UNWEIGHTED it is the number of splits of the keys. With
-     * ROUND_SUMS and ROUND_SUMS_BUT_QK it is the number of terms that a sum adds between two roundings. With all other
-     * mistakes it is the number of keys in a tile. */
+    /* with SOFTMAX_SPLITS_UNWEIGHTED: number of splits of the keys; with ROUND_SUMS and ROUND_SUMS_BUT_QK: number of
+     * terms between two roundings of a sum; otherwise: number of keys in a tile */
     int64_t tile;
     bool backwards; /* true: the kernel goes from the last tile of keys to the first */
     /* true: a kernel with the mistake SOFTMAX_SPLITS_UNWEIGHTED averages over all splits of the keys, even those in
      * which the row sees no key */
     bool over_all;
-    /* The mistake that the padding of the last tile of keys counts as keys of score 0. `tail` is the number of keys of
-     * a tile; 0: padding does not count, as is correct. */
+    /* above 0: the padding of the last tile, which has `tail` keys, counts as keys of score 0; 0: padding does not
+     * count, as is correct */
     int64_t tail;
     bool tail_is_hidden; /* true: causal masking also applies to the padding that `tail` counts as keys */
     double sink_weight;
@@ -122,14 +121,14 @@ typedef struct variation {
     bool backward_alone; /* true: only the backward has the mistake; out and lse are correct */
     bool no_delta, no_dlse, no_softcap_derivative, dv_unnormalized;
     double dq_factor, dk_factor;
-    /* dk and dv are computed from only one query head of each group. The number is the index of this query head in its
-     * group. -1: from all query heads of the group, as is correct */
+    /* index, in its group, of the only query head from which dk and dv are computed; -1: all query heads of the group,
+     * as is correct */
     int64_t only_member;
     /* above 0: dq is a sum over only the last tile of keys, and a tile has this many keys; 0: dq is a sum over all
      * keys */
     int64_t only_last_tile;
-    /* If only_last_tile is set, this number says which tile of keys is the last. 0: the last tile of the sequence.
-     * Above 0: the last tile that a block of this many query rows sees. */
+    /* which tile of keys is the last for only_last_tile: that of the sequence (0), or the last that a block of this
+     * many query rows sees */
     int64_t only_last_rows;
 
     /* the caller's tensors (bits of attn_tensor_id) that are read with heads and rows exchanged */

@@ -1,4 +1,4 @@
-/* verdict.c: computes the error, the limit and the verdict of each tensor of the caller. See state.h. */
+/* verdict.c: computes the error, the limit and the verdict of each tensor of the caller. */
 #include "kernels/judge/state.h"
 
 #include <math.h>

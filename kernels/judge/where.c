@@ -1,4 +1,4 @@
-/* where.c: lists the elements with the largest errors, and says where a tensor has wrong elements. See state.h.
+/* where.c: lists the elements with the largest errors, and says where a tensor has wrong elements.
  *
  * Wrong elements are counted along each axis of a tensor: batch rows, heads, queries or keys, columns. A sentence names
  * each axis on which only some indices have wrong elements: the indices as a range, as a list, or as every n-th index.
@@ -130,7 +130,6 @@ static double error_of(double got, double want)
     return isfinite(error) ? error : INFINITY;
 }
 
-/* Adds the element to result->worst if its error is among the JUDGE_WORST largest so far. */
 static void keep_worst(judge_result *result, double *errors, const attn_tensor *t, attn_tensor_id id, int64_t at,
                        double got, double want, double error)
 {
@@ -167,7 +166,6 @@ static void look(struct search *s, attn_tensor_id id, int64_t at, const int64_t 
     for (int a = 0; a < AXES; a++) s->counts.wrong[a][place[a]]++;
 }
 
-/* Counts the wrong elements in the `count` rows of a tile of queries or of keys. */
 static void look_at_rows(struct search *s, attn_tensor_id id, int64_t b, int64_t h, int64_t first, int64_t count,
                          int64_t start, int64_t kept)
 {
@@ -225,7 +223,6 @@ static void set_sizes(struct search *s, attn_tensor_id id, bool of_keys, bool of
         s->counts.size[a] = a < AXES - t->rank ? 1 : t->shape[a - (AXES - t->rank)];
 }
 
-/* Writes a sentence that says where dbias, dsinks or dslopes has wrong elements. */
 static void put_sum(const struct counts *c, char *text, size_t room)
 {
     struct words w = { text, room, 0 };
