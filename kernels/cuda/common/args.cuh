@@ -16,7 +16,7 @@
 
 #define DEVICE __device__ __forceinline__
 
-/* Returns the block's dynamic shared memory as a struct S. Each kernel defines its own S. */
+/* Returns the block's dynamic shared memory as a struct S, which each kernel defines. */
 template <class S> DEVICE S &block_memory()
 {
     extern __shared__ __align__(1024) char memory[];
@@ -31,16 +31,15 @@ struct cuda_args {
     /* dropout drops a (query, key) pair whose 16 random bits are below this number; 0: no dropout */
     uint32_t drop_below;
     float drop_scale; /* 1 / (1 - dropout_p): the factor of P for a pair that dropout keeps */
-    /* head h of batch row b has the number drop_first + b * drop_batch + h in dropout's random generator */
+    /* dropout's random generator uses the number drop_first + b * drop_batch + h for head h of batch row b */
     int64_t drop_first, drop_batch;
-    /* query i of sequence b and head h has the index b * lse_batch + h * lse_head + q_start + i in lse and delta */
+    /* index of query i of sequence b and head h in lse and delta: b * lse_batch + h * lse_head + q_start + i */
     int64_t lse_batch, lse_head;
-    /* the first tile that this launch computes in each head */
+    /* index of the first tile that this launch computes in each head */
     int first_tile;
     /* true: sequences may have fewer queries (or keys) than their tensor has rows (packed problem, or seqlens) */
     bool ends_of_queries, ends_of_keys;
-    /* kernels skip packed sequences of at most this many rows (queries * heads of a group), because decode.cu computes
-     * them */
+    /* kernels skip packed sequences of at most this many rows (queries * heads of a group), which decode.cu computes */
     int decode_rows;
     /* One byte per row of lse, and one per row of dk: not 0 if a kernel could not compute the row, and a later launch
      * (simple/simple.cu) must. *rows_found becomes 1 if there is such a row. NULL in short problems. */
@@ -60,7 +59,7 @@ static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *pla
     a.drop_scale = (float)(1 / (1 - p->dropout_p));
     a.drop_batch = p->dropout_heads ? p->dropout_heads : a.g.dims.H;
     a.drop_first = p->dropout_first;
-    a.lse_head = a.g.dims.Sq; /* in packed problems dims.Sq counts the queries of all sequences */
+    a.lse_head = a.g.dims.Sq;
     a.lse_batch = a.g.dims.packed ? 0 : a.g.dims.H * a.g.dims.Sq;
     a.ends_of_queries = a.g.dims.packed || a.g.seqlens_q;
     a.ends_of_keys = a.g.dims.packed || a.g.seqlens_k;
@@ -111,7 +110,6 @@ DEVICE void store_float(attn_dtype dtype, void *data, int64_t index, float x)
     }
 }
 
-/* The arguments of score() that all pairs of a head share. */
 struct head_args {
     int64_t b, h, hk; /* b: sequence or batch row; h: query head; hk: the key/value head of h */
     attn_sequence s;
@@ -185,8 +183,8 @@ template <typename real> DEVICE real with_bias(const cuda_args &a, const head_ar
     return z;
 }
 
-/* Returns the score z of a visible pair from its q.k; *derivative becomes dz / d(scale q.k). z is NaN if q.k overflows
- * float32; rows.cuh then calls score_in_double(). */
+/* Returns the score z of a visible pair from its q.k, or NaN if q.k overflows float32 (rows.cuh then calls
+ * score_in_double()). *derivative becomes dz / d(scale q.k). */
 DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float dot, float *derivative)
 {
     float z = attn_score_of(&x.options, &x.s, i, j, x.scale * dot, derivative);
@@ -210,8 +208,8 @@ static __device__ __noinline__ float2 score_in_double(const cuda_args &a, const 
     return score_in_double_inline(a, x, i, j, dot);
 }
 
-/* Scores of at least this magnitude are called huge. Neighbouring float32 numbers are so far apart there that P is 1
- * for a row's largest score and 0 for all lower scores, in base 2 and in base e. */
+/* A score is called huge if its magnitude is at least this. Neighbouring float32 numbers are so far apart there that P
+ * is 1 for a row's largest score and 0 for all lower scores. */
 const float HUGE_SCORE = 8589934592.0f;
 
 /* Converts a score to base 2. The result is never -inf, which stands for a hidden pair. Huge scores are returned
@@ -241,7 +239,6 @@ DEVICE int64_t dropout_head(const cuda_args &a, int64_t b, int64_t h)
     return a.drop_first + b * a.drop_batch + h;
 }
 
-/* Returns the factor of dropout for a pair: 0, or 1 / (1 - dropout_p). */
 DEVICE float dropout(const cuda_args &a, const head_args &x, int64_t i, int64_t j)
 {
     if (a.drop_below == 0) return 1;
@@ -285,7 +282,6 @@ DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int 
     return low;
 }
 
-/* Returns the index of query i in arrays with one number per query, such as lse and delta. */
 DEVICE int64_t lse_at(const cuda_args &a, const head_args &x, int64_t i)
 {
     return x.b * a.lse_batch + x.h * a.lse_head + x.s.q_start + i;
@@ -302,7 +298,7 @@ static inline dim3 tile_grid(const attn_geometry &g, int rows)
                     : dim3((unsigned)attn_tiles(d.Sq, rows), (unsigned)d.H, (unsigned)d.B);
 }
 
-/* Reduces a grid of all tiles to the tiles that this launch computes (share number chip->share, see tile_range). */
+/* Reduces a grid of all tiles to those that this launch computes (see tile_range). */
 static inline void take_share(const cuda_chip *chip, cuda_args &a, dim3 &grid)
 {
     const tile_range tiles = share_of(chip, grid.x);
@@ -310,7 +306,7 @@ static inline void take_share(const cuda_chip *chip, cuda_args &a, dim3 &grid)
     grid.x = (unsigned)(tiles.end - tiles.first);
 }
 
-/* Returns whether the numbers of heads and batch rows are within CUDA's limits for a grid's y and z. */
+/* Returns whether the numbers of heads and of batch rows are within CUDA's limits for a grid's y and z. */
 static inline bool tile_grid_fits(const attn_dims &d)
 {
     return d.H <= 65535 && (d.packed || d.B <= 65535);

@@ -36,14 +36,14 @@ CUDA_ERROR_MAP(X)
 
 /* ---- Opening and describing devices ------------------------------------------------------------------------------ */
 
-/* streams of a device: one copies inputs, one computes, one copies results, one waits */
+/* number of streams of a device: one copies inputs, one computes, one copies results, and one waits */
 enum { STREAMS = 4 };
 
 /* block sizes of device memory are 2^n and 1.5 * 2^n bytes, so at most a third of a block is unused */
 enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
 
-/* Upper bounds for any GPU. FASTEST_FLOPS: operations per second (dense float8 on the fastest known GPU).
- * FASTEST_SCORES: scores per second (twice the exponentials of that GPU). */
+/* Upper bounds for any GPU: FASTEST_FLOPS operations per second (dense float8 on the fastest known GPU), and
+ * FASTEST_SCORES scores per second (twice the exponentials that this GPU computes). */
 const double FASTEST_FLOPS = 1e16, FASTEST_SCORES = 2e13;
 
 /* Dense 16-bit operations per clock cycle of a multiprocessor, by compute capability. They are the rates of NVIDIA's
@@ -54,13 +54,14 @@ const struct {
 } tensor_cores[] = { { 80, 2048 }, { 86, 1024 },  { 87, 1024 },  { 89, 1024 },
                      { 90, 4096 }, { 100, 8192 }, { 103, 8192 }, { 120, 1024 } };
 
-enum { COUNTER_BYTES = 128 }; /* a whole cache line per stream, so that no two counters share one */
+enum { COUNTER_BYTES = 128 }; /* a whole cache line for each stream's counter, so that no two counters share a line */
 
-/* One call of attn_run_some() queues at most this constant times step_seconds() of work, because queued work cannot be
+/* One call of attn_run_some() queues work for at most this constant times step_seconds(), because queued work cannot be
  * cancelled and delays all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
-/* bytes in the workspace before the marks (one byte per row: not 0 if a later launch must compute the row) */
+/* number of bytes before the marks of rows in the workspace; a mark is one byte per row, and not 0 if a later launch
+ * must compute the row */
 enum { MARKS_HEAD = 16 };
 
 struct block {
@@ -75,22 +76,23 @@ struct device {
     cudaDeviceProp properties;
     /* core_khz, memory_khz: highest clock rates; memory_bits: width of the memory bus; 0: unknown */
     int core_khz, memory_khz, memory_bits;
-    /* true after a sticky error: the device is lost; any thread may set this, nothing clears it */
+    /* true: the device is lost after a sticky error; any thread may set this, and nothing clears it */
     std::atomic<bool> lost;
     /* bit n: this device has asked for direct access to the memory of device n; any thread may set a bit */
     std::atomic<uint64_t> peers;
-    /* the driver's cuStreamWriteValue32, which writes notes (see struct stream); NULL: streams have no notes */
+    /* the driver's cuStreamWriteValue32, with which a stream tells the host how far it is (struct stream); NULL: not
+     * available */
     PFN_cuStreamWriteValue32_v11070 write_word;
 
     pthread_mutex_t lock; /* protects all members below */
     int64_t memory_limit, memory_used, memory_taken;
-    /* per size class: freed blocks that are kept for reuse */
+    /* for each size class, the freed blocks that are kept for reuse */
     block *idle[CLASSES];
-    block *live; /* blocks in use, newest first */
+    block *live;
 };
 
 struct memory_range {
-    const char *begin, *end; /* not included; both pointers are NULL if there is no memory */
+    const char *begin, *end; /* `end` is not included; both pointers are NULL if there is no memory */
 };
 
 struct stream {
@@ -101,11 +103,11 @@ struct stream {
      * pinned memory. NULL: the stream has no notes. */
     volatile uint32_t *note;
     uint32_t notes; /* number of notes queued on the stream so far */
-    int *counter;   /* a counter in device memory for this stream's kernels (see cuda_chip) */
+    int *counter;
     /* Two bytes of pinned memory. found[0] is cuda_chip.found. found[1] becomes 1 if kernels could not compute some
      * rows and no later launch computes them; the host must then recompute the problem (left_rows()). */
     uint8_t *found;
-    /* true: a later launch computes rows that a kernel could not compute, even in short problems */
+    /* true: a later launch computes rows that a kernel could not compute, even in a short problem */
     bool every_row;
     /* true: the last kernel queued on the stream is one of decode.cu, and it writes the memory `written` */
     bool after_decode;
@@ -125,12 +127,11 @@ stream *stream_of(attn_stream *s)
     return reinterpret_cast<stream *>(s);
 }
 
-/* Converts a CUDA error to a status and a message. */
 attn_status check(device *d, cudaError_t code, const char *what, attn_error *err)
 {
     if (code == cudaSuccess) return ATTN_OK;
     const cuda_error_info info = cuda_error_of((int)code);
-    cudaGetLastError(); /* clears the error for later calls */
+    cudaGetLastError();
     if (info.sticky && d) d->lost.store(true, std::memory_order_relaxed);
     return attn_fail(err, info.status, "", "cuda: %s: %s (error %d)", what, info.name, (int)code);
 }
@@ -199,7 +200,6 @@ void list_kernels(device *d)
     can->facts_bytes = sizeof d->chip;
 }
 
-/* Returns the driver's cuStreamWriteValue32, or NULL if the driver has none. */
 PFN_cuStreamWriteValue32_v11070 word_writer()
 {
     PFN_cuStreamWriteValue32_v11070 write = nullptr;
@@ -274,14 +274,13 @@ void device_close(attn_device *base)
     free(d);
 }
 
-/* Fills in the operations and bytes per second of the hardware at its highest clock rates. */
 void describe_peak(const device *d, attn_device_info *info)
 {
     const int compute = d->chip.major * 10 + d->chip.minor;
     if (d->core_khz <= 0 || d->memory_khz <= 0 || d->memory_bits <= 0) return;
     for (const auto &row : tensor_cores)
         if (row.compute == compute) info->peak_flops = 1e3 * d->core_khz * row.a_clock * d->chip.multiprocessors;
-    /* double data rate: two transfers per clock cycle */
+    /* memory transfers data twice per clock cycle */
     info->peak_bytes = 2.0 * 1e3 * d->memory_khz * d->memory_bits / 8;
     snprintf(info->peak_from, sizeof info->peak_from,
              "%d multiprocessors at %.2f GHz, dense 16-bit products; %d bits of memory at 2 x %.2f GHz",
@@ -459,7 +458,6 @@ attn_status refuse_import(device *d, cudaError_t code, attn_error *err)
                      "cuda: cudaIpcOpenMemHandle: %s (error %d)", cuda_error_of((int)code).name, (int)code);
 }
 
-/* Checks that `memory` is memory of this device and has at least `bytes` bytes. */
 attn_status check_import(device *d, void *memory, size_t bytes, attn_error *err)
 {
     cudaPointerAttributes attributes;
@@ -522,7 +520,6 @@ attn_status pin(attn_device *base, void *memory, size_t bytes, attn_error *err)
     if (status != ATTN_OK) return status;
     const cudaError_t code = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
     if (code == cudaSuccess) return ATTN_OK;
-    /* clears the error for later calls; if the device is lost, they fail anyway */
     cudaGetLastError();
     return attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: cudaHostRegister: %s (error %d)", cuda_error_of((int)code).name,
                      (int)code);
@@ -575,7 +572,6 @@ bool plan(const attn_capabilities *can, attn_plan *plan)
 {
     const cuda_chip *const chip = static_cast<const cuda_chip *>(can->facts);
     if (!kernel_of(plan)->plan(chip, plan)) return false;
-    /* the marks of rows (see launch_steps()) lie behind the kernel's own workspace */
     const size_t marks = mark_bytes(chip, plan);
     if (marks) plan->workspace_bytes = aligned(plan->workspace_bytes) + aligned(marks);
     return true;
@@ -666,7 +662,6 @@ attn_status copy(attn_stream *base, void *to, const void *from, size_t bytes, at
                  "cudaMemcpyAsync", err);
 }
 
-/* If the rows are farther apart than the driver's two-dimensional copy allows, makes one copy per row. */
 attn_status copy_rows(attn_stream *base, const attn_rows *rows, attn_direction direction, attn_error *err)
 {
     const size_t most = INT32_MAX;
@@ -703,7 +698,7 @@ void allow_peer(device *d, int index)
     if (bit == 0 || (d->peers.fetch_or(bit, std::memory_order_relaxed) & bit)) return;
     if (cudaDeviceCanAccessPeer(&can, d->base.index, index) == cudaSuccess && can)
         (void)cudaDeviceEnablePeerAccess(index, 0);
-    cudaGetLastError(); /* clears the error of a refused or repeated request */
+    cudaGetLastError(); /* clears the error that a refused or repeated request returns */
 }
 
 attn_status copy_peer(attn_stream *base, void *to, const attn_device *source, const void *from, size_t bytes,
@@ -754,7 +749,6 @@ attn_status wait(attn_stream *base, attn_error *err)
     return check(d, cudaStreamSynchronize(stream_of(base)->cuda), "cudaStreamSynchronize", err);
 }
 
-/* Returns the memory from a tensor's first element to its last. */
 memory_range range_of(const attn_tensor &t)
 {
     if (t.rank == 0 || !t.data) return { nullptr, nullptr };
@@ -870,7 +864,6 @@ cudaError_t launch_parts(device *d, cuda_chip *chip, stream *s, const attn_plan 
     return cudaSuccess;
 }
 
-/* Queues the steps (parts of a long problem) that `steps` selects; NULL: all steps. */
 cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, cuda_steps *steps)
 {
     cuda_chip chip = d->chip;
@@ -932,7 +925,6 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
     }
     if (status == ATTN_OK)
         status = run_with(stream_of(base), plans, count, (char *)(own ? own : workspace), nullptr, err);
-    /* the kernels use `own`, so wait for them before freeing it */
     if (own) {
         attn_error late;
         const attn_status waited = wait(base, &late);

@@ -8,8 +8,8 @@
 
 #include "kernels/attention.h"
 
-/* Columns: CUDA's error number, its name in CUDA, the message to the client, 1 for a sticky error (else 0), and the
- * attn_status (attention.h). device.cu checks that numbers and names agree with CUDA's. */
+/* The columns are CUDA's error number, its name in CUDA, the message to the client, 1 for a sticky error (else 0), and
+ * the attn_status (attention.h). device.cu checks numbers and names against CUDA's. */
 #define CUDA_ERROR_MAP(X)                                                                 \
     X(1, cudaErrorInvalidValue, "invalid value", 0, DEVICE)                               \
     X(2, cudaErrorMemoryAllocation, "out of memory", 0, NO_MEMORY)                        \

@@ -21,7 +21,7 @@ extern const cuda_kernel sm90_observe;                                  /* in sm
 extern const cuda_kernel generic_observe;                               /* in sm80/observe.cu */
 extern const cuda_kernel simple_observe;                                /* in simple/observe.cu */
 
-/* one kernel per line */
+/* clang-format would put several kernels of the table on one line */
 /* clang-format off */
 extern const cuda_kernel *const cuda_kernels[] = {
     &decode_forward,

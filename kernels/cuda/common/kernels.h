@@ -33,14 +33,15 @@ struct cuda_chip {
     int *counter;
     /* bytes in which a kernel marks rows that it cannot compute on tensor cores (see cuda_args) */
     uint8_t *rows_later, *keys_later, *rows_found;
-    /* A byte of the host's pinned memory: 1 if the last check found marked rows, which a later launch must compute.
-     * NULL: marked rows are neither checked nor computed later. */
+    /* A byte of the host's pinned memory, which becomes 1 if a check finds marked rows (rows that a later launch must
+     * compute). NULL: there is no such check and no such launch. */
     uint8_t *found;
-    /* The launch computes share number `share` of `shares` equal shares of the tiles. Both 0: all tiles. */
+    /* The tiles are divided into `shares` equal parts, and the launch computes part number `share`. If both are 0, the
+     * launch computes all tiles. */
     int share, shares;
     double step_seconds;      /* the longest time in seconds that one step may take (see cuda_steps) */
     struct cuda_steps *steps; /* selects the steps (parts of a long problem) that this call launches; NULL: all steps */
-    /* the forward kernels that may be used: a part of cuda_kernels[], up to its end */
+    /* the forward kernels that may be used, as a part of the table cuda_kernels[] */
     const struct cuda_kernel *const *forward_kernels, *const *kernels_end;
 };
 
@@ -49,14 +50,14 @@ struct cuda_chip {
  * can therefore queue a few steps at a time, and cancel the rest. */
 struct cuda_steps {
     int64_t done; /* number of steps that attn_run_some() has queued so far */
-    /* index of the next step */
+    /* number of the next step */
     int64_t at;
     /* seconds of work that this call of attn_run_some() may still queue; its first step is always queued */
     double seconds;
     bool more; /* true: steps are left for the next call of attn_run_some() */
     bool any;  /* true: this call of attn_run_some() has queued a step */
     bool idle; /* true: all work of earlier calls of attn_run_some() had ended when this call began */
-    /* true: this call has queued a check for marked rows (see cuda_chip.found); only the next call sees its result */
+    /* true: this call has queued a check for marked rows (see cuda_chip.found), whose result only the next call sees */
     bool looked;
 };
 
@@ -75,7 +76,8 @@ static inline bool takes_step(const struct cuda_chip *chip, double seconds)
     return true;
 }
 
-/* Builds for the emulator use a smaller value, so that even their small problems have several steps. */
+/* The default of cuda_chip.step_seconds. It is smaller in builds for the emulator, so that even their small problems
+ * have several steps. */
 #ifdef ATTN_STEP_SECONDS
 const double STEP_SECONDS = ATTN_STEP_SECONDS;
 #else
@@ -163,15 +165,15 @@ struct cuda_kernel {
     bool (*plan)(const struct cuda_chip *chip, attn_plan *plan);
     /* Queues one planned problem, whose pointers are device memory. Never waits. */
     cudaError_t (*launch)(const struct cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
-    /* true (only for a forward): a call of launch() computes share number chip->share of the tiles; false: launch()
-     * itself divides the work into steps */
+    /* true (only for a forward): each call of launch() computes only a part of the tiles (cuda_chip.share); false:
+     * launch() itself divides the work into steps */
     bool shares;
 };
 
 /* the largest head size of most kernels on tensor cores; sm80/wide_forward.cu and others compute larger heads */
 enum { TILE_HEAD_DIM = 256 };
 
-const int ANY_COMPUTE = 999; /* most_compute of a kernel that also runs on all future GPUs */
+const int ANY_COMPUTE = 999; /* the most_compute of a kernel that also runs on all future GPUs */
 
 /* Features that every kernel computes: the basic tensors, and masks that let each row see one interval of keys. */
 const uint64_t BASIC_FEATURES = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(out) |
@@ -209,7 +211,7 @@ static inline bool has_pages(const attn_plan *plan)
  * device. */
 template <auto kernel> cudaError_t allow_shared(size_t bytes)
 {
-    static std::atomic<uint64_t> allowed; /* bit n: already allowed on device n */
+    static std::atomic<uint64_t> allowed; /* bit n is 1 if allow_shared() has been called for device n */
     int device = 0;
     cudaError_t code = cudaGetDevice(&device);
     const uint64_t bit = device < 64 ? UINT64_C(1) << device : 0;

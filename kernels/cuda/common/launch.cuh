@@ -7,8 +7,8 @@
 
 #include <cuda_runtime.h>
 
-/* Launches a kernel; `overlap`: as a programmatic dependent launch, which needs code compiled for compute capability
- * 9.0 or above. */
+/* Launches a kernel. If `overlap` is true, this is a programmatic dependent launch, which needs code compiled for
+ * compute capability 9.0 or above. */
 template <class... P, class... A>
 cudaError_t launch_kernel(bool overlap, void (*kernel)(P...), dim3 blocks, int threads, size_t shared_bytes,
                           cudaStream_t stream, const A &...args)

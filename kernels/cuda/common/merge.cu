@@ -22,7 +22,7 @@ DEVICE int lane()
 
 DEVICE void find_shares(const attn_merge_plan &m, const attn_merge_row &row, weights &w)
 {
-    /* wait until all lanes have read the previous row's weights */
+    /* waits until all lanes have read the previous row's weights, which are overwritten next */
     __syncwarp();
     for (int p = lane(); p < m.count; p += 32) w.share[p] = attn_merge_share(&row, m.part_lse[p][row.lse_at]);
     __syncwarp();
@@ -49,7 +49,7 @@ DEVICE float find_dots(const attn_merge_plan &m, const attn_merge_row &row, weig
     float mean = 0;
     for (int p = 0; p < m.count; p++) {
         float dot = 0;
-        /* no visible keys; the same in all lanes */
+        /* true: the part has no visible keys; this is the same in all lanes */
         const bool empty = m.part_lse[p][row.lse_at] == -CUDART_INF_F;
         for (int64_t d = lane(); d < m.Dv && !empty; d += 32)
             dot += load_float(m.dout.dtype, m.dout.data, at + d) *

@@ -128,7 +128,7 @@ static __device__ __noinline__ SUM dot_of_lane(const attn_view &x, int64_t x_at,
     }
 }
 
-/* Returns 0, or NaN if this lane's row y has a number that is not finite. */
+/* Returns 0, or NaN if the lane's row y has a number that is not finite. */
 template <attn_dtype DTYPE> DEVICE float zero_of_lane_as(const void *y, int64_t y_at, int64_t D)
 {
     float sum[4] = {};
@@ -149,8 +149,8 @@ static __device__ __noinline__ float zero_of_lane(const attn_view &y, int64_t y_
     }
 }
 
-/* Returns the score of the lane's own pair (i, j). One of x and y is q, the other is k; x_at and y_at are the pair's
- * rows. */
+/* Returns the score of a pair (i, j), which each lane has of its own. One of x and y is q, the other is k; the pair's
+ * rows begin at x_at and y_at. */
 DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i, int64_t j, const attn_view &x,
                            int64_t x_at, const attn_view &y, int64_t y_at, float *derivative)
 {
@@ -189,7 +189,7 @@ template <int N>
 DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, int64_t j, const float (&q)[N],
                            const float (&k)[N], float *derivative)
 {
-    const float qk = dot(q, k); /* the same in all lanes, so all take the same branch */
+    const float qk = dot(q, k);
     if (fabsf(qk) <= FLT_MAX) return score(a, x, i, j, qk, derivative);
     double sum = 0;
     for (int c = 0; c < N; c++) sum += (double)q[c] * (double)k[c];
@@ -211,13 +211,13 @@ template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
     return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
 }
 
-/* Marks a query or key, so that a later launch computes its row; `what` tells which results. The whole warp calls
+/* Marks a query or a key, so that a later launch computes its row; `what` says which results. The whole warp calls
  * it. */
 DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 {
     if (threadIdx.x % 32) return;
     *mark = (uint8_t)what;
-    *a.rows_found = 1; /* not a harmful race: all warps write 1 */
+    *a.rows_found = 1; /* several warps may write at the same time, because all write 1 */
 }
 
 /* Says which rows forward_row() writes. UNSOUND_ROWS: only rows that tensor cores cannot compute, because their result
@@ -225,7 +225,7 @@ DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
  * least HUGE_SCORE, for kernels that compute these rows correctly (see in_base_2()). */
 enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
 
-/* Returns whether the out and lse that tensor cores computed for a row are not finite. */
+/* Returns whether the out or the lse that tensor cores computed for a row is not finite. */
 template <int N>
 DEVICE bool is_unsound(const cuda_args &a, const head_args &x, int64_t i, const attn_view &out, float m, float l)
 {
@@ -263,7 +263,7 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
     const attn_range keys = attn_keys_of(&g, &x.s, i);
 again:
     float o[N] = {};
-    /* the sink counts as the first key: score m, exp(m - m) = 1 */
+    /* the sums begin with the sink: m is its score, and l is exp(m - m) = 1 */
     float m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
     for (int64_t first = keys.lo; first < keys.hi && WAY == BY_LANES; first += 32) {
         const int64_t j = first + threadIdx.x % 32;
@@ -327,7 +327,8 @@ again:
 
 /* ---- The backward of one row ------------------------------------------------------------------------------------- */
 
-/* saved.rest of a row that sees exactly one key: too small to change an exponent of P, from which it is subtracted */
+/* The value of saved.rest for a row that sees exactly one key. It is too small to change an exponent of P, from which
+ * it is subtracted. */
 const float ONE_KEY = FLT_MIN;
 
 /* Results of the forward that a backward needs, from the client or recomputed in the workspace. */
@@ -338,7 +339,7 @@ struct saved {
     float *rest;
     /* for each row the sum of dZ times the distance from query to key, for dalibi_slopes */
     float *far;
-    attn_view out; /* the client's out, or the out recomputed in the workspace */
+    attn_view out;
 };
 
 /* Returns the number of floats that lse, delta, rest and far take in the workspace. */
@@ -377,17 +378,16 @@ DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x,
     return is_parted_by_tiles(a, m) ? y - m - s.rest[at] * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns the lse of row i as two numbers (x, y). If lse is huge, x is the row's largest score and y the logarithm of
- * the sum of exp(score - x), computed from q and k, because rounding has removed y from lse. Otherwise x is lse and y
- * is 0; this is also so if `now` is false and tensor cores or a later launch compute the two numbers. The whole warp
- * calls it. */
+/* Returns the lse of row i as two numbers (x, y). If lse is huge, x is the row's largest score, and y is the logarithm
+ * of the sum of exp(score - x), computed from q and k, because rounding has removed y from lse. Otherwise x is lse and
+ * y is 0, as also if another launch computes both numbers (`now` is false). The whole warp calls it. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
                                                    bool now = false)
 {
     if (lse != lse || lse == -CUDART_INF_F || fabsf(lse) < ATTN_LSE_MOST) return make_float2(lse, 0);
     if (!now && is_parted_by_tiles(a, lse)) return make_float2(lse, 0);
-    if (!now && a.rows_later) { /* lse_in_parts_left() finds the row by its huge lse, so it needs no mark */
+    if (!now && a.rows_later) { /* a later launch (lse_in_parts_left()) finds the row by its huge lse */
         leave_to_later(a, a.rows_found, 1);
         return make_float2(lse, 0);
     }
@@ -449,7 +449,7 @@ DEVICE float one_key_slack(float lse)
     return 0x1p-18f + ATTN_LSE_SLACK * fabsf(lse);
 }
 
-/* The gradient of a visible pair: P, the factor of dropout, dZ, and dS = dZ * derivative. */
+/* The gradient of a visible pair: the probability P, the factor of dropout, dZ, and dS = dZ * derivative. */
 struct pair_gradient {
     float p, drop, dz, ds;
 };

@@ -7,7 +7,7 @@
 
 namespace {
 
-/* many threads, because each waits for every load of a channel */
+/* many threads, because each of them waits for its loads, one after the other */
 enum { THREADS = 1024 };
 
 struct lse_args {
@@ -20,7 +20,7 @@ struct lse_args {
 /* Returns q . k; *squares becomes the sum of the squared products. */
 __device__ double dot_of(const attn_view &q, int64_t q_at, const attn_view &k, int64_t k_at, int64_t D, double *squares)
 {
-    /* four independent sums each, to hide latency */
+    /* four independent sums of products, and four of squares, to hide latency */
     double dot[4] = { 0, 0, 0, 0 }, sum[4] = { 0, 0, 0, 0 };
     for (int64_t d = 0; d < D; d += 4)
 #pragma unroll

@@ -7,7 +7,7 @@ namespace {
 
 enum { THREADS = 1024 };
 
-/* The sum is in thread 0. All threads of the block call it. */
+/* Returns the sum over the block in thread 0. All threads of the block call it. */
 DEVICE float sum_of_block(float x)
 {
     __shared__ float part[THREADS / 32];

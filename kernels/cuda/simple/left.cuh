@@ -8,7 +8,7 @@
 
 namespace {
 
-/* Queues a check: *chip->found then tells the host whether kernels have marked rows since the previous check. */
+/* Queues a check whether kernels have marked rows since the previous check. *chip->found becomes the result. */
 inline void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
 {
     if (!takes_step(chip, 0)) return;
@@ -18,11 +18,11 @@ inline void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
 }
 
 /* Calls launch(blocks, first, count, warps) in steps, to compute marked rows. If a check for marked rows was queued in
- * this call of attn_run_some(), the steps wait for the next call, which knows the result. If no row is marked, the
+ * this call of attn_run_some(), the steps are left to the next call, which knows its result. If no row is marked, the
  * steps count as done, but launch nothing. */
 template <typename F> void launch_left(const cuda_chip *chip, int64_t rows, double seconds_each, F launch)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* enough warps to keep the GPU busy */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* 32 warps per multiprocessor keep the GPU busy */
     cuda_steps *const s = chip->steps;
     seconds_each *= LEFT_COST;
     in_parts(chip, rows, seconds_each, [&](int64_t first, int64_t count) {

@@ -19,14 +19,13 @@ DEVICE bool is_wanted(const observed_rows &rows, int64_t at)
     return !rows.strange || (rows.strange[at] != 0) != rows.nonfinite_sums;
 }
 
-/* A launch for strange rows has nothing to compute if no row is strange. */
 DEVICE bool has_wanted(const observed_rows &rows)
 {
     return rows.nonfinite_sums ? *rows.nonfinite : !rows.found || *rows.found;
 }
 
-/* A launch for nonfinite_sums computes only elements of key_mass, weights or map whose value so far, `x`, is not
- * finite. */
+/* If rows.nonfinite_sums is set, a launch computes only elements of key_mass, weights or map whose value so far, `x`,
+ * is not finite. */
 DEVICE bool is_wanted_sum(const observed_rows &rows, float x)
 {
     return !rows.nonfinite_sums || x - x != 0;
@@ -115,7 +114,6 @@ DEVICE void for_probabilities(const cuda_args &a, const head_args &x, const obse
     }
 }
 
-/* Computes row n (counted over all heads) of the output `weights`. */
 DEVICE void weights_of_row(const cuda_args &a, int64_t n, const observed_rows &rows)
 {
     const attn_geometry &g = a.g;
@@ -253,12 +251,12 @@ __global__ void __launch_bounds__(HEAD_THREADS)
 template <typename F>
 void launch_each(const cuda_chip *chip, const observed_rows &rows, int64_t count, double seconds_each, F launch)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* enough warps to keep the GPU busy */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* 32 warps per multiprocessor keep the GPU busy */
     if (!rows.strange) {
         in_steps(chip, count, seconds_each,
                  [&](int64_t first, int64_t part) { launch(blocks_for(part), first, part); });
     } else if (chip->rows_found) {
-        /* the host checks for marked rows at the problem's end, and then computes the whole problem again */
+        /* without this check, the host finds the marks at the problem's end, and computes the whole problem again */
         if (!chip->found) return;
         launch_left(chip, count, seconds_each, [&](unsigned blocks, int64_t first, int64_t part, int64_t) {
             launch((unsigned)attn_min64(blocks, busy), first, part);

@@ -11,12 +11,12 @@ struct cuda_args;
  * of the row are NaN. */
 struct observed_rows {
     float *base, *inverse, *most, *entropy;
-    /* One byte per row, 1 if tensor cores cannot compute the row; *found is 1 if there is such a row. NULL for kernels
-     * without tensor cores. */
+    /* `strange` has one byte per row, which is 1 if tensor cores cannot compute the row; *found is 1 if there is such a
+     * row. Both are NULL for kernels without tensor cores. */
     uint8_t *strange;
     int *found;
-    /* *nonfinite is 1 if an element of key_mass, weights or map is not finite. nonfinite_sums: this launch recomputes
-     * only such elements, without the strange rows. */
+    /* *nonfinite is 1 if an element of key_mass, weights or map is not finite. If nonfinite_sums is true, this launch
+     * recomputes only such elements, without the strange rows. */
     int *nonfinite;
     bool nonfinite_sums;
 };
@@ -26,9 +26,9 @@ struct observed_rows {
 void simple_observe_rows_left(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                               cudaStream_t stream);
 
-/* For problems with the client's lse, where no kernel has looked for scores that tensor cores cannot compute. Such a
- * score makes an element of key_mass, weights or map NaN or infinite: the first function looks for such elements, the
- * second recomputes them without the strange rows, which simple_observe_sums_left() adds. Both need rows.base and
+/* Both functions are for problems with the client's lse, where a score that tensor cores cannot compute makes an
+ * element of key_mass, weights or map NaN or infinite. The first function looks for such elements. The second
+ * recomputes them without the strange rows, which simple_observe_sums_left() adds later. Both need rows.base and
  * rows.inverse of all rows. */
 void simple_observe_find_nonfinite(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                                    cudaStream_t stream);

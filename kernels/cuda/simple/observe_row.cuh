@@ -153,7 +153,7 @@ DEVICE void store_end(const cuda_args &a, const head_args &x, int64_t i, const r
     rows.entropy[at] = end.entropy;
 }
 
-/* The whole warp calls it. */
+/* Computes maximum, lse, entropy and largest scores of query i. The whole warp calls it. */
 static __device__ __noinline__ void observe_row(const cuda_args &a, const head_args &x, int64_t i,
                                                 const observed_rows &rows)
 {
@@ -173,7 +173,7 @@ static __device__ __noinline__ void observe_row(const cuda_args &a, const head_a
         nan |= __any_sync(ALL_LANES, seen && z != z);
         most = fmaxf(most, warp_max(seen ? z : -CUDART_INF_F));
         const float m_new = fmaxf(m, warp_max(y));
-        if (m_new > m) { /* the same in all lanes */
+        if (m_new > m) {
             const float by = m - m_new, scale = exp2f(by);
             e = scale == 0 ? 0 : scale * (e + by * l);
             l *= scale;

@@ -42,7 +42,7 @@ template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, uint8_t *marks)
 {
-    /* clears each mark, because in a backward the next kernel uses the same bytes for its own marks */
+    /* The loop clears each mark, because in a backward the next kernel uses the same bytes for its own marks. */
     for_wanted(
         first, count, warps, [&](int64_t n) { return marks[n] != 0; },
         [&](int64_t n) {
@@ -74,7 +74,6 @@ template <int N> __device__ __noinline__ void lse_of_row_in_parts(const cuda_arg
     if (threadIdx.x % 32 == 0) store_parts(s, lse_at(a, r.x, r.i), parts);
 }
 
-/* Sets s.rest to ONE_KEY if the warp's query sees exactly one key. */
 __device__ __noinline__ void mark_one_key(const cuda_args &a, const saved &s)
 {
     const row r = query_row(a, warp_index());
@@ -147,7 +146,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         },
         [&](int64_t n) {
             const row r = query_row(a, n);
-            if (!r.exists) return; /* rows past the end of their sequence have no lse */
+            if (!r.exists) return;
             const float2 parts = lse_in_parts<N, BY_LANES>(a, r.x, r.i, s.lse[n], true);
             __syncwarp();
             if (threadIdx.x % 32 == 0) store_parts(s, n, parts);
@@ -204,7 +203,7 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     const attn_view &view = a.g.view[ATTN_T_dbias];
     float *const to = (float *)view.data + attn_at(&view, b0, h0, i0) + j;
     float sum = x.begin ? *to : 0;
-    if (x.begin == x.end) { /* no queries */
+    if (x.begin == x.end) { /* without queries an element is a sum of no terms */
         if (threadIdx.x % 32 == 0) *to = 0;
         return;
     }
@@ -221,7 +220,6 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     if (threadIdx.x % 32 == 0) *to = sum;
 }
 
-/* Computes s.far of a query with one warp (see far_of_row()). */
 template <int N>
 DEVICE float sum_of_far_pairs(const cuda_args &a, const saved &s, const head_args &x, int64_t i, bool given)
 {
@@ -325,7 +323,7 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     if (!given) {
         s.out.data = (float *)workspace + saved_floats(plan);
         s.out.dtype = ATTN_F32;
-        s.out.row = d.Dv; /* out in the workspace: [B, H, Sq, Dv], packed: [H, total_q, Dv] */
+        s.out.row = d.Dv; /* the recomputed out is [B, H, Sq, Dv], or for packed problems [H, total_q, Dv] */
         s.out.head = d.Sq * d.Dv;
         s.out.batch = d.packed ? 0 : d.H * d.Sq * d.Dv;
         launch_rows(chip, a, s.out, s.lse, stream);
@@ -364,7 +362,7 @@ void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t
 /* If there are many rows, each warp reads several marks. */
 static unsigned blocks_for_marks(const cuda_chip *chip, int64_t rows)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* enough warps to keep the GPU busy */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* 32 warps per multiprocessor keep the GPU busy */
     return blocks_for(attn_max64(attn_tiles(rows, 32), attn_min64(rows, busy)));
 }
 
@@ -430,7 +428,7 @@ void launch_dbias(const cuda_chip *chip, const attn_problem *p, const cuda_args 
     dbias_part x = { n[0], n[1], n[2], 0, 0, 0 };
     const auto kernel = channels_of(a.g) == CHANNELS ? dbias_elements<CHANNELS> : dbias_elements<WIDE_CHANNELS>;
     const int64_t elements = n[0] * n[1] * n[2] * n[3], terms = dbias_terms(a.g.dims, x);
-    /* runs at least once: an element without terms must be set to 0 */
+    /* the loop runs at least once, because an element without terms must be set to 0 */
     for (int64_t begin = 0; begin == 0 || begin < terms; begin += MOST_IN_A_ROW) {
         x.begin = begin, x.end = attn_min64(begin + MOST_IN_A_ROW, terms);
         in_steps(chip, elements, (double)attn_max64(x.end - begin, 1) * pair_seconds(chip, a.g, DBIAS_PAIR),

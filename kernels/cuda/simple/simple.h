@@ -37,15 +37,15 @@ struct pair_cost {
 };
 const pair_cost FORWARD_PAIR = { 0.45e-9, 0.2e-9 }, BACKWARD_PAIR = { 0.6e-9, 0.24e-9 },
                 DBIAS_PAIR = { 1.7e-9, 0.22e-9 };
-/* factor on these times if a lane has more than CHANNELS channels, which do not fit in registers */
+/* simple.cu takes this many times as long if a lane has more than CHANNELS channels, which do not fit in registers */
 const double WIDE_COST = 2;
 
-/* factor on these times for a row that tensor cores cannot compute: its scores are computed in double, and its lse has
- * two parts */
+/* simple.cu takes up to this many times as long for a row that tensor cores cannot compute, because its scores are
+ * computed in double and its lse has two parts */
 const double LEFT_COST = 3.5;
 
-/* most terms that a warp adds to a sum in one launch, so that no launch takes long: a term takes about 4 us if few
- * warps run */
+/* A warp adds at most this many terms to a sum in one launch, so that no launch takes long: a term takes about 4 us if
+ * few warps run. */
 const int64_t MOST_IN_A_ROW = 4096;
 
 static inline double pair_seconds(const cuda_chip *chip, const attn_geometry &g, const pair_cost &cost)
@@ -60,8 +60,8 @@ static inline double row_seconds(const cuda_chip *chip, const attn_geometry &g, 
     return (double)keys_of_row(g) * pair_seconds(chip, g, cost);
 }
 
-/* Returns the multiplications for a pair of a query and a key in sm80/wide_forward.cu or wide_backward.cu, where each
- * block computes the scores itself for its own columns of the result. */
+/* Returns the number of multiplications for a pair of a query and a key in sm80/wide_forward.cu or wide_backward.cu,
+ * where each block computes the scores itself for its own columns of the result. */
 static inline double wide_products(int64_t D, int64_t Dv, bool backward)
 {
     const int64_t columns = TILE_HEAD_DIM, of_D = attn_tiles(D, columns), of_Dv = attn_tiles(Dv, columns);
@@ -86,8 +86,9 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
 }
 
 /* Returns whether the host checks for marked rows (rows that tensor cores could not compute) before the launches that
- * compute them. It waits about 30 us for the check, so it only checks if that is less than one percent of the problem's
- * time. In a shorter problem the host checks at the end, and computes the whole problem again if rows are marked. */
+ * compute them. The host waits about 30 us for a check, so it makes one only if that is less than one percent of the
+ * problem's time. In a shorter problem the host checks at the end, and computes the whole problem again if rows are
+ * marked. */
 static inline bool looks_for_rows(const cuda_chip *chip, const attn_plan *plan)
 {
     return tile_seconds(chip, plan) >= chip->step_seconds / 4;

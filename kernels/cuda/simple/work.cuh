@@ -1,4 +1,4 @@
-/* work.cuh: which row a warp computes. A block has WARPS warps. */
+/* work.cuh: tells a warp which row it computes. A block has WARPS warps. */
 #ifndef ATTN_CUDA_WORK_CUH
 #define ATTN_CUDA_WORK_CUH
 

@@ -24,7 +24,7 @@ cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *p
 
 namespace {
 
-/* a block computes BN keys, and has a warp for each 16 keys */
+/* A block computes BN keys, and has one warp for each 16 keys. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int BN = 128;
@@ -46,7 +46,7 @@ template <int D, bool SCORE_MODS> struct shared {
     alignas(1024) uint16_t V[tile<D>::BN * D];
     alignas(1024) uint16_t Q[STAGES][BM * D];
     alignas(1024) uint16_t dO[STAGES][BM * D];
-    /* transposed: a row is a key, a column a query */
+    /* dS^T (transposed): a row is a key, a column a query */
     alignas(1024) uint16_t dS[tile<D>::BN * BM];
     alignas(16) row_values values[STAGES];
     staged_queries<BM> options[SCORE_MODS ? tile<D>::BN / 16 : 1];
@@ -112,7 +112,6 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     loader<D, THREADS>(g.view[ATTN_T_k], b, hk, place.s.k_start, Sk, g.dims.D).template load<BN>(sm.K, j0);
     loader<D, THREADS>(g.view[ATTN_T_v], b, hk, place.s.k_start, Sk, g.dims.Dv).template load<BN>(sm.V, j0);
 
-    /* round n: tile n % `tiles` of query head n / `tiles` of the group */
     auto fetch = [&](int n, int stage) {
         const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
         const int i0 = (first + n % tiles) * BM;
@@ -132,7 +131,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     for (int next; n < rounds; n = next) {
         const int stage = STAGES == 2 ? n % 2 : 0, i0 = (first + n % tiles) * BM;
         cp_async_wait<0>();
-        /* the tile's queries have arrived, and no thread reads those of the previous tile */
+        /* after this barrier the tile's queries have arrived, and no thread reads those of the previous tile */
         __syncthreads();
         next = above(n);
         if (STAGES == 2 && next < rounds) {
@@ -161,8 +160,8 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
             }
         }
 
-        /* element e of a thread's n-th block is the pair of query i0 + 8 n + 2 (lane % 4) + e % 2 and key j0 + 16 warp
-         * + 8 (e / 2) + lane / 4 */
+        /* element e of a thread's n-th block of accumulators is the pair of query i0 + 8 n + 2 (lane % 4) + e % 2 and
+         * key j0 + 16 warp + 8 (e / 2) + lane / 4 */
         if (SCORE_MODS) {
             const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
             apply_options(S, sm.options[warp], a, w.s, x, limit, Sq, i0, j0 + warp * 16, 1, sm.values[stage].lse2, 0,
@@ -190,7 +189,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
             }
         }
 
-        /* for dQ, which needs dS^T of all warps */
+        /* write dS^T to shared memory, because dQ needs it of all warps */
         if (want_dq) {
 #pragma unroll
             for (int nt = 0; nt < NT; nt++)
@@ -241,7 +240,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     if (PARTS & DV) finite &= scale_block(dV, 1);
     /* if no query sees the block's keys, the loop has not waited for the copies of K and V */
     cp_async_wait<0>();
-    /* no thread reads the tiles any more, so their memory can take the results */
+    /* after this barrier no thread reads the tiles, so their memory can take the results */
     const bool poisoned = __syncthreads_or(!finite);
     if ((PARTS & DK) && dk.data) {
         const bool pieces = in_pieces<T>(dk, b, hk, line, g.dims.D);
@@ -268,7 +267,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
 template <int D, bool SCORE_MODS> struct shared_dq {
     alignas(1024) uint16_t Q[BM * D];
     alignas(1024) uint16_t dO[BM * D];
-    alignas(1024) uint16_t K[BM * D]; /* one tile of BM keys each */
+    alignas(1024) uint16_t K[BM * D]; /* K and V each hold one tile of BM keys */
     alignas(1024) uint16_t V[BM * D];
     struct {
         float z[16][BM + 4], cap[16][BM + 4], lse2[16];
@@ -317,7 +316,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             j = seen_tile_above(sm.seen, j - 1, last);
             if (j == last) break;
         }
-        __syncthreads(); /* no thread reads the previous tile any more */
+        __syncthreads(); /* after this barrier no thread reads the previous tile */
         K.template load<BN>(sm.K, j * BN);
         V.template load<BN>(sm.V, j * BN);
         cp_async_commit();
@@ -390,7 +389,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
     /* if the queries see no key, the loop has not waited for the copies of Q and dO */
     cp_async_wait<0>();
     const attn_view &dq = g.view[ATTN_T_dq];
-    /* no thread reads the tiles any more, so their memory can take the results */
+    /* after this barrier no thread reads the tiles, so their memory can take the results */
     const bool poisoned = __syncthreads_or(!scale_block(dQ, x.scale));
     const int64_t line = x.s.q_start + i0;
     const int rows = (int)attn_min64(BM, x.s.Sq - i0);
@@ -458,7 +457,7 @@ cudaError_t launch_dkdv(const cuda_chip *chip, cuda_args a, const scratch &w, cu
     return code;
 }
 
-/* with memory for one tile of dS instead of two */
+/* bytes of shared memory with which dkdv_wide() can run: they have one tile of dS instead of two */
 template <int D> constexpr size_t least_wide = sizeof(shared_wide<D>) - sizeof(shared_wide<D>::dS) / 2;
 
 template <typename T, int D>
@@ -514,7 +513,6 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const scratch 
     }
 }
 
-/* Returns the bytes of shared memory that the kernels of this file need. */
 template <int D> size_t most_shared(bool options, bool deterministic)
 {
     size_t keys = options ? sizeof(shared<D, true>) : sizeof(shared<D, false>);
@@ -523,7 +521,6 @@ template <int D> size_t most_shared(bool options, bool deterministic)
     return keys > dq ? keys : dq;
 }
 
-/* The variants of prepare() and finish() for a head size and a dtype. */
 template <typename T, int D> void launch_prepare(const cuda_args &a, const scratch &w, dim3 grid, cudaStream_t stream)
 {
     prepare<T, D><<<grid, 128, 0, stream>>>(a, w);
@@ -535,7 +532,7 @@ template <typename T, int D> void launch_finish(const cuda_args &a, const scratc
 
 struct steps_row {
     int D;
-    /* [0]: bfloat16, [1]: float16 */
+    /* prepare[0] is for bfloat16, prepare[1] for float16 */
     void (*prepare[2])(const cuda_args &, const scratch &, dim3, cudaStream_t);
     void (*finish[2])(const cuda_args &, const scratch &, dim3, cudaStream_t);
 };

@@ -8,7 +8,7 @@
 
 namespace {
 
-enum { BM = QUERY_TILE }; /* queries of a query tile */
+enum { BM = QUERY_TILE }; /* number of queries of a query tile */
 typedef backward_scratch scratch;
 
 DEVICE void add_fragment(float *sums, int lane, const float (&x)[4])
@@ -28,7 +28,6 @@ DEVICE float4 read_fragment(const float *sums, int lane)
 #endif
 }
 
-/* Copies lse and delta of one query tile to shared memory, with 32 threads of the block. */
 DEVICE void load_values(row_values *to, const row_values *from)
 {
     static_assert(sizeof(row_values) == 32 * 16);
@@ -60,7 +59,7 @@ template <typename T, int D>
 __global__ void __launch_bounds__(128, 8)
     prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {
-    /* LANES: threads that share a row; STEP: rows of the block's 128 threads at a time */
+    /* LANES: number of threads that share a row; STEP: number of rows of the block's 128 threads at a time */
     const int LANES = D / 8, STEP = 128 / LANES;
     const attn_geometry &g = a.g;
     const tile_place place = tile_place_of<BM>(a, blockIdx.x);
@@ -82,7 +81,7 @@ __global__ void __launch_bounds__(128, 8)
         if (dlse.data) less = ((const float *)dlse.data)[attn_at(&dlse, x.b, x.h, line + mine)];
     }
     __shared__ float sums[BM];
-    /* rows for which a thread has loads in flight at a time */
+    /* number of rows for which a thread has loads in flight at a time */
     const int TOGETHER = BM / STEP < 4 ? BM / STEP : 4;
 #pragma unroll 1
     for (int first = threadIdx.x / LANES; first < BM; first += TOGETHER * STEP) {
@@ -144,7 +143,7 @@ struct key_place {
     attn_sequence s;
     limits limit;
     int b, hk, j0;
-    int rows;        /* rows of dk and dv to write; those past the length in seqlens_k become zeros */
+    int rows;        /* number of rows of dk and dv to write; those past the length in seqlens_k become zeros */
     int first, last; /* the query tiles `first` to `last` - 1 see at least one of the block's keys */
 };
 
@@ -198,7 +197,7 @@ DEVICE void stage_block(void *memory, bool pieces, const float (&c)[MT][NT][4], 
                                  c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
 }
 
-/* Returns whether every product is finite. */
+/* Returns whether all products are finite. */
 template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float factor)
 {
     float zero = 0;
@@ -209,7 +208,7 @@ template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float f
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 c[mt][nt][e] *= factor;
-                /* NaN if the product is not finite */
+                /* `zero` becomes NaN if the product is not finite */
                 zero = fmaf(c[mt][nt][e], 0, zero);
             }
     return zero == 0;
@@ -236,7 +235,8 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
     bool finite = true;
     if (pieces) {
         const int EACH = BM / 16 * (D / 8) / 8,
-                  /* EACH: blocks of 16 queries x 8 channels that a warp loads; CHUNK: those it loads at a time */
+                  /* EACH: number of blocks of 16 queries x 8 channels that a warp loads; CHUNK: how many it loads at a
+                   * time */
             CHUNK = EACH < 8 ? EACH : 8;
 #pragma unroll
         for (int chunk = 0; chunk < EACH; chunk += CHUNK) {
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
     }
     const bool poisoned = __syncthreads_or(!finite);
     if (pieces) store_rows<D, 256>(dq, x.b, x.h, line, 0, rows, width, staged_rows, true, threadIdx.x);
-    if (poisoned) { /* found again to save registers */
+    if (poisoned) { /* the block's tile is computed again to save registers */
         __syncthreads();
         const tile_place again = tile_place_of<BM>(a, kept(blockIdx.x));
         for (int r = warp; r < rows; r += 8) dq_row(a, w.s, again.x, again.i0 + r);

@@ -17,7 +17,7 @@ namespace {
 template <int D> struct wide;
 template <> struct wide<64> {
     static const int QW = 1, BLOCKS = 2;
-}; /* QW: warps that share 32 keys; BLOCKS: blocks on a multiprocessor at a time */
+}; /* QW: number of warps that share 32 keys; BLOCKS: number of blocks that a multiprocessor runs at a time */
 template <> struct wide<128> {
     static const int QW = 2, BLOCKS = 1;
 };
@@ -29,13 +29,12 @@ template <int D> struct shared_wide {
     alignas(1024) uint16_t Q[2][BM * D];
     alignas(1024) uint16_t dO[2][BM * D];
     alignas(1024) row_values values[2];
-    /* transposed: a row is a key, a column a query */
+    /* P^T (transposed): a row is a key, a column a query */
     alignas(1024) uint16_t P[wide<D>::QW == 2 ? BN * BM : 512];
     /* dS^T of the present query tile, and, if shared memory has room, of the previous one */
     alignas(1024) uint16_t dS[2][BN * BM];
 };
 
-/* Writes a warp's 32 x 32 block of P^T or dS^T into a tile of BM columns in shared memory. */
 template <typename T> DEVICE void write_block(uint16_t *tile, const float (&c)[2][4][4], int row, int column, int lane)
 {
 #pragma unroll
@@ -83,7 +82,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     Shared &sm = *reinterpret_cast<Shared *>(memory);
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    /* key: the warp's first key in the block; part: the warp's number among the QW warps that share these keys */
+    /* key: the warp's first key in the block; part: the warp's number among the QW warps that share its keys */
     const int key = warp / QW * 32, part = warp % QW;
 
     key_place place = key_place_of<BN>(a, whole, blockIdx);
@@ -103,7 +102,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
     loader<D, THREADS> dO(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
     int tiles_of_head = (int)query_tile(a, place.s, place.b, h, 0);
-    /* the next, present and previous query tile's index in the sums of dQ; fits in an int, because a tile takes
+    /* index of the next, present and previous query tile in the sums of dQ; it fits in an int, because a tile takes
      * kilobytes */
     int sums_next = 0, sums_now = 0, sums_before;
 
@@ -116,8 +115,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     for (int n = -1; n <= rounds; n++) {
         const int stage = n & 1;
         cp_async_wait<0>();
-        /* Query tile n and dS of tile n - 1 are in shared memory. No thread reads query tile n - 1 or dS of tile n - 2
-         * any more. */
+        /* After this barrier query tile n and dS of tile n - 1 are in shared memory. No thread reads query tile n - 1
+         * or dS of tile n - 2 any more. */
         __syncthreads();
         sums_before = sums_now;
         sums_now = sums_next;
@@ -167,7 +166,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
         for (int round = 0; round < ROUNDS; round++) {
             /* the warp's first query, in the tile and in the sequence */
             const int q = QW == 2 ? part * 32 : round * 32, il = i0 + q;
-            /* skip if no query of the warp (or pair of warps) sees any of its keys */
+            /* skips the tile if no query of the warp (or pair of warps) sees any of its keys */
             const int low_q = QW == 2 ? i0 : il, high_q = QW == 2 ? i0 + BM - 1 : il + 31;
             if (jl + 31 < low_q + limit.lo || jl >= high_q + limit.hi || jl >= limit.Sk) {
                 const float zero[2][4][4] = {};
@@ -180,7 +179,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
             product<T, D / 16>(
                 S, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, D, 2, tileK, key, kk * 16); },
                 [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(b_rows, D, 2, tileQ, q, kk * 16); });
-            /* only if causal, window or length hides some of the 32 x 32 pairs */
+            /* tests single pairs only if causal, window or length hides some of the 32 x 32 */
             if (jl < il + 31 + limit.lo || jl + 31 >= min(il + limit.hi, limit.Sk)) {
 #pragma unroll
                 for (int mt = 0; mt < 2; mt++) hide_queries(S[mt], limit, jl + mt * 16 + lane / 4, il + lane % 4 * 2);
@@ -215,7 +214,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
 
             if constexpr (QW == 2) {
                 const uint32_t tileS = smem_addr(dS_to);
-                /* P and dS of both warps are in shared memory */
+                /* after this barrier P and dS of both warps are in shared memory */
                 pair_barrier(warp / 2);
                 product<T, BM / 16>(
                     dV, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, BM, 2, tileP, key, kk * 16); },
@@ -234,17 +233,17 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
         }
     }
 
-    /* found again to save registers in the loop */
+    /* the block's keys are found again to save registers in the loop */
     place = key_place_of<BN>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
     const attn_view &dk = g.view[ATTN_T_dk], &dv = g.view[ATTN_T_dv];
     bool finite = scale_block(dK, (float)g.scale);
     finite &= scale_block(dV, 1);
-    /* no thread reads the tiles any more, so their memory can take the results */
+    /* after this barrier no thread reads the tiles, so their memory can take the results */
     const bool poisoned = __syncthreads_or(!finite);
     const int64_t line = place.s.k_start + place.j0;
     const bool k_pieces = in_pieces<T>(dk, place.b, place.hk, line, g.dims.D),
                v_pieces = in_pieces<T>(dv, place.b, place.hk, line, g.dims.Dv);
-    /* the shared memory of K and V, and of Q and dO, has room for D floats per row */
+    /* the shared memory of K and V has room for D floats per row, and so has that of Q and dO */
     stage_block<T, D>(sm.K, k_pieces, dK, key, part * 64, lane);
     stage_block<T, D>(sm.Q, v_pieces, dV, key, part * 64, lane);
     __syncthreads();

@@ -65,7 +65,6 @@ template <typename T, int D> cudaError_t launch_stacks(const cuda_args &a, const
     return cudaPeekAtLastError();
 }
 
-/* decode_few() is the variant for at most 8 rows */
 constexpr bool has_few_form(int D)
 {
     return D == 128;
@@ -131,8 +130,8 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
            d.B <= UINT16_MAX && d.Sk <= INT32_MAX / 2 && (!has_options(plan) || decode_has_float8_form(plan));
 }
 
-/* FULL: a block takes several splits only if the grid still has FULL times the blocks that the GPU can run at a time.
- * PLACES: blocks that a multiprocessor runs at a time. */
+/* FULL: a block takes several splits only if the grid still has FULL times as many blocks as the GPU runs at a time.
+ * PLACES: number of blocks that a multiprocessor runs at a time. */
 const int FULL = 4, PLACES = 3;
 
 /* Lets each block compute a whole group of SPLIT_GROUP splits, if fewer blocks still fill the GPU. This changes no bit
@@ -148,7 +147,6 @@ void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, 
     y.blocks = blocks;
 }
 
-/* Returns how many sequences of `rows` rows a block of decode_stacks() computes together. */
 template <int D> int sequences_of_stack(int64_t rows)
 {
     return (int)attn_min64(32, stack_shape<D>::BM / rows);

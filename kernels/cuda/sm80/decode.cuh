@@ -32,10 +32,11 @@ enum { WARPS = 4, THREADS = 32 * WARPS };
  * converts in registers (float8.cuh). */
 enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
 
-/* tiles of 16 rows in a block of decode_stacks(); the rows are of several sequences that see the same keys */
+/* Number of tiles of 16 rows in a block of decode_stacks(). The rows are of several sequences that see the same
+ * keys. */
 enum { STACK_TILES = 2 };
 
-/* for head sizes above 256 the warps of a block divide the channels */
+/* For head sizes above 256 each warp of a block has this many of the channels. */
 enum { WARP_CHANNELS = 128 };
 
 /* The shape of a block. Its warps are divided by rows (WM), by keys of a tile (WK) and by columns of V (WD). With
@@ -51,7 +52,7 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
                                               : 1,
                      WK = WIDE || WIDE_HEAD ? 1 : WARPS / WD;
     static const int THREADS = 32 * WM * WK * WD;
-    static const bool STACKED = STACK > 1; /* the block's STACK times 16 rows belong to several sequences */
+    static const bool STACKED = STACK > 1; /* true: the block's STACK times 16 rows belong to several sequences */
     static const bool SCORE_MODS = SCORE_MODS_, PAGED = PAGED_, FLOAT8 = AS == KEYS_AS_FLOAT8;
     static const bool MORE_KEYS = FLOAT8 && !WIDE && D >= 128;
     static const int BM = FEW ? (int)FEW_ROWS : 16 * WM,
@@ -62,7 +63,7 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
                           (MORE_KEYS ? 2 : 1),
                      KW = BN / WK;
     static const int SLOTS = (WIDE_HEAD ? 5 : !WIDE ? 4 : D == 64 ? 6 : 3) * (FLOAT8 && !MORE_KEYS ? 2 : 1);
-    static const int WIDTH = FLOAT8 ? D / 2 : D; /* 16-bit words in a row of a tile of K or V */
+    static const int WIDTH = FLOAT8 ? D / 2 : D; /* number of 16-bit words in a row of a tile of K or V */
 };
 
 /* The shape of a block with more than NARROW rows, which exists only for head sizes up to 256; above, blocks have at
@@ -70,7 +71,6 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
 template <int D, bool SCORE_MODS, bool PAGED, keys_as AS>
 using many_rows_shape = shape<D, (D <= TILE_HEAD_DIM), SCORE_MODS, PAGED, AS>;
 
-/* the block of decode_stacks(): rows of several sequences over the same keys */
 template <int D> using stack_shape = shape<D, false, false, true, KEYS_AS_T, STACK_TILES>;
 
 template <int D, bool PAGED, keys_as AS> using few_shape = shape<D, false, false, PAGED, AS, 1, true>;
@@ -79,15 +79,14 @@ template <int D, bool PAGED, keys_as AS> using few_shape = shape<D, false, false
  * whole group, because its sums are in shared memory, beside the ring of tiles. */
 enum { SPLIT_GROUP = 4, SPLIT_GROUP_ROWS = 8 };
 
-/* Blocks per multiprocessor; more blocks leave each thread fewer registers. Before compute capability 9.0, shared
- * memory has room for two. */
+/* Number of blocks per multiprocessor. More blocks leave each thread fewer registers. Before compute capability 9.0,
+ * shared memory has room for two. */
 #if __CUDA_ARCH__ >= 900
 template <int D, bool SCORE_MODS> constexpr int blocks_of = D == 1024 ? 1 : D >= 256 || SCORE_MODS ? 2 : 3;
 #else
 template <int D, bool SCORE_MODS> constexpr int blocks_of = D > TILE_HEAD_DIM ? 1 : 2;
 #endif
 
-/* threads of a block that computes splits with head sizes up to D */
 template <int D> constexpr int threads_of = shape<D, false, false, false, KEYS_AS_T>::THREADS;
 
 /* The scores that each warp has computed from its own channels: for each block of 8 keys, the four accumulators of each
@@ -101,22 +100,22 @@ template <class X> struct shared {
         alignas(128) uint16_t Q[X::BM * X::D];
         alignas(128) uint16_t ring[X::SLOTS][X::BN * X::WIDTH];
         float S[X::SCORE_MODS ? X::THREADS / 32 : 1][16]
-               /* a warp's scores, for options (softcap, bias, masks) */
+               /* each warp's scores, while options (softcap, bias, masks) are applied */
                [X::SCORE_MODS ? X::KW + 4 : 1];
-        scores_of_warps<X> scores[X::WIDE_HEAD ? 2 : 1]; /* one tile's scores may still be read when the next tile's are
-                                                          * written */
+        scores_of_warps<X> scores[X::WIDE_HEAD ? 2 : 1]; /* two, because one tile's scores may still be read when the
+                                                          * next tile's are written */
     };
-    union { /* O overwrites the tiles at the end */
+    union { /* O overwrites the tiles when all of them have been read */
         tiles tile;
         float O[X::WK][X::BM][X::D + 4];
     };
     /* each warp's maximum and sum of each row; at the end, m becomes the factor of the warp's O */
     float m[X::WK][X::BM], l[X::WK][X::BM];
-    float top[X::BM], sum[X::BM]; /* maximum and sum of each row over all warps */
+    float top[X::BM], sum[X::BM];
     /* the sum of O over the splits so far of a group of SPLIT_GROUP splits; unused for wide heads */
     float split_group_O[X::WIDE_HEAD ? 1 : (int)SPLIT_GROUP_ROWS][X::WIDE_HEAD ? 4 : X::D];
     float2 split_group_ml[SPLIT_GROUP_ROWS];
-    int i[X::BM], h[X::BM]; /* query and query head of each row */
+    int i[X::BM], h[X::BM];
     float slope[X::BM];
     /* for float8 keys: the factor that converts a row's scores to base 2 */
     float factor[X::FLOAT8 ? X::BM : 1];
@@ -157,10 +156,10 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
 
 /* ---- The ring of tiles ------------------------------------------------------------------------------------------- */
 
-/* The keys of a split (a part of a sequence's keys), and their tiles. */
 struct split_place {
     int first, last;  /* the keys `first` to `last` - 1; `first` is a multiple of BN (keys per tile) */
-    int tiles, steps; /* index of the split's first tile; number of tiles to load, K and V counted separately */
+    int tiles, steps; /* tiles: index of the split's first tile; steps: number of tiles to load, with K[j] and V[j]
+                       * counted as two */
 };
 
 template <class X> DEVICE split_place split_place_of(const group_place &place, int index)
@@ -218,7 +217,7 @@ template <typename T, class X> struct copies_by_threads {
     template <bool VALUES> DEVICE uint16_t *next()
     {
         cp_async_wait<SLOTS - 2>();
-        /* the tile has arrived for all threads, and no thread reads the previous tile any more */
+        /* after this barrier the tile has arrived for all threads, and no thread reads the previous tile */
         __syncthreads();
         uint16_t *const tile = sm.tile.ring[slot];
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
@@ -390,7 +389,6 @@ DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group
                 *(uint32_t *)(sm.tile.Q + at<D>(r, p / 2 * 2 + there / 4) + there % 4 * 2) = word[w] ^ sign;
             }
         }
-        /* makes sm.factor visible to all threads */
         if (!SCALED || !halves || !__syncthreads_or(!exact)) return halves;
     }
 }
@@ -470,7 +468,7 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
     const int D = X::D;
     auto split_ml = [&](int r) { return from_workspace ? p.ml[saved + r] : make_float2(sm.top[r], sm.sum[r]); };
     auto split_group_ml = [&](int r) { return first ? make_float2(-CUDART_INF_F, 0) : sm.split_group_ml[r]; };
-    __syncthreads(); /* the workspace has the rows of repair_row() */
+    __syncthreads(); /* after this barrier the workspace has the rows that repair_row() wrote */
     for (int n = threadIdx.x; n < rows * (D / 4); n += X::THREADS) {
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 next = from_workspace ? *(const float4 *)&p.O[(saved + r) * D + d] : sum_of_warps(sm, r, d);
@@ -478,7 +476,7 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
         const float4 sum = fold(split_group_ml(r).x, split_ml(r).x)(before, next);
         *(float4 *)(last ? &p.O[(to + r) * D + d] : &sm.split_group_O[r][d]) = sum;
     }
-    /* no thread reads the group's earlier m, l and O; the next tiles go to the same memory */
+    /* after this barrier no thread reads the group's earlier m, l and O; the next tiles go to the same memory */
     __syncthreads();
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
@@ -488,7 +486,6 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
     }
 }
 
-/* Writes query, query head and ALiBi slope of each row to shared memory. */
 template <class X> DEVICE void name_rows(shared<X> &sm, const cuda_args &a, const group_place &place, int rows)
 {
     const int group = (int)a.g.group;
@@ -530,7 +527,7 @@ template <int DT> DEVICE void multiply_row(float (&O)[DT][4], int half, float by
     }
 }
 
-/* Like multiply_rows() for O^T; lane 4 r passes the factor of row r. */
+/* Multiplies the rows of O, of which the warp holds O^T, by factors. Lane 4 r passes the factor of row r. */
 template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
 {
     const int t = threadIdx.x % 4;
@@ -665,9 +662,10 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
 {
     const int THREADS = X::THREADS;
     const int D = X::D, BN = X::BN, KW = X::KW, WK = X::WK, CHUNK = RING<T, X>::CHUNK;
-    const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* HALVES: rows of O per lane */
+    const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* HALVES: number of rows of O
+                                                                                         * that a lane has */
     const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED;
-    const bool RESCALE_AT_ONCE = X::STACKED || X::WIDE_HEAD; /* both of a lane's rows of O in one loop */
+    const bool RESCALE_AT_ONCE = X::STACKED || X::WIDE_HEAD; /* true: a lane's two rows of O are rescaled in one loop */
     typename RING<T, X>::memory &sm = *reinterpret_cast<typename RING<T, X>::memory *>(memory);
     const attn_geometry &g = a.g;
     const head_args &x = place.x;
@@ -680,7 +678,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     /* the warp multiplies the channels c0 .. c0 + CHANNELS_OF_WARP - 1 of Q and K */
     const int CHANNELS_OF_WARP = X::WIDE_HEAD ? D / X::WD : D, c0 = X::WIDE_HEAD ? d0 : 0;
     limits limit;
-    attn_range open; /* keys that all rows see, which need no causal or window test */
+    attn_range open; /* keys that all rows see, so that they need no causal or window test */
     const auto prepare_rows = [&] {
         limit = limits_of(g, x.s);
         open = attn_keys_of_all_rows(&g, &x.s, 0, x.s.Sq);
@@ -693,9 +691,9 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
                     : X::FLOAT8                 ? fabsf(x.scale) * LOG2E
                                                 : x.scale * LOG2E;
 
-    bool halves = true; /* for float8 keys: Q is float16 (not T) */
+    bool halves = true; /* true: Q is float16; false: Q has type T (only with float8 keys) */
     const auto load_rows = [&] {
-        if (X::FEW) prepare_rows(); /* while the first copies are in flight */
+        if (X::FEW) prepare_rows();
         if constexpr (X::FLOAT8) halves = load_permuted_queries<T, X>(sm, a, place, c);
         else load_queries<X>(sm.tile.Q, a, place, sequences);
     };
@@ -706,7 +704,7 @@ again:
 
     ring.begin(load_rows);
     if (X::FEW && p.ahead) wait_and_let_begin();
-    float c_of[2] = { c, c }; /* converts the scores of the lane's rows to base 2 */
+    float c_of[2] = { c, c }; /* factors that convert the scores of the lane's two rows to base 2 */
     if constexpr (X::FLOAT8 && !std::is_same<T, __half>::value)
         if (halves)
 #pragma unroll
@@ -731,7 +729,7 @@ again:
                 scores<T, CHANNELS_OF_WARP>(
                     S, [&](uint32_t(&f)[4], int, int kk) { of_q(f, kk); }, rows_of_k);
             if constexpr (X::WIDE_HEAD) add_up_scores<X>(S[0], sm.tile.scores[j % 2]);
-            const int column = j * BN + k0; /* the warp's first key of tile j */
+            const int column = j * BN + k0;
             if (X::SCORE_MODS) {
                 head_args y = x;
                 change_scores<false>(S[0], lines_of<KW + 4>(&sm.tile.S[X::SCORE_MODS ? warp : 0]), lane,
@@ -750,7 +748,7 @@ again:
                 }
             }
 
-            /* online softmax: S becomes P */
+            /* one step of the online softmax: S becomes P */
             float rescale[2];
 #pragma unroll
             for (int half = 0; half < HALVES; half++) {
@@ -794,7 +792,7 @@ again:
     ring.changed();
     __syncthreads();
     const int64_t saved = place.saved + (int64_t)index * place.rows;
-    /* rows of the workspace from one sequence's partial results to the next sequence's */
+    /* number of workspace rows from one sequence's partial results to the next sequence's */
     const int64_t each = X::STACKED ? g.dims.Hk * p.splits * place.rows : 0;
     const auto saved_row = [&](int r) {
         return X::STACKED ? saved + r / place.rows * each + r % place.rows : saved + r;
@@ -843,7 +841,7 @@ again:
             for (int n = 0; n < sequences; n++)
                 if (__syncthreads_or(not_finite_of >> n & 1) && threadIdx.x == 0)
                     p.ml[saved + n * each] = make_float2(CUDART_NAN_F, CUDART_NAN_F);
-        return; /* all threads have read m, so no further barrier is needed */
+        return; /* all threads have read m, so the caller needs no further barrier */
     }
     if (clean) {
         __syncthreads();
@@ -867,9 +865,9 @@ constexpr size_t shared_bytes()
     return narrow > wide ? narrow : wide;
 }
 
-/* The block of decode_stacks(): computes split number `index` of one key/value head for a stack (sequences whose common
- * keys are read once). Neighbouring sequences that share the split are computed together. A sequence whose result is
- * not finite gets NaN as m and l of its first row, and decode_splits() computes it again. */
+/* The code of a block of decode_stacks(): computes split number `index` of one key/value head for a stack (sequences
+ * whose common keys are read once). Neighbouring sequences that share the split are computed together. A sequence whose
+ * result is not finite gets NaN as m and l of its first row, and decode_splits() computes it again. */
 template <typename T, class X, template <typename, class> class RING, class KEPT>
 DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {
@@ -896,7 +894,7 @@ inline dim3 grid_of_splits(const attn_dims &d, const plan &p, int64_t blocks)
     return p.few ? dim3((unsigned)d.Hk, (unsigned)p.walkers, (unsigned)d.B) : dim3((unsigned)blocks);
 }
 
-/* The block of decode_splits(). */
+/* The code of a block of decode_splits(): computes the block's splits. */
 template <typename T, int D, bool SCORE_MODS, bool PAGED, keys_as AS, template <typename, class> class RING,
           class KEPT_NARROW, class KEPT_WIDE>
 DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NARROW narrow, KEPT_WIDE wide)
@@ -916,8 +914,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
     wait_and_let_begin();
     if (place.rows == 0) return;
     int end = min(index + p.splits_per_block, place.splits), step = 1;
-    /* Splits that decode_stacks() has computed: those shared with the previous, and with the next sequence of the
-     * batch. */
+    /* Splits that decode_stacks() has computed: those that are shared with the previous, and with the next sequence of
+     * the batch. */
     split_range before = {}, after = {};
     if constexpr (STACKS)
         if (p.stack) {
@@ -933,12 +931,13 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
                     bool done = own >= end;
                     if (before.has(own) || after.has(own)) {
                         const float sum = p.ml[place.saved + (int64_t)own * place.rows].y;
-                        done = sum == sum; /* NaN: decode_stacks() could not compute the split */
+                        done = sum == sum; /* decode_stacks() stores NaN as the sum of a split that it could not
+                                            * compute */
                     }
                     const uint32_t left = __ballot_sync(0xffffffff, !done);
                     index += (left ? __ffs(left) - 1 : 31) * step;
                     if (!left) continue;
-                    /* no thread reads the sums of the previous split any more */
+                    /* after this barrier no thread reads the sums of the previous split */
                     __syncthreads();
                 }
             split<T, shape<D, false, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, narrow);
@@ -947,8 +946,9 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
         if (index < end) split<T, many_rows_shape<D, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, wide);
 }
 
-/* The block of decode_few(): computes splits of at most 8 rows. If p.ahead, the stream's previous kernel writes nothing
- * that this one reads, so it copies keys at once, and waits only before it writes (in split()). */
+/* The code of a block of decode_few(): computes splits of at most 8 rows. If p.ahead is true, the stream's previous
+ * kernel writes nothing that this one reads, so the block copies keys at once, and waits only before it writes (in
+ * split()). */
 template <typename T, int D, bool PAGED, keys_as AS, template <typename, class> class RING, class KEPT>
 DEVICE void walk_few(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {

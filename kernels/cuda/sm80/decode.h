@@ -11,7 +11,8 @@
 enum { DECODE_ROWS = 64 };
 
 bool decode_fits(const attn_geometry &g);
-size_t decode_workspace(const attn_geometry &g); /* in bytes, a multiple of 1024 */
+size_t decode_workspace(const attn_geometry &g); /* Returns the bytes of workspace that decode.cu needs, a multiple of
+                                                  * 1024. */
 cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
 
 /* Computes the splits of decode.cu with TMA (sm90/decode/decode.cu). Returns false, and launches nothing, unless the
@@ -22,7 +23,7 @@ struct decode_plan;
 bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
                       const decode_plan &p, int64_t blocks, cudaError_t *code);
 
-/* The same for decode_wide.cu, and only for 16-bit keys. */
+/* Like decode_by_engine(), but for decode_wide.cu, and only for 16-bit keys. */
 bool wide_decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
                            const decode_plan &p, int64_t blocks, cudaError_t *code);
 

@@ -10,7 +10,7 @@
 
 namespace {
 
-/* bytes that a block can have on every GPU from compute capability 8.0 on */
+/* bytes of shared memory that a block can have on every GPU from compute capability 8.0 on */
 enum { LEAST_SHARED_BYTES = 99 * 1024 };
 
 /* ---- The kernels that compute splits ----------------------------------------------------------------------------- */
@@ -32,11 +32,11 @@ __global__ void __launch_bounds__(threads_of<D>, (blocks_of<D, SCORE_MODS>))
 
 enum { COMBINE_WARPS = 8, COMBINE_THREADS = 32 * COMBINE_WARPS };
 
-/* Returns the sum of x over a block, in every thread. */
+/* Returns the sum of x over all threads of a block, in every thread. */
 template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_WARPS])
 {
     for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
-    __syncthreads(); /* no thread reads the parts of the previous sum any more */
+    __syncthreads(); /* after this barrier no thread reads the parts of the previous sum */
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
     __syncthreads();
     real sum = 0;
@@ -44,8 +44,8 @@ template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_W
     return sum;
 }
 
-/* Columns of out that a block of combine_splits() computes, at most one per thread. Above 256, several blocks share
- * them. */
+/* The number of columns of out that a block of combine_splits() computes, at most one per thread. With more than 256
+ * columns, several blocks share them. */
 template <int D> constexpr int columns_of = D < COMBINE_THREADS ? D : (int)COMBINE_THREADS;
 
 /* forward_row() of rows.cuh for a block instead of a warp, for the columns of out from `column0` on. A thread has every
@@ -88,7 +88,7 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
             const float of_v = has_v ? load_float(v.dtype, v.data, attn_key_at(&g, &v, x.b, x.hk, x.s.k_start + j) + d)
                                      : 0;
             float derivative;
-            const float qk = block_sum(product, parts); /* the same in all threads */
+            const float qk = block_sum(product, parts);
             double in_double = 0;
             if (!(fabsf(qk) <= FLT_MAX)) {
 #pragma unroll
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     __shared__ float part[COMBINE_WARPS][COLUMNS];
     __shared__ float2 parts_ml[COMBINE_WARPS];
     __shared__ double parts_sum[COMBINE_WARPS];
-    /* for a row that is recomputed key by key; in shared memory, because registers are scarce */
+    /* arguments of a row that is recomputed key by key; in shared memory, because registers are scarce */
     __shared__ head_args of_head;
     const attn_geometry &g = a.g;
     const int Hk = (int)g.dims.Hk, b = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk), group = (int)g.group;
@@ -145,14 +145,14 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     const int rows = place.rows, splits = place.splits;
     wait_for_prerequisites();
     if (rows == 0 || splits == 1) return;
-    /* bit n: row n of this block (at most DECODE_ROWS / 4 rows) is computed key by key */
+    /* bit n: tensor cores could not compute row n of this block, so it is computed key by key */
     uint32_t repair = 0;
     for (int r = blockIdx.y; r < rows; r += gridDim.y) {
         const int i = r / group, h = (int)x.h + r % group;
         const float2 *ml = p.ml + place.saved + r;
         const float *O = p.O + (place.saved + r) * D + column0 + lane * C;
         const float sink = sink_in_base_2(sink_of(a, h));
-        /* partial results of a group: one if a block has added it up, otherwise one per split */
+        /* number of partial results of a group of splits: one if a block has added it up, otherwise one per split */
         const int each = p.splits_per_block > 1 ? 1 : SPLIT_GROUP;
         float m = -CUDART_INF_F, l = 0, o[C] = {};
         for (int s = warp * SPLIT_GROUP; s < splits; s += COMBINE_WARPS * SPLIT_GROUP) {
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         float top = sink;
         for (int w = 0; w < COMBINE_WARPS; w++) top = fmaxf(top, parts_ml[w].x);
         const float base = top == -CUDART_INF_F ? 0 : top;
-        /* splits do not contain the sink */
+        /* the sink is added here, because no split contains it */
         float sum = exp2_fast(sink - base), factors[COMBINE_WARPS];
 #pragma unroll
         for (int w = 0; w < COMBINE_WARPS; w++) {
@@ -211,12 +211,12 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         }
         if (column0 + d == 0 && lse.data)
             ((float *)lse.data)[attn_at(&lse, x.b, h, x.s.q_start + i)] = lse_of_sum(top, sum);
-        /* tensor cores could not compute the row; the next row may overwrite `part` */
+        /* sets the row's bit if tensor cores could not compute it; the next row may overwrite `part` */
         repair |= (uint32_t)(__syncthreads_or(!finite) != 0) << (r / gridDim.y);
     }
     for (int r = blockIdx.y; repair; r += gridDim.y, repair >>= 1)
         if (repair & 1) {
-            __syncthreads(); /* no thread reads the previous `of_head` any more */
+            __syncthreads(); /* after this barrier no thread reads the previous `of_head` */
             if (threadIdx.x == 0) of_head = head_args_of(a, b, x.h + r % group);
             __syncthreads();
             forward_row_by_block<D>(a, of_head, r / group, column0, parts_sum);
@@ -231,17 +231,17 @@ inline int class_of(const attn_dims &d)
     return D <= 64 ? 64 : D <= 128 ? 128 : D <= 256 ? 256 : D <= 512 ? 512 : 1024;
 }
 
-/* How a problem is launched. */
 struct launch_plan {
     plan p;
     int64_t blocks;
-    unsigned combine_rows; /* gridDim.y of combine_splits(): blocks that share the rows of a key/value head */
-    /* rows of partial results in the workspace: a row of O for each row of each split; 0: no sequence has more than one
-     * split */
+    unsigned combine_rows; /* gridDim.y of combine_splits(): the number of blocks that share the rows of a key/value
+                            * head */
+    /* number of rows of partial results in the workspace: one row of O for each row of each split; 0: no sequence has
+     * more than one split */
     int64_t rows;
 };
 
-/* `float8`: for the variant with float8 keys, which never has more splits than the variant with 16-bit keys. */
+/* Plans a launch. With `float8` it is for float8 keys, which never have more splits than 16-bit keys. */
 inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
 {
     const attn_dims &d = g.dims;
@@ -257,7 +257,7 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
         y.p.head_rows = d.total_k / KEYS_A_ROW;
         y.blocks = attn_min64(short_slots, long_slots) * d.Hk;
         y.rows = most_splits(d.total_k, false, false, false) > 1 ? y.p.head_rows * d.Hk : 0;
-        /* at least DECODE_ROWS / 32: a block then has at most 32 rows, the bits of `repair` */
+        /* at least DECODE_ROWS / 32, so that a block has at most 32 rows, the bits of `repair` */
         y.combine_rows = 4;
     } else {
         const int64_t rows = d.Sq * g.group;
@@ -272,15 +272,15 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
     return y;
 }
 
-/* A kernel's one-time setup per device, for at most DEVICES devices. */
+/* The state of a kernel's one-time setup on each of at most DEVICES devices. */
 enum { DEVICES = 64 };
 struct once {
-    /* 0: not set up; 1: set up; 2: set up, with programmatic dependent launch */
+    /* 0: not set up; 1: set up; 2: set up, and programmatic dependent launch is possible */
     std::atomic<int> state[DEVICES];
 };
 
-/* Allows `main` its shared memory. *overlap: the code is compiled for compute capability 9.0 or above, so `combine` may
- * start before `main` ends. */
+/* Allows `main` its shared memory. *overlap becomes true if the code is compiled for compute capability 9.0 or above,
+ * so that `combine` may start before `main` ends. */
 template <typename Main, typename Combine>
 cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, bool *overlap)
 {
@@ -300,7 +300,6 @@ cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, boo
     return cudaSuccess;
 }
 
-/* Launches combine_splits() if a sequence has more than one split; `overlap` comes from prepare(). */
 template <int D> cudaError_t launch_combine(const cuda_args &a, const launch_plan &y, bool overlap, cudaStream_t stream)
 {
     if (y.rows == 0) return cudaSuccess;

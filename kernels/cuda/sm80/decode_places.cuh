@@ -6,25 +6,28 @@
 #include "decode.h"
 #include "tile.cuh"
 
-/* How blocks find their splits. Each batch row and key/value head has `walkers` blocks, one for every
- * `splits_per_block` splits. With decode_stacks(), a block takes every `walkers`-th of the splits that are left. In a
- * packed problem, sequence b has the blocks from number cu_k[b] / unit + extra * b on; some may have no work. */
+/* Says how blocks find their splits (parts of a sequence's keys). Each batch row and key/value head has `walkers`
+ * blocks, one for every `splits_per_block` splits. With decode_stacks(), a block takes every `walkers`-th of the splits
+ * that are left. In a packed problem, sequence b has the blocks from number cu_k[b] / unit + extra * b on; some may
+ * have no work. */
 struct decode_plan {
     int splits, splits_per_block; /* 1 or SPLIT_GROUP */
-    int walkers;                  /* blocks of each batch row and key/value head */
+    int walkers;                  /* number of blocks of each batch row and key/value head */
     int unit, extra;
     /* true: the splits do not depend on device memory, which the previous kernel may still write */
     bool early;
     /* true: decode_few() computes the problem, with a grid of Hk x walkers x B blocks */
     bool few;
-    /* true: the stream's previous kernel writes nothing that this one reads, so it may read early; only if `few` */
+    /* true: the stream's previous kernel writes nothing that this one reads, so this kernel may read early (only if
+     * `few`) */
     bool ahead;
-    bool float8;     /* true: the variant for float8 keys and values is launched */
+    bool float8;
     bool wide_heads; /* true: D or Dv is above 256 */
-    bool options;    /* true: the problem has options (softcap, bias, masks, ...), so scores come from in_base_2() */
-    /* most sequences whose rows decode_stacks() computes together; 0: it is not launched */
+    bool options;    /* true: the problem has options (softcap, bias, masks, ...) */
+    /* the most sequences whose rows decode_stacks() computes together; 0: it is not launched */
     int stack;
-    /* packed problems: rows of partial results per key/value head; those of sequence b begin at cu_k[b] / KEYS_A_ROW */
+    /* number of rows of partial results per key/value head in packed problems; those of sequence b begin at cu_k[b] /
+     * KEYS_A_ROW */
     int64_t head_rows;
     float *O;   /* O of the partial results, in rows of D; NULL: no sequence has more than one split */
     float2 *ml; /* maximum m in base 2 (x) and sum l (y) of each row of partial results */
@@ -33,9 +36,9 @@ struct decode_plan {
 namespace {
 
 enum {
-    /* up to this many rows, all warps of a block compute the same 16 rows */
+    /* in a sequence of up to this many rows, all warps of a block compute the same 16 rows */
     NARROW = 16,
-    FEW_ROWS = 8 /* most rows that decode_few() computes */
+    FEW_ROWS = 8 /* decode_few() computes sequences of up to this many rows */
 };
 
 /* ---- Where the splits of a sequence begin and end ---------------------------------------------------------------- */
@@ -78,11 +81,12 @@ typedef decode_plan plan;
  * with n > 1 splits has at least n * 64 keys (up to 16 rows) or n * 256 keys (17 to 64 rows), see split_keys(). */
 const int KEYS_A_ROW = 4;
 
-/* A block's work: one key/value head of a sequence, for all its query heads. */
+/* What a block computes: one key/value head of a sequence, for all query heads that share it. */
 struct group_place {
-    head_args x; /* of the first query head of the group */
-    int rows;    /* queries times heads of the group; 0: another kernel computes this sequence */
-    /* rows see keys from `first` to `last` - 1, divided into `splits` (at least 1) splits of `length` keys */
+    head_args x; /* arguments of score() for the first query head of the group */
+    int rows;    /* number of rows (queries times heads of the group); 0: another kernel computes this sequence */
+    /* the rows see keys from `first` to `last` - 1, which are divided into `splits` (at least 1) splits of `length`
+     * keys */
     int first, last, length, splits;
     /* the sequence's first row of partial results in the workspace: all rows of split 0, then of split 1, ... */
     int64_t saved;
@@ -160,8 +164,8 @@ DEVICE split_range splits_in_common(const cuda_args &a, const group_place &befor
     return { lo > 0 ? (int)attn_tiles(lo, place.length) : 0, (int)(hi / place.length) };
 }
 
-/* Returns the splits that sequences b and b - 1 share. They must be in the same stack (sequences computed together),
- * which begin at multiples of p.stack. */
+/* Returns the splits that sequences b and b - 1 share. Both must be in the same stack (sequences that are computed
+ * together); stacks begin at multiples of p.stack. */
 DEVICE split_range splits_shared(const cuda_args &a, const plan &p, int b, int hk)
 {
     if (b >= a.g.dims.B || b % p.stack == 0) return { 0, 0 };
@@ -177,7 +181,7 @@ struct fold {
     DEVICE fold(float m_before, float m_next)
     {
         m = fmaxf(m_before, m_next);
-        /* -inf until the row has seen a key; -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key; -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
         keep = exp2_fast(__fsub_rn(m_before, base));
         add = exp2_fast(__fsub_rn(m_next, base));

@@ -27,7 +27,8 @@ cudaError_t f32_forward_parts(const cuda_chip *chip, cuda_args a, const split_pl
 
 namespace {
 
-/* for head sizes up to D: keys per block (one warp for each 16), queries per tile, blocks per multiprocessor */
+/* Number of keys per block (one warp for each 16), of queries per tile, and of blocks per multiprocessor, for head
+ * sizes up to D. */
 template <int D, bool SCORE_MODS> struct tile;
 template <> struct tile<64, false> {
     static const int BN = 64, BM = 64, BLOCKS = 2;
@@ -46,17 +47,18 @@ template <bool SCORE_MODS> struct tile<256, SCORE_MODS> {
 };
 
 enum part { DK = 1, DV = 2 };
-/* elements in a row of dS in shared memory: eight pieces of 16 bytes, even if BM is smaller */
+/* number of elements in a row of dS in shared memory: eight pieces of 16 bytes, even if BM is smaller */
 enum { DS_ROW = 64 };
 
 template <int D, bool SCORE_MODS> struct shared {
     static const int BN = tile<D, SCORE_MODS>::BN, BM = tile<D, SCORE_MODS>::BM;
-    /* two float16 numbers for each float32 number: first all high halves (plane hi), then all low halves (plane lo) */
+    /* K is stored as two float16 numbers for each float32 number: first all high halves (plane hi), then all low halves
+     * (plane lo) */
     alignas(1024) uint16_t K[2 * BN * D];
     alignas(1024) uint16_t V[2 * BN * D];
     alignas(1024) uint16_t Q[2 * BM * D];
     alignas(1024) uint16_t dO[2 * BM * D];
-    /* transposed: a row is a key, a column a query */
+    /* dS^T (transposed): a row is a key, a column a query */
     alignas(1024) uint16_t dS[2 * BN * DS_ROW];
     float lse2[BM], delta[BM];
     /* the factor by which P may differ from 1 if the query sees only one key (see of_one_key()), otherwise 0 */
@@ -65,7 +67,7 @@ template <int D, bool SCORE_MODS> struct shared {
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* without options, the last members (`options`, `seen`) take no memory */
+/* Without options, the struct's last members (`options`, `seen`) take no memory. */
 template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 {
     typedef shared<D, SCORE_MODS> Shared;
@@ -74,7 +76,8 @@ template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 
 /* ---- The kernel that computes dK, dV and the sums of dQ ---------------------------------------------------------- */
 
-/* Returns the number of tiles of BM queries that see a key of j0 .. j0 + BN - 1. `first` becomes the first tile. */
+/* Returns the number of tiles of BM queries that see at least one of the keys j0 to j0 + BN - 1. `first` becomes the
+ * first of these tiles. */
 template <int BN, int BM>
 DEVICE int query_tiles_of(const attn_geometry &g, const attn_sequence &sequence, int j0, int &first)
 {
@@ -85,7 +88,7 @@ DEVICE int query_tiles_of(const attn_geometry &g, const attn_sequence &sequence,
     return max((int)attn_tiles(highest.hi, BM) - first, 0);
 }
 
-/* Returns whether every result is finite. */
+/* Returns whether all results are finite. */
 template <int DT> DEVICE bool scale_sums(float (&x)[DT][4], float factor)
 {
     bool is_finite = true;
@@ -99,7 +102,6 @@ template <int DT> DEVICE bool scale_sums(float (&x)[DT][4], float factor)
     return is_finite;
 }
 
-/* Writes a warp's 16 rows of dS^T to shared memory, as float16 parts hi and lo. */
 template <int BN, int KK>
 DEVICE void stage_ds(uint16_t *dS, const uint32_t (&hi)[KK][4], const uint32_t (&lo)[KK][4], int warp, int lane)
 {
@@ -173,7 +175,6 @@ struct query_rounds {
         if (++r.row_tile == first + tiles) r.h++, r.row_tile = first;
         return r;
     }
-    /* round n, counted over all heads; n may lie past the last round */
     DEVICE query_round listed(int n) const { return { n, h + n / max(tiles, 1), first + n % max(tiles, 1) }; }
 };
 
@@ -197,7 +198,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     }
     const int hk = blockIdx.y;
     const attn_sequence sequence = attn_sequence_of(&g, b);
-    /* rows of dk to write; those past the length in seqlens_k become zeros */
+    /* number of rows of dk to write; those past the length in seqlens_k become zeros */
     const int Sk_all = g.dims.packed ? (int)sequence.Sk : (int)g.dims.Sk;
     if (j0 >= Sk_all) return;
     const int Sk = (int)sequence.Sk, Sq = (int)sequence.Sq;
@@ -205,7 +206,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     int first = 0;
     const int tiles = query_tiles_of<BN, BM>(g, sequence, j0, first), rounds = tiles * (int)g.group;
 
-    /* K and V have the same tiles */
+    /* k_tile is also the index of the tile of V, because K and V have the same tiles */
     const int64_t k_tile = split_tile_of(planes.k, b, hk, sequence.k_start) + j0 / SPLIT_ROWS;
     load_planes<D, BN, THREADS>(sm.K, planes.k.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     load_planes<D, BN, THREADS>(sm.V, planes.v.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
@@ -221,7 +222,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     auto query_tile = [&](int h, int row_tile) {
         return split_tile_of(planes.q, b, h, sequence.q_start) + row_tile * BM / SPLIT_ROWS;
     };
-    bool has_one_key = false; /* this thread has loaded a query that sees exactly one key */
+    bool has_one_key = false; /* true: this thread has loaded lse and delta of a query that sees exactly one key */
     auto fetch = [&](int h, int row_tile) {
         const int64_t from = query_tile(h, row_tile) * 2 * SPLIT_ROWS * D;
         const int i0 = row_tile * BM;
@@ -259,7 +260,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         const split_stats q_stats = planes.q.stats[at], o_stats = planes.dout.stats[at];
         wide |= q_stats.wide != 0;
         cp_async_wait<0>();
-        /* the tile's queries have arrived, and no thread reads dS of the previous tile */
+        /* after this barrier the tile's queries have arrived, and no thread reads dS of the previous tile */
         const bool any_one_key = __syncthreads_or(has_one_key);
 
         /* S^T = K Q^T */
@@ -268,10 +269,10 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         opaque(q_at);
         multiply_rows<D, 1, BM, BN, true>(rows_of_S, k_at, q_at);
 
-        /* element e of a thread's n-th block is the pair of query i0 + 8 n + 2 (lane % 4) + e % 2 and key j0 + 16 warp
-         * + 8 (e / 2) + lane / 4 */
+        /* element e of a thread's n-th block of accumulators is the pair of query i0 + 8 n + 2 (lane % 4) + e % 2 and
+         * key j0 + 16 warp + 8 (e / 2) + lane / 4 */
         const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
-        const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* not 0, because 0 * -inf is NaN */
+        const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* c must not be 0, because 0 * -inf is NaN */
         if (SCORE_MODS) {
             const head_args x = head_args_of(a, b, h);
             apply_options(S, sm.options[warp], a, s, x, limit, Sq, i0, j0 + warp * 16, unit, sm.lse2, P_BITS, lane);
@@ -306,7 +307,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                     for (int e = 0; e < 4; e++)
                         kept[nt][e] = st.kept[nt * 8 + lane % 4 * 2 + e % 2][e / 2] >> (lane / 4) & 1
                                           ? S[nt][e]
-                                          : 0; /* drop_scale is applied to dV at the end */
+                                          : 0; /* dropout's factor drop_scale is applied to dV at the end */
                 split_fragments<BM>(ah, al, kept);
             } else split_fragments<BM>(ah, al, S);
             opaque(o_columns_at);
@@ -350,7 +351,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             opaque(q_columns_at);
             add_products_of_columns<D, BM>(dK, ah, al, q_columns_at, q_unit);
 
-            __syncthreads(); /* dS is complete, and no thread reads Q and dO any more */
+            __syncthreads(); /* after this barrier dS is complete, and no thread reads Q and dO */
             if (next.n < rounds) fetch(next.h, next.row_tile);
 
             if (want_dq) {
@@ -359,7 +360,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                        power_of_two(-exponent) * power_of_two(-k_stats.exponent), warp, lane);
             }
         } else {
-            __syncthreads(); /* no thread reads Q and dO any more */
+            __syncthreads(); /* after this barrier no thread reads Q and dO */
             if (next.n < rounds) fetch(next.h, next.row_tile);
         }
     }
@@ -388,8 +389,8 @@ static_assert(tile<64, false>::BM == tile<128, false>::BM && tile<128, true>::BM
 
 const attn_tensor_id split_ids[] = { ATTN_T_q, ATTN_T_k, ATTN_T_v, ATTN_T_dout };
 
-/* The parts of the workspace, in this order: lse and delta; float32 sums of dQ; planes (hi and lo of q, k, v and dout);
- * and, if the client gave no out and lse, these and the workspace of the forward that computes them. */
+/* The parts of the workspace, in this order: lse and delta; float32 sums of dQ; planes (hi and lo of q, k, v and dout).
+ * If the client gave no out and lse, these two and the workspace of the forward that computes them follow. */
 struct parts {
     size_t rows, sums, planes, out, lse, forward, total;
 };
@@ -405,7 +406,8 @@ size_t lay_out(const attn_dims &d, void *memory, split_planes (&planes)[4])
     return total;
 }
 
-/* `forward`: bytes that the forward of out and lse needs; 0 if the client gave them. */
+/* Returns the sizes of the workspace's parts. `forward`: bytes that the forward of out and lse needs, or 0 if the
+ * client gave both. */
 parts parts_of(const attn_plan *plan, size_t forward)
 {
     const attn_geometry &g = plan->geometry;
@@ -542,7 +544,7 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     at += w.sums;
     lay_out(a.g.dims, at, planes);
     at += w.planes;
-    if (!plan->problem->out.rank) { /* a forward computes out and lse first */
+    if (!plan->problem->out.rank) {
         recomputed_forward forward;
         if (!plan_recomputed(&forward, f32_forward, chip, plan, at, at + w.out)) return cudaErrorInvalidConfiguration;
         code = in_shares(chip, tile_seconds(chip, &forward.plan), [&](const cuda_chip *part) {

@@ -31,7 +31,7 @@ template <int D, int ROWS>
 DEVICE void add_products_of_columns(float (&sum)[D / 8][4], const uint32_t (&ah)[ROWS / 16][4],
                                     const uint32_t (&al)[ROWS / 16][4], uint32_t b, float unit)
 {
-    /* pairs of 8-column blocks at a time: as many as fit in registers */
+    /* number of pairs of 8-column blocks that are multiplied at a time: as many as fit in registers */
     const int PAIRS = D == 64 ? 4 : D == 128 ? 2 : 1;
 #pragma unroll
     for (int dt = 0; dt < D / 8; dt += 2 * PAIRS) {
@@ -64,8 +64,8 @@ DEVICE bool starts_on_pairs(const attn_view &view, const float *row, int64_t wid
     return width % 2 == 0 && view.row % 2 == 0 && (uint64_t)row % 8 == 0;
 }
 
-/* Returns `p`, which is P times 2^P_BITS. If the query sees only one key, P becomes exactly 1 if it differs from 1 by
- * at most the factor `slack`; `slack` is 0 for all other queries. */
+/* Returns `p`, which is P times 2^P_BITS, with one correction: if the query sees only one key, and P differs from 1 by
+ * at most the factor `slack`, P becomes exactly 1. `slack` is 0 for queries with several keys. */
 DEVICE float of_one_key(float p, float slack)
 {
     const float unit = 1 / P_UNIT;
@@ -93,7 +93,6 @@ DEVICE bool sees_wide(const cuda_args &a, const backward_planes &planes, const h
     return k || v || planes.q.stats[q_tile].wide;
 }
 
-/* One block computes one query tile of one head. */
 template <int D, int BM>
 __global__ void __launch_bounds__(128)
     f32_finish_dq(const __grid_constant__ cuda_args a, const __grid_constant__ backward_planes planes, saved s,
@@ -167,7 +166,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     uint32_t q_at = by_16<D>(sm.Q, lane) + warp * 32 * D, o_at = by_16<D>(sm.dO, lane) + warp * 32 * D;
     uint32_t k_at = by_8<D>(sm.K, lane), v_at = by_8<D>(sm.V, lane), k_columns_at = by_16<D>(sm.K, lane);
     float lse2[2], delta[2], dQ[DT][4] = {}, top_delta = 0;
-    /* factor by which P of a row with only one key may differ from 1 (see of_one_key()); 0: several keys */
+    /* the factor by which P may differ from 1 in a row that sees only one key (see of_one_key()); otherwise 0 */
     float one_key[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -183,9 +182,9 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     const bool any_one_key = __any_sync(0xffffffff, one_key[0] + one_key[1] > 0);
     const float drop_scale = SCORE_MODS && a.drop_below ? a.drop_scale : 1, o_unit = power_of_two(-o_stats.exponent);
     int j = first;
-    const auto above = [&](int n) { /* the next tile of keys with a visible pair */
-                                    if constexpr (SCORE_MODS) return seen_tile_above(sm.visible, n, last);
-                                    else return n + 1;
+    const auto above = [&](int n) {
+        if constexpr (SCORE_MODS) return seen_tile_above(sm.visible, n, last);
+        else return n + 1;
     };
     if constexpr (SCORE_MODS) {
         const int end = (int)attn_min64(i0 + BM, x.s.Sq);
@@ -195,7 +194,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     for (; j < last; j = above(j)) {
         const int64_t t = k_tile + j * BN / SPLIT_ROWS;
         const split_stats k_stats = planes.k.stats[t], v_stats = planes.v.stats[t];
-        __syncthreads(); /* no thread reads the previous tile any more */
+        __syncthreads(); /* after this barrier no thread reads the previous tile */
         load_planes<D, BN, THREADS>(sm.K, planes.k.data + t * 2 * SPLIT_ROWS * D, j * BN % SPLIT_ROWS);
         load_planes<D, BN, THREADS>(sm.V, planes.v.data + t * 2 * SPLIT_ROWS * D, j * BN % SPLIT_ROWS);
         cp_async_commit();

@@ -13,7 +13,8 @@
 
 namespace {
 
-/* for head sizes up to D: blocks of 16 rows per warp, keys per tile, warps per block, blocks per multiprocessor */
+/* Number of blocks of 16 rows per warp, keys per tile, warps per block, and blocks per multiprocessor, for head sizes
+ * up to D. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int MT = 2, BN = 64, WARPS = 4, BLOCKS = 2;
@@ -34,7 +35,8 @@ template <int D, bool SCORE_MODS_> struct shape {
 };
 
 template <int D, bool SCORE_MODS> struct shared {
-    /* two float16 numbers for each float32 number: first all high halves (plane hi), then all low halves (plane lo) */
+    /* Q is stored as two float16 numbers for each float32 number: first all high halves (plane hi), then all low halves
+     * (plane lo) */
     alignas(1024) uint16_t Q[2 * shape<D, SCORE_MODS>::BM * D];
     alignas(1024) uint16_t K[2 * shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[2 * shape<D, SCORE_MODS>::BN * D];
@@ -85,16 +87,16 @@ DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const t
 
 /* One step of the online softmax: S becomes P times 2^(P_BITS - shift), where `shift` is above 0 only for tiles of V
  * with small numbers. `c` converts a score to base 2, and `rescale` becomes the factor for O. With options, P is
- * multiplied at the end: added to the exponent, P_BITS - shift would be lost next to a huge score. */
+ * multiplied by this power of two at the end, because next to a huge score an exponent would lose it. */
 template <bool SCORE_MODS, int NT>
 DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&rescale)[2], float c, int shift)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        /* base 2; with options c is 1, because in_base_2() has converted the scores */
+        /* m is in base 2; with options c is 1, because in_base_2() has converted the scores */
         const float m = fmaxf(row.m, rounded(largest_of_row(S, half) * c));
-        /* -inf until the row has seen a key; -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key; -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
         const float factor = exp2_fast(row.m - base), offset = SCORE_MODS ? -base : P_BITS - (float)shift - base;
         float sum = exponents_of_row(S, half, c, offset);
@@ -193,13 +195,13 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const attn_range seen = attn_keys_of_rows(&g, &place.x.s, q0, rows_end),
                      open = attn_keys_of_all_rows(&g, &place.x.s, q0, rows_end);
     const int first = (int)(seen.lo / BN);
-    int last = (int)attn_tiles(seen.hi, BN); /* rows see keys of the tiles `first` to `last` - 1 */
+    int last = (int)attn_tiles(seen.hi, BN); /* at least one row sees keys of the tiles `first` to `last` - 1 */
     last = last_tile<SCORE_MODS, BN, THREADS>(a, (int)place.x.b, (int)place.x.h, q0, (int)rows_end, first, last,
                                               sm.seen);
-    /* in tiles free_first to free_last - 1, all rows see all keys */
+    /* all rows see all keys of the tiles free_first to free_last - 1 */
     const int free_first = (int)attn_tiles(open.lo, BN), free_last = (int)(open.hi / BN);
 
-    /* the head's first tile of K and V; 32 bits suffice, because 2^31 tiles would take 2^46 bytes */
+    /* index of the head's first tile of K and V; 32 bits suffice, because 2^31 tiles would take 2^46 bytes */
     const int k_tile = (int)split_tile_of(planes.k, place.x.b, place.x.hk, place.x.s.k_start);
 
     auto load = [&](uint16_t *to, const split_planes &from, int j) {
@@ -212,12 +214,12 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     float q_unit, score_bound;
     split_queries<D, SCORE_MODS>(sm, a, place, q_unit, score_bound);
 
-    bool clean = false; /* true: zeros replace infinities and NaN of V */
+    bool clean = false; /* true: the second pass of the loop, where zeros replace infinities and NaN of V */
     /* true: numbers of a tile differ too much in size for float16 halves, so forward_row() computes all rows of the
      * block */
     bool wide = false;
 again:
-    /* O is the sum of P V times 2^o_exponent, the smallest exponent of the tiles of V so far */
+    /* O is the sum of P V times 2^o_exponent; o_exponent is the smallest exponent of the tiles of V so far */
     int o_exponent = 126;
     float O[MT][DT][4];
     softmax_row rows[MT][2];
@@ -230,11 +232,11 @@ again:
     for (int j = last - 1, next; j >= first; j = next) {
         const split_stats ks = planes.k.stats[k_tile + j * BN / SPLIT_ROWS],
                           vs = planes.v.stats[k_tile + j * BN / SPLIT_ROWS];
-        /* Above 2^22, rounding errors of scores are so large that P could exceed float16's range. For wide tiles (rows
-         * with only small numbers, see split.cuh) the limit is 16 times lower, to keep the absolute error small; for Q,
-         * score_bound has this factor. */
+        /* Above 2^22, rounding errors of scores are so large that P could exceed float16's range. For wide tiles (with
+         * rows of only small numbers, see split.cuh) the limit is 16 times lower, to keep the absolute error small. For
+         * Q, score_bound contains the factor 16. */
         wide |= vs.wide || !(score_bound * ks.top < (ks.wide ? 1 << 18 : 1 << 22));
-        /* P is divided by 2^shift if the tile of V has a larger exponent than O (smaller numbers); usually 0 */
+        /* P is divided by 2^shift if the tile of V has smaller numbers (a larger exponent) than O; shift is mostly 0 */
         int shift = vs.top > 0 ? vs.exponent - o_exponent : 0;
         float o_rescale = 1;
         if (shift < 0) {
@@ -244,11 +246,11 @@ again:
         }
         wide |= shift > 16;
         cp_async_wait<0>();
-        /* K[j] has arrived, and no thread reads the previous tile of V any more */
+        /* after this barrier K[j] has arrived, and no thread reads the previous tile of V */
         __syncthreads();
         load(sm.V, planes.v, j);
 
-        /* a row of this warp sees a key of the tile; with MT == 2 there are too few registers for the test */
+        /* true: a row of this warp sees a key of the tile; with MT == 2 there are too few registers to test this */
         const int w0 = q0 + warp * MT * 16;
         const bool active = MT == 2 || (j * BN < w0 + MT * 16 - 1 + limit.hi && (j + 1) * BN > w0 + limit.lo);
         uint32_t ph[MT][NT / 2][4], pl[MT][NT / 2][4];
@@ -262,7 +264,7 @@ again:
 
             change_or_hide<Shape>(S, sm.way, a, place.x, limit, place.x.s.Sq, q0, j, j < free_first || j >= free_last,
                                   q_unit * k_unit);
-            /* not 0, because 0 * -inf is NaN */
+            /* c must not be 0, because 0 * -inf is NaN */
             const float c = SCORE_MODS ? 1 : fmaxf(scale_log2 * k_unit, 1.2e-38f);
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) {
@@ -276,14 +278,14 @@ again:
         }
 
         cp_async_wait<0>();
-        /* V[j] has arrived, and no thread reads K[j] any more */
+        /* after this barrier V[j] has arrived, and no thread reads K[j] */
         __syncthreads();
-        /* the low half of a number that is not finite is 0 already */
+        /* clears only the high halves of V, because the low half of a number that is not finite is 0 already */
         if (clean) clear_not_finite<__half, Shape, D>(sm.V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) load(sm.K, planes.k, next);
 
-        /* O = rescale O + P V, with as many pairs of 8-column blocks at a time as fit in registers */
+        /* O = rescale O + P V, for as many pairs of 8-column blocks at a time as fit in registers */
         const int PAIRS = D == 256 ? 1 : 2;
         if (!active) {
             if (o_rescale != 1) multiply(O, o_rescale);
@@ -329,7 +331,7 @@ again:
         goto again;
     }
     if (SCORE_MODS && a.part_lse) {
-        /* NaN makes store_parts() compute all rows of the block one by one */
+        /* an l of NaN makes store_parts() compute all rows of the block one by one */
         if (wide)
             for (int n = 0; n < 2 * MT; n++) rows[n / 2][n % 2].l = CUDART_NAN_F;
         store_parts<Shape>(a, x, q0, rows);
@@ -347,7 +349,7 @@ again:
                                                                             O[mt][dt][half * 2 + 1]);
     });
     __syncwarp();
-    /* true: out of a row that sees only one key is a bitwise copy of the key's row of v */
+    /* true: if a row sees only one key, its out is a bitwise copy of the key's row of v */
     const bool copies = !SCORE_MODS && sink_of(a, x.h) == -CUDART_INF_F;
     if (out.data) store_rows_or_values<D, MT * 16>(a, x, staged, q0, warp * MT * 16, limit, copies, lane);
     if (clean || wide) {
@@ -425,8 +427,7 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
 
 } // namespace
 
-/* Computes the lse of rows with huge scores as two numbers, a.part_lse and a.part_rest (16-bit inputs:
- * forward_parts()). */
+/* Computes the lse of rows with huge scores as two numbers, a.part_lse and a.part_rest, for float32 inputs. */
 cudaError_t f32_forward_parts(const cuda_chip *chip, cuda_args a, const split_planes &k, const split_planes &v,
                               cudaStream_t stream)
 {

@@ -10,11 +10,12 @@ enum { WARPS = 8, ROWS = SPLIT_ROWS / WARPS, MOST = 4 };
 struct split_jobs {
     split_planes planes[MOST];
     attn_tensor_id id[MOST];
-    /* blocks first[n] to first[n + 1] - 1 (grid x) convert tensor n, one tile each */
+    /* blocks first[n] to first[n + 1] - 1 of the grid's x axis convert tensor n, one tile per block */
     unsigned first[MOST + 1];
 };
 
-/* A lane has D / 32 neighbouring columns of 16 rows. */
+/* Splits the float32 numbers of tiles into float16 numbers hi and lo. A lane has D / 32 neighbouring columns of 16
+ * rows. */
 template <int D, bool PAGES>
 __global__ void __launch_bounds__(32 * WARPS)
     split_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ split_jobs jobs)
@@ -88,7 +89,7 @@ cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const 
         if ((unsigned)planes[n].heads > heads) heads = (unsigned)planes[n].heads;
     }
     for (int n = count; n <= MOST; n++) jobs.first[n] = blocks;
-    /* all tensors of a call are packed, or none */
+    /* either all tensors of a call are packed, or none */
     const dim3 grid(blocks, heads, planes[0].packed ? 1 : (unsigned)d.B);
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
     switch (split_class(d)) {

@@ -15,7 +15,7 @@
 
 #include "scores.cuh"
 
-/* Bytes 0 and 1 become `low`, bytes 2 and 3 `high`, without rounding. */
+/* Converts four float8 to float16 without rounding: bytes 0 and 1 to `low`, bytes 2 and 3 to `high`. */
 DEVICE void halves_of(uint32_t bytes, uint32_t &low, uint32_t &high)
 {
 #if __CUDA_ARCH__ >= 890
@@ -33,7 +33,7 @@ DEVICE void halves_of(uint32_t bytes, uint32_t &low, uint32_t &high)
 #endif
 }
 
-/* Exact, because the numbers were float8. */
+/* Converts two float16 numbers to T without rounding, because they were float8. */
 template <typename T> DEVICE uint32_t from_halves(uint32_t x)
 {
     const float2 y = floats_of_halves(x);
@@ -44,8 +44,8 @@ template <> DEVICE uint32_t from_halves<__half>(uint32_t x)
     return x;
 }
 
-/* Returns in which of eight words channels 2 w and 2 w + 1 of 16 channels of Q are stored, to match the order of float8
- * keys in a lane. */
+/* Returns in which of eight words channels 2 w and 2 w + 1 of 16 channels of Q are stored. This matches the order in
+ * which a lane gets the channels of float8 keys. */
 DEVICE int permuted_word(int w)
 {
     return w % 2 * 4 + w / 2;
@@ -67,7 +67,7 @@ DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
             rows_of_b(bytes, nt, kk);
 #pragma unroll
             for (int n = 0; n < 4; n++) {
-                /* successive products add to different sums, so that none waits for the previous one */
+                /* successive products add to different sums, so that no product waits for the previous one */
                 const int e = n % 2 * 2 + n / 2;
                 uint32_t low, high;
                 halves_of(bytes[e], low, high);

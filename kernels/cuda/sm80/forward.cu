@@ -23,7 +23,7 @@
 
 namespace {
 
-/* for head sizes up to D: queries, keys per tile, warps per block, blocks per multiprocessor */
+/* Number of queries and keys per tile, warps per block, and blocks per multiprocessor, for head sizes up to D. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int BM = 128, BN = 128, WARPS = 4, BLOCKS = 2;
@@ -44,14 +44,15 @@ template <int D, bool SCORE_MODS_> struct shape {
 };
 
 template <int D, bool SCORE_MODS> struct shared {
-    alignas(1024) uint16_t Q[shape<D, SCORE_MODS>::BM * D]; /* the block's rows of Q; after the loop, of out */
+    alignas(1024) uint16_t Q[shape<D, SCORE_MODS>::BM * D]; /* first the block's rows of Q, after the loop its rows of
+                                                             * out */
     alignas(1024) uint16_t K[shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[shape<D, SCORE_MODS>::BN * D];
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* rows of D floats, the results, fit into the block's shared memory */
+/* true: the results, rows of D floats, fit into the block's shared memory */
 template <int D, bool SCORE_MODS>
 constexpr bool results_fit = sizeof(shared<D, SCORE_MODS>) >= sizeof(float) * shape<D, SCORE_MODS>::BM *D;
 static_assert(results_fit<64, false> && results_fit<64, true> && results_fit<128, false> && results_fit<128, true> &&
@@ -67,7 +68,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* load Q and the last tile of keys as soon as their places are known, while other indices are computed */
+    /* Q and the last tile of keys are loaded as soon as their addresses are known, while other indices are computed */
     row_place place = row_place_of<BM>(a, whole, blockIdx);
     if (!place.exists) return;
     if (SCORE_MODS && a.part_lse && !has_parts<BM>(a, head_args_of(a, place.b, place.h), place.i0)) return;
@@ -77,9 +78,9 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     Q.template load<BM>(sm.Q, q0);
     const int q_last = min(q0 + BM, place.Sq) - 1;
     const int seen = max(q0 + limit.lo, 0),
-              end = max(min(q_last + limit.hi, limit.Sk), 0); /* no row sees key `end` or a later one */
+              end = max(min(q_last + limit.hi, limit.Sk), 0); /* no row sees the key with number `end` or later keys */
     const int first = min(seen, limit.Sk) / BN;
-    int last = (end + BN - 1) / BN; /* rows see keys of the tiles `first` to `last` - 1 */
+    int last = (end + BN - 1) / BN; /* at least one row sees keys of the tiles `first` to `last` - 1 */
     last = last_tile<SCORE_MODS, BN, THREADS>(a, place.b, place.h, q0, q_last + 1, first, last, sm.seen);
     key_loader<T, D, THREADS, false, PAGED> K(g, g.view[ATTN_T_k], place.b, place.hk, place.k_start, limit.Sk,
                                               g.dims.D);
@@ -87,18 +88,18 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     cp_async_commit();
     key_loader<T, D, THREADS, false, PAGED> V(g, g.view[ATTN_T_v], place.b, place.hk, place.k_start, limit.Sk,
                                               g.dims.Dv);
-    /* in tiles free_first to free_last - 1, all rows see all keys */
+    /* all rows see all keys of the tiles free_first to free_last - 1 */
     const int free_first = (max(q_last + limit.lo, 0) + BN - 1) / BN,
               free_last = max(min(q0 + limit.hi, limit.Sk), 0) / BN;
-    head_args x; /* for options only */
+    head_args x; /* set only in the variant with options (softcap, bias, masks) */
     if (SCORE_MODS) x = head_args_of(a, place.b, place.h);
 
-    /* for D = 128, in a register: computed for each fragment, it made the kernel 3 % slower on an H200 */
+    /* for D = 128 `across` is in a register: computing it for each fragment made the kernel 3 % slower on an H200 */
     const uint32_t start = smem_addr(&sm), down = start + lane_down<D>(lane);
     const uint32_t across = D == 128 ? kept(start + lane_across<D>(lane)) : start + lane_across<D>(lane);
-    /* offsets in shared memory */
+    /* offsets of the tiles in shared memory */
     const uint32_t tileK = sizeof sm.Q, tileV = tileK + sizeof sm.K;
-    bool clean = false; /* true: zeros replace infinities and NaN of V */
+    bool clean = false; /* true: the second pass of the loop, where zeros replace infinities and NaN of V */
 again:
     float O[MT][DT][4];
     softmax_row rows[MT][2];
@@ -111,7 +112,7 @@ again:
     }
     for (int j = last - 1, next; j >= first; j = next) {
         cp_async_wait<0>();
-        /* K[j] has arrived, and no thread reads the previous tile of V any more */
+        /* after this barrier K[j] has arrived, and no thread reads the previous tile of V */
         __syncthreads();
         V.template load<BN>(sm.V, j * BN);
         cp_async_commit();
@@ -128,7 +129,7 @@ again:
         drop_some<Shape>(S, sm.way, a, dropout_head(a, x.b, x.h), q0, j);
 
         cp_async_wait<0>();
-        /* V[j] has arrived, and no thread reads K[j] any more */
+        /* after this barrier V[j] has arrived, and no thread reads K[j] */
         __syncthreads();
         if (clean) clear_not_finite<T, Shape, D>(sm.V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
@@ -158,7 +159,7 @@ again:
             finite &= is_sound_score<SCORE_MODS>(row.m);
             if (!SCORE_MODS && row.m == -CUDART_INF_F) {
                 const int i = place.i0 + (warp * MT + mt) * 16 + half * 8 + lane / 4;
-                /* -inf is correct only if the row sees no key */
+                /* a maximum of -inf is correct only if the row sees no key */
                 finite &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);
             }
 #pragma unroll
@@ -167,9 +168,9 @@ again:
                 for (int e = 0; e < 2; e++) {
                     float &o = O[mt][dt][half * 2 + e];
                     o *= factor;
-                    /* for D above 64, the shorter test below causes spills of registers */
+                    /* for D above 64, the shorter test of the `else` causes spills of registers */
                     if (D > 64) finite &= o - o == 0;
-                    /* NaN if o is not finite */
+                    /* `zero` becomes NaN if o is not finite */
                     else zero = fmaf(o, 0, zero);
                 }
         }
@@ -191,7 +192,7 @@ again:
     });
     if (out.data) {
         const int mine = warp * MT * 16;
-        __syncwarp(); /* a warp reads back only rows that it wrote */
+        __syncwarp(); /* a barrier of the warp is enough, because a warp reads back only rows that it wrote */
         store_rows<D, 32>(out, place.b, place.h, place.q_start + place.i0, mine,
                           (int)attn_clamp64(place.Sq - place.i0 - mine, 0, MT * 16), (int)g.dims.Dv, &sm, pieces, lane);
     }

@@ -21,8 +21,8 @@ template <class X> struct scores_on_their_way {
     float S[X::SCORE_MODS ? X::BM : 1][X::SCORE_MODS ? X::BN + 4 : 1];
 };
 
-/* Sets the state before the first key: O is 0, m the sink's score (-inf without a sink), l the sink's exponential,
- * which only one of a row's four lanes passes. */
+/* Sets the state before the first key: O is 0, m is the sink's score (-inf without a sink), and l is the sink's
+ * exponential, which only one of a row's four lanes passes. */
 template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_row (&rows)[MT][2], float m, float l)
 {
 #pragma unroll
@@ -66,7 +66,7 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        /* -inf until the row has seen a key; -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key; -inf - -inf would be NaN */
         const float base = row.m == -CUDART_INF_F ? 0 : row.m;
         row.l += exponents_of_row(S, half, c, -base);
     }
@@ -124,7 +124,6 @@ template <typename T, class X, int D> DEVICE void clear_not_finite(uint16_t *V)
     __syncthreads();
 }
 
-/* Adds up l over the four lanes of a row. */
 DEVICE float whole_sum(float l)
 {
     l += __shfl_xor_sync(0xffffffff, l, 1);
@@ -160,7 +159,7 @@ DEVICE void store_parts(const cuda_args &a, const head_args &x, int64_t i0, cons
         if (sound) a.part_lse[at] = row.m;
         a.part_rest[at] = sound ? logf(row.l) : CUDART_NAN_F;
     });
-    __syncwarp(); /* makes rows visible that other lanes of the warp have written */
+    __syncwarp(); /* after this barrier a lane may read rows that other lanes of the warp have written */
     for (int r = warp * X::MT * 16; r < (warp + 1) * X::MT * 16 && i0 + r < x.s.Sq; r++) {
         const int64_t at = lse_at(a, x, i0 + r);
         if (!is_parted_by_tiles(a, a.part_lse[at]) || a.part_rest[at] == a.part_rest[at]) continue;
@@ -170,7 +169,6 @@ DEVICE void store_parts(const cuda_args &a, const head_args &x, int64_t i0, cons
     }
 }
 
-/* Launches one block per head and query tile, for the tiles of share number chip->share. */
 template <class X, auto kernel, typename... Args>
 cudaError_t launch_tiles(const cuda_chip *chip, cuda_args a, size_t shared_bytes, cudaStream_t stream,
                          const Args &...args)

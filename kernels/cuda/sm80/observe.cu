@@ -31,11 +31,10 @@ struct finish_args {
     observed_parts parts;
     float scale, scale_log2;
     bool options; /* true: the stored maxima are scores; false: q.k without the scale */
-    /* stored for each part (observed_parts): 0: the maximum; 1: also l; 2: also l and e */
+    /* how many numbers are stored for each part (observed_parts): 0: the maximum; 1: also l; 2: also l and e */
     int sums;
 };
 
-/* Returns whether tensor cores computed this row's maximum and sums correctly. */
 DEVICE bool is_computed(const cuda_args &a, const finish_args &f, const row &r, const float4 &part, float m,
                         float given)
 {
@@ -135,7 +134,6 @@ struct layout {
     size_t part_bytes, cell_bytes, bytes;
 };
 
-/* Reserves memory for `count` elements in the workspace; *used grows by its bytes. */
 template <typename X> X *take(char *memory, size_t *used, int64_t count)
 {
     X *const at = (X *)(memory + *used);
@@ -143,7 +141,7 @@ template <typename X> X *take(char *memory, size_t *used, int64_t count)
     return at;
 }
 
-/* Returns how many blocks share the work of a tile, at most `most`, so that `tiles` tiles fill the GPU. */
+/* Returns among how many blocks the work of a tile is divided (at most `most`), so that `tiles` tiles fill the GPU. */
 int blocks_of(const cuda_chip *chip, int64_t tiles, int64_t most)
 {
     const int64_t busy = (int64_t)chip->multiprocessors * 4;
@@ -171,7 +169,7 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, const observe_pas
     x.parts.rows = rows;
     size_t before = x.bytes;
     x.parts.part = take<float4>(at, &x.bytes, rows * (x.parts.blocks == 1 ? 1 : chunks));
-    /* bytes to clear before the launch: if several blocks share a row's keys, some parts may never be written */
+    /* bytes to clear before the launch, because some parts may never be written if several blocks share a row's keys */
     x.part_bytes = x.parts.blocks == 1 ? 0 : x.bytes - before;
     if (!plan->problem->map.rank) return x;
     before = x.bytes;
@@ -185,7 +183,7 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, const observe_pas
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* Returns whether the requested outputs need nothing from the pass over the rows, because the client gave lse. */
+/* Returns whether the client gave lse, and the requested outputs need nothing else from the pass over the rows. */
 bool is_known(const attn_problem *p)
 {
     return p->observe.given_lse && !p->row_max.rank && !p->max_logit.rank && !p->entropy.rank &&
@@ -200,7 +198,7 @@ int needed_sums(const attn_problem *p)
            (p->lse.rank || p->top_weights.rank || p->key_mass.rank || p->weights.rank || p->map.rank);
 }
 
-/* estimated seconds of the passes over the rows; for key_mass; for top_keys; for weights and map */
+/* Estimated seconds of four passes: over the rows; for key_mass; for top_keys; and for weights and map. */
 struct pass_seconds {
     double rows, mass, top, region;
 };
@@ -241,7 +239,6 @@ void take_lse(const cuda_chip *chip, const cuda_args &a, const layout &x, cudaSt
         take_given_lse<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, x.rows, x.tiles);
 }
 
-/* Launches the passes for weights and for map, over the queries and keys that the request selects. */
 cudaError_t launch_region(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const layout &x,
                           const pass_seconds &seconds, cudaStream_t stream)
 {

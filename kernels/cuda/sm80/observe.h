@@ -5,8 +5,8 @@
 
 #include "kernels/cuda/simple/observe.h"
 
-/* Keys of a chunk. A row is summed chunk by chunk, and the chunks are added in order, so the bits do not depend on the
- * number of blocks that share a row. */
+/* Number of keys of a chunk. A row is summed chunk by chunk, and the chunks are added in order, so the bits do not
+ * depend on how many blocks share a row. */
 enum { OBSERVE_CHUNK = 4096 };
 
 /* Maxima and sums of rows over parts of their keys: part[n * rows + r] is part n of the row with index r (see
@@ -16,7 +16,7 @@ struct observed_parts {
      * (observe_rows.cu), relative to x; w: 1 if a block has written the part */
     float4 *part;
     int64_t rows;
-    int blocks; /* blocks that share the keys of a row; 1: each row has one part */
+    int blocks; /* number of blocks that share the keys of a row; 1: each row has one part */
 };
 
 /* `base` (x) and `inverse` (y) of each row: P = exp2(z - base) * inverse for a score z in base 2. `base` is INFINITY if
@@ -30,14 +30,14 @@ struct tile_rows {
 struct observed_cells {
     float *part;
     int64_t strips;
-    /* blocks that share the columns of the map, or the selected keys */
+    /* number of blocks that share the columns of the map, or the selected keys */
     int blocks;
-    /* true: the output `map` (sums of P over cells); false: `weights` (the P themselves) */
+    /* true: the launch is for the output `map` (sums of P over cells); false: for `weights` (the P themselves) */
     bool map;
 };
 
-/* Each function launches one kernel, for the tiles of share number chip->share. `sums`: 0: maxima only; 1: also the
- * sums l; 2: also l and e (observed_parts). */
+/* Each function launches one kernel, for those tiles that chip->share selects. `sums`: 0: maxima only; 1: also the sums
+ * l; 2: also l and e (observed_parts). */
 cudaError_t observe_rows_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
                               const observed_parts &parts, int sums, cudaStream_t stream);
 cudaError_t observe_top_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
@@ -47,8 +47,8 @@ cudaError_t observe_cells_pass(const cuda_chip *chip, const cuda_args &a, const 
 cudaError_t observe_mass_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const tile_rows &rows,
                               cudaStream_t stream);
 
-/* The kernels of an observe that the families sm80 and sm90 have in their own versions. block_rows: rows of a block of
- * rows(). All other kernels together take at most `others` times tile_seconds(). */
+/* The kernels of an observe of which the families sm80 and sm90 have their own versions. block_rows: number of rows of
+ * a block of rows(). All other kernels together take at most `others` times tile_seconds(). */
 struct observe_passes {
     int block_rows, others;
     cudaError_t (*rows)(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const observed_parts &parts,
@@ -63,8 +63,8 @@ bool observe_plan(const cuda_chip *chip, attn_plan *plan, const observe_passes &
 cudaError_t observe_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace,
                            const observe_passes &passes);
 
-/* Rows of a block of observe_rows_pass(); rows of a warp of observe_cells_pass(); shared memory of a block of each
- * pass, in bytes. */
+/* The number of rows of a block of observe_rows_pass(), the number of rows of a warp of observe_cells_pass(), and the
+ * bytes of shared memory of a block of each pass. */
 int observe_block_rows(const attn_plan *plan);
 int observe_strip_rows(const attn_plan *plan);
 size_t observe_rows_shared(const attn_plan *plan);

@@ -15,10 +15,9 @@ template <int D, bool SCORE_MODS> struct shared {
     stages<D, SCORE_MODS> tiles;
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
-    /* P of a tile, for a map whose columns have at most NARROW keys; with options, P is in `way` */
+    /* P of a tile, for a map whose columns have at most NARROW keys; with options, P is in the member `way` */
     float P[SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BM][SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BN + 1];
 
-    /* the probabilities of one query of the block */
     DEVICE float *line(int row)
     {
         if constexpr (SCORE_MODS) return way.S[row];
@@ -26,21 +25,22 @@ template <int D, bool SCORE_MODS> struct shared {
     }
 };
 
-/* with map columns of at most this many keys, P goes through shared memory */
+/* if the map's columns have at most this many keys, P goes through shared memory */
 const int NARROW = 32;
 
-/* Divides `size` rows (or keys) into `cells` cells, and returns the first of cell `cell`; if it is empty, that of the
- * next cell that is not. */
+/* Divides `size` rows (or keys) into `cells` cells, and returns the first row (or key) of cell `cell`. If this cell is
+ * empty, it returns that of the next cell that is not. */
 DEVICE int first_of_cell(int64_t cell, int64_t cells, int64_t size)
 {
     return (int)attn_tiles(cell * size, cells);
 }
 
-/* A column of a map ends before key `end` (counted from the region's first key), and begins where the previous one
+/* A column of a map. It ends before key `end` (counted from the region's first key), and begins where the previous one
  * ends. next() moves on without a division. */
 struct map_column {
     int v, end;
-    /* (v + 1) * size = cells * quotient + left, size = cells * whole + rest, for `size` keys and `cells` columns */
+    /* the map divides `size` keys into `cells` columns: (v + 1) * size = cells * quotient + left, size = cells * whole
+     * + rest */
     int size, cells, whole, rest, left;
 
     DEVICE map_column(int first, int keys, int columns)
@@ -105,7 +105,7 @@ DEVICE void add_run(const float (&P)[Shape::MT][NT][4], int c0, int c1, float (&
     }
 }
 
-/* The sum over the warp's rows begin to end - 1, in all lanes. */
+/* Returns the sum over the warp's rows begin to end - 1, in all lanes. */
 template <class Shape> DEVICE float sum_of_rows(const float (&sum)[Shape::MT][2], int begin, int end)
 {
     const int row = threadIdx.x % 32 / 4;
@@ -120,9 +120,9 @@ template <class Shape> DEVICE float sum_of_rows(const float (&sum)[Shape::MT][2]
     return warp_sum(all);
 }
 
-/* Adds up a query's P over the runs (keys of one column of the map) of the tile's keys c to c1 - 1. The sums replace P
- * in `line`; their number is returned, and `column` becomes the last run's column. `first`: position in the region of
- * the tile's key 0, negative if the region begins inside the tile. */
+/* Adds up a query's P over each run (the keys of a tile in one column of the map) of the keys c to c1 - 1. The sums
+ * replace P in `line`, and their number is returned; `column` becomes the last run's column. `first`: position in the
+ * region of the tile's key 0, negative if the region begins inside the tile. */
 DEVICE int add_runs(float *line, bool mine, int first, int c, int c1, map_column &column)
 {
     for (int runs = 0;; column.next()) {
@@ -137,7 +137,7 @@ DEVICE int add_runs(float *line, bool mine, int first, int c, int c1, map_column
     }
 }
 
-/* Returns the sum over queries [begin, end) of run number `run` (the tile's keys in one column of the map). `lines`:
+/* Returns the sum over queries [begin, end) of run number `run` (the tile's keys in one column of the map). `lines` has
  * one line of run sums per query, `pitch` numbers apart. */
 DEVICE float sum_of_run(const float *lines, int pitch, int begin, int end, int run)
 {
@@ -147,8 +147,8 @@ DEVICE float sum_of_run(const float *lines, int pitch, int begin, int end, int r
 }
 
 /* Adds up the cells of a tile with `runs` runs, one for each column of the map from v on. `open` is the sum so far of
- * the first run's cell, and becomes that of the last run's. Cells that end in the tile are stored at `to`, the strip's
- * row 0 of the map, with `columns` numbers per row. */
+ * the first run's cell, and becomes that of the last run's cell. Cells that end in the tile are stored at `to`, the
+ * strip's row 0 of the map, with `columns` numbers per row. */
 DEVICE void add_cells(const float *lines, int pitch, const strip_rows &of_map, int runs, int v, int64_t columns,
                       float *to, double &open)
 {
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     const int tile = shared_tile(a, cells.blocks, &number);
     const head_args x = head_args_of(a, g.dims.packed ? o.sequence : blockIdx.z, blockIdx.y);
     const limits limit = limits_of(g, x.s);
-    /* the block has queries [q0, q1) and keys [k0, k1), the columns [v0, v1) of the map */
+    /* the block has queries [q0, q1), and keys [k0, k1), which are the columns [v0, v1) of the map */
     const int height = (int)(o.rows[1] - o.rows[0]), width = (int)(o.keys[1] - o.keys[0]), r0 = tile * BM;
     const int q0 = (int)o.rows[0] + r0, q1 = (int)attn_min64(attn_min64(q0 + BM, o.rows[1]), x.s.Sq);
     const int parts = cells.map ? (int)o.map[1] : (width + BN - 1) / BN;
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     key_loader<T, D, THREADS, false, V::PAGED> K(g, g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, limit.Sk, g.dims.D);
 
     float base[MT][2], inverse[MT][2];
-    /* true: a row of the warp has no P here: it does not exist, or tensor cores cannot compute it */
+    /* true: a row of the warp has no P here, because it does not exist or tensor cores cannot compute it */
     bool skips = false;
     for_own_rows<Shape>([&](int mt, int half, int r) {
         const float2 end = q0 + r < q1 ? rows.end[lse_at(a, x, q0 + r)] : make_float2(CUDART_INF_F, 0);
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
         cells.part + ((x.b * (g.dims.packed ? 0 : g.dims.H) + x.h) * (cells.strips + o.map[0]) + strip) * o.map[1];
     float *const to = of_strip + of_map.u * o.map[1];
     const bool narrow = cells.map && width >= parts && width <= (int64_t)NARROW * parts;
-    /* lane n: the sum so far of the cell in the n-th of the map's rows that contain queries of this warp */
+    /* lane n has the sum so far of the present cell in the n-th of the map's rows that contain queries of this warp */
     double open = 0;
     const attn_view &weights = g.view[ATTN_T_weights];
     uint32_t own[MT][D / 16][4];

@@ -62,7 +62,7 @@ template <bool SCORE_MODS> DEVICE float4 whole_row(const lane_row &row, float sc
 
 /* ---- Launching a share of the blocks ----------------------------------------------------------------------------- */
 
-/* Launches a kernel on the tiles of share number chip->share of a grid. `blocks` blocks compute each tile together. */
+/* Launches a kernel on those tiles of a grid that chip->share selects. `blocks` blocks compute each tile together. */
 template <auto kernel, typename... Args>
 cudaError_t launch_share(const cuda_chip *chip, cuda_args a, dim3 grid, int blocks, int threads, size_t bytes,
                          cudaStream_t stream, const Args &...args)

@@ -8,7 +8,8 @@ namespace {
 template <int D, bool SCORE_MODS> struct shared {
     typedef shape<D, SCORE_MODS> Shape;
     stages<D, SCORE_MODS> tiles;
-    /* `base` (x) and `inverse` (y) of each query of a tile (see tile_rows); x is INFINITY if all its P are 0 */
+    /* `base` (x) and `inverse` (y) of each query of a tile (see tile_rows); x is INFINITY if all P of the query are
+     * 0 */
     float2 end[2][Shape::BN];
     float S[SCORE_MODS ? Shape::BM : 1][SCORE_MODS ? Shape::BN + 2 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
         if constexpr (V::SCORE_MODS) return seen_tile_above(sm.seen, n - 1, last);
         else return n;
     };
-    /* `base` (x) and `inverse` (y) of query t of tile n, where t is the calling thread (t < BN) */
+    /* returns `base` (x) and `inverse` (y) of query t of tile n, where t is the calling thread (t < BN) */
     const auto end_of = [&](int n) {
         const int i = n * BN + threadIdx.x;
         if (threadIdx.x >= BN || i < i0 || i >= i1) return make_float2(CUDART_INF_F, 0);
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     };
     const int begin = from(first);
     float2 end = make_float2(0, 0);
-    /* true: a query of the tile has no P here: it does not exist, or tensor cores cannot compute it */
+    /* true: a query of the tile has no P here, because it does not exist or tensor cores cannot compute it */
     bool skips = false;
     double total[MT][2] = {};
     if (begin < last) {

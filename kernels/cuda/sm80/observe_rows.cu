@@ -14,8 +14,8 @@ template <int D, bool SCORE_MODS> struct shared {
     stages<D, SCORE_MODS> tiles;
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
-    /* over the keys so far: x: the row's largest score; y, z: the sums l and e, relative to x; w: 1 (see
-     * observed_parts) */
+    /* for each row, over the keys so far: x is the largest score; y and z are the sums l and e, relative to x; w is 1
+     * (see observed_parts) */
     float4 row[shape<D, SCORE_MODS>::BM];
 };
 
@@ -39,7 +39,7 @@ DEVICE void add_tile(float (&S)[NT][4], lane_row (&rows)[2], float scale_log2, b
             row.l *= scale;
             row.m = y;
         }
-        /* -inf until the row has seen a key; -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key; -inf - -inf would be NaN */
         const float base = row.m == -CUDART_INF_F ? 0 : row.m;
 #pragma unroll
         for (int nt = 0; nt < NT; nt++)
@@ -71,7 +71,7 @@ DEVICE void add_tile(float (&S)[NT][4], lane_row (&rows)[2], float scale_log2, b
     }
 }
 
-/* SUMS: 0: maxima only; 1: also the sums l; 2: also l and e (observed_parts). */
+/* SUMS is 0 for maxima only, 1 for maxima and the sums l, 2 for maxima and the sums l and e (observed_parts). */
 template <class V, int SUMS>
 __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     rows_of_tiles(const __grid_constant__ cuda_args a, limits whole, float scale_log2,
@@ -114,8 +114,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
 #pragma unroll
     for (int mt = 0; mt < MT; mt++) rows[mt][0] = rows[mt][1] = no_keys();
     const int of_chunk = OBSERVE_CHUNK / BN;
-    /* Returns this block's first tile from tile n on: all tiles, or those of every parts.blocks-th chunk of keys from
-     * chunk `number` on. */
+    /* Returns this block's first tile from tile n on. If several blocks share the keys, this block has every
+     * parts.blocks-th chunk of keys, from chunk `number` on. */
     const auto own_tile = [&](int n) {
         const int blocks = parts.blocks;
         for (;;) {
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
 /* Behind this struct lie the top scores of each row of the block, and then the top keys. */
 template <int D> struct top_shared {
     shared<D, true> of_rows;
-    /* the smallest score in each row's list, or -inf if it is not full */
+    /* the smallest score in each row's list of top scores, or -inf if the list is not full */
     float least[shape<D, true>::BM];
 };
 
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, 1)
                         top_keys[row * most + lane + 32 * slot] = top.key[slot];
                     }
                 const float now = top_least(top, most);
-                __syncwarp(); /* all lanes have read sm.least[row] */
+                __syncwarp(); /* after this barrier all lanes have read sm.least[row] */
                 if (lane == 0) sm.least[row] = now;
             }
             __syncwarp();

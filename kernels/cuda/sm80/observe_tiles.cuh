@@ -24,7 +24,7 @@ template <int D, bool SCORE_MODS_> struct shape {
 
 template <int D, bool SCORE_MODS> struct stages {
     typedef shape<D, SCORE_MODS> Shape;
-    /* two tiles; at first the block's own rows */
+    /* memory for two tiles; at first it holds the block's own rows */
     alignas(1024) uint16_t tile[2][Shape::BN * D];
     static_assert(Shape::BM <= 2 * Shape::BN, "the own rows fit");
 };
@@ -80,7 +80,7 @@ DEVICE void for_tiles(uint16_t (&tiles)[2][Shape::BN * D], const uint32_t (&own)
     for (int stage = 0; tile < end; stage ^= 1) {
         const int after = next(tile);
         cp_async_wait<0>();
-        arrive(); /* the tile has arrived for all threads, and no thread reads the previous tile */
+        arrive(); /* now the tile has arrived for all threads, and no thread reads the previous tile */
         if (after < end) load(tiles[stage ^ 1], after);
         cp_async_commit();
         float S[Shape::MT][Shape::BN / 8][4] = {};
@@ -99,7 +99,7 @@ DEVICE void for_tiles(uint16_t (&tiles)[2][Shape::BN * D], const uint32_t (&own)
     cp_async_wait<0>();
 }
 
-/* The score of a pair before the conversion to base 2, or -inf if the query does not see the key. */
+/* Returns the score of a pair before the conversion to base 2, or -inf if the query does not see the key. */
 DEVICE float visible_score(const cuda_args &a, const head_args &x, const limits &limit, int i, int key, float dot)
 {
     float derivative;
@@ -108,8 +108,8 @@ DEVICE float visible_score(const cuda_args &a, const head_args &x, const limits 
     return sees ? score(a, x, i, key, dot, &derivative) : -CUDART_INF_F;
 }
 
-/* Applies masks and options to S; without options, only sets scores that causal, window and lengths hide to -inf. The
- * block's own rows must be queries, from q0 on. */
+/* Applies masks and options to S. Without options, it only sets scores that causal, window and lengths hide to -inf.
+ * The block's own rows must be queries, from q0 on. */
 template <class Shape, int NT>
 DEVICE void finish_scores(float (&S)[Shape::MT][NT][4], scores_on_their_way<Shape> &way, const cuda_args &a,
                           const head_args &x, const limits &limit, int q0, int tile, bool bounded)
@@ -126,7 +126,7 @@ DEVICE void finish_scores(float (&S)[Shape::MT][NT][4], scores_on_their_way<Shap
     }
 }
 
-/* The score in base 2 of an element of S, minus the row's `base`. */
+/* Returns an element of S as a score in base 2, minus the row's `base`. */
 template <bool SCORE_MODS> DEVICE float exponent(float s, float scale_log2, float base)
 {
     return SCORE_MODS ? in_base_2(s) - base : fmaf(s, scale_log2, -base);

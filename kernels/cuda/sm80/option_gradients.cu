@@ -25,35 +25,34 @@ namespace {
 enum sum_kind { EACH_PAIR, OVER_HEADS, OVER_QUERIES, OF_ROWS };
 
 enum {
-    SIDE = 128, /* queries, and keys, of a tile */
-    CHUNK = 64, /* channels (columns of q, k, v, dout) of a chunk */
+    SIDE = 128, /* number of queries, and of keys, of a tile */
+    CHUNK = 64, /* number of channels (columns of q, k, v, dout) of a chunk */
     THREADS = 256,
-    STAGES = 3, /* chunks in shared memory: one in use, the others being loaded */
+    STAGES = 3, /* number of chunks in shared memory: one is in use, the others are being loaded */
     MT = 2,     /* a warp computes MT blocks of 16 queries x NT blocks of 8 keys */
     NT = 8,
-    PIECE = SIDE * CHUNK, /* elements of a chunk of one tensor */
-    BLOCK = 16,           /* careful_block() computes BLOCK x BLOCK pairs */
+    PIECE = SIDE * CHUNK, /* number of elements of a chunk of one tensor */
+    BLOCK = 16,           /* careful_block() computes BLOCK x BLOCK pairs at a time */
     LINE = BLOCK + 2
 };
 
-/* What one launch computes. */
 struct work {
     saved s;
-    attn_view to; /* dbias, or the workspace with separate sums for each block */
-    /* elements between the sums of two blocks that share a tile */
+    attn_view to; /* where sums are written: dbias, or the workspace with separate sums for each block */
+    /* number of elements between the sums of two blocks that share a tile */
     int64_t part_elements;
-    int batches, heads;     /* batch rows and heads over which an element of dbias is a sum */
-    int q_tiles, key_tiles; /* tiles of queries, and of keys, of one head */
-    int parts;              /* blocks that share the terms of an element of dbias */
+    int batches, heads;     /* an element of dbias is a sum over this many batch rows and heads */
+    int q_tiles, key_tiles; /* number of tiles of queries, and of keys, of one head */
+    int parts;              /* number of blocks that share the terms of an element of dbias */
     /* true: Q and dO stay in shared memory while the block visits tiles of keys */
     bool resident;
     bool bias_stays; /* true: the block's tile of the bias stays in shared memory */
     bool given;      /* true: the client gave out and lse; false: they are recomputed */
-    /* true: one instruction can read (write) elements 2 n and 2 n + 1 of a row of the bias (of dbias) */
+    /* true: one instruction can read elements 2 n and 2 n + 1 of a row of the bias, or write those of dbias */
     bool bias_in_pairs, dbias_in_pairs;
 };
 
-/* The pairs of the queries from i0 on and the keys from j0 on, in head h of sequence b. */
+/* A tile of pairs: the queries from i0 on and the keys from j0 on, in head h of sequence b. */
 struct pair_tile_place {
     int b, h, i0, j0;
 };
@@ -72,7 +71,8 @@ template <sum_kind KIND> struct visits {
         return { b + term / heads, h + term % heads, KIND == OVER_QUERIES ? tile * SIDE : i0, j0 };
     }
 
-    /* the first tile from n on with a pair that causal, window and lengths leave visible; `end` if there is none */
+    /* Returns the first tile from n on with a pair that causal, window and lengths leave visible, or `end` if there is
+     * none. */
     DEVICE int visible_from(const attn_geometry &g, int n) const
     {
         const auto is_visible = [&](const pair_tile_place &at) {
@@ -86,7 +86,6 @@ template <sum_kind KIND> struct visits {
     }
 };
 
-/* Sets the tiles of keys that the block's queries see. */
 template <sum_kind KIND> DEVICE void visit_keys(visits<KIND> &v, const attn_geometry &g, const attn_sequence &s)
 {
     const attn_range keys = attn_keys_of_rows(&g, &s, v.i0, attn_min64(v.i0 + SIDE, s.Sq));
@@ -122,11 +121,11 @@ template <sum_kind KIND> DEVICE visits<KIND> visits_of(const cuda_args &a, const
 
 /* ---- Loading chunks to shared memory ----------------------------------------------------------------------------- */
 
-/* Where chunks (64 channels of a tile) lie in shared memory. With `resident`: all chunks of Q and dO, then STAGES
- * buffers for K or V. Without: STAGES buffers, each for a chunk of K or V and one of Q or dO. */
+/* Where chunks (64 channels of a tile) lie in shared memory. If `resident` is true: all chunks of Q and dO, then STAGES
+ * buffers for K or V. If it is false: STAGES buffers, each for a chunk of K or V and one of Q or dO. */
 struct chunks {
     uint16_t *memory;
-    /* chunks of Q (and of K) of a tile; chunks of Q and dO together */
+    /* of_qk: number of chunks of Q (and of K) of a tile; all: number of chunks of Q and dO together */
     int of_qk, all;
     bool resident;
 
@@ -175,7 +174,6 @@ template <sum_kind KIND> struct load_cursor {
         }
         cp_async_commit();
     }
-    /* begins to load the first chunks of tile `first` */
     DEVICE void begin(const cuda_args &a, const visits<KIND> &v, const chunks &c, int first)
     {
         n = first, chunk = 0;
@@ -190,12 +188,13 @@ template <sum_kind KIND> struct load_cursor {
 struct warp_pairs {
     head_args x;
     limits limit;
-    int i, j; /* the lane's first query and key */
+    int i, j;
 };
 typedef float pair_numbers[MT][NT][4];
 typedef float row_numbers[MT][2];
 
-/* Calls visit(mt, half, i) for each query i of the lane: row `half` (0 or 1) of the lane in block mt of 16 rows. */
+/* Calls visit(mt, half, i) for each query i of the lane, which is the lane's row `half` (0 or 1) in block mt of 16
+ * rows. */
 template <class F> DEVICE void for_queries(const warp_pairs &x, F visit)
 {
 #pragma unroll
@@ -264,7 +263,7 @@ DEVICE shared_bias &bias_behind_stages(void *memory)
     return *(shared_bias *)((uint16_t *)memory + 2 * STAGES * PIECE);
 }
 
-/* A barrier must follow before any thread reads the tile. */
+/* Loads the block's tile of the bias. A barrier must follow before any thread reads it. */
 template <sum_kind KIND> DEVICE void load_bias(const cuda_args &a, const visits<KIND> &v, shared_bias &to)
 {
     const attn_view &bias = a.g.view[ATTN_T_bias];
@@ -277,7 +276,7 @@ template <sum_kind KIND> DEVICE void load_bias(const cuda_args &a, const visits<
     }
 }
 
-/* i0 and j0 are the first query and key of the block's tile. */
+/* Adds the bias to scores. i0 and j0 are the first query and key of the block's tile. */
 DEVICE void add_bias_of_block(const shared_bias &bias, const warp_pairs &x, int i0, int j0, pair_numbers &S)
 {
     for_queries(x, [&](int mt, int half, int i) {
@@ -290,7 +289,7 @@ DEVICE void add_bias_of_block(const shared_bias &bias, const warp_pairs &x, int 
     });
 }
 
-/* The distance between the positions of query i and the lane's first key. */
+/* Returns the distance between the positions of query i and the lane's first key. */
 DEVICE float first_distance(const warp_pairs &x, int i)
 {
     return (float)(i + x.x.s.Sk - x.x.s.Sq - x.j);
@@ -374,7 +373,7 @@ DEVICE bool scores_are_finite(const warp_pairs &x, const pair_numbers &S)
 #pragma unroll
         for (int nt = 0; nt < NT; nt++)
 #pragma unroll
-            /* NaN if a score is not finite */
+            /* `zero` becomes NaN if a score is not finite */
             for (int e = 0; e < 4; e++) zero = fmaf(S[mt][nt][e] * factor, 0, zero);
     return zero == 0;
 }
@@ -457,12 +456,11 @@ __device__ __noinline__ void careful_block(const cuda_args &a, const saved &s, c
     __syncwarp();
 }
 
-/* Replaces q.k by P, and dP by dZ, pair by pair (careful_block()). */
 DEVICE void careful_gradients(const cuda_args &a, const work &w, const warp_pairs &x, int lane, careful_pairs &pairs,
                               pair_numbers &S, pair_numbers &dP)
 {
     const int r = lane / 4, c = lane % 4 * 2;
-    /* copies: a reference to a member of `x` would keep `x` out of registers */
+    /* these are copies, because a reference to a member of `x` would keep `x` out of registers */
     const head_args head = x.x;
     const limits limit = x.limit;
 #pragma unroll
@@ -489,7 +487,6 @@ DEVICE void careful_gradients(const cuda_args &a, const work &w, const warp_pair
 
 /* ---- Storing or adding up dZ ------------------------------------------------------------------------------------- */
 
-/* Writes dZ of the lane's pairs to dbias or to the block's sums in the workspace. */
 DEVICE void store_pairs(const cuda_args &a, const work &w, const warp_pairs &x, int64_t at, const pair_numbers &dZ)
 {
     const int Sq = (int)a.g.dims.Sq, Sk = (int)a.g.dims.Sk;
@@ -534,7 +531,7 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
                 const float far = fabsf(first - (float)(nt * 8 + e)), p = P[mt][nt][half * 2 + e],
                             dz = dZ[mt][nt][half * 2 + e];
                 sum.dz_far = fmaf(dz, far, sum.dz_far);
-                if (GIVEN) continue; /* far_of_row() needs the other sums only without the client's out and lse */
+                if (GIVEN) continue; /* far_of_row() reads the other sums only if the client gave no out and lse */
                 sum.p += p;
                 sum.dz += dz;
                 sum.p_far = fmaf(p, far, sum.p_far);
@@ -627,7 +624,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         /* adds the products of chunk number `chunk` to `to`, and begins to load the chunk STAGES - 1 later */
         const auto add_product = [&](float(&to)[MT][NT][4], int chunk) {
             cp_async_wait<STAGES - 2>();
-            /* the chunk has arrived, and no thread reads the buffer that the next copy overwrites */
+            /* after this barrier the chunk has arrived, and no thread reads the buffer that the next copy overwrites */
             __syncthreads();
             ahead.load(a, v, c, (stage + STAGES - 1) % STAGES);
             const uint32_t rows = smem_addr(c.queries(stage, chunk)), keys = smem_addr(c.keys(stage));
@@ -646,7 +643,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         for_queries(x, [&](int mt, int half, int) { odd |= lse2[mt][half] != lse2[mt][half]; });
         if (__syncthreads_or(odd)) {
             cp_async_wait<0>();
-            /* no thread uses the chunks any more, so careful_gradients() may overwrite them */
+            /* after this barrier no thread uses the chunks, so careful_gradients() may overwrite them */
             __syncthreads();
             careful_gradients(a, w, x, lane, ((careful_pairs *)c.keys(0))[warp], S, dP);
             __syncthreads();
@@ -674,7 +671,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 }
     }
     cp_async_wait<0>();
-    __syncthreads(); /* no thread uses the chunks any more */
+    __syncthreads(); /* after this barrier no thread uses the chunks */
     const int64_t to = attn_at(&w.to, v.b, v.h, 0) + v.part * w.part_elements;
     x.i = v.i0 + row + lane / 4;
     x.j = v.j0 + column + lane % 4 * 2;
@@ -702,16 +699,17 @@ __global__ void __launch_bounds__(256)
 
 struct division {
     sum_kind kind;
-    /* cells: tiles of dbias; terms: tiles of dZ that are added up to one of them */
+    /* cells: number of tiles of dbias; terms: number of tiles of dZ that are added up to one tile of dbias */
     int64_t elements, cells, terms, batches, heads;
-    int64_t nb, nh, nq; /* sizes of dbias; 1 along an axis over which it is shared */
+    int64_t nb, nh, nq; /* sizes of dbias along batch rows, heads and queries; 1 along an axis over which it is
+                         * shared */
     int parts;
 };
 
-/* Blocks that a launch should have: twice the multiprocessors of a large GPU. A constant, so that the order of sums
- * does not depend on the GPU. */
+/* The number of blocks that a launch should have: twice the multiprocessors of a large GPU. It is a constant, so that
+ * the order of sums does not depend on the GPU. */
 const int64_t ENOUGH_BLOCKS = 264;
-/* most blocks that share the terms of one tile of dbias */
+/* At most this many blocks share the terms of one tile of dbias. */
 const int64_t MOST_PARTS = 64;
 
 division division_of(const attn_plan *plan)
@@ -759,7 +757,6 @@ work work_of(const cuda_chip *chip, const attn_plan *plan, const cuda_args &a, c
  * (H200). */
 const double SECONDS_OVER_TILES = 1.2;
 
-/* Divides the tiles of `grid` among launches, so that none takes long. */
 template <sum_kind KIND>
 cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a, work w,
                          dim3 grid)

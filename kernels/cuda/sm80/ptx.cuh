@@ -25,8 +25,8 @@ DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
-/* A cache policy for data that is read once: the L2 cache evicts it first. PTX ISA 9.7.9.16. Volatile; otherwise the
- * compiler would keep the result in two registers throughout a loop. */
+/* Returns a cache policy for data that is read once: the L2 cache evicts it first. PTX ISA 9.7.9.16. The instruction is
+ * volatile; otherwise the compiler would keep its result in two registers throughout a loop. */
 DEVICE uint64_t evict_first()
 {
     uint64_t policy;
@@ -90,7 +90,7 @@ DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
                  : "memory");
 }
 
-/* C += A B on tensor cores: A is 16 x 16, B 16 x 8, sums are float32. PTX ISA 9.7.14.5.14. */
+/* Computes C += A B on tensor cores: A is 16 x 16, B 16 x 8, and sums are float32. PTX ISA 9.7.14.5.14. */
 template <typename T> DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 template <> DEVICE void mma<__half>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
@@ -122,7 +122,7 @@ template <> DEVICE uint32_t pack<__nv_bfloat16>(float low, float high)
     return r;
 }
 
-/* Two float16 to floats, and products of two float16 each. PTX ISA 9.7.4.4. */
+/* Conversion of two float16 to floats, and products of two pairs of float16. PTX ISA 9.7.4.4. */
 DEVICE float2 floats_of_halves(uint32_t x)
 {
     return __half22float2(*reinterpret_cast<const __half2 *>(&x));

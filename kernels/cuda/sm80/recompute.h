@@ -6,22 +6,22 @@
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 
-/* That forward's problem, made from the backward's tensors, and its plan. Do not copy this struct: `plan` has pointers
- * to `problem`. */
+/* The forward that a backward runs first if the client has not given out and lse: its problem and its plan. Do not copy
+ * this struct: `plan` has pointers to `problem`. */
 struct recomputed_forward {
     attn_problem problem;
     attn_plan plan;
 };
 
-/* Returns whether the recomputed forward computes the two parts (lse and rest) of a huge lse on tensor cores. Not for
- * dbias or dalibi_slopes of float32 inputs, because simple.cu computes these and adds up scores in another order. */
+/* Returns whether the recomputed forward computes the two parts (lse and rest) of a huge lse on tensor cores. It does
+ * not if dbias or dalibi_slopes of float32 inputs is requested, because simple.cu computes these and adds up scores in
+ * another order. */
 static inline bool parts_by_tiles(const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
     return has_options(plan) && (p->q.dtype != ATTN_F32 || (!p->dbias.rank && !p->dalibi_slopes.rank));
 }
 
-/* in bytes */
 static inline size_t recomputed_out_bytes(const attn_dims &d)
 {
     return (size_t)query_rows(d) * (size_t)d.Dv * sizeof(float);

@@ -72,8 +72,8 @@ DEVICE void accumulate(float (&O)[MT][DT][4], const float (&P)[MT][NT][4], B col
     }
 }
 
-/* O^T += V^T P^T for at most 8 rows of O. columns_of_a(fragment, dt, kk) loads columns 16 dt .. 16 dt + 15 of rows 16
- * kk .. 16 kk + 15 of V. P in registers already has the layout of an operand. */
+/* Computes O^T += V^T P^T for at most 8 rows of O. columns_of_a(fragment, dt, kk) loads columns 16 dt .. 16 dt + 15 of
+ * rows 16 kk .. 16 kk + 15 of V. P in registers already has the layout of an operand. */
 template <typename T, int NT> DEVICE void to_turned_operand(uint32_t (&b)[2], const float (&P)[NT][4], int kk)
 {
 #pragma unroll
@@ -97,7 +97,7 @@ DEVICE void accumulate_turned(float (&O)[DT][4], const float (&P)[NT][4], A colu
 
 /* ---- Masks and options of scores --------------------------------------------------------------------------------- */
 
-/* Sets the scores of a row outside columns lo to hi - 1 to -inf, counted from this lane's first column. */
+/* Sets the scores of a row outside columns lo to hi - 1 to -inf. Columns are counted from this lane's first column. */
 template <int NT> DEVICE void hide_outside(float (&S)[NT][4], int half, int lo, int hi)
 {
 #pragma unroll
@@ -116,8 +116,9 @@ template <int NT> DEVICE void hide_keys(float (&S)[NT][4], const limits &limit, 
         hide_outside(S, half, i + half * 8 + limit.lo - key, min(i + half * 8 + limit.hi, limit.Sk) - key);
 }
 
-/* The same for S^T: `j` is the lane's upper row (a key), `i` its first column (a query). Query i sees keys i + lo to i
- * + hi - 1 (struct limits), so key j is seen by the queries i with j - hi < i <= j - lo. */
+/* Sets the scores that causal and window hide to -inf, where the rows of S are keys. `j` is the lane's upper row, `i`
+ * its first column. Query i sees keys i + lo to i + hi - 1 (struct limits), so key j is seen by the queries i with j -
+ * hi < i <= j - lo. */
 template <int NT> DEVICE void hide_queries(float (&S)[NT][4], const limits &limit, int j, int i)
 {
 #pragma unroll
@@ -172,7 +173,7 @@ DEVICE void change_scores(float (&S)[NT][4], float (&line)[16][LINE], int lane, 
 
 /* ---- Online softmax ---------------------------------------------------------------------------------------------- */
 
-/* In all four lanes that have scores of the row. */
+/* Returns the largest score of a row, in all four lanes that have scores of the row. */
 template <int NT> DEVICE float largest_of_row(const float (&S)[NT][4], int half)
 {
     float top = -CUDART_INF_F;
@@ -236,7 +237,7 @@ template <int BM> struct staged_queries {
 };
 
 /* Applies all options to the scores of keys from j0 on and queries from i0 on (Sq queries exist), and computes which
- * pairs dropout keeps. S times `unit` is q.k before, and S is log2 of P after the call, plus `bits` if `lse2` is the
+ * pairs dropout keeps. Before the call, S times `unit` is q.k; after it, S is log2 of P, plus `bits` if `lse2` is the
  * queries' lse in base 2 minus `bits`. */
 template <int BM, int NT>
 DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_args &a, const saved &s,

@@ -8,14 +8,14 @@
 
 #include "kernels/cuda/common/args.cuh"
 
-/* bits of the list; tiles with higher numbers count as visible */
+/* number of bits of the list; tiles with higher numbers count as visible */
 enum { SEEN_TILES = 4096 };
 struct seen_tiles {
     uint32_t bits[SEEN_TILES / 32];
 };
 
-/* Returns whether a FlashMask may leave any of keys j0 to j1 - 1 visible to any of queries i0 to i1 - 1; never false if
- * it does. The whole warp calls it. */
+/* Returns whether a FlashMask may leave any of keys j0 to j1 - 1 visible to any of queries i0 to i1 - 1. The result is
+ * never false if one of these pairs is visible. The whole warp calls it. */
 DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
     const attn_view &view = a.g.view[ATTN_T_mask_startend_rows];
@@ -36,7 +36,7 @@ DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int
  * row already keeps a key. */
 DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
-    enum { TOGETHER = 8 }; /* rows of the mask that are loaded together, to hide latency */
+    enum { TOGETHER = 8 }; /* number of rows of the mask that are loaded together, to hide latency */
     const attn_view &keep = a.g.view[ATTN_T_keep_mask];
     const int64_t from = attn_keep_from(&a.g, &x.s);
     /* keys before `from` have no column in keep_mask (keep_mask_at_end), so they are visible */
@@ -53,7 +53,7 @@ DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int 
     return false;
 }
 
-/* the queries i0 to i1 - 1 of head h, and the keys j0 to j1 - 1 */
+/* a tile of pairs: the queries i0 to i1 - 1 of head h, and the keys j0 to j1 - 1 */
 struct pair_tile {
     int h, i0, i1, j0, j1;
 };
@@ -101,7 +101,7 @@ static __device__ __noinline__ void list_seen_rounds(const cuda_args &a, int b, 
     });
 }
 
-/* the last visible tile before tile n, or `first` - 1 */
+/* Returns the last visible tile before tile n, or `first` - 1 if there is none. */
 DEVICE int seen_tile_below(const seen_tiles &seen, int n, int first)
 {
     for (n--; n >= first && n < SEEN_TILES; n = n / 32 * 32 - 1) {
@@ -111,7 +111,7 @@ DEVICE int seen_tile_below(const seen_tiles &seen, int n, int first)
     return max(n, first - 1);
 }
 
-/* the first visible tile after tile n, or `end` */
+/* Returns the first visible tile after tile n, or `end` if there is none. */
 DEVICE int seen_tile_above(const seen_tiles &seen, int n, int end)
 {
     for (n++; n < end && n < SEEN_TILES; n = n / 32 * 32 + 32) {
@@ -121,8 +121,8 @@ DEVICE int seen_tile_above(const seen_tiles &seen, int n, int end)
     return min(n, end);
 }
 
-/* last_tile() makes the list of the key tiles [first, last) that queries see, and returns the last visible tile plus 1;
- * tile_below() returns the next lower one. Without LISTED, all tiles are visited. */
+/* last_tile() lists the visible tiles among the key tiles [first, last), and returns the last visible tile plus 1;
+ * tile_below() returns the visible tile before n. Without LISTED, all tiles count as visible. */
 template <bool LISTED, int BN, int THREADS, class SEEN>
 DEVICE int last_tile(const cuda_args &a, int b, int h, int i0, int i1, int first, int last, SEEN &seen)
 {

@@ -37,8 +37,8 @@ const float LO_UNIT = 1.0f / 2048;
 struct split_stats {
     int exponent;
     int wide;
-    float top;  /* the tile's largest magnitude */
-    float norm; /* the largest Euclidean norm of a row, times 2^exponent */
+    float top;  /* the largest magnitude of a number in the tile */
+    float norm; /* the largest Euclidean norm of the tile's rows, times 2^exponent */
 };
 
 /* The planes (float16 parts hi and lo) of a tensor. A head has `tiles` tiles of 128 rows; in a packed problem, sequence
@@ -48,8 +48,8 @@ struct split_planes {
     split_stats *stats;
     int64_t tiles;
     int heads, width;
-    int queries; /* 1: rows are queries; 0: keys */
-    /* 1: packed: in each head, the tiles of all sequences follow each other */
+    int queries; /* 1: the tensor's rows are queries; 0: they are keys */
+    /* 1: sequences are packed, and in each head the tiles of all sequences follow each other */
     int packed;
 };
 
@@ -71,7 +71,8 @@ static inline size_t split_align(size_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
-/* Lays out the planes of tensor `id` at `memory`, and sets *bytes to their size; if `memory` is NULL, only *bytes. */
+/* Lays out the planes (float16 parts hi and lo) of tensor `id` at `memory`, and sets *bytes to their size. If `memory`
+ * is NULL, it only sets *bytes. */
 static inline split_planes split_planes_of(const attn_dims &d, attn_tensor_id id, void *memory, size_t *bytes)
 {
     split_planes p;
@@ -89,13 +90,14 @@ static inline split_planes split_planes_of(const attn_dims &d, attn_tensor_id id
     return p;
 }
 
-/* Computes the planes of `count` (at most 4) tensors; ids[n] belongs to planes[n] (in f32_split.cu). */
+/* Computes the planes (float16 parts hi and lo) of `count` (at most 4) tensors; ids[n] belongs to planes[n] (in
+ * f32_split.cu). */
 cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const attn_tensor_id *ids, int count,
                           cudaStream_t stream);
 
 /* ---- Functions of the device ------------------------------------------------------------------------------------- */
 
-/* |e| <= 126 */
+/* Returns 2^e; |e| must be at most 126. */
 DEVICE float power_of_two(int e)
 {
     return __int_as_float((e + 127) << 23);
@@ -139,10 +141,10 @@ DEVICE void split_fragments(uint32_t (&ah)[N / 16][4], uint32_t (&al)[N / 16][4]
     }
 }
 
-/* Addresses of fragments. Piece c (16 bytes) of row r of a tile is stored as piece c ^ (r % 8), and tiles are 1024-byte
+/* Addresses of fragments in a tile. Piece c (16 bytes) of row r is stored as piece c ^ (r % 8), and tiles are 1024-byte
  * aligned, so piece 2 n + c has the address of piece c, exclusive-or 32 n: a lane keeps one address per tile.
  * by_16: lane l addresses row l % 16, piece l / 16 (A by rows, B by columns with trans).
- * by_8: row l % 8 + 8 (l / 16), piece l / 8 % 2 (B by rows, A by columns with trans). */
+ * by_8: lane l addresses row l % 8 + 8 (l / 16), piece l / 8 % 2 (B by rows, A by columns with trans). */
 template <int D> DEVICE uint32_t by_16(const uint16_t *tile, int lane)
 {
     return smem_addr(tile + at<D>(lane % 16, lane / 16));
@@ -297,7 +299,7 @@ template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], 
 #pragma unroll
         for (int v = 0; v < V; v++)
             if (is_number(x[r][v])) most = fmaxf(most, fabsf(x[r][v]));
-        /* floats that are not negative compare like their bits */
+        /* floats that are not negative compare like their bits as integers */
         most = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(most)));
         top = fmaxf(top, most);
         if (most > 0) least = fminf(least, most);

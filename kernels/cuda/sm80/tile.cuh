@@ -13,7 +13,6 @@ template <int D> DEVICE int at(int r, int c)
     return r * D + (c ^ (D >= 64 ? r & 7 : r / 2 & 3)) * 8;
 }
 
-/* Exact. */
 template <typename T> DEVICE uint16_t widened(uint8_t x)
 {
     return attn_bf16_from_f32(attn_e4m3_to_f32(x));
@@ -48,11 +47,11 @@ template <typename T, int D> struct tile_row {
 template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loader {
     typedef tile_row<T, D> tile;
     static const int W = tile::WIDTH, PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    /* with `pieces`: the thread's first piece, in row threadIdx.x / PIECES; otherwise row 0 */
+    /* if `pieces`: the address of the thread's first piece, in row threadIdx.x / PIECES; otherwise of row 0 */
     const char *data;
     const attn_view *view;
-    int row_bytes; /* bytes from one row to the next; set only with `pieces` */
-    int rows;      /* rows of the sequence; later rows become zeros */
+    int row_bytes; /* number of bytes from one row to the next; set only if `pieces` */
+    int rows;      /* number of rows of the sequence; later rows become zeros */
     int columns;
     /* true: every row is 16-byte aligned and a multiple of 16 bytes, so it is copied in pieces of 16 bytes */
     bool pieces;
@@ -70,7 +69,7 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
         if (pieces) data += (int64_t)(threadIdx.x / PIECES) * row_bytes + threadIdx.x % PIECES * 16;
     }
 
-    /* rows past the sequence and columns past the tensor become zeros */
+    /* Loads rows [first, first + ROWS). Rows past the sequence and columns past the tensor become zeros. */
     template <int ROWS> DEVICE void load(uint16_t *to, int first) const
     {
         if (pieces) {
@@ -98,7 +97,7 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
     }
 };
 
-/* Loads tiles of K or V; PAGED: from the pages in page_table. */
+/* Loads tiles of K or V. If PAGED is true, the rows lie in the pages of page_table. */
 template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_loader : loader<D, THREADS, ONCE, T> {
     DEVICE key_loader(const attn_geometry &, const attn_view &tensor, int64_t b, int64_t hk, int64_t line,
                       int64_t count, int64_t width)
@@ -109,20 +108,22 @@ template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_load
 template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THREADS, ONCE, true> {
     typedef tile_row<T, D> tile;
     static const int PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    /* rows of a chunk; if the page size is a multiple of CHUNK, a chunk needs only one entry of page_table */
+    /* Number of rows of a chunk. If the page size is a multiple of CHUNK, a chunk needs only one entry of
+     * page_table. */
     static const int CHUNK = STEP > 16 ? STEP : 16;
     const attn_geometry *g;
     const attn_view *view;
-    /* this sequence's entries of page_table; if tiles lie in one page each, the entry of the next tile's page */
+    /* this sequence's entries of page_table; if each tile lies in one page, `table` is advanced to the next tile's
+     * entry */
     const int32_t *table;
-    /* this thread's piece of 16 bytes in row threadIdx.x / PIECES of page 0 */
+    /* address of this thread's piece of 16 bytes in row threadIdx.x / PIECES of page 0 */
     const char *data;
     int64_t page_bytes;
     int page_size, row_bytes;
     int b, hk, rows, columns;
     int next = -1, page,
-        /* next: the row where the next call probably begins; page, slot: its page, and its index there, computed early
-         * to hide latency */
+        /* next: the row where the next call probably begins; page and slot: its page and its index in the page,
+         * computed early to hide latency */
         slot;
     /* true: every row is 16-byte aligned and a multiple of 16 bytes, so it is copied in pieces of 16 bytes */
     bool pieces;
@@ -156,7 +157,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
         else cp_async_16(piece, from, valid);
     }
 
-    /* Loads ROWS rows from row `first`, a multiple of ROWS. It is faster if they directly follow the rows of the
+    /* Loads ROWS rows from row `first`, a multiple of ROWS. A call is faster if its rows directly follow those of the
      * previous call. */
     template <int ROWS> DEVICE void load(uint16_t *to, int first)
     {
@@ -168,7 +169,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
                 const int entry = first / page_size;
                 table = g->page_table + b * g->page_table_row + entry;
                 slot = first - entry * page_size;
-                page = first < rows ? *table : 0; /* no entry for rows past the end */
+                page = first < rows ? *table : 0; /* page_table has no entry for rows past the end */
             }
             const char *const from = data + page * page_bytes + slot * row_bytes;
 #pragma unroll
@@ -221,7 +222,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
     }
 };
 
-template <typename T> constexpr int exponent_mask = 0x7f80; /* the exponent bits of bfloat16 */
+template <typename T> constexpr int exponent_mask = 0x7f80; /* the bits of the exponent of a bfloat16 number */
 template <> constexpr int exponent_mask<__half> = 0x7c00;
 template <typename T> DEVICE bool not_finite(uint16_t x)
 {
@@ -236,7 +237,7 @@ struct limits {
 DEVICE limits limits_of(const attn_geometry &g, const attn_sequence &s)
 {
     const int64_t far = INT64_C(1) << 30,
-                  /* makes a window fit in 32 bits; changes no result for lengths up to 2^30 */
+                  /* a window is clamped to fit in 32 bits, which changes no result for lengths up to 2^30 */
         align = attn_align(&g, &s);
     return limits{ (int)attn_clamp64(align - g.left, -far, far), (int)attn_clamp64(align + g.right + 1, -far, far),
                    (int)s.Sk };
@@ -250,8 +251,8 @@ DEVICE uint32_t kept(uint32_t x)
     return x;
 }
 
-/* A block's query rows, found by row_place_of(). If all sequences have the same length, it computes in 32 bits from
- * `whole` (limits_of_whole()), because the block's first copies wait for the result. Otherwise it calls
+/* A block's query rows, found by row_place_of(). If all sequences have the same length, row_place_of() computes in 32
+ * bits from `whole` (limits_of_whole()), because the block's first copies wait for the result. Otherwise it calls
  * tile_place_of(). */
 struct row_place {
     int b, h, hk, i0, Sq;
@@ -320,8 +321,9 @@ template <int D> DEVICE uint32_t lane_across(int lane)
     return (lane % 8 + lane / 16 * 8) * (D * 2) + ((lane / 8 % 2) ^ (lane % 8)) * 16;
 }
 
-/* The functions ..._of() take the lane's address, computed once: `down` with lane_down(), `across` with lane_across().
- * `tile` is the tile's address, or its offset in shared memory if `down` or `across` includes the start. */
+/* The functions below whose names end in _of take the lane's address, which is computed once: `down` with lane_down(),
+ * `across` with lane_across(). `tile` is the tile's address, or its offset in shared memory if `down` or `across`
+ * includes the start. */
 template <int D> DEVICE void a_rows_of(uint32_t (&a)[4], uint32_t down, uint32_t tile, int m, int k)
 {
     ldmatrix_x4(a, (down ^ (k * 2)) + (tile + m * (D * 2)));
@@ -356,7 +358,7 @@ template <int D> DEVICE void b_columns(uint32_t (&b)[4], uint32_t tile, int n, i
     b_columns_of<D>(b, lane_down<D>(lane), tile, n, k);
 }
 
-/* Here the address of the tile may be any multiple of 16 bytes. */
+/* Loads an operand from a tile whose address may be any multiple of 16 bytes. */
 template <int D> DEVICE void a_rows(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {
     ldmatrix_x4(a, smem_addr(tile + at<D>(m + lane % 16, k / 8 + lane / 16)));

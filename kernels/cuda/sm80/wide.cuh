@@ -7,9 +7,8 @@
 
 namespace {
 
-enum { COLUMNS = 256 }; /* columns of a result that a block computes */
+enum { COLUMNS = 256 }; /* number of columns of a result that a block computes */
 
-/* the tensor's columns from `first` on */
 DEVICE attn_view columns_from(attn_view view, int first)
 {
     const int bytes = view.dtype == ATTN_F32 ? 4 : view.dtype == ATTN_F8E4M3 ? 1 : 2;
@@ -41,7 +40,8 @@ DEVICE void store_columns(const attn_view &result, int64_t b, int64_t h, int64_t
                           int width, const float (&O)[MT][DT][4], void *staged)
 {
     const int HALF = COLUMNS / 2, lane = threadIdx.x % 32, mine = threadIdx.x / 32 * MT * 16;
-    /* the same for all warps of the block; otherwise a warp could overwrite rows that another warp has stored */
+    /* `pieces` must be the same for all warps of the block; otherwise a warp could overwrite rows that another warp has
+     * stored */
     const bool pieces = in_pieces<T>(columns_from(result, column0), b, h, line, width);
 #pragma unroll
     for (int part = 0; part < 2; part++) {

@@ -31,8 +31,8 @@ union stage {
 };
 static_assert(sizeof(stage) % 1024 == 0, "fragments' swizzle");
 
-/* A warp's 16 queries x TILE keys in shared memory. `z`: scores, for options, and later P; `cap`: 1 - tanh^2 (the
- * derivative of softcap); `kept`: a bit for each pair that dropout keeps. */
+/* Shared memory for a warp's 16 queries x TILE keys. `z` has scores, for options, and later P; `cap` has 1 - tanh^2
+ * (the derivative of softcap); `kept` has a bit for each pair that dropout keeps. */
 struct staged_keys {
     float z[16][TILE + 2], cap[16][TILE + 2], lse2[16];
     uint32_t kept[16][TILE / 8];
@@ -41,27 +41,27 @@ struct parked {
     float z[16][TILE + 2];
 };
 
-/* Which rows and columns of the gradient the block computes. */
 struct block_place {
     attn_sequence s;
     limits limit;
-    /* `h`: query head of the present tile; blocks of dk and dv visit all query heads of `hk` */
+    /* `h`: the query head of the present tile; blocks of dk and dv visit all query heads of `hk` */
     int b, h, hk;
     int row0; /* the block's first row in its sequence */
-    int rows; /* rows of the gradient that the block writes */
+    int rows; /* number of rows of the gradient that the block writes */
     int column0;
-    /* rounds of the block's loop: for dq, tiles of keys; for dk and dv, tiles of queries, head after head */
+    /* The rounds of the block's loop have the numbers `begin` to `end` - 1. A round is a tile of keys (for dq), or a
+     * tile of queries, head after head (for dk and dv). */
     int begin, end;
-    /* for dk and dv: the first query tile in each head, and their number */
+    /* in blocks of dk and dv: the first query tile in each head, and the number of query tiles */
     int first_tile, tiles;
-    head_args head; /* of head h */
+    head_args head;
 };
 
 template <gradient G, bool SCORE_MODS> struct shared {
     alignas(1024) stage stages[2];
     std::conditional_t<SCORE_MODS, std::conditional_t<G == DQ, staged_keys, staged_queries<TILE>>, parked>
         options[WARPS];
-    row_values values; /* for dk and dv: lse and delta of the tile's queries */
+    row_values values; /* in blocks of dk and dv: lse and delta of the tile's queries */
     block_place place;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
@@ -105,7 +105,8 @@ DEVICE void find_keys_of_block(const cuda_args &a, const limits &whole, int colu
     p.end = place.rows > 0 ? p.tiles * (int)a.g.group : 0;
 }
 
-/* First row and query head of the tile that the block visits in round n. */
+/* tile_row() returns the first row, and head_of_round() the query head, of the tile that the block visits in round
+ * n. */
 template <gradient G> DEVICE int tile_row(const block_place &p, int n)
 {
     return (G == DQ ? n : p.first_tile + n % p.tiles) * TILE;
@@ -115,7 +116,7 @@ template <gradient G> DEVICE int head_of_round(const cuda_args &a, const block_p
     return G == DQ ? p.h : p.hk * (int)a.g.group + n / p.tiles;
 }
 
-/* The first round (tile of keys or queries) after round n that has a visible pair. */
+/* Returns the first round (tile of keys or queries) after round n that has a visible pair. */
 template <bool SCORE_MODS, class SEEN> DEVICE int round_after(const SEEN &seen, int n, int end)
 {
     if constexpr (SCORE_MODS) return seen_tile_above(seen, n, end);
@@ -175,7 +176,7 @@ template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, c
 
 /* ---- Computing P and dS ------------------------------------------------------------------------------------------ */
 
-/* lse and delta of this thread's rows, in a block of dq; in other blocks, rows are keys. */
+/* In a block of dq: lse and delta of this thread's rows. In other blocks, rows are keys, and the struct is unused. */
 template <gradient G> struct row_numbers {
     float lse2[G == DQ ? 2 : 1], delta[G == DQ ? 2 : 1];
 };
@@ -309,7 +310,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
     const uint32_t start = smem_addr(&sm);
     float sums[1][DT][4] = {};
-    /* `at`: the buffer that is read next */
+    /* `at`: the buffer (0 or 1) that is read next */
     int n = round_after<SCORE_MODS>(sm.seen, p.begin - 1, end), at = 0;
     if (n < end) load_chunk<G, false>(a, p, sm.stages[at], n, 0);
     while (n < end) {
@@ -323,7 +324,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll 1
         for (int d = 0; d < D; d += CHUNK) {
             cp_async_wait<0>();
-            /* the chunk is in buffer `at`, and no thread reads the other buffer any more */
+            /* after this barrier the chunk is in buffer `at`, and no thread reads the other buffer */
             __syncthreads();
             if (d + CHUNK < D) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, d / CHUNK + 1);
             else if (G != DV) load_chunk<G, true>(a, p, sm.stages[at ^ 1], n, 0);
@@ -344,8 +345,8 @@ __global__ void __launch_bounds__(THREADS, 1)
             to_ds<G, SCORE_MODS>(S[0], a, sm, own);
         }
         cp_async_wait<0>();
-        /* the columns of load_columns() are in buffer `at`; no thread uses the other buffer, or the queries' lse and
-         * delta, any more */
+        /* after this barrier the columns of load_columns() are in buffer `at`, and no thread uses the other buffer or
+         * the queries' lse and delta */
         __syncthreads();
         n = round_after<SCORE_MODS>(sm.seen, n, end);
         if (n < end) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, 0);
@@ -356,7 +357,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 
     const bool finite = scale_block(sums, G == DV ? 1 : (float)g.scale);
-    /* no thread reads the chunks any more, so their memory can take the results */
+    /* after this barrier no thread reads the chunks, so their memory can take the results */
     const bool poisoned = __syncthreads_or(!finite);
     const attn_view &result = g.view[G == DQ ? ATTN_T_dq : G == DK ? ATTN_T_dk : ATTN_T_dv];
     const int64_t line = (G == DQ ? p.s.q_start : p.s.k_start) + p.row0;
@@ -372,8 +373,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* bytes in the workspace before the marks (one byte per row: not 0 if a later launch must compute the row); the first
- * is cuda_args.rows_found */
+/* number of bytes before the marks of rows in the workspace; a mark is one byte per row, and not 0 if a later launch
+ * must compute the row */
 enum { MARKS_HEAD = 16 };
 
 size_t mark_bytes(const attn_dims &d)
@@ -428,7 +429,8 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return others > 0;
 }
 
-/* The marks of rows (one byte per row that a later launch must compute) lie behind the memory of begin_backward(). */
+/* In the workspace, the marks of rows (one byte per row that a later launch must compute) lie behind the memory of
+ * begin_backward(). */
 cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -445,8 +447,8 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     const auto before = [&](const cuda_chip *part) {
         cuda_args now = a;
         if (!is_first_share(part)) return cudaSuccess;
-        /* with marks of this file, no later launch computes the two parts of a huge lse; simple_delta() does it at once
-         * if rows_later is NULL */
+        /* If `own`, no later launch computes the two parts of a huge lse. simple_delta() computes them at once if
+         * rows_later is NULL. */
         if (own) now.rows_later = nullptr;
         simple_delta(now, run.scratch.s, true, stream);
         return own ? cudaMemsetAsync(a.rows_found, 0, mark_bytes(d), stream) : cudaSuccess;

@@ -28,8 +28,8 @@ template <bool SCORE_MODS_> struct shape {
     static_assert(BM == 16 * MT * WARPS, "a warp has 16 MT rows");
 };
 
-/* A buffer for a chunk of columns of Q and K, or for columns of V. For options, the chunk that was multiplied last
- * becomes scores. */
+/* A buffer for a chunk of columns of Q and K, or for columns of V. While options are applied, scores overwrite the
+ * chunk that was multiplied last. */
 template <class X> union stage {
     struct {
         uint16_t Q[X::BM * CHUNK], K[X::BN * CHUNK];
@@ -38,11 +38,11 @@ template <class X> union stage {
     scores_on_their_way<X> way;
 };
 
-/* The block's rows and columns of out; in shared memory, because O and S take nearly all registers. */
+/* The block's rows and columns of out. The struct is in shared memory, because O and S take nearly all registers. */
 struct block_place {
     row_place rows;
     head_args head;
-    int column0; /* first column of v and of out */
+    int column0; /* the block's first column of v and of out */
 };
 
 template <class X> struct shared {
@@ -67,7 +67,6 @@ template <int BM> DEVICE void find_place(const cuda_args &a, const limits &whole
     __syncthreads();
 }
 
-/* Begins to copy one chunk of columns of Q and of tile j of K. */
 template <typename T, class X, bool PAGED>
 DEVICE void load_chunk(const cuda_args &a, const row_place &place, stage<X> &to, int chunk, int j)
 {
@@ -104,7 +103,7 @@ DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2],
         row.l = whole_sum(row.l);
         const float factor = row.l == 0 ? 0 : v_scale / row.l;
         sound &= is_sound_score<X::SCORE_MODS>(row.m) && row.l - row.l == 0;
-        /* -inf is correct only if the row sees no key */
+        /* a maximum of -inf is correct only if the row sees no key */
         if (!X::SCORE_MODS && row.m == -CUDART_INF_F) {
             const int i = place.i0 + r;
             sound &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);
@@ -161,27 +160,27 @@ __global__ void __launch_bounds__(shape<SCORE_MODS>::THREADS, 1)
                                                            (end + BN - 1) / BN, sm.seen);
     const uint32_t start = smem_addr(&sm);
     const float c = SCORE_MODS ? 1 : scale_log2;
-    bool clean = false; /* true: zeros replace infinities and NaN of V */
+    bool clean = false; /* true: the second pass of the loop, where zeros replace infinities and NaN of V */
 again:
     float O[1][DT][4];
     softmax_row rows[1][2];
     const float sink = sink_in_base_2(sink_of(a, place.h));
     begin_rows(O, rows, sink, sink != -CUDART_INF_F && lane % 4 == 0 ? 1 : 0);
-    int at = 0; /* the buffer that is read next */
+    int at = 0; /* the buffer (0 or 1) that is read next */
     if (first < last) load_chunk<T, X, PAGED>(a, place, sm.stages[at], 0, last - 1);
     for (int j = last - 1, next; j >= first; j = next) {
         float S[1][NT][4] = {};
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++, at ^= 1) {
             cp_async_wait<0>();
-            /* the chunk is in buffer `at`, and no thread reads the other buffer any more */
+            /* after this barrier the chunk is in buffer `at`, and no thread reads the other buffer */
             __syncthreads();
             if (chunk + 1 < chunks) load_chunk<T, X, PAGED>(a, place, sm.stages[at ^ 1], chunk + 1, j);
             else load_values<T, X, PAGED>(a, sm.place, sm.stages[at ^ 1], j);
             const uint32_t tileQ = at * (uint32_t)sizeof(stage<X>);
             add_chunk<T, CHUNK>(S, start, tileQ, tileQ + BM * CHUNK * 2, threadIdx.x / 32 * 16, D - chunk * CHUNK);
         }
-        /* scores may overwrite the chunk that was multiplied last */
+        /* after this barrier scores may overwrite the chunk that was multiplied last */
         if (SCORE_MODS) __syncthreads();
         const bool bounded = j * BN < q_last + limit.lo || j * BN + BN > min(place.i0 + limit.hi, limit.Sk);
         change_or_hide<X>(S, sm.stages[at ^ 1].way, a, x, limit, place.Sq, place.i0, j, bounded, 1);
@@ -189,7 +188,7 @@ again:
         drop_some<X>(S, sm.stages[at ^ 1].way, a, dropout_head(a, x.b, x.h), place.i0, j);
 
         cp_async_wait<0>();
-        /* V[j] is in buffer `at`, and no thread uses the other buffer any more */
+        /* after this barrier V[j] is in buffer `at`, and no thread uses the other buffer */
         __syncthreads();
         if (clean) clear_not_finite<T, X, COLUMNS>(sm.stages[at].V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
@@ -216,8 +215,8 @@ again:
 
 /* ---- Functions of the host that launch the kernel ---------------------------------------------------------------- */
 
-/* bytes in the workspace before the marks (one byte per row: not 0 if a later launch must compute the row); the first
- * is cuda_args.rows_found */
+/* number of bytes before the marks of rows in the workspace; a mark is one byte per row, and not 0 if a later launch
+ * must compute the row */
 enum { MARKS_HEAD = 16 };
 
 template <typename T, bool SCORE_MODS, bool PAGED>

@@ -1,4 +1,4 @@
-/* compare.cu: attn_truth_compare() for GPUs: how far results are from the float64 results of truth.cu. */
+/* compare.cu: attn_truth_compare() for GPUs: measures how far results are from the float64 results of truth.cu. */
 #include "kernels/cuda/truth/rows.cuh"
 #include "kernels/cuda/truth/truth.h"
 
@@ -8,7 +8,7 @@ enum { COMPARE_THREADS = 256, COMPARE_BLOCKS = 1 << 12 };
 
 struct compared {
     attn_geometry g;
-    attn_view view; /* the tensor that is compared with the float64 result */
+    attn_view view;
     const double *truth;
     int64_t rows, columns;
     bool keys;
@@ -24,7 +24,7 @@ DEVICE bool row_exists(const attn_geometry &g, bool keys, const row_place &row)
     return row.line - (!packed ? 0 : keys ? s.k_start : s.q_start) < (keys ? s.Sk : s.Sq);
 }
 
-/* Sets *to to x if x is larger. Doubles that are not negative compare like their bits, so the integer atomicMax()
+/* Sets *to to x if x is larger. Doubles that are not negative compare like their bits as integers, so atomicMax()
  * works. */
 DEVICE void raise(double *to, double x)
 {

@@ -7,9 +7,11 @@
 namespace {
 
 enum { ROWS = 64, COLUMNS = 32, THREADS = ROWS * 2, WARPS = THREADS / 32 };
-/* CHUNK: channels of q, k, v and dout that are loaded at a time; WIDTH: columns of the result that a block computes */
+/* CHUNK: number of channels of q, k, v and dout that are loaded at a time; WIDTH: number of columns of the result that
+ * a block computes */
 enum { CHUNK = 32, WIDTH = 128, STAGES = 3 };
-/* floats from one row to the next in shared memory: 4 more than a row, which spreads a warp's loads over all banks */
+/* number of floats from one row to the next in shared memory: 4 more than a row has, to spread a warp's loads over all
+ * banks */
 enum { LINE = CHUNK + 4, Z_LINE = WIDTH + 4 };
 enum { N_TILES = COLUMNS / 8, N_WIDTH = WIDTH / 8 };
 
@@ -25,7 +27,7 @@ struct row_sum {
  * tensor's columns. */
 struct dense {
     float *data;
-    uint8_t *strange; /* for each row: 1 if it has a NaN or an infinity */
+    uint8_t *strange; /* one byte per row: 1 if the row has a NaN or an infinity */
     int width;
 };
 
@@ -33,7 +35,7 @@ struct truth_args {
     cuda_args a;
     dense q, k, v, dout;
     row_sum *sums;
-    /* NULL: not requested; a backward always has an address for out, which delta needs */
+    /* where results are written; NULL: not requested; a backward always has an address for out, which delta needs */
     attn_truth to;
     attn_score_options_as<double> scores;
     double drop_scale;
@@ -52,15 +54,15 @@ static inline int64_t dense_rows(const attn_dims &d, bool keys)
     return (keys ? d.Sk * d.Hk : d.Sq * d.H) * (packed_rows(d, keys) ? 1 : d.B);
 }
 
-/* The index of the first row of sequence b in head h, counted over all heads. */
+/* Returns the index of the first row of sequence b in head h, counted over all heads. */
 DEVICE int64_t first_row(const attn_dims &d, const attn_sequence &s, bool keys, int64_t b, int64_t h)
 {
     const int64_t rows = keys ? d.Sk : d.Sq, heads = keys ? d.Hk : d.H;
     return packed_rows(d, keys) ? h * rows + (keys ? s.k_start : s.q_start) : (b * heads + h) * rows;
 }
 
-/* The position of a row with the index of first_row(): batch row b, head h, row `line`. In packed tensors, `line`
- * counts from the start of the tensor, and b is 0. */
+/* The position of a row: batch row b, head h, and row number `line`. In packed tensors, `line` counts from the start of
+ * the tensor, and b is 0. */
 struct row_place {
     int64_t b, h, line;
 };

@@ -9,7 +9,7 @@ namespace {
 
 /* ---- Scores: masks and options ----------------------------------------------------------------------------------- */
 
-/* A warp's 16 rows of scores in shared memory, for options (softcap, bias, masks). */
+/* Shared memory for the scores of a warp's 16 rows, while options (softcap, bias, masks) are applied. */
 struct exchange {
     /* slope: the derivative of the score, which is never negative; its sign bit is 1 if dropout drops the pair */
     double z[16][COLUMNS + 2], slope[16][COLUMNS + 2];
@@ -17,7 +17,7 @@ struct exchange {
 
 struct truth_memory {
     float stage[STAGES][COLUMNS * Z_LINE];
-    exchange warp[WARPS]; /* only for problems with options */
+    exchange warp[WARPS]; /* only for problems with options (softcap, bias, masks, ...) */
 };
 static_assert((ROWS + COLUMNS) * LINE <= COLUMNS * Z_LINE, "a chunk of X and Y fits a stage");
 static_assert(sizeof(truth_memory) <= 99 * 1024, "fits a block of every chip from 8.0 on");
@@ -128,7 +128,7 @@ DEVICE void add_product(result_fragment &result, const fragment &p, const float 
     }
 }
 
-/* Adds P Z if Z has a NaN or an infinity: hidden pairs are skipped, because 0 times NaN is NaN. */
+/* Adds P Z to `result` if Z has a NaN or an infinity. Hidden pairs are skipped, because 0 times NaN is NaN. */
 DEVICE void add_strange_product(result_fragment &result, const fragment &p, const float *z, int width)
 {
     const int lane = threadIdx.x % 32, q = lane % 4;
@@ -154,7 +154,7 @@ DEVICE void add_strange_product(result_fragment &result, const fragment &p, cons
 
 /* ---- The softmax of rows ----------------------------------------------------------------------------------------- */
 
-/* NaN if one of them is NaN. */
+/* Returns the larger of two numbers, or NaN if one of them is NaN. */
 DEVICE double larger(double m, double z)
 {
     return z > m || z != z ? z : m;
@@ -170,20 +170,22 @@ template <typename T> DEVICE T sum_of_quad(T x)
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-/* The online softmax of a row. Its four lanes all have the maximum m; l, `seen` (visible pairs) and `seen_z` are over a
- * lane's own columns. */
+/* The online softmax of a row. All four lanes of the row have its maximum m; l, `seen` (the number of visible pairs)
+ * and `seen_z` are over a lane's own columns. */
 struct online_row {
     double m, l, seen_z; /* seen_z: the sum of the scores of visible keys */
     int seen;
 };
 
-/* Only one of the row's four lanes begins with the sink's exponential, because they add up l at the end. */
+/* Returns the state before the first tile. Only one of the row's four lanes begins with the sink's exponential, because
+ * their l are added up at the end. */
 DEVICE online_row first_of_row(double sink)
 {
     return { sink, sink == -INFINITY || threadIdx.x % 4 != 0 ? 0.0 : 1.0, 0, 0 };
 }
 
-/* Updates m with the scores z, and replaces z by exp(z - m). Returns the factor for earlier sums. */
+/* Updates the maximum m with the scores z, and replaces z by exp(z - m). Returns the factor by which earlier sums must
+ * be multiplied. */
 template <int R> DEVICE double softmax_step(online_row &row, fragment &z)
 {
     double m = -INFINITY;

@@ -67,7 +67,7 @@ constexpr bool has_two_products(pass p)
     return p == DQ || p == DK;
 }
 
-/* The operands of a pass: S = X Y^T, dP = X2 Y2^T, result += P Z. */
+/* The operands of a pass (FORWARD, DQ, DK or DV), which computes S = X Y^T, dP = X2 Y2^T, result += P Z. */
 struct operands {
     dense x, y, x2, y2, z;
 };
@@ -81,8 +81,8 @@ template <pass PASS> ATTN_HD operands operands_of(const truth_args &t)
     }
 }
 
-/* Tiles of rows per head; in packed problems, of all sequences together. Each tile has one block for every WIDTH
- * columns of the result. */
+/* Returns the number of tiles of rows per head; in packed problems, of all sequences together. Each tile has one block
+ * for every WIDTH columns of the result. */
 static inline int64_t row_tiles(const attn_dims &d, bool keys)
 {
     return packed_rows(d, keys) ? (keys ? d.Sk : d.Sq) / ROWS + d.B : attn_tiles(keys ? d.Sk : d.Sq, ROWS);
@@ -118,7 +118,7 @@ DEVICE block_place place_of_block(const truth_args &t, const block_shape &shape,
     return place;
 }
 
-/* The columns (keys, or queries if the row is a key) that form visible pairs with a row. */
+/* Returns the columns (keys, or queries if the row is a key) that form visible pairs with a row. */
 template <bool BY_KEYS> DEVICE attn_range columns_of(const attn_geometry &g, const attn_sequence &s, int64_t row)
 {
     return BY_KEYS ? attn_rows_of(&g, &s, row) : attn_keys_of(&g, &s, row);
@@ -131,23 +131,24 @@ template <bool BY_KEYS> DEVICE attn_range columns_of(const attn_geometry &g, con
 struct block_work {
     operands o;
     attn_sequence s;
-    int64_t b, h, hk;  /* h: the head of the rows */
-    int64_t first_row; /* index of the tile's first row, counted over all heads */
-    /* row: the tile's first row in the sequence; rows, columns: those of the sequence */
+    int64_t b, h, hk;
+    int64_t first_row; /* index of the tile's first row, counted over the rows of all heads */
+    /* row: the tile's first row in its sequence; rows, columns: how many the sequence has */
     int row, rows, columns;
-    int begin, end;      /* the columns that rows of the tile can see */
-    int chunks, chunks2; /* chunks of channels of X Y^T, and of X2 Y2^T */
-    /* members: query heads that the block visits; part: which WIDTH columns of the result the block computes */
+    int begin, end;      /* rows of the tile can see only columns `begin` to `end` - 1 */
+    int chunks, chunks2; /* number of chunks of channels of X Y^T, and of X2 Y2^T */
+    /* members: number of query heads that the block visits; part: which WIDTH columns of the result the block
+     * computes */
     int members, part;
     /* from_z: the block's first column of Z and of the result; width: number of these columns */
     int from_z, width;
-    /* for each of the lane's two rows: causal, window and lengths let it see columns lo to hi - 1 */
+    /* causal, window and lengths let each of the lane's two rows see columns lo to hi - 1 */
     int lo[2], hi[2];
     double scale;
 };
 
-/* An iteration of a block's loop: chunk number `part` of the channels, the tile that begins at column `column`, query
- * head number `member` of the group. */
+/* An iteration of a block's loop: it loads chunk number `part` of the channels, for the tile that begins at column
+ * `column`, and for query head number `member` of the group. */
 struct cursor {
     int part, column, member;
 };
@@ -165,7 +166,7 @@ template <pass PASS> DEVICE int64_t query_head(const truth_args &t, const block_
     return is_by_keys(PASS) ? w.h * t.a.g.group + member : w.h;
 }
 
-/* The index of the sequence's column 0 (a key, or in DK and DV a query), counted over all heads. */
+/* Returns the index of the sequence's column 0 (a key, or in DK and DV a query), counted over all heads. */
 template <pass PASS> DEVICE int64_t first_column(const truth_args &t, const block_work &w, int member)
 {
     constexpr bool BY_KEYS = is_by_keys(PASS);
@@ -184,7 +185,8 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
     w.row = place.row, w.part = place.part;
     w.rows = (int)(BY_KEYS ? w.s.Sk : w.s.Sq), w.columns = (int)(BY_KEYS ? w.s.Sq : w.s.Sk);
     w.first_row = first_row(g.dims, w.s, BY_KEYS, w.b, w.h) + w.row;
-    /* from row to row, the first and the last visible column do not decrease */
+    /* from row to row, the first and the last visible column do not decrease, so the tile's columns begin with those of
+     * its first row */
     w.begin = (int)columns_of<BY_KEYS>(g, w.s, w.row).lo / COLUMNS * COLUMNS;
     w.end = (int)columns_of<BY_KEYS>(g, w.s, min(w.row + ROWS, w.rows) - 1).hi;
     w.chunks = w.o.x.width / CHUNK, w.chunks2 = has_two_products(PASS) ? w.o.x2.width / CHUNK : 0;
@@ -205,7 +207,7 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
 /* Copies `wide` columns from `channel` on, of `count` rows, to shared memory; rows from `valid` on become zeros. */
 DEVICE void load_rows(float *to, int line, const dense &from, int64_t row0, int channel, int count, int wide, int valid)
 {
-    const int pieces = wide / 4; /* 16-byte pieces of each row */
+    const int pieces = wide / 4;
     for (int n = threadIdx.x; n < count * pieces; n += THREADS) {
         const int row = n / pieces, piece = n % pieces;
         cp_async_16(smem_addr(to + row * line + piece * 4),
@@ -249,7 +251,7 @@ DEVICE void finish_scores(const truth_args &t, const block_work &w, const cursor
     });
 }
 
-/* The row_sum of a pair's query, which is the row in DQ, and the column in DK and DV. */
+/* Returns the row_sum of a pair's query, which is the pair's row in DQ, and its column in DK and DV. */
 template <pass PASS>
 DEVICE const row_sum &sum_of(const row_sum (&of_rows)[2], const row_sum *of_columns, const cursor &at, int n, int e)
 {
@@ -270,7 +272,7 @@ DEVICE void probabilities(const row_sum (&of_rows)[2], const row_sum *of_columns
     });
 }
 
-/* Dropout's factor for element e of block n of the lane's fragment; 0: dropped. */
+/* Returns dropout's factor for element e of block n of the lane's fragment, or 0 if dropout drops the pair. */
 DEVICE double kept(const truth_args &t, const exchange &ex, int n, int e)
 {
     return !t.a.drop_below ? 1 : signbit(ex.slope[row_of(e)][column_of(n, e)]) ? 0 : t.drop_scale;
@@ -287,11 +289,12 @@ DEVICE void score_gradients(const truth_args &t, const row_sum (&of_rows)[2], co
         if (is_hidden(S[n][e])) return;
         double ds = S[n][e] * (kept(t, ex, n, e) * dp - sum_of<PASS>(of_rows, of_columns, at, n, e).delta);
         if (t.options) ds *= fabs(ex.slope[row_of(e)][column_of(n, e)]);
-        S[n][e] = ds == 0 ? 0 : ds; /* never -0, which stands for a hidden pair */
+        S[n][e] = ds == 0 ? 0 : ds; /* dS of a visible pair is never -0, which stands for a hidden pair */
     });
 }
 
-/* Completes the softmax of the lane's row r, and stores lse. Returns the factor for the row of the result. */
+/* Completes the softmax of the lane's row r, and stores lse. Returns the factor by which the row of the result must be
+ * multiplied. */
 DEVICE double close_softmax(const truth_args &t, const block_work &w, const online_row &online, int r)
 {
     const double l = sum_of_quad(online.l), z = sum_of_quad(online.seen_z);
@@ -345,7 +348,7 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
     for (int n = 0; n < STAGES - 1; n++, advance(w, next)) load<PASS>(t, w, sm.stage[n], next);
     for (int step = 0, stage = 0; step < tiles * (w.chunks + w.chunks2 + 1); step++, advance(w, at)) {
         cp_async_wait<STAGES - 2>();
-        /* the data of this stage (buffer) have arrived, and no warp reads the previous stage any more */
+        /* after this barrier the data of this stage (buffer) have arrived, and no warp reads the previous stage */
         __syncthreads();
         load<PASS>(t, w, sm.stage[stage == 0 ? STAGES - 1 : stage - 1], next);
         advance(w, next);
@@ -356,7 +359,7 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
         else if (at.part < w.chunks + w.chunks2) add_scores(dP, from, from + ROWS * LINE);
 
         const int64_t column0 = first_column<PASS>(t, w, at.member);
-        if (at.part == w.chunks - 1) { /* S is complete */
+        if (at.part == w.chunks - 1) { /* S is complete: all chunks of q and k have been added */
             finish_scores<PASS>(t, w, at, S, ex);
             if (PASS == FORWARD) {
                 const double rescale[2] = { softmax_step<0>(online[0], S), softmax_step<1>(online[1], S) };
@@ -370,7 +373,7 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
                     if (!is_hidden(S[n][e])) S[n][e] *= kept(t, ex, n, e);
                 });
         }
-        /* dP is complete */
+        /* dP is complete: all chunks of dout and v have been added */
         if (has_two_products(PASS) && at.part == w.chunks + w.chunks2 - 1)
             score_gradients<PASS>(t, sums, t.sums + column0, at, S, dP, ex);
         if (at.part == w.chunks + w.chunks2) {
@@ -402,7 +405,7 @@ DEVICE void take_given_lse(row_sum &sum, double lse)
     sum.rest = 0;
 }
 
-/* A warp computes delta of one row, and takes the client's lse, if given. */
+/* Computes delta, and takes the client's lse if there is one. A warp computes one row. */
 __global__ void __launch_bounds__(SMALL_BLOCK) close_rows(const __grid_constant__ truth_args t, int64_t rows)
 {
     const attn_geometry &g = t.a.g;
@@ -429,9 +432,10 @@ __global__ void __launch_bounds__(SMALL_BLOCK) close_rows(const __grid_constant_
 
 /* ---- Functions of the host that plan and launch ------------------------------------------------------------------ */
 
-/* Operations per second on chips whose tensor cores compute doubles (RATE), and on 8.6, 8.7 and 8.9 (RATE_OF_FEW),
- * which compute doubles at a 64th of their float32 rate. OPTIONS_COST: factor of options. Measured with head size 128:
- * H100 2.1e13 (forward) and 1.8e13 (backward), A100 0.3 times as many; all options take 3.8 times as long. */
+/* Operations per second on chips whose tensor cores compute doubles (RATE), and on chips of compute capability 8.6, 8.7
+ * and 8.9 (RATE_OF_FEW), which compute doubles at a 64th of their float32 rate. OPTIONS_COST: factor by which options
+ * lengthen a problem. Measured with head size 128: an H100 makes 2.1e13 in a forward and 1.8e13 in a backward, an A100
+ * 0.3 times as many, and all options together take 3.8 times as long. */
 const double RATE = 1.8e13, RATE_OF_FEW = 2.5e11, OPTIONS_COST = 4;
 const double BYTES_PER_SECOND = 5e11;
 
@@ -447,7 +451,7 @@ int padded(int64_t channels)
     return (int)(attn_tiles(channels, CHUNK) * CHUNK);
 }
 
-/* Operations of a pass for a pair of a query and a key. */
+/* Returns the number of operations of a pass (FORWARD, DQ, DK or DV) for a pair of a query and a key. */
 double flops_of_pair(const attn_dims &d, pass p)
 {
     const int D = padded(d.D), Dv = padded(d.Dv), width = p == FORWARD || p == DV ? Dv : D;
@@ -460,8 +464,8 @@ struct layout {
     bool overflows;
 };
 
-/* Reserves `count` elements in the workspace; `to` becomes their address. `base`: its start, or NULL if only the size
- * is needed. */
+/* Reserves `count` elements in the workspace, and sets `to` to their address. `base` is the start of the workspace, or
+ * NULL if only the size is needed. */
 template <typename T> void take(layout &l, char *base, T *&to, int64_t count, int64_t each)
 {
     int64_t bytes;
@@ -489,8 +493,8 @@ layout lay_out(const attn_problem *p, const attn_truth *to, char *base)
     if (backward) {
         take_dense(l.t.dout, queries, g.dims.Dv);
         take(l, base, l.t.sums, queries, 1);
-        /* out in the workspace; reserved even if the caller has memory for out, so that the size does not depend on the
-         * requested results */
+        /* Memory for out in the workspace. It is reserved even if the caller has memory for out, so that the size does
+         * not depend on the requested results. */
         double *out;
         take(l, base, out, queries, g.dims.Dv);
         if (!l.t.to.out) l.t.to.out = out;
