@@ -259,7 +259,7 @@ DEVICE float sink_in_base_2(float sink)
 /* Returns the sequence that contains row `row` of a packed tensor; `cu` is cu_seqlens. */
 DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
 {
-    int64_t low = 0, high = sequences; /* invariant: cu[low] <= row < cu[high] */
+    int64_t low = 0, high = sequences;
     while (high - low > 1) {
         const int64_t middle = (low + high) / 2;
         if (cu[middle] <= row) low = middle;

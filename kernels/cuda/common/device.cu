@@ -102,7 +102,7 @@ struct stream {
     /* A note is a numbered point in the stream's queue. When the stream reaches it, it writes its number here, in
      * pinned memory. NULL: the stream has no notes. */
     volatile uint32_t *note;
-    uint32_t notes; /* number of notes queued on the stream so far */
+    uint32_t notes;
     int *counter;
     /* Two bytes of pinned memory. found[0] is cuda_chip.found. found[1] becomes 1 if kernels could not compute some
      * rows and no later launch computes them; the host must then recompute the problem (left_rows()). */
@@ -213,7 +213,6 @@ PFN_cuStreamWriteValue32_v11070 word_writer()
     return write;
 }
 
-/* Returns an attribute of a device, or 0 if the driver does not know it. */
 int attribute(cudaDeviceAttr which, int index)
 {
     int value = 0;
@@ -316,7 +315,6 @@ int64_t class_bytes(int size_class)
     return size_class % 2 ? power + power / 2 : power;
 }
 
-/* Returns the smallest size class whose blocks have at least `bytes` bytes, or CLASSES if no class is that large. */
 int class_of(size_t bytes)
 {
     int size_class = 0;
@@ -771,7 +769,6 @@ bool reads_no_results(const stream *s, const attn_problem *p)
     return true;
 }
 
-/* Returns whether the problem may take several steps (launches that the host queues separately). */
 bool has_steps(const device *d, const attn_plan *plan)
 {
     return tile_seconds(&d->chip, plan) > d->chip.step_seconds || mark_bytes(&d->chip, plan) > 0 ||

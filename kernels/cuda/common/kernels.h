@@ -46,8 +46,8 @@ struct cuda_chip {
 };
 
 /* Selects the steps of a long problem that a call queues. A step is one launch, or a few that together take at most 20
- * ms. At each call, launch() goes through the same steps, and takes_step() says which of them to launch now. The host
- * can therefore queue a few steps at a time, and cancel the rest. */
+ * ms. At each call, launch() goes through the same steps, and takes_step() says which of them to launch. The host can
+ * therefore queue a few steps, and cancel the rest. */
 struct cuda_steps {
     int64_t done; /* number of steps that attn_run_some() has queued so far */
     /* number of the next step */

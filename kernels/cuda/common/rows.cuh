@@ -165,9 +165,9 @@ DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i,
     return in_double.x;
 }
 
-/* Computes the running maxima of an online softmax over 32 keys, one per lane. `z` is the score of the lane's key;
- * `seen` is false if it has none. Returns the maximum of *m and all scores up to the lane's; *before becomes the
- * maximum without the lane's score, and *m the maximum with all 32 keys. A NaN stays in all later maxima. */
+/* Computes the running maxima of an online softmax over 32 keys, one per lane, with score `z` (`seen` is false: no
+ * key). Returns the maximum of *m and the scores up to the lane's own; *before becomes this maximum without the lane's
+ * own score, and *m the maximum of all. A NaN stays in all later maxima. */
 DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
 {
     const int lane = threadIdx.x % 32;
@@ -199,9 +199,9 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
     return z.x;
 }
 
-/* Kernels on tensor cores compute only rows whose largest score is below this limit; forward_row() computes the others.
- * Tensor core kernels round a row's largest score to float32 in base 2, but not the scores from which they subtract it.
- * From 2^24 on, the row's largest P is therefore not exactly 1; from 2^28 on, it may overflow float16. */
+/* Tensor cores compute only rows whose largest score is below this limit; forward_row() computes the others. They round
+ * a row's largest score to float32 in base 2, but not the scores from which they subtract it. The largest P is
+ * therefore not exactly 1 from 2^24 on, and may overflow float16 from 2^28 on. */
 const float SCORE_MOST = 1 << 27;
 
 /* Returns whether tensor cores computed a row correctly, given its largest score m. BUT_HUGE is true for kernels that
@@ -378,9 +378,9 @@ DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x,
     return is_parted_by_tiles(a, m) ? y - m - s.rest[at] * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns the lse of row i as two numbers (x, y). If lse is huge, x is the row's largest score, and y is the logarithm
- * of the sum of exp(score - x), computed from q and k, because rounding has removed y from lse. Otherwise x is lse and
- * y is 0, as also if another launch computes both numbers (`now` is false). The whole warp calls it. */
+/* Returns the lse of row i as two numbers. If lse is huge, x is the row's largest score, and y the logarithm of the sum
+ * of exp(score - x), computed from q and k, because rounding has removed y from lse. Otherwise, or if another launch
+ * computes the two (`now` is false), x is lse and y is 0. The whole warp calls it. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
                                                    bool now = false)

@@ -26,10 +26,9 @@ struct observed_rows {
 void simple_observe_rows_left(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                               cudaStream_t stream);
 
-/* Both functions are for problems with the client's lse, where a score that tensor cores cannot compute makes an
- * element of key_mass, weights or map NaN or infinite. The first function looks for such elements. The second
- * recomputes them without the strange rows, which simple_observe_sums_left() adds later. Both need rows.base and
- * rows.inverse of all rows. */
+/* For problems with the client's lse, where a score that tensor cores cannot compute makes elements of key_mass,
+ * weights or map NaN or infinite. The first function finds such elements. The second recomputes them without the
+ * strange rows, which simple_observe_sums_left() adds later. Both need base and inverse of all rows. */
 void simple_observe_find_nonfinite(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                                    cudaStream_t stream);
 void simple_observe_nonfinite_sums(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,

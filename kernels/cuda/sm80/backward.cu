@@ -5,13 +5,11 @@
  * S^T = K Q^T, dP^T = V dO^T, P^T = exp(S^T - lse), dS^T = P^T (dP^T - delta), dV += P^T dO, dK += dS^T Q, dQ = dS K
  *
  * dQ is added to float32 sums in global memory in any order, so its last bits vary from run to run. With
- * `deterministic`, a second kernel (dq_tiles) computes dQ by query tiles instead. dK and dV are always deterministic,
- * because one block adds up the heads of a group in order. With head dims above 128, dK and dV do not both fit in
- * registers: one launch computes dK and another dV.
+ * `deterministic`, dq_tiles computes dQ by query tiles instead. dK and dV are always deterministic. With head dims
+ * above 128, dK and dV do not both fit in registers: one launch computes dK and another dV.
  *
- * Kernels: prepare (delta, and lse in base 2), then dkdv_wide (head dims to 128 without options) or dkdv_tiles, then
- * finish (dQ = scale * sum, in the dtype of dq). Rows whose result is not finite are recomputed with rows.cuh (see
- * forward.cu). */
+ * The kernels are prepare (delta, and lse in base 2), dkdv_wide (head dims to 128 without options) or dkdv_tiles, and
+ * finish (dQ = scale * sum). Rows whose result is not finite are recomputed with rows.cuh (see forward.cu). */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 #include "backward_wide.cuh"

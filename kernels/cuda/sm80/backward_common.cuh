@@ -74,14 +74,13 @@ __global__ void __launch_bounds__(128, 8)
     const int64_t line = x.s.q_start + place.i0, o_at = attn_at(&w.s.out, x.b, x.h, line) + d,
                   do_at = attn_at(&dout, x.b, x.h, line) + d;
     const bool pieces = in_pieces<T>(w.s.out, x.b, x.h, line, Dv) && in_pieces<T>(dout, x.b, x.h, line, Dv);
-    const int mine = threadIdx.x; /* the row whose lse this thread loads and writes */
+    const int mine = threadIdx.x;
     float y = -CUDART_INF_F, less = 0;
     if (mine < rows) {
         y = ((const float *)lse.data)[attn_at(&lse, x.b, x.h, line + mine)];
         if (dlse.data) less = ((const float *)dlse.data)[attn_at(&dlse, x.b, x.h, line + mine)];
     }
     __shared__ float sums[BM];
-    /* number of rows for which a thread has loads in flight at a time */
     const int TOGETHER = BM / STEP < 4 ? BM / STEP : 4;
 #pragma unroll 1
     for (int first = threadIdx.x / LANES; first < BM; first += TOGETHER * STEP) {
@@ -245,7 +244,6 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
             for (int k = 0; k < CHUNK; k++) sum[k] = read_fragment(sums + ((chunk + k) * 8 + warp) * 128, lane);
 #pragma unroll
             for (int k = 0; k < CHUNK; k++) {
-                /* index of the block of 16 x 8 sums, in the order of fragment_at() */
                 const int n = (chunk + k) * 8 + warp;
                 const int r = n / (D / 4) * 32 + n % 2 * 16 + lane / 4, d = n / 2 % (D / 8) * 8 + lane % 4 * 2;
                 const float y[4] = { sum[k].x * x.scale, sum[k].y * x.scale, sum[k].z * x.scale, sum[k].w * x.scale };

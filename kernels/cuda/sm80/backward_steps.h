@@ -39,8 +39,8 @@ DEVICE int64_t query_tile(const cuda_args &a, const attn_sequence &s, int b, int
 }
 
 /* Returns the index of query q, channel d in the float32 sums of dQ of a query tile. The sums lie in blocks of 16
- * queries x 8 channels, in the order of a warp's lanes: four floats per lane. The 32 x 32 sums of a warp are
- * contiguous, because atomic additions are fastest there. */
+ * queries x 8 channels, four floats per lane. The 32 x 32 sums of a warp are contiguous, because atomic additions are
+ * fastest there. */
 template <int D> DEVICE int fragment_at(int q, int d)
 {
     return ((q / 32 * (D / 8) + d / 8) * 2 + q / 16 % 2) * 128;

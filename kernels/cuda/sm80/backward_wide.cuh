@@ -7,13 +7,13 @@
 
 namespace {
 
-/* Reading operands from shared memory limits the speed, so a warp computes blocks of 32 x 32 or 32 x 64 results, for
- * which it uses each fragment in two to four products:
- * S^T, dP^T: 32 keys x 32 queries. Head dims to 64: in two rounds per query tile; larger: two warps share the keys,
- * with half of the queries each.
- * dV, dK: 32 keys x 64 channels. P^T and dS^T come from registers, or for head dims above 64 from shared memory.
- * dQ: 32 queries x 32 channels. dQ needs dS of all warps, so it is computed one iteration after dS; an iteration then
- * needs only one barrier of the block. */
+/* Reading operands from shared memory limits the speed. A warp therefore computes blocks of 32 x 32 or 32 x 64 results,
+ * for which it uses each fragment in two to four products.
+ *
+ * S^T, dP^T: 32 keys x 32 queries. For head dims above 64, two warps share the keys, with half of the queries each.
+ * dV, dK: 32 keys x 64 channels. For head dims above 64, P^T and dS^T come from shared memory, otherwise from
+ * registers.
+ * dQ: 32 queries x 32 channels, one iteration after dS, so that an iteration needs only one barrier of the block. */
 template <int D> struct wide;
 template <> struct wide<64> {
     static const int QW = 1, BLOCKS = 2;
@@ -164,7 +164,6 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
         uint16_t *const dS_to = sm.dS[0] + stage * ds_stride;
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
-            /* the warp's first query, in the tile and in the sequence */
             const int q = QW == 2 ? part * 32 : round * 32, il = i0 + q;
             /* skips the tile if no query of the warp (or pair of warps) sees any of its keys */
             const int low_q = QW == 2 ? i0 : il, high_q = QW == 2 ? i0 + BM - 1 : il + 31;

@@ -1,31 +1,24 @@
-/* decode.cu: forward of few queries over many keys: decoding, speculation, short questions to a long context. Reading K
- * and V takes nearly all of the time. Sources: Flash-Decoding (Dao et al. 2023); FlashAttention-2, arXiv:2307.08691,
- * section 3.2.
+/* decode.cu: forward of few queries over many keys: decoding, speculation, short questions to a long context. Sources:
+ * Flash-Decoding (Dao et al. 2023); FlashAttention-2, arXiv:2307.08691, section 3.2.
  *
  * All query heads of a key/value head and all queries of a sequence are the rows of one tile ("packed GQA"), at most
  * DECODE_ROWS. The keys of a sequence are divided into splits, one block each, which writes its partial result (O not
  * divided by l, maximum m, sum l) to the workspace. combine_splits() adds the splits in order, within groups of
- * SPLIT_GROUP, and then the groups. In a large batch a block computes a whole group, with the same additions and so the
- * same bits.
+ * SPLIT_GROUP, and then the groups. In a large batch a block computes a whole group, with the same additions and bits.
+ * The bits of a result depend only on the keys that a sequence sees and on its number of rows (split_keys()).
  *
- * A block is four warps, with a ring of SLOTS tiles of BN keys in shared memory, alternately of K and of V; SLOTS - 1
- * tiles are always being copied. With up to 16 rows, each warp takes some of the tile's keys for all rows; with up to
- * 64, each warp takes 16 rows and all keys. decode_few() (at most 8 rows, head sizes 65 to 128) computes O^T += V^T
- * P^T, with half the products and registers. decode_stacks() reads a prefix that sequences share once for several
- * sequences (decode_places.cuh), with the same bits.
+ * A block is four warps, with a ring of SLOTS tiles of BN keys in shared memory, alternately of K and of V. With up to
+ * 16 rows, each warp takes some of the tile's keys for all rows; with up to 64, each warp takes 16 rows and all keys.
+ * decode_few() (at most 8 rows, head sizes 65 to 128) computes O^T += V^T P^T, with half the products and registers.
+ * decode_stacks() reads a prefix that sequences share once for several sequences (decode_places.cuh).
  *
- * The bits of a result depend on the problem alone: a sequence's visible keys and its number of rows determine its
- * splits (split_keys()). In a packed problem, another kernel computes the sequences with more rows
- * (cuda_chip::decode_rows).
+ * A call's reads overlap the previous call's combine_splits() (plan::ahead), if the call reads none of its results.
+ * Every kernel here must therefore wait for the previous kernel before it writes anything, and before it calls
+ * launch_dependents(). Only combine_splits() calls launch_dependents() at once, because the blocks that let it start
+ * have waited already.
  *
- * A call's reads overlap the previous call's combine_splits() (plan::ahead), if the call reads none of its results
- * (device.cu). Every kernel here must therefore wait for the previous kernel before it writes anything, and before it
- * calls launch_dependents(). Only combine_splits() calls launch_dependents() at once, because the blocks that let it
- * start have waited already.
- *
- * Float8 keys and values stay float8 in shared memory (float8.cuh), with P V in float16. A block whose result is not
- * finite repeats its split with zeros in place of values of V that are not finite, and then computes the rows that see
- * such a value one by one. sm90/decode/decode.cu loads with TMA, with the same bits. */
+ * A block whose result is not finite repeats its split with zeros in place of values of V that are not finite, and then
+ * computes the rows that see such a value one by one. */
 #include "decode_launch.cuh"
 
 namespace {

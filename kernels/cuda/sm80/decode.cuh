@@ -40,8 +40,8 @@ enum { STACK_TILES = 2 };
 enum { WARP_CHANNELS = 128 };
 
 /* The shape of a block. Its warps are divided by rows (WM), by keys of a tile (WK) and by columns of V (WD). With
- * float8 keys, a tile has twice as many keys, or the ring twice as many tiles. FEW: at most 8 rows, with O^T computed
- * as V^T P^T. WIDE_HEAD: each warp multiplies some of the channels of Q and K (see add_up_scores()). */
+ * float8 keys, a tile has twice as many keys, or the ring twice as many tiles. FEW: at most 8 rows, where O^T is
+ * computed as V^T P^T. WIDE_HEAD: each warp multiplies some of the channels (see add_up_scores()). */
 template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STACK = 1, bool FEW_ = false> struct shape {
     static const bool FEW = FEW_;
     static const bool WIDE_HEAD = D_ > TILE_HEAD_DIM;
@@ -306,10 +306,9 @@ template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, co
     }
 }
 
-/* Multiplies eight bfloat16 numbers of a row (LANES lanes share it) by a power of two, so that the row's largest is
- * 2^14 or more, and converts them to float16. `factor` is divided by the power. Returns false if the conversion is not
- * exact: if a number is 2^31 times smaller than the row's largest, or `factor` leaves float32's range. Infinities and
- * NaN stay. */
+/* Converts eight bfloat16 numbers of a row to float16, times a power of two that makes the row's largest 2^14 or more;
+ * `factor` is divided by it. LANES lanes share a row. Returns false if this is not exact: if a number is 2^31 times
+ * smaller than the largest, or `factor` leaves float32's range. Infinities and NaN stay. */
 template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &factor)
 {
     uint32_t most = 0;
@@ -335,10 +334,10 @@ template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &fa
     return exact;
 }
 
-/* Loads Q in the order that scores_of_float8() needs. bfloat16 becomes float16, because float8 keys convert to float16
- * in a third of the instructions; sm.factor then converts each row's scores to base 2. Returns false if that is not
- * exact: Q then stays bfloat16, with the factor `c` for all rows. A negative scale changes the sign of Q; a scale of 0
- * makes its finite numbers 0. */
+/* Loads Q in the order that scores_of_float8() needs, as float16, because float8 keys convert to float16 in a third of
+ * the instructions that bfloat16 takes. sm.factor then converts each row's scores to base 2. Returns false if a
+ * bfloat16 Q cannot be converted exactly: Q then stays bfloat16, with the factor `c` for all rows. A negative scale
+ * changes the sign of Q; a scale of 0 makes its finite numbers 0. */
 template <typename T, class X>
 DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group_place &place, float c)
 {
@@ -458,9 +457,9 @@ template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int
     return finite;
 }
 
-/* Adds a split's partial result to the sum of the earlier splits of its group. The group's last split stores the sum in
- * the workspace, in row `to`. `from_workspace`: the partial result was computed a second time, and is in the workspace
- * from row `saved` on, not in shared memory. */
+/* Adds a split's partial result to the sum of the earlier splits of its group; the group's last split stores the sum in
+ * row `to` of the workspace. `from_workspace`: the partial result is in the workspace, from row `saved` on, because it
+ * was computed a second time; otherwise it is in shared memory. */
 template <class X>
 DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from_workspace, int64_t saved, bool first,
                                bool last, int64_t to)
@@ -623,7 +622,7 @@ template <class X, int NT> DEVICE void add_up_scores(float (&S)[NT][4], scores_o
 template <typename T, class X, int CHUNK, bool FEW_ADDRESSES, int DT, int NT>
 DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_t *values, int d0, int k0, int lane)
 {
-    const int BN = X::BN, first = X::FLOAT8 ? d0 / 2 : d0; /* the warp's first column of V, in 16-bit words */
+    const int BN = X::BN, first = X::FLOAT8 ? d0 / 2 : d0;
     const auto turned = [&](uint32_t(&f)[4], int dt, int kk) {
         turned_values_of<X::WIDTH, CHUNK, BN>(f, values, first, dt * 16, k0 + kk * 16, lane);
     };
@@ -652,10 +651,10 @@ DEVICE void repair_rows(const shared<X> &sm, const cuda_args &a, const plan &p, 
     }
 }
 
-/* Computes attention of the rows of Q over the keys of split number `index` of one key/value head. Writes `out` if the
- * sequence has one split, otherwise partial results. If a result is not finite, repeats the split with zeros in place
- * of infinities and NaN of V. STACKED: the rows belong to `sequences` neighbouring sequences from `place` on, and
- * decode_splits() repeats splits that are not finite. */
+/* Computes attention over the keys of split number `index` of one key/value head. Writes `out` if the sequence has one
+ * split, otherwise partial results. If a result is not finite, it repeats the split with zeros in place of infinities
+ * and NaN of V. STACKED: the rows belong to `sequences` neighbouring sequences from `place` on, and decode_splits()
+ * repeats splits that are not finite. */
 template <typename T, class X, template <typename, class> class RING>
 DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory,
                   typename RING<T, X>::kept &kept, int sequences = 1)
@@ -672,10 +671,8 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const split_place keys = split_place_of<X>(place, index);
     RING<T, X> ring(kept, sm, a, x, keys);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = X::STACKED ? place.rows * sequences : place.rows;
-    const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW,
-              d0 = warp % X::WD * (D / X::WD); /* the warp's first row, key and column of a tile */
+    const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW, d0 = warp % X::WD * (D / X::WD);
     const bool idle = m0 >= rows;
-    /* the warp multiplies the channels c0 .. c0 + CHANNELS_OF_WARP - 1 of Q and K */
     const int CHANNELS_OF_WARP = X::WIDE_HEAD ? D / X::WD : D, c0 = X::WIDE_HEAD ? d0 : 0;
     limits limit;
     attn_range open; /* keys that all rows see, so that they need no causal or window test */
@@ -748,7 +745,6 @@ again:
                 }
             }
 
-            /* one step of the online softmax: S becomes P */
             float rescale[2];
 #pragma unroll
             for (int half = 0; half < HALVES; half++) {
@@ -867,7 +863,7 @@ constexpr size_t shared_bytes()
 
 /* The code of a block of decode_stacks(): computes split number `index` of one key/value head for a stack (sequences
  * whose common keys are read once). Neighbouring sequences that share the split are computed together. A sequence whose
- * result is not finite gets NaN as m and l of its first row, and decode_splits() computes it again. */
+ * result is not finite gets NaN as sum l, and decode_splits() computes it again. */
 template <typename T, class X, template <typename, class> class RING, class KEPT>
 DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {

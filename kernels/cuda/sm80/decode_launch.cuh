@@ -119,10 +119,9 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
 }
 
 /* Combines the partial results of all splits into out and lse. A block computes rows blockIdx.y, blockIdx.y +
- * gridDim.y, ... of one key/value head; warps add up every eighth group of splits, and the block adds up the warps in
- * order. Above 256 columns, block blockIdx.z has the columns from 256 blockIdx.z on. Rows of huge scores, or whose sums
- * overflow, are computed key by key. The kernel must not need more registers than decode_splits(), so that its blocks
- * can start as soon as those end. */
+ * gridDim.y, ... of one key/value head; each warp adds up every eighth group of splits, and the block adds up the warps
+ * in order. Rows of huge scores, or whose sums overflow, are computed key by key. The kernel must not need more
+ * registers than decode_splits(), so that its blocks can start as soon as those end. */
 template <int D>
 __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
                                                    : D == 128 ? 3

@@ -6,13 +6,12 @@
 #include "decode.h"
 #include "tile.cuh"
 
-/* Says how blocks find their splits (parts of a sequence's keys). Each batch row and key/value head has `walkers`
- * blocks, one for every `splits_per_block` splits. With decode_stacks(), a block takes every `walkers`-th of the splits
- * that are left. In a packed problem, sequence b has the blocks from number cu_k[b] / unit + extra * b on; some may
- * have no work. */
+/* How blocks find their splits (parts of a sequence's keys). Each batch row and key/value head has `walkers` blocks,
+ * one for every `splits_per_block` splits; with decode_stacks(), each takes every `walkers`-th split that is left. In a
+ * packed problem, sequence b has the blocks from number cu_k[b] / unit + extra * b on; some may have no work. */
 struct decode_plan {
-    int splits, splits_per_block; /* 1 or SPLIT_GROUP */
-    int walkers;                  /* number of blocks of each batch row and key/value head */
+    int splits, splits_per_block;
+    int walkers; /* number of blocks of each batch row and key/value head */
     int unit, extra;
     /* true: the splits do not depend on device memory, which the previous kernel may still write */
     bool early;
@@ -50,10 +49,9 @@ const int SPLIT_ALIGN = 128;
  * many rows. */
 enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
 
-/* Returns the number of keys of a split. Longer splits take less time for partial results; shorter ones keep all
- * multiprocessors busy to the end: eight key/value heads with sixteen splits each fill a GPU. Splits are longer for
- * many rows (`wide`, larger partial results) and long float8 keys (read in half the time), shorter for head sizes above
- * 256. */
+/* Returns the number of keys of a split. Long splits need fewer partial results; short splits keep all multiprocessors
+ * busy to the end (eight key/value heads with sixteen splits each fill a GPU). Splits are longer for many rows (`wide`)
+ * and for many float8 keys, and shorter for head sizes above 256. */
 template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide, bool float8, bool wide_heads)
 {
     const I least = wide ? 512 : 128, /* a power of two, because `& -least` rounds */
@@ -81,10 +79,9 @@ typedef decode_plan plan;
  * with n > 1 splits has at least n * 64 keys (up to 16 rows) or n * 256 keys (17 to 64 rows), see split_keys(). */
 const int KEYS_A_ROW = 4;
 
-/* What a block computes: one key/value head of a sequence, for all query heads that share it. */
 struct group_place {
-    head_args x; /* arguments of score() for the first query head of the group */
-    int rows;    /* number of rows (queries times heads of the group); 0: another kernel computes this sequence */
+    head_args x;
+    int rows; /* number of rows (queries times heads of the group); 0: another kernel computes this sequence */
     /* the rows see keys from `first` to `last` - 1, which are divided into `splits` (at least 1) splits of `length`
      * keys */
     int first, last, length, splits;
@@ -143,9 +140,8 @@ DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk
 /* ---- Sequences with a common prefix -------------------------------------------------------------------------------
  *
  * Neighbouring sequences whose KV caches are forks of one cache have their first keys in the same pages
- * (attn_problem::prefix_keys). They share a split if it lies wholly in those pages, begins and ends at the same keys in
- * each sequence, and every row sees all its keys. decode_stacks() reads a shared split once, which changes no bit of a
- * result. */
+ * (attn_problem::prefix_keys). They share a split if it lies in those pages, begins and ends at the same keys in each
+ * sequence, and every row sees all its keys. decode_stacks() reads a shared split once. */
 struct split_range {
     int first, end;
     DEVICE bool has(int index) const { return index >= first && index < end; }

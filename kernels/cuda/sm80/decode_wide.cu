@@ -1,14 +1,13 @@
-/* decode_wide.cu: forward of few queries over many keys, with head sizes above 256. decode.cu explains the design:
- * blocks compute splits (parts of the keys, here at most 512), and combine_splits() adds up the results.
+/* decode_wide.cu: forward of few queries over many keys, with head sizes above 256, in splits of at most 512 keys
+ * (decode.cu explains the design).
  *
  * The sums O of 16 rows and all columns of V do not fit in one warp's registers. The warps of a block (four up to head
- * size 512, eight above) therefore divide the channels: each has WARP_CHANNELS channels of Q, K and V. For each tile of
- * 16 keys, the block adds up the warps' scores in shared memory (add_up_scores()); every warp then computes the same
- * softmax, and multiplies P by its own columns of V.
+ * size 512, eight above) therefore divide the channels. For each tile of 16 keys, the block adds up the warps' scores
+ * in shared memory (add_up_scores()); every warp then computes the same softmax, and multiplies P by its own columns of
+ * V.
  *
  * Problems have at most NARROW rows (queries times heads of a group); wide_forward.cu and sm90/wide compute the others
- * and packed sequences. Blocks need 110 KB of shared memory up to head size 512, 219 KB above; chips without it use
- * wide_forward.cu. */
+ * and packed sequences. Blocks need 110 KB of shared memory up to head size 512, and 219 KB above. */
 #include "decode_launch.cuh"
 
 namespace {

@@ -1,19 +1,16 @@
 /* f32_backward.cu: flash attention backward for float32 on tensor cores by mma.sync, from compute capability 8.0 on:
  * FlashAttention-2 (arXiv:2307.08691), Algorithm 2, with transposed scores, as in backward.cu. A float32 number is
- * stored as a pair of float16, and three float16 products make one float32 product (split.cuh).
+ * stored as two float16, and three float16 products make one float32 product (split.cuh).
  *
  * A block owns BN keys of one key/value head, whose K and V stay in shared memory, and visits the queries that see them
- * in tiles of BM; a warp owns 16 keys. There is only one buffer for Q and dO, which are loaded while dQ = dS K is
- * computed.
+ * in tiles of BM; a warp owns 16 keys. There is only one buffer for Q and dO.
  *
  * Registers hold 2^15 P, so that small P stay within float16's range. dS is multiplied by a power of two that brings
- * its upper bound near 2^14: |dS_ij| <= |dO_i| |v_j| + |delta_i| (|x|: the largest norm of a row of the tile). Each
- * round's products are added up separately, in float32.
+ * its upper bound near 2^14: |dS_ij| <= |dO_i| |v_j| + |delta_i| (|x|: the largest norm of a row of the tile).
  *
  * dQ is added to float32 sums in any order; with `deterministic` a second kernel computes dQ by query tiles
- * (f32_dq.cuh). With head dims above 128 one launch computes dK and another dV. rows.cuh computes tiles whose result is
- * not finite, or that depend on a wide tile (with rows whose numbers are all too small for the tile's exponent, see
- * split.cuh). */
+ * (f32_dq.cuh). rows.cuh computes tiles whose result is not finite, or that depend on a wide tile (with rows whose
+ * numbers are all too small for the tile's exponent, see split.cuh). */
 #include <stddef.h>
 
 #include "kernels/cuda/simple/simple.h"
@@ -506,7 +503,6 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return true;
 }
 
-/* prepare_tiles() computes what the main kernel reads: delta, lse, and the float16 parts of q, k, v and dout. */
 cudaError_t prepare_tiles(const cuda_chip *chip, const cuda_args &a, const backward_planes &planes, const saved &s,
                           float *sums, size_t sums_bytes, cudaStream_t stream)
 {

@@ -85,9 +85,9 @@ DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const t
     score_bound = top * (float)a.g.dims.D * fabsf(place.x.scale) * (is_wide(top, least) ? 16 : 1);
 }
 
-/* One step of the online softmax: S becomes P times 2^(P_BITS - shift), where `shift` is above 0 only for tiles of V
- * with small numbers. `c` converts a score to base 2, and `rescale` becomes the factor for O. With options, P is
- * multiplied by this power of two at the end, because next to a huge score an exponent would lose it. */
+/* One step of the online softmax: S becomes P times 2^(P_BITS - shift); `shift` is above 0 only for tiles of V with
+ * small numbers. `c` converts a score to base 2, and `rescale` becomes the factor for O. With options, P is multiplied
+ * by this power of two at the end, because next to a huge score an exponent would lose it. */
 template <bool SCORE_MODS, int NT>
 DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&rescale)[2], float c, int shift)
 {
@@ -256,7 +256,7 @@ again:
         uint32_t ph[MT][NT / 2][4], pl[MT][NT / 2][4];
         float rescale[MT][2];
         if (active) {
-            float S[MT][NT][4]; /* S = Q K^T */
+            float S[MT][NT][4];
             opaque(q_at);
             opaque(k_at);
             multiply_rows<D, MT, BN, BM>(S, q_at, k_at);

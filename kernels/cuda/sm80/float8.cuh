@@ -2,14 +2,14 @@
  * mostly read keys and values.
  *
  * A row has D bytes, swizzled like D / 2 elements of 16 bits (tile.cuh). ldmatrix gives a lane two neighbouring float8
- * in place of one element, which changes the order of channels:
- * Q K^T: a lane has channels 4 t .. 4 t + 3 of 16 (t: lane % 4), where the instruction expects 2 t, 2 t + 1, 2 t + 8, 2
- * t + 9. Q's channels are put in the same order (permuted_word()), so the sum stays the same.
- * P V: a lane has channels 2 n and 2 n + 1 of two keys. Even channels form one block of eight columns, odd channels
- * another, so a lane's accumulators are channels 4 t .. 4 t + 3 of 16 (four_channels()).
+ * in place of one element, which changes the order of channels. With t = lane % 4:
+ * Q K^T: a lane has channels 4 t .. 4 t + 3 of 16, where the instruction expects 2 t, 2 t + 1, 2 t + 8, 2 t + 9. Q's
+ * channels are put in the same order (permuted_word()), so the sum stays the same.
+ * P V: even channels form one block of eight columns, odd channels another, so a lane's accumulators are channels 4 t
+ * .. 4 t + 3 of 16 (four_channels()).
  *
- * Converting four float8 to float16 takes two instructions (to bfloat16: eight). P V is therefore computed in float16,
- * and Q K^T, too, if each row of Q is float16 times a power of two (load_permuted_queries()). */
+ * Converting four float8 to float16 takes two instructions, to bfloat16 eight. P V is therefore computed in float16,
+ * and so is Q K^T if each row of Q is float16 times a power of two (load_permuted_queries()). */
 #ifndef ATTN_SM80_FLOAT8_CUH
 #define ATTN_SM80_FLOAT8_CUH
 

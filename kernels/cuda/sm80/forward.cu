@@ -1,16 +1,13 @@
 /* forward.cu: flash attention forward on tensor cores by mma.sync, from compute capability 8.0 on. A block owns BM
  * queries of one head and visits the keys that they may see in tiles of BN, from the last to the first
- * (FlashAttention-2, arXiv:2307.08691, Algorithm 1). Copies of K and V run while products are computed.
+ * (FlashAttention-2, arXiv:2307.08691, Algorithm 1).
  *
- * A warp owns 16 MT of the rows, and four lanes share a row, so the softmax needs no data of other warps. S and P have
- * the same layout in registers. m may be up to 8 (base 2) below the maximum, so that O is rescaled only once or twice
- * per row. Piece c (16 bytes) of row r of a tile is stored as piece c ^ (r % 8), so that neither copies nor ldmatrix
- * have bank conflicts.
+ * A warp owns 16 MT of the rows, and four lanes share a row, so the softmax needs no data of other warps. m may be up
+ * to 8 (base 2) below the maximum, so that O is rescaled only once or twice per row.
  *
  * The plain variant computes problems with lengths, causal and window, which let each row see one interval of keys, and
  * with a scale above 0. The variant with options (softcap, bias, ALiBi, masks, dropout, any scale) applies the
- * functions of args.cuh to every score. Rows that do not consist of aligned 16-byte pieces are loaded element by
- * element.
+ * functions of args.cuh to every score.
  *
  * P = 0 times a NaN or an infinity of V is NaN, even in rows that do not see this key. A block whose result is not
  * finite therefore visits its tiles a second time, with zeros in place of such values, and then computes the rows that
@@ -97,7 +94,6 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     /* for D = 128 `across` is in a register: computing it for each fragment made the kernel 3 % slower on an H200 */
     const uint32_t start = smem_addr(&sm), down = start + lane_down<D>(lane);
     const uint32_t across = D == 128 ? kept(start + lane_across<D>(lane)) : start + lane_across<D>(lane);
-    /* offsets of the tiles in shared memory */
     const uint32_t tileK = sizeof sm.Q, tileV = tileK + sizeof sm.K;
     bool clean = false; /* true: the second pass of the loop, where zeros replace infinities and NaN of V */
 again:

@@ -131,7 +131,6 @@ DEVICE float whole_sum(float l)
     return l;
 }
 
-/* Stores a row's lse if it is requested and the row exists. The row's four lanes call it. */
 DEVICE void store_lse(const attn_view &lse, int64_t b, int64_t h, int64_t row, bool exists, const softmax_row &of)
 {
     if (exists && threadIdx.x % 4 == 0 && lse.data)

@@ -26,7 +26,6 @@ namespace {
 
 enum { THREADS = 128 };
 
-/* The input of `finish`: the maxima and sums of each row, over several parts of the keys. */
 struct finish_args {
     observed_parts parts;
     float scale, scale_log2;

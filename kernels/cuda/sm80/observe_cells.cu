@@ -67,7 +67,6 @@ struct map_column {
 struct strip_rows {
     int count, u, begin, end;
 
-    /* the strip has queries r0 to r1 - 1, counted from the region's first query */
     DEVICE strip_rows(int r0, int r1, int64_t cells, int64_t size)
     {
         const int lane = threadIdx.x % 32;
@@ -84,7 +83,6 @@ struct strip_rows {
     }
 };
 
-/* Adds up columns c0 to c1 - 1 of P for each of the lane's rows. */
 template <class Shape, int NT>
 DEVICE void add_run(const float (&P)[Shape::MT][NT][4], int c0, int c1, float (&sum)[Shape::MT][2])
 {
@@ -120,9 +118,9 @@ template <class Shape> DEVICE float sum_of_rows(const float (&sum)[Shape::MT][2]
     return warp_sum(all);
 }
 
-/* Adds up a query's P over each run (the keys of a tile in one column of the map) of the keys c to c1 - 1. The sums
- * replace P in `line`, and their number is returned; `column` becomes the last run's column. `first`: position in the
- * region of the tile's key 0, negative if the region begins inside the tile. */
+/* Adds up a query's P over each run (the tile's keys in one column of the map) of keys c to c1 - 1. The sums replace P
+ * in `line`, and their number is returned; `column` becomes the last run's column. `first`: the position in the region
+ * of the tile's key 0, negative if the region begins inside the tile. */
 DEVICE int add_runs(float *line, bool mine, int first, int c, int c1, map_column &column)
 {
     for (int runs = 0;; column.next()) {
@@ -148,7 +146,7 @@ DEVICE float sum_of_run(const float *lines, int pitch, int begin, int end, int r
 
 /* Adds up the cells of a tile with `runs` runs, one for each column of the map from v on. `open` is the sum so far of
  * the first run's cell, and becomes that of the last run's cell. Cells that end in the tile are stored at `to`, the
- * strip's row 0 of the map, with `columns` numbers per row. */
+ * strip's row 0 of the map. */
 DEVICE void add_cells(const float *lines, int pitch, const strip_rows &of_map, int runs, int v, int64_t columns,
                       float *to, double &open)
 {

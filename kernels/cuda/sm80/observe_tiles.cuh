@@ -57,7 +57,6 @@ template <typename F> auto with_variant(const attn_plan *plan, F visit)
     return has_options(plan) ? with_options<true>(plan, visit) : with_options<false>(plan, visit);
 }
 
-/* Loads the block's own rows from shared memory into registers, as operand A of mma.sync. */
 template <int D, class Shape> DEVICE void take_rows(uint32_t (&own)[Shape::MT][D / 16][4], uint32_t down)
 {
     const int warp = threadIdx.x / 32;

@@ -1,18 +1,15 @@
 /* option_gradients.cu: dbias and dalibi_slopes on tensor cores by mma.sync, for 16-bit inputs and head dims up to 256,
- * after the sm80 or sm90 kernels for dq, dk and dv. It recomputes S = Q K^T, dP = dO V^T, P = exp(S with all options -
- * lse) and dZ = P (dP - delta), tile by tile, in launches of four kinds:
+ * after the kernels for dq, dk and dv. It recomputes S = Q K^T, dP = dO V^T, P = exp(S with all options - lse) and dZ =
+ * P (dP - delta), tile by tile, in launches of four kinds:
  *
- * EACH_PAIR: dbias that is not shared: each tile of dZ is a tile of dbias
- * OVER_HEADS: dbias shared by batch rows or heads: a block owns a tile of dbias, and adds up dZ of heads and batch rows
- * OVER_QUERIES: dbias shared by queries: a block owns 128 keys, and adds up dZ of all queries
- * OF_ROWS: dalibi_slopes: a block computes the sum of dZ times distance of 128 queries (then head_sums.cu)
+ * EACH_PAIR: dbias is not shared, and each tile of dZ is a tile of dbias.
+ * OVER_HEADS: dbias is shared by batch rows or heads; a block owns a tile of dbias, and adds up their dZ.
+ * OVER_QUERIES: dbias is shared by queries; a block owns 128 keys, and adds up dZ of all queries.
+ * OF_ROWS: for dalibi_slopes, a block computes the sum of dZ times distance of 128 queries (then head_sums.cu).
  *
- * Every sum has a fixed order, so results have the same bits in every run. If dbias has few tiles, several blocks share
- * the terms of a tile, and add_parts adds up their sums in order; their number depends on the problem alone.
- *
- * A block has 8 warps and a tile of 128 queries by 128 keys; a warp computes 32 by 64. Tiles arrive in chunks of 64
- * channels, first of Q and K, then of dO and V. If a score is not finite, or P cannot be computed from lse in base 2,
- * careful_block() computes the tile pair by pair. */
+ * Every sum has a fixed order. If dbias has few tiles, several blocks share the terms of a tile, and add_parts adds up
+ * their sums. A block has 8 warps and a tile of 128 queries by 128 keys, which arrive in chunks of 64 channels. If a
+ * score is not finite, or P cannot be computed from lse in base 2, careful_block() computes the tile pair by pair. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/pair.cuh"
 #include "kernels/cuda/simple/head_sums.h"
@@ -52,7 +49,6 @@ struct work {
     bool bias_in_pairs, dbias_in_pairs;
 };
 
-/* A tile of pairs: the queries from i0 on and the keys from j0 on, in head h of sequence b. */
 struct pair_tile_place {
     int b, h, i0, j0;
 };
@@ -289,7 +285,6 @@ DEVICE void add_bias_of_block(const shared_bias &bias, const warp_pairs &x, int 
     });
 }
 
-/* Returns the distance between the positions of query i and the lane's first key. */
 DEVICE float first_distance(const warp_pairs &x, int i)
 {
     return (float)(i + x.x.s.Sk - x.x.s.Sq - x.j);
@@ -403,7 +398,7 @@ DEVICE void gradients_of_pairs(const cuda_args &a, const work &w, const warp_pai
     if (x.x.slope != 0) add_alibi(x, S);
     if (g.view[ATTN_T_keep_mask].data) hide_by_keep_mask(a, x, S);
     if (g.view[ATTN_T_mask_startend_rows].data) hide_by_flash_mask(a, x, S);
-    const int i = x.i - lane / 4, j = x.j - lane % 4 * 2; /* the warp's first query and key */
+    const int i = x.i - lane / 4, j = x.j - lane % 4 * 2;
     if (j < i + 31 + x.limit.lo || j + 63 >= min(i + x.limit.hi, x.limit.Sk))
 #pragma unroll
         for (int mt = 0; mt < MT; mt++) hide_keys(S[mt], x.limit, x.i + mt * 16, x.j);

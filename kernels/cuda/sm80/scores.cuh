@@ -42,7 +42,6 @@ DEVICE void scores(float (&S)[MT][NT][4], A rows_of_a, B rows_of_b)
     }
 }
 
-/* Converts columns 16 kk .. 16 kk + 15 of a product to operand A of the next. */
 template <typename T, int NT> DEVICE void to_operand(uint32_t (&a)[4], const float (&c)[NT][4], int kk)
 {
 #pragma unroll
@@ -237,8 +236,8 @@ template <int BM> struct staged_queries {
 };
 
 /* Applies all options to the scores of keys from j0 on and queries from i0 on (Sq queries exist), and computes which
- * pairs dropout keeps. Before the call, S times `unit` is q.k; after it, S is log2 of P, plus `bits` if `lse2` is the
- * queries' lse in base 2 minus `bits`. */
+ * pairs dropout keeps. S times `unit` is q.k before the call; after it, S is log2 of P, plus `bits` if `lse2` is the
+ * lse in base 2 minus `bits`. */
 template <int BM, int NT>
 DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_args &a, const saved &s,
                           const head_args &x, const limits &limit, int Sq, int i0, int j0, float unit,

@@ -53,7 +53,6 @@ DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int 
     return false;
 }
 
-/* a tile of pairs: the queries i0 to i1 - 1 of head h, and the keys j0 to j1 - 1 */
 struct pair_tile {
     int h, i0, i1, j0, j1;
 };

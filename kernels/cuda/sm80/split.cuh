@@ -4,15 +4,13 @@
  * x 2^e = hi + lo / 2048, hi = f16(x 2^e), lo = f16((x 2^e - hi) 2048)
  * sum_k x_k y_k = 2^-(ex + ey) ( sum hi hi' + (sum hi lo' + sum lo hi') / 2048 )
  *
- * Three float16 products make one float32 product; lo lo' is too small to matter. This takes half the time of three
- * TF32 products (11 bits, too) or of six bfloat16 products. Because float16 has a small range, every 128 rows of one
- * head of one sequence (a tile) share an exponent e, which brings the largest number between 2^7 and 2^15. e is a
- * multiple of 8, so that the bits of a row seldom depend on the other rows.
+ * Three float16 products make one float32 product; lo lo' is too small to matter. Because float16 has a small range,
+ * every 128 rows of one head of one sequence (a tile) share an exponent e, which brings the largest number between 2^7
+ * and 2^15. e is a multiple of 8, so that the bits of a row seldom depend on the other rows.
  *
- * The error of hi + lo is at most 2^-22 of the number itself, down to 2^-21 of the tile's largest number, and below at
- * most 2^-42 of the largest. If all numbers of a row, except zeros, are below 2^-22 of the largest, the tile is `wide`,
- * and results that depend on it are computed row by row in float32 (rows.cuh). In dout such rows do not matter, because
- * their terms of a gradient are small in the same proportion.
+ * The error of hi + lo is at most 2^-22 of the number itself, down to 2^-21 of the tile's largest number; below, it is
+ * at most 2^-42 of the largest. If all numbers of a row, except zeros, are below 2^-22 of the largest, the tile is
+ * `wide`, and results that depend on it are computed row by row in float32 (rows.cuh).
  *
  * Largest errors against float64, divided by the largest value (lse: not divided), for N(0, 1), lengths 1024 to 4096, D
  * 64 to 256, causal and not: out 1.2e-6, lse 1e-6, dq 1.9e-6, dk 1.5e-6, dv 1.3e-6; with q three times as large: out
@@ -141,10 +139,10 @@ DEVICE void split_fragments(uint32_t (&ah)[N / 16][4], uint32_t (&al)[N / 16][4]
     }
 }
 
-/* Addresses of fragments in a tile. Piece c (16 bytes) of row r is stored as piece c ^ (r % 8), and tiles are 1024-byte
- * aligned, so piece 2 n + c has the address of piece c, exclusive-or 32 n: a lane keeps one address per tile.
- * by_16: lane l addresses row l % 16, piece l / 16 (A by rows, B by columns with trans).
- * by_8: lane l addresses row l % 8 + 8 (l / 16), piece l / 8 % 2 (B by rows, A by columns with trans). */
+/* Addresses of fragments in a tile. Piece c (16 bytes) of row r is stored as piece c ^ (r % 8), so piece 2 n + c has
+ * the address of piece c, exclusive-or 32 n: a lane keeps one address per tile (tiles are 1024-byte aligned).
+ * by_16: row l % 16, piece l / 16 for lane l (A by rows, B by columns with trans).
+ * by_8: row l % 8 + 8 (l / 16), piece l / 8 % 2 for lane l (B by rows, A by columns with trans). */
 template <int D> DEVICE uint32_t by_16(const uint16_t *tile, int lane)
 {
     return smem_addr(tile + at<D>(lane % 16, lane / 16));
@@ -212,9 +210,9 @@ DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
             for (int e = 0; e < 4; e++) S[mt][nt][e] = fmaf(rest[mt][nt][e], LO_UNIT, S[mt][nt][e]);
 }
 
-/* Computes sum += A B for 16 rows of B and PAIRS times 16 columns. A is in registers as hi + lo; B is planes hi' and
- * lo' in shared memory, PLANE bytes apart, read by columns from address b on. lo' stands for lo' / 2048, so it is
- * multiplied by hi / 2048. */
+/* Computes sum += A B for 16 rows of B and PAIRS times 16 columns. A is in registers as hi + lo. B is planes hi' and
+ * lo' in shared memory, PLANE bytes apart, read by columns from address b on. lo' is multiplied by hi / 2048, because
+ * it stands for lo' / 2048. */
 template <int MT, int PAIRS, int PLANE>
 DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah)[MT][4], const uint32_t (&al)[MT][4],
                              uint32_t b, int pair, int offset)

@@ -27,7 +27,6 @@ template <> DEVICE uint16_t widened<__half>(uint8_t x)
 template <typename T, int D> struct tile_row {
     static const int BYTES = sizeof(T), PIECE = 16 / BYTES, WIDTH = D * BYTES / 2, PIECES = D / PIECE;
 
-    /* Sets element d of row r to element `index` of `data`, or to 0 if not `valid`. */
     static DEVICE void put(uint16_t *to, int r, int d, attn_dtype dtype, const void *data, int64_t index, bool valid)
     {
         if constexpr (BYTES == 1) {
@@ -222,7 +221,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
     }
 };
 
-template <typename T> constexpr int exponent_mask = 0x7f80; /* the bits of the exponent of a bfloat16 number */
+template <typename T> constexpr int exponent_mask = 0x7f80;
 template <> constexpr int exponent_mask<__half> = 0x7c00;
 template <typename T> DEVICE bool not_finite(uint16_t x)
 {
@@ -306,12 +305,13 @@ template <int rows> DEVICE row_place row_place_of(const cuda_args &a, const limi
 /* ---- Loading fragments (operands of mma.sync) from shared memory ----------------------------------------------------
  *
  * `tile` is the address of a tile with rows of D elements, a multiple of 1024.
- * a_rows: rows m .. m + 15, elements k .. k + 15 as operand A; a_columns: elements m .. m + 15 of rows k .. k + 15.
- * b_rows, b_columns: the same from n on as operand B: {b0 b1} for n .. n + 7, and {b0 b1} for n + 8 .. n + 15.
+ * a_rows: operand A from rows m .. m + 15, elements k .. k + 15
+ * a_columns: operand A from elements m .. m + 15 of rows k .. k + 15
+ * b_rows, b_columns: the same as operand B, from n on: {b0 b1} for n .. n + 7, and {b0 b1} for n + 8 .. n + 15
  *
- * A lane computes the address of its piece in the first 16 x 16 elements once. Every other address takes one
- * instruction: row offsets are added, piece offsets are combined by xor. This is correct because rows are added in
- * multiples of eight, which do not change the swizzle. */
+ * A lane computes the address of its piece in the first 16 x 16 elements once. For every other address, row offsets are
+ * added, and piece offsets are combined by xor. Rows are added in multiples of eight, which do not change the
+ * swizzle. */
 template <int D> DEVICE uint32_t lane_down(int lane)
 {
     return lane % 16 * (D * 2) + ((lane / 16) ^ (lane % 8)) * 16;
@@ -401,7 +401,7 @@ DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
 /* ---- Storing results ------------------------------------------------------------------------------------------------
  *
  * Rows go from registers to shared memory, so that a warp writes whole pieces of 16 bytes. Results that cannot be
- * written in pieces (dtype, odd strides) lie there as floats, D per row, and are written one by one in a loop that is
+ * written in pieces (dtype, odd strides) lie there as floats, D per row. They are written one by one in a loop that is
  * not unrolled, because unrolled code would not fit in the instruction caches. */
 template <typename T> constexpr attn_dtype dtype_of = ATTN_BF16;
 template <> constexpr attn_dtype dtype_of<__half> = ATTN_F16;

@@ -47,7 +47,7 @@ struct block_place {
     /* `h`: the query head of the present tile; blocks of dk and dv visit all query heads of `hk` */
     int b, h, hk;
     int row0; /* the block's first row in its sequence */
-    int rows; /* number of rows of the gradient that the block writes */
+    int rows;
     int column0;
     /* The rounds of the block's loop have the numbers `begin` to `end` - 1. A round is a tile of keys (for dq), or a
      * tile of queries, head after head (for dk and dv). */
@@ -125,7 +125,6 @@ template <bool SCORE_MODS, class SEEN> DEVICE int round_after(const SEEN &seen, 
 
 /* ---- Loading tiles to shared memory ------------------------------------------------------------------------------ */
 
-/* Begins to copy COUNT rows of a tensor, from `row` on, and WIDTH columns, from `column` on. */
 template <int COUNT, int WIDTH>
 DEVICE void load_rows(const cuda_args &a, const block_place &p, attn_tensor_id id, int h, int row, int column,
                       uint16_t *to)

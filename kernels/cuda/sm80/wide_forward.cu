@@ -1,16 +1,14 @@
 /* wide_forward.cu: the forward for head sizes above those of forward.cu, up to ATTN_MAX_HEAD_DIM, with constant shared
  * memory and registers. A block computes COLUMNS columns of O for BM queries of one head, and visits their keys in
- * tiles of BN, from the last to the first. While a product reads one of two buffers, copies fill the other. S is the
- * sum over chunks of CHUNK columns of Q and K. Q is read again for each tile of keys, because BM rows of 1024 numbers
- * do not fit in shared memory.
+ * tiles of BN, from the last to the first. S is the sum over chunks of CHUNK columns of Q and K; while a product reads
+ * one of two buffers, copies fill the other.
  *
- * If Dv is above COLUMNS, several blocks compute the same S: ceil(Dv / COLUMNS) (D + COLUMNS) multiplications for a
- * pair instead of D + Dv, which is 1.5 times as many at D = Dv = 512, 2.5 times at 1024. The block with the first
- * columns writes lse.
+ * If Dv is above COLUMNS, several blocks compute the same S, which takes 1.5 times as many multiplications at D = Dv =
+ * 512, and 2.5 times at 1024. The block with the first columns writes lse.
  *
- * A block marks rows that tensor cores cannot compute (cuda_args.rows_later), because it has only its own columns; a
- * later launch computes them with one warp for all columns. The marks lie in the workspace, unless the caller provides
- * memory. forward.cu explains how blocks handle NaN and infinity in V. */
+ * A block only marks rows that tensor cores cannot compute (cuda_args.rows_later), because it has only its own columns;
+ * a later launch computes them with one warp for all columns. The marks lie in the workspace, unless the caller
+ * provides memory. forward.cu explains how blocks handle NaN and infinity in V. */
 #include "forward_steps.cuh"
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/rows.cuh"
@@ -42,7 +40,7 @@ template <class X> union stage {
 struct block_place {
     row_place rows;
     head_args head;
-    int column0; /* the block's first column of v and of out */
+    int column0;
 };
 
 template <class X> struct shared {
@@ -81,7 +79,6 @@ DEVICE void load_chunk(const cuda_args &a, const row_place &place, stage<X> &to,
     cp_async_commit();
 }
 
-/* Begins to copy the block's columns of tile j of V. */
 template <typename T, class X, bool PAGED>
 DEVICE void load_values(const cuda_args &a, const block_place &place, stage<X> &to, int j)
 {

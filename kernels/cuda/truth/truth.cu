@@ -1,8 +1,8 @@
 /* truth.cu: computes attention in float64 on tensor cores (attn_truth_some()), for comparison with other results.
  *
- * widen converts q, k, v and dout exactly to float32 without gaps, and notes rows with a NaN or an infinity. FORWARD
- * computes out, and lse in two parts. close_rows computes delta, and takes the client's lse if there is one. DQ, DK and
- * DV compute one gradient each.
+ * The kernel widen converts q, k, v and dout exactly to float32 without gaps. FORWARD computes out, and lse in two
+ * parts. close_rows computes delta, and takes the client's lse if there is one. DQ, DK and DV compute one gradient
+ * each.
  *
  * FORWARD, DQ, DK and DV are one kernel. A block has 64 rows of a head (queries, or keys for DK and DV) and WIDTH
  * columns of the result, and visits tiles of 32 columns of S (keys, or queries for DK and DV):
@@ -10,13 +10,10 @@
  * dP = X2 Y2^T (X2: dout, or v; Y2: v, or dout), only DQ and DK, then dS
  * result += P Z (Z: v, k, q or dout), with dS in place of P in DQ and DK
  *
- * Operands are float32 in shared memory, and become double in registers. P stays in registers: columns of a tile may
- * have any order, if it is the same for P and for Z (add_product()).
- *
- * 1. P of a hidden pair is -0, and P of a visible pair is never -0. Rows of Z with a NaN or an infinity are multiplied
- * without tensor cores, skipping hidden pairs.
- * 2. All sums are in double, in an order that depends on the problem alone. Two doubles hold lse: the row's largest
- * score, and the logarithm of the sum of exponentials relative to it. cpu/reference.c computes the same on the CPU. */
+ * P of a hidden pair is -0, and P of a visible pair is never -0. Rows of Z with a NaN or an infinity are multiplied
+ * without tensor cores, skipping hidden pairs. All sums are in double, in an order that depends on the problem alone.
+ * Two doubles hold lse: the row's largest score, and the logarithm of the sum of exponentials relative to it.
+ * cpu/reference.c computes the same on the CPU. */
 #include "kernels/cuda/sm80/ptx.cuh"
 #include "kernels/cuda/truth/steps.cuh"
 #include "kernels/cuda/truth/truth.h"
@@ -258,7 +255,6 @@ DEVICE const row_sum &sum_of(const row_sum (&of_rows)[2], const row_sum *of_colu
     return is_by_keys(PASS) ? of_columns[at.column + column_of(n, e)] : of_rows[e / 2];
 }
 
-/* Turns scores into P in a backward; P of a hidden pair is -0. */
 template <pass PASS>
 DEVICE void probabilities(const row_sum (&of_rows)[2], const row_sum *of_columns, const cursor &at, fragment &S)
 {
@@ -393,9 +389,9 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
 
 /* ---- The kernels that run between the forward and the gradients -------------------------------------------------- */
 
-/* Replaces a row's computed softmax by the client's lse, as cpu/reference.c does. |lse| >= ATTN_LSE_MOST is ignored,
- * except -inf. If the row sees only one key, and lse differs from its score only by rounding, the score replaces lse,
- * so that P is exactly 1. */
+/* Replaces a row's computed softmax by the client's lse, as cpu/reference.c does. An lse with |lse| >= ATTN_LSE_MOST is
+ * ignored, except -inf. If the row sees only one key, and lse differs from its score only by rounding, the score
+ * replaces lse, so that P is exactly 1. */
 DEVICE void take_given_lse(row_sum &sum, double lse)
 {
     const bool counts = fabs(lse) < ATTN_LSE_MOST;
@@ -434,8 +430,8 @@ __global__ void __launch_bounds__(SMALL_BLOCK) close_rows(const __grid_constant_
 
 /* Operations per second on chips whose tensor cores compute doubles (RATE), and on chips of compute capability 8.6, 8.7
  * and 8.9 (RATE_OF_FEW), which compute doubles at a 64th of their float32 rate. OPTIONS_COST: factor by which options
- * lengthen a problem. Measured with head size 128: an H100 makes 2.1e13 in a forward and 1.8e13 in a backward, an A100
- * 0.3 times as many, and all options together take 3.8 times as long. */
+ * lengthen a problem. Measured with head size 128: H100 2.1e13 (forward) and 1.8e13 (backward), A100 0.3 times as many;
+ * all options together: 3.8 times as long. */
 const double RATE = 1.8e13, RATE_OF_FEW = 2.5e11, OPTIONS_COST = 4;
 const double BYTES_PER_SECOND = 5e11;
 
