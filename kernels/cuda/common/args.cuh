@@ -41,8 +41,8 @@ struct cuda_args {
     bool ends_of_queries, ends_of_keys;
     /* kernels skip packed sequences of at most this many rows (queries * heads of a group), which decode.cu computes */
     int decode_rows;
-    /* One byte per row of lse, and one per row of dk: not 0 if a kernel could not compute the row, and a later launch
-     * (simple/simple.cu) must. *rows_found becomes 1 if there is such a row. NULL in short problems. */
+    /* One byte per row of lse, and one per row of dk: not 0 if a kernel could not compute the row, so that a later
+     * launch (simple/simple.cu) computes it. *rows_found becomes 1 if there is such a row. NULL in short problems. */
     uint8_t *rows_later, *keys_later, *rows_found;
     /* A backward keeps the lse of rows with huge scores as two floats (lse and rest of struct saved in rows.cuh). A
      * forward that gets these pointers writes only these two arrays; in other launches they are NULL. */

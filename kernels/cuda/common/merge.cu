@@ -92,7 +92,6 @@ __global__ void __launch_bounds__(32 * WARPS) merge_rows(const __grid_constant__
     }
 }
 
-/* One block computes dsinks of one head. Warp w adds up the head's rows w, w + SINK_WARPS, ... */
 __global__ void __launch_bounds__(32 * SINK_WARPS) merge_sinks(const __grid_constant__ attn_merge_plan m, int64_t rows)
 {
     __shared__ weights all[SINK_WARPS];

@@ -199,9 +199,9 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
     return z.x;
 }
 
-/* Tensor cores compute only rows whose largest score is below this limit; forward_row() computes the others. They round
- * a row's largest score to float32 in base 2, but not the scores from which they subtract it. The largest P is
- * therefore not exactly 1 from 2^24 on, and may overflow float16 from 2^28 on. */
+/* Tensor cores compute only rows whose largest score is below this limit; forward_row() computes the others. The
+ * largest score is rounded to float32 in base 2 before it is subtracted from the scores, which are not rounded. The
+ * largest P is therefore not exactly 1 from 2^24 on, and may overflow float16 from 2^28 on. */
 const float SCORE_MOST = 1 << 27;
 
 /* Returns whether tensor cores computed a row correctly, given its largest score m. BUT_HUGE is true for kernels that
@@ -378,9 +378,9 @@ DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x,
     return is_parted_by_tiles(a, m) ? y - m - s.rest[at] * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns the lse of row i as two numbers. If lse is huge, x is the row's largest score, and y the logarithm of the sum
- * of exp(score - x), computed from q and k, because rounding has removed y from lse. Otherwise, or if another launch
- * computes the two (`now` is false), x is lse and y is 0. The whole warp calls it. */
+/* Returns the lse of row i as two numbers (x, y). If lse is huge, x is the row's largest score, and y the logarithm of
+ * the sum of exp(score - x), computed from q and k, because rounding has removed y from lse. Otherwise, or if another
+ * launch computes the two (`now` is false), x is lse and y is 0. The whole warp calls it. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
                                                    bool now = false)

@@ -27,8 +27,7 @@ DEVICE float far_of_row(const cuda_args &a, const saved &s, const head_args &x, 
     return (sum.dz_far - off * sum.p_far) / all;
 }
 
-/* Computes those of dalibi_slopes (from s.far) and dsinks (from s.lse, s.rest and s.delta) that the problem
- * requests. */
+/* Computes dalibi_slopes from s.far, and dsinks from s.lse, s.rest and s.delta, if the problem requests them. */
 cudaError_t sum_heads(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s,
                       cudaStream_t stream);
 

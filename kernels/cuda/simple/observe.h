@@ -39,7 +39,7 @@ void simple_observe_nonfinite_sums(const cuda_chip *chip, const cuda_args &a, co
 void simple_observe_sums_left(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                               cudaStream_t stream);
 
-/* Computes those of max_logit and mean_entropy of each head that the problem requests. */
+/* Computes max_logit and mean_entropy of each head, if the problem requests them. */
 void simple_observe_heads(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows, cudaStream_t stream);
 
 #endif

@@ -98,8 +98,8 @@ DEVICE float given_lse_of(const cuda_args &a, const head_args &x, int64_t i)
     return a.g.observe.given_lse ? ((const float *)view.data)[attn_at(&view, x.b, x.h, x.s.q_start + i)] : 0;
 }
 
-/* Returns whether the client's lse determines the sum of a row's exponentials. If it is large, rounding to float32 has
- * removed all bits of the sum. */
+/* Returns whether the client's lse determines the sum of a row's exponentials. A large lse does not, because rounding
+ * to float32 has removed all bits of the sum. */
 DEVICE bool says_lse(float lse)
 {
     return fabsf(lse) < ATTN_LSE_MOST || lse == -CUDART_INF_F || lse != lse;

@@ -23,7 +23,7 @@ void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_ar
 /* Like simple_gradients_left(), but with one launch for dq, and one for dk and dv. */
 void simple_marked_gradients(const cuda_chip *chip, cuda_args a, const saved &s, cudaStream_t stream);
 
-/* Computes those of dbias, dalibi_slopes and dsinks that the problem requests, from s.lse and s.delta. */
+/* Computes dbias, dalibi_slopes and dsinks, if the problem requests them, from s.lse and s.delta. */
 void simple_gradients(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s,
                       cudaStream_t stream);
 

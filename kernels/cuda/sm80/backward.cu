@@ -530,7 +530,6 @@ template <typename T, int D> void launch_finish(const cuda_args &a, const scratc
 
 struct steps_row {
     int D;
-    /* prepare[0] is for bfloat16, prepare[1] for float16 */
     void (*prepare[2])(const cuda_args &, const scratch &, dim3, cudaStream_t);
     void (*finish[2])(const cuda_args &, const scratch &, dim3, cudaStream_t);
 };

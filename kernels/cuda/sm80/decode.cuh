@@ -537,8 +537,8 @@ template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
         for (int e = 0; e < 4; e++) O[dt][e] *= by_row[e % 2];
 }
 
-/* Writes a warp's O^T to shared memory. With t = lane % 4, a lane has rows 2 t and 2 t + 1 of two of every 16 channels:
- * lane / 4 and lane / 4 + 8, or with float8 keys lane / 4 * 2 and lane / 4 * 2 + 1. */
+/* Writes a warp's O^T to shared memory. With t = lane % 4, a lane has rows 2 t and 2 t + 1 of two of every 16 channels.
+ * These are channels lane / 4 and lane / 4 + 8, or with float8 keys lane / 4 * 2 and lane / 4 * 2 + 1. */
 template <class X, int DT>
 DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, int wk, int rows)
 {
@@ -593,8 +593,8 @@ DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[
 DEVICE void wait_and_let_begin()
 {
     wait_for_prerequisites();
-    /* only after the wait, because launch_dependents() lets combine_splits() start, which reads lengths that the
-     * previous kernel writes */
+    /* This call must come after the wait: it lets combine_splits() start, which reads lengths that the previous kernel
+     * writes. */
     launch_dependents();
 }
 
@@ -695,7 +695,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
         else load_queries<X>(sm.tile.Q, a, place, sequences);
     };
     if (!X::FEW) prepare_rows();
-    bool clean = false; /* true: zeros replace infinities and NaN of V */
+    bool clean = false; /* true: the second pass of the loop, where zeros replace infinities and NaN of V */
 again:
     float O[1][DT][4] = {}, m[2] = { -CUDART_INF_F, -CUDART_INF_F }, l[2] = {};
 
@@ -863,7 +863,7 @@ constexpr size_t shared_bytes()
 
 /* The code of a block of decode_stacks(): computes split number `index` of one key/value head for a stack (sequences
  * whose common keys are read once). Neighbouring sequences that share the split are computed together. A sequence whose
- * result is not finite gets NaN as sum l, and decode_splits() computes it again. */
+ * result is not finite gets NaN as the sum l of its first row, and decode_splits() computes it again. */
 template <typename T, class X, template <typename, class> class RING, class KEPT>
 DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {

@@ -23,7 +23,7 @@ struct decode_plan {
     bool float8;
     bool wide_heads; /* true: D or Dv is above 256 */
     bool options;    /* true: the problem has options (softcap, bias, masks, ...) */
-    /* the most sequences whose rows decode_stacks() computes together; 0: it is not launched */
+    /* the most sequences whose rows decode_stacks() computes together; 0: decode_stacks() is not launched */
     int stack;
     /* number of rows of partial results per key/value head in packed problems; those of sequence b begin at cu_k[b] /
      * KEYS_A_ROW */
@@ -54,7 +54,7 @@ enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
  * and for many float8 keys, and shorter for head sizes above 256. */
 template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide, bool float8, bool wide_heads)
 {
-    const I least = wide ? 512 : 128, /* a power of two, because `& -least` rounds */
+    const I least = wide ? 512 : 128, /* a power of two, because `& -least` rounds to multiples of it */
         most = wide_heads                     ? 512
                : wide                         ? 2048
                : float8 && keys > LONG_FLOAT8 ? MOST_FLOAT8

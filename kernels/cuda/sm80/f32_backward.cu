@@ -44,7 +44,8 @@ template <bool SCORE_MODS> struct tile<256, SCORE_MODS> {
 };
 
 enum part { DK = 1, DV = 2 };
-/* number of elements in a row of dS in shared memory: eight pieces of 16 bytes, even if BM is smaller */
+/* number of elements in a row of dS in shared memory: eight pieces of 16 bytes, even if BM (queries per tile) is
+ * smaller */
 enum { DS_ROW = 64 };
 
 template <int D, bool SCORE_MODS> struct shared {

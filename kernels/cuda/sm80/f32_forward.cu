@@ -250,7 +250,8 @@ again:
         __syncthreads();
         load(sm.V, planes.v, j);
 
-        /* true: a row of this warp sees a key of the tile; with MT == 2 there are too few registers to test this */
+        /* true: a row of this warp sees a key of the tile; always true with MT == 2, where registers are too few for
+         * the test */
         const int w0 = q0 + warp * MT * 16;
         const bool active = MT == 2 || (j * BN < w0 + MT * 16 - 1 + limit.hi && (j + 1) * BN > w0 + limit.lo);
         uint32_t ph[MT][NT / 2][4], pl[MT][NT / 2][4];

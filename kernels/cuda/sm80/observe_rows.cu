@@ -154,7 +154,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
 
 /* ---- The largest scores of a row --------------------------------------------------------------------------------- */
 
-/* Behind this struct lie the top scores of each row of the block, and then the top keys. */
+/* Shared memory of tops_of_tiles(). Behind this struct lie the top scores of each row of the block, and then the top
+ * keys. */
 template <int D> struct top_shared {
     shared<D, true> of_rows;
     /* the smallest score in each row's list of top scores, or -inf if the list is not full */

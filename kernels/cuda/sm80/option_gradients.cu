@@ -508,7 +508,8 @@ DEVICE void store_zeros(const cuda_args &a, const work &w, const visits<EACH_PAI
             if (j < v.begin * SIDE || j >= v.end * SIDE) ((float *)w.to.data)[at + r * w.to.row + j] = 0;
 }
 
-/* Sums over the keys of a query: of P, of dZ, of P times distance, of dZ times distance. */
+/* Sums over the keys of a query: of P, of dZ, of P times distance, and of dZ times distance (between the positions of
+ * query and key). */
 struct far_sums {
     float p, dz, p_far, dz_far;
 };

@@ -7,7 +7,7 @@
 
 size_t option_gradient_bytes(const attn_plan *plan);
 
-/* Computes those of dbias, dalibi_slopes and dsinks that the problem requests, from lse, rest, delta and out in `s`. */
+/* Computes dbias, dalibi_slopes and dsinks, if the problem requests them, from lse, rest, delta and out in `s`. */
 cudaError_t option_gradients(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
                              const saved &s, float *workspace);
 

@@ -122,7 +122,7 @@ template <> DEVICE uint32_t pack<__nv_bfloat16>(float low, float high)
     return r;
 }
 
-/* Conversion of two float16 to floats, and products of two pairs of float16. PTX ISA 9.7.4.4. */
+/* These functions convert two float16 to floats, and multiply pairs of float16. PTX ISA 9.7.4.4. */
 DEVICE float2 floats_of_halves(uint32_t x)
 {
     return __half22float2(*reinterpret_cast<const __half2 *>(&x));

@@ -446,8 +446,8 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     const auto before = [&](const cuda_chip *part) {
         cuda_args now = a;
         if (!is_first_share(part)) return cudaSuccess;
-        /* If `own`, no later launch computes the two parts of a huge lse. simple_delta() computes them at once if
-         * rows_later is NULL. */
+        /* If the marks are this file's own (`own`), no later launch computes the two parts of a huge lse.
+         * simple_delta() computes them at once if rows_later is NULL. */
         if (own) now.rows_later = nullptr;
         simple_delta(now, run.scratch.s, true, stream);
         return own ? cudaMemsetAsync(a.rows_found, 0, mark_bytes(d), stream) : cudaSuccess;

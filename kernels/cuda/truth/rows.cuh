@@ -35,7 +35,8 @@ struct truth_args {
     cuda_args a;
     dense q, k, v, dout;
     row_sum *sums;
-    /* where results are written; NULL: not requested; a backward always has an address for out, which delta needs */
+    /* Addresses of the results; NULL: not requested. A backward always has an address for out, because delta needs
+     * out. */
     attn_truth to;
     attn_score_options_as<double> scores;
     double drop_scale;

@@ -17,7 +17,7 @@ struct exchange {
 
 struct truth_memory {
     float stage[STAGES][COLUMNS * Z_LINE];
-    exchange warp[WARPS]; /* only for problems with options (softcap, bias, masks, ...) */
+    exchange warp[WARPS];
 };
 static_assert((ROWS + COLUMNS) * LINE <= COLUMNS * Z_LINE, "a chunk of X and Y fits a stage");
 static_assert(sizeof(truth_memory) <= 99 * 1024, "fits a block of every chip from 8.0 on");
