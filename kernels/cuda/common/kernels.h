@@ -201,7 +201,6 @@ static inline bool has_options(const attn_plan *plan)
     return plan->features & ~PLAIN_FEATURES;
 }
 
-/* Keys and values in pages need a separate variant of the kernel. */
 static inline bool has_pages(const attn_plan *plan)
 {
     return plan->features & ATTN_TENSOR_BIT(page_table);

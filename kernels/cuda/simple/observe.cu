@@ -207,7 +207,6 @@ __global__ void __launch_bounds__(32 * WARPS)
 
 enum { HEAD_THREADS = 512 };
 
-/* One block computes max_logit (the largest score) and mean_entropy (of the rows) of a head. */
 __global__ void __launch_bounds__(HEAD_THREADS)
     observe_heads(const __grid_constant__ cuda_args a, const __grid_constant__ observed_rows rows)
 {

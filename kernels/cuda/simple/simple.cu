@@ -173,7 +173,6 @@ __global__ void __launch_bounds__(32 * WARPS)
         [&](int64_t n) { dkdv_row_at<N, BY_LANES>(a, s, n); });
 }
 
-/* Returns dZ of a pair, or 0 if the pair is hidden. */
 template <int N> DEVICE float dz_of(const cuda_args &a, const saved &s, const head_args &x, int64_t i, int64_t j)
 {
     if (i >= x.s.Sq || s.lse[lse_at(a, x, i)] == -CUDART_INF_F || !visible(a, x, i, j)) return 0;
@@ -359,7 +358,6 @@ void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t
                 });
 }
 
-/* If there are many rows, each warp reads several marks. */
 static unsigned blocks_for_marks(const cuda_chip *chip, int64_t rows)
 {
     const int64_t busy = (int64_t)chip->multiprocessors * 32; /* 32 warps per multiprocessor keep the GPU busy */

@@ -17,7 +17,6 @@
 #include "seen_tiles.cuh"
 #include "recompute.h"
 
-/* Computes the lse of rows with huge scores as two numbers (in forward.cu). */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream);
 
 namespace {

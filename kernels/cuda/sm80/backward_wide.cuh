@@ -59,7 +59,6 @@ DEVICE void pair_barrier(int pair)
     }
 }
 
-/* Converts columns k .. k + 15 of a block to operand A of the next matrix product. */
 template <typename T> DEVICE void pack_block(uint32_t (&f)[2][4], const float (&c)[2][4][4], int k)
 {
 #pragma unroll

@@ -277,7 +277,6 @@ DEVICE void turned_values_of(uint32_t (&a)[4], const uint16_t *tile, int first, 
 
 /* ---- The computation of a split ---------------------------------------------------------------------------------- */
 
-/* Loads the block's rows of Q to shared memory; rows that do not exist become zeros. */
 template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, const group_place &place, int sequences)
 {
     const int D = X::D, BM = X::BM;
@@ -661,8 +660,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
 {
     const int THREADS = X::THREADS;
     const int D = X::D, BN = X::BN, KW = X::KW, WK = X::WK, CHUNK = RING<T, X>::CHUNK;
-    const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* HALVES: number of rows of O
-                                                                                         * that a lane has */
+    const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2;
     const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED;
     const bool RESCALE_AT_ONCE = X::STACKED || X::WIDE_HEAD; /* true: a lane's two rows of O are rescaled in one loop */
     typename RING<T, X>::memory &sm = *reinterpret_cast<typename RING<T, X>::memory *>(memory);

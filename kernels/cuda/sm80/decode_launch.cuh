@@ -260,7 +260,6 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
         y.combine_rows = 4;
     } else {
         const int64_t rows = d.Sq * g.group;
-        /* upper bound of the keys that a sequence's queries see */
         const int64_t keys = attn_min64(d.Sk, g.left + g.right + d.Sq + SPLIT_ALIGN);
         const int64_t splits = most_splits(keys, rows > NARROW, float8, y.p.wide_heads);
         y.p.splits = y.p.walkers = (int)splits;

@@ -21,8 +21,8 @@ struct decode_plan {
      * `few`) */
     bool ahead;
     bool float8;
-    bool wide_heads; /* true: D or Dv is above 256 */
-    bool options;    /* true: the problem has options (softcap, bias, masks, ...) */
+    bool wide_heads;
+    bool options;
     /* the most sequences whose rows decode_stacks() computes together; 0: decode_stacks() is not launched */
     int stack;
     /* number of rows of partial results per key/value head in packed problems; those of sequence b begin at cu_k[b] /

@@ -141,7 +141,6 @@ DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, float dq_unit, int wa
     }
 }
 
-/* Stores a warp's 16 rows of dk or dv, from key `first` on. Rows from `end` on do not exist. */
 template <int DT>
 DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, int hk, int64_t start, int first, int end,
                        int width, int lane)
@@ -404,8 +403,6 @@ size_t lay_out(const attn_dims &d, void *memory, split_planes (&planes)[4])
     return total;
 }
 
-/* Returns the sizes of the workspace's parts. `forward`: bytes that the forward of out and lse needs, or 0 if the
- * client gave both. */
 parts parts_of(const attn_plan *plan, size_t forward)
 {
     const attn_geometry &g = plan->geometry;

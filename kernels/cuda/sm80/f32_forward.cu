@@ -350,7 +350,6 @@ again:
                                                                             O[mt][dt][half * 2 + 1]);
     });
     __syncwarp();
-    /* true: if a row sees only one key, its out is a bitwise copy of the key's row of v */
     const bool copies = !SCORE_MODS && sink_of(a, x.h) == -CUDART_INF_F;
     if (out.data) store_rows_or_values<D, MT * 16>(a, x, staged, q0, warp * MT * 16, limit, copies, lane);
     if (clean || wide) {

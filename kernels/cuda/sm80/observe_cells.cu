@@ -103,7 +103,6 @@ DEVICE void add_run(const float (&P)[Shape::MT][NT][4], int c0, int c1, float (&
     }
 }
 
-/* Returns the sum over the warp's rows begin to end - 1, in all lanes. */
 template <class Shape> DEVICE float sum_of_rows(const float (&sum)[Shape::MT][2], int begin, int end)
 {
     const int row = threadIdx.x % 32 / 4;

@@ -98,7 +98,6 @@ DEVICE void for_tiles(uint16_t (&tiles)[2][Shape::BN * D], const uint32_t (&own)
     cp_async_wait<0>();
 }
 
-/* Returns the score of a pair before the conversion to base 2, or -inf if the query does not see the key. */
 DEVICE float visible_score(const cuda_args &a, const head_args &x, const limits &limit, int i, int key, float dot)
 {
     float derivative;

@@ -38,13 +38,13 @@ struct work {
     attn_view to; /* where sums are written: dbias, or the workspace with separate sums for each block */
     /* number of elements between the sums of two blocks that share a tile */
     int64_t part_elements;
-    int batches, heads;     /* an element of dbias is a sum over this many batch rows and heads */
-    int q_tiles, key_tiles; /* number of tiles of queries, and of keys, of one head */
-    int parts;              /* number of blocks that share the terms of an element of dbias */
+    int batches, heads; /* an element of dbias is a sum over this many batch rows and heads */
+    int q_tiles, key_tiles;
+    int parts; /* number of blocks that share the terms of an element of dbias */
     /* true: Q and dO stay in shared memory while the block visits tiles of keys */
     bool resident;
     bool bias_stays; /* true: the block's tile of the bias stays in shared memory */
-    bool given;      /* true: the client gave out and lse; false: they are recomputed */
+    bool given;
     /* true: one instruction can read elements 2 n and 2 n + 1 of a row of the bias, or write those of dbias */
     bool bias_in_pairs, dbias_in_pairs;
 };
@@ -55,7 +55,6 @@ struct pair_tile_place {
 
 /* ---- Which tiles a block visits ---------------------------------------------------------------------------------- */
 
-/* The tiles that a block visits: place(n) for n from `begin` to `end` - 1. */
 template <sum_kind KIND> struct visits {
     int b, h, i0, j0, part, begin, end;
     int heads, q_tiles;
@@ -272,7 +271,6 @@ template <sum_kind KIND> DEVICE void load_bias(const cuda_args &a, const visits<
     }
 }
 
-/* Adds the bias to scores. i0 and j0 are the first query and key of the block's tile. */
 DEVICE void add_bias_of_block(const shared_bias &bias, const warp_pairs &x, int i0, int j0, pair_numbers &S)
 {
     for_queries(x, [&](int mt, int half, int i) {
@@ -373,7 +371,6 @@ DEVICE bool scores_are_finite(const warp_pairs &x, const pair_numbers &S)
     return zero == 0;
 }
 
-/* Turns S = q.k into scores in base 2, with softcap. */
 DEVICE void scale_scores(const warp_pairs &x, pair_numbers &S)
 {
     const float cap = x.x.options.softcap;

@@ -150,7 +150,6 @@ template <int PAIR> DEVICE uint32_t halves_of_e4m3(uint32_t bytes)
 }
 #endif
 
-/* Returns sum + x . y, where x and y are two 16-bit elements each. */
 template <typename T> DEVICE float dot_pair(uint32_t x, uint32_t y, float sum);
 template <> DEVICE float dot_pair<__half>(uint32_t x, uint32_t y, float sum)
 {

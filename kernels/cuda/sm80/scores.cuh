@@ -182,7 +182,6 @@ template <int NT> DEVICE float largest_of_row(const float (&S)[NT][4], int half)
     return fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
 }
 
-/* Replaces the scores of a row by 2^(c S + offset). Returns this lane's part of the row's sum. */
 template <int NT> DEVICE float exponents_of_row(float (&S)[NT][4], int half, float c, float offset)
 {
     float sum = 0;

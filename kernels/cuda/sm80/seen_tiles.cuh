@@ -76,7 +76,6 @@ DEVICE void list_seen_tiles(const cuda_args &a, int b, int first, int last, seen
     __syncthreads();
 }
 
-/* Lists the tiles of BN keys that queries i0 to i1 - 1 of head h see. */
 template <int BN, int THREADS>
 static __device__ __noinline__ void list_seen_keys(const cuda_args &a, int b, int h, int i0, int i1, int first,
                                                    int last, seen_tiles &seen)

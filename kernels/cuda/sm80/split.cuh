@@ -35,7 +35,7 @@ const float LO_UNIT = 1.0f / 2048;
 struct split_stats {
     int exponent;
     int wide;
-    float top;  /* the largest magnitude of a number in the tile */
+    float top;
     float norm; /* the largest Euclidean norm of the tile's rows, times 2^exponent */
 };
 

@@ -46,7 +46,7 @@ struct block_place {
     limits limit;
     /* `h`: the query head of the present tile; blocks of dk and dv visit all query heads of `hk` */
     int b, h, hk;
-    int row0; /* the block's first row in its sequence */
+    int row0;
     int rows;
     int column0;
     /* The rounds of the block's loop have the numbers `begin` to `end` - 1. A round is a tile of keys (for dq), or a

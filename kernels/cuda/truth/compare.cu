@@ -15,7 +15,6 @@ struct compared {
     attn_truth_distance *to;
 };
 
-/* Returns whether the row is neither padding nor in a gap between packed sequences. */
 DEVICE bool row_exists(const attn_geometry &g, bool keys, const row_place &row)
 {
     const bool packed = packed_rows(g.dims, keys);

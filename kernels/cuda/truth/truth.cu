@@ -137,7 +137,6 @@ struct block_work {
     /* members: number of query heads that the block visits; part: which WIDTH columns of the result the block
      * computes */
     int members, part;
-    /* from_z: the block's first column of Z and of the result; width: number of these columns */
     int from_z, width;
     /* causal, window and lengths let each of the lane's two rows see columns lo to hi - 1 */
     int lo[2], hi[2];
@@ -447,7 +446,6 @@ int padded(int64_t channels)
     return (int)(attn_tiles(channels, CHUNK) * CHUNK);
 }
 
-/* Returns the number of operations of a pass (FORWARD, DQ, DK or DV) for a pair of a query and a key. */
 double flops_of_pair(const attn_dims &d, pass p)
 {
     const int D = padded(d.D), Dv = padded(d.Dv), width = p == FORWARD || p == DV ? Dv : D;
