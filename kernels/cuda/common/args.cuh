@@ -1,10 +1,8 @@
-/* args.cuh: the arguments of kernels (a problem's tensors, sizes and options), and the score of one (query, key) pair
- * with every option.
+/* args.cuh: the arguments of all kernels (a problem's tensors, sizes and options), and the score of one (query, key)
+ * pair with every option.
  *
- * The host resolves an attn_problem once (attn_geometry_of()), and passes the result to the kernels by value. These
- * parameters take about 1.3 KB, which the constant cache broadcasts. The functions below compute a score as
- * kernels/README.md defines it, in float, one step per line. Every kernel that computes scores one by one calls these
- * functions, so all kernels compute the same scores. */
+ * kernels/README.md defines the score. Every kernel that computes scores one by one calls these functions, so all
+ * kernels compute the same scores. */
 #ifndef ATTN_CUDA_ARGS_CUH
 #define ATTN_CUDA_ARGS_CUH
 
@@ -18,7 +16,7 @@
 
 #define DEVICE __device__ __forceinline__
 
-/* Returns the block's dynamic shared memory as a struct S. Each kernel defines its own S. */
+/* Returns the block's dynamic shared memory as a struct S, which each kernel defines. */
 template <class S> DEVICE S &block_memory()
 {
     extern __shared__ __align__(1024) char memory[];
@@ -30,30 +28,24 @@ const float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 struct cuda_args {
     attn_geometry g;
     uint64_t seed;
-    /* dropout drops a pair whose 16 random bits (half of a Philox word) are below this number; 0: no dropout */
+    /* dropout drops a (query, key) pair whose 16 random bits are below this number; 0: no dropout */
     uint32_t drop_below;
-    float drop_scale; /* the factor by which P is multiplied if dropout keeps the pair: 1 / (1 - dropout_p) */
-    /* dropout's random generator gives head h of batch row b the number drop_first + b * drop_batch + h */
+    float drop_scale; /* 1 / (1 - dropout_p): the factor of P for a pair that dropout keeps */
+    /* dropout's random generator uses the number drop_first + b * drop_batch + h for head h of batch row b */
     int64_t drop_first, drop_batch;
-    /* The index of a row in lse, delta and a recomputed out: row i of sequence b and head h has the index b * lse_batch
-     * + h * lse_head + q_start + i. In a packed tensor, q_start is the sequence's first row. */
+    /* index of query i of sequence b and head h in lse and delta: b * lse_batch + h * lse_head + q_start + i */
     int64_t lse_batch, lse_head;
-    /* the index of the first tile that this launch computes in each head; in packed problems, the tiles of a head are
-     * numbered across all sequences */
+    /* index of the first tile that this launch computes in each head */
     int first_tile;
-    /* true: a sequence may have fewer queries (or fewer keys) than its tensor has rows, because the problem is packed
-     * or has seqlens */
+    /* true: sequences may have fewer queries (or keys) than their tensor has rows (packed problem, or seqlens) */
     bool ends_of_queries, ends_of_keys;
-    /* the kernel skips packed sequences of at most this many rows (queries times heads of a group), because decode.cu
-     * computes them; 0: no sequence is skipped */
+    /* kernels skip packed sequences of at most this many rows (queries * heads of a group), which decode.cu computes */
     int decode_rows;
-    /* Bytes in which a kernel marks rows that it cannot compute: one byte per row of lse, and one per row of dk. A
-     * later launch (simple/simple.cu) computes the marked rows. *rows_found becomes 1 if any row is marked. In a short
-     * problem these pointers are NULL, and the kernel computes all rows itself. */
+    /* One byte per row of lse, and one per row of dk: not 0 if a kernel could not compute the row, so that a later
+     * launch (simple/simple.cu) computes it. *rows_found becomes 1 if there is such a row. NULL in short problems. */
     uint8_t *rows_later, *keys_later, *rows_found;
-    /* The arrays saved.lse and saved.rest of rows.cuh. A backward keeps the lse of a row with huge scores as two
-     * numbers, because one float would round it too much. A forward kernel to which these pointers are given writes
-     * only these two arrays. The pointers are NULL in all other launches. */
+    /* A backward keeps the lse of rows with huge scores as two floats (lse and rest of struct saved in rows.cuh). A
+     * forward that gets these pointers writes only these two arrays; in other launches they are NULL. */
     float *part_lse, *part_rest;
 };
 
@@ -67,7 +59,7 @@ static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *pla
     a.drop_scale = (float)(1 / (1 - p->dropout_p));
     a.drop_batch = p->dropout_heads ? p->dropout_heads : a.g.dims.H;
     a.drop_first = p->dropout_first;
-    a.lse_head = a.g.dims.Sq; /* in packed problems dims.Sq counts the queries of all sequences */
+    a.lse_head = a.g.dims.Sq;
     a.lse_batch = a.g.dims.packed ? 0 : a.g.dims.H * a.g.dims.Sq;
     a.ends_of_queries = a.g.dims.packed || a.g.seqlens_q;
     a.ends_of_keys = a.g.dims.packed || a.g.seqlens_k;
@@ -77,8 +69,7 @@ static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *pla
     return a;
 }
 
-/* query_rows() returns the size of lse: the number of query rows of all heads. key_rows() returns the number of rows of
- * dk: the key rows of all key/value heads. */
+/* Numbers of rows of lse (queries of all heads) and of dk (keys of all key/value heads). */
 static inline int64_t query_rows(const attn_dims &d)
 {
     return d.Sq * d.H * (d.packed ? 1 : d.B);
@@ -119,11 +110,10 @@ DEVICE void store_float(attn_dtype dtype, void *data, int64_t index, float x)
     }
 }
 
-/* Arguments of score() that are the same for all pairs of a row, and for all pairs of a tile of one head. */
 struct head_args {
     int64_t b, h, hk; /* b: sequence or batch row; h: query head; hk: the key/value head of h */
     attn_sequence s;
-    float scale; /* q.k times this factor is the score; the factor includes the scales of float8 tensors */
+    float scale; /* the score is q.k times this factor, which includes the scales of float8 tensors */
     attn_score_options options;
     float slope; /* the head's ALiBi slope; 0 without ALiBi */
     float v_scale;
@@ -169,8 +159,6 @@ DEVICE bool visible_by_mask(const cuda_args &a, const head_args &x, int64_t i, i
     return true;
 }
 
-/* Returns whether query i sees key j: causal, window and lengths must allow the pair, and visible_by_mask() must be
- * true. */
 DEVICE bool visible(const cuda_args &a, const head_args &x, int64_t i, int64_t j)
 {
     const attn_range keys = attn_keys_of(&a.g, &x.s, i);
@@ -183,7 +171,7 @@ template <typename real> DEVICE float saturated(real z)
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : (float)z;
 }
 
-/* Returns the score z of the pair (i, j) plus its terms of bias and ALiBi. */
+/* Adds the terms of bias and ALiBi to the score z of the pair (i, j). */
 template <typename real> DEVICE real with_bias(const cuda_args &a, const head_args &x, int64_t i, int64_t j, real z)
 {
     const attn_view &bias = a.g.view[ATTN_T_bias];
@@ -195,8 +183,8 @@ template <typename real> DEVICE real with_bias(const cuda_args &a, const head_ar
     return z;
 }
 
-/* Returns the score z of a visible pair, given its q.k. *derivative becomes dz / d(scale q.k) (score.h). z is NaN if
- * q.k or a partial sum of it overflows float32; rows.cuh computes the score of such a pair with score_in_double(). */
+/* Returns the score z of a visible pair from its q.k, or NaN if q.k overflows float32 (rows.cuh then calls
+ * score_in_double()). *derivative becomes dz / d(scale q.k). */
 DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float dot, float *derivative)
 {
     float z = attn_score_of(&x.options, &x.s, i, j, x.scale * dot, derivative);
@@ -204,8 +192,8 @@ DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j,
     return fabsf(dot) <= FLT_MAX ? z : CUDART_NAN_F;
 }
 
-/* Like score(), but in double, for a q.k that does not fit in a float32. Returns the score z (as x) and its derivative
- * dz / d(scale q.k) (as y). */
+/* Like score(), but in double, for q.k beyond the range of float32. Returns the score z (x) and dz / d(scale q.k)
+ * (y). */
 DEVICE float2 score_in_double_inline(const cuda_args &a, const head_args &x, int64_t i, int64_t j, double dot)
 {
     const double scale = a.g.scale * (double)scale_of(a.g.view[ATTN_T_q_scale], x.b, x.hk) *
@@ -220,29 +208,26 @@ static __device__ __noinline__ float2 score_in_double(const cuda_args &a, const 
     return score_in_double_inline(a, x, i, j, dot);
 }
 
-/* Scores with at least this magnitude are called huge. Neighbouring float32 numbers of this magnitude are so far apart
- * that P is 1 for a row's largest score and 0 for all lower scores, in base 2 and in base e. */
+/* A score is called huge if its magnitude is at least this. Neighbouring float32 numbers are so far apart there that P
+ * is 1 for a row's largest score and 0 for all lower scores. */
 const float HUGE_SCORE = 8589934592.0f;
 
-/* Returns the score of a visible pair, or of a sink, in base 2. The result is never -inf, which stands for a hidden
- * pair. A score z with |z| >= HUGE_SCORE is returned unchanged, because its conversion could overflow; P is
- * nevertheless correct (see HUGE_SCORE). */
+/* Converts a score to base 2. The result is never -inf, which stands for a hidden pair. Huge scores are returned
+ * unchanged, because their conversion could overflow; P is nevertheless correct (see HUGE_SCORE). */
 DEVICE float in_base_2(float z)
 {
     const float y = z * LOG2E, most = HUGE_SCORE - 512;
-    /* comparisons with a NaN are false, so a NaN stays NaN */
+    /* comparisons with NaN are false, so NaN stays NaN */
     return fabsf(z) >= HUGE_SCORE ? z : y > most ? most : y < -most ? -most : y;
 }
 
-/* Returns the lse of a row. m is the row's largest score (from in_base_2()), and l the sum of the exponentials of the
- * differences between scores and m. */
+/* Returns a row's lse from its largest score m (in base 2) and the sum l of exp2(score - m). */
 DEVICE float lse_of_sum(float m, float l)
 {
     return l == 0 ? -CUDART_INF_F : fabsf(m) >= HUGE_SCORE ? m : m * LN2 + logf(l);
 }
 
-/* Returns whether causal, window and lengths let query i see at least one key. If they do, and the row's largest score
- * is nevertheless -inf, all q.k of the row are outside the range of float32. */
+/* Returns whether causal, window and lengths let query i see at least one key. */
 DEVICE bool sees_keys(const attn_geometry &g, const attn_sequence &s, int64_t i)
 {
     const attn_range keys = attn_keys_of(&g, &s, i);
@@ -254,7 +239,6 @@ DEVICE int64_t dropout_head(const cuda_args &a, int64_t b, int64_t h)
     return a.drop_first + b * a.drop_batch + h;
 }
 
-/* Returns the factor of dropout for a pair: 0, or 1 / (1 - dropout_p). */
 DEVICE float dropout(const cuda_args &a, const head_args &x, int64_t i, int64_t j)
 {
     if (a.drop_below == 0) return 1;
@@ -272,11 +256,10 @@ DEVICE float sink_in_base_2(float sink)
     return sink == -CUDART_INF_F ? sink : in_base_2(sink);
 }
 
-/* Returns the sequence to which row `row` of a packed tensor belongs: the last sequence that starts at or before the
- * row. `cu` is cu_seqlens. */
+/* Returns the sequence that contains row `row` of a packed tensor; `cu` is cu_seqlens. */
 DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
 {
-    int64_t low = 0, high = sequences; /* invariant: cu[low] <= row < cu[high] */
+    int64_t low = 0, high = sequences;
     while (high - low > 1) {
         const int64_t middle = (low + high) / 2;
         if (cu[middle] <= row) low = middle;
@@ -285,9 +268,9 @@ DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
     return low;
 }
 
-/* Returns the sequence to which tile number `tile` of a packed problem belongs. A tile has `unit` rows. The tiles of
- * sequence b begin with number cu[b] / unit + extra * b, where cu is cu_seqlens. The term with `extra` leaves room for
- * a sequence's last tile, which may not be full. */
+/* Returns the sequence to which tile number `tile` of a packed problem belongs. A tile has `unit` rows, and the tiles
+ * of sequence b begin with number cu[b] / unit + extra * b, where `cu` is cu_seqlens. `extra` leaves room for a last
+ * tile that is not full. */
 DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int extra, int tile)
 {
     int low = 0, high = (int)sequences;
@@ -299,7 +282,6 @@ DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int 
     return low;
 }
 
-/* Returns the index of query i in arrays with one number per query, such as lse and delta. */
 DEVICE int64_t lse_at(const cuda_args &a, const head_args &x, int64_t i)
 {
     return x.b * a.lse_batch + x.h * a.lse_head + x.s.q_start + i;
@@ -308,9 +290,7 @@ DEVICE int64_t lse_at(const cuda_args &a, const head_args &x, int64_t i)
 /* ---- Which tile of query rows a thread block computes ------------------------------------------------------------ */
 
 /* Returns the grid for one block per tile of `rows` query rows: (tiles, heads, batch), or for packed problems (tiles of
- * all sequences, heads). In a packed problem, sequence b has the tiles from number cu_seqlens[b] / rows + b on, up to
- * the first tile of sequence b + 1. These are at least as many tiles as the sequence needs. A block finds its sequence
- * by bisection. */
+ * all sequences, heads). A packed grid may have more tiles than the sequences need. */
 static inline dim3 tile_grid(const attn_geometry &g, int rows)
 {
     const attn_dims &d = g.dims;
@@ -318,7 +298,7 @@ static inline dim3 tile_grid(const attn_geometry &g, int rows)
                     : dim3((unsigned)attn_tiles(d.Sq, rows), (unsigned)d.H, (unsigned)d.B);
 }
 
-/* Reduces a grid of all tiles to the tiles that this launch computes: those of share number chip->share. */
+/* Reduces a grid of all tiles to those that this launch computes (see tile_range). */
 static inline void take_share(const cuda_chip *chip, cuda_args &a, dim3 &grid)
 {
     const tile_range tiles = share_of(chip, grid.x);
@@ -326,7 +306,7 @@ static inline void take_share(const cuda_chip *chip, cuda_args &a, dim3 &grid)
     grid.x = (unsigned)(tiles.end - tiles.first);
 }
 
-/* Returns whether the numbers of heads and batch rows are within CUDA's limits for the size of a grid. */
+/* Returns whether the numbers of heads and of batch rows are within CUDA's limits for a grid's y and z. */
 static inline bool tile_grid_fits(const attn_dims &d)
 {
     return d.H <= 65535 && (d.packed || d.B <= 65535);
@@ -338,8 +318,8 @@ struct tile_place {
     bool exists;
 };
 
-/* Returns the head, sequence and first query of the grid's tile number `tile_index`. Blocks with low numbers get the
- * last tiles of a head, because under a causal mask the last tiles take longest. */
+/* Returns head, sequence and first query of the tile with the index `tile_index`. Low indices get the last tiles of a
+ * head, because under a causal mask these take longest. */
 template <int rows> DEVICE tile_place tile_place_of(const cuda_args &a, unsigned tile_index)
 {
     const int tile = a.first_tile + (int)(gridDim.x - 1 - tile_index);

@@ -1,25 +1,12 @@
-/* device.cu: implements backend.h for NVIDIA GPUs: devices, memory, streams, errors. The kernels are in the folders
- * beside this one.
+/* device.cu: implements backend.h for NVIDIA GPUs: devices, memory, streams, errors.
  *
- * On a machine without a driver, count() returns 0 devices, and no other function of this file is called. The CUDA
- * runtime is linked statically, so the program starts also on machines without CUDA.
- *
- * Invariants
- *
- * 1. Every call of the CUDA runtime is checked, and the table of errors.h says what its error means. After a sticky
- *    error, this call and every later call on the device return ATTN_DEVICE_LOST. Any other error fails only the one
- *    call.
- * 2. Device memory is allocated by cudaMalloc and kept. A block that the caller frees goes to a list of its size class
- *    and is used again. Under a steady load there is therefore no cudaMalloc, which would synchronise the device.
- *    Allocated memory never exceeds memory_limit, apart from blocks that are being freed at the moment. Where an
- *    allocation would exceed memory_limit, or the card has no memory left, blocks kept in the lists are freed first.
- *    `lock` is held only for the few instructions that reserve bytes. The driver is called without holding `lock`,
- *    because cudaMalloc and cudaFree may wait for all work of the device.
- * 3. The caller frees a block after the stream that used it is done, so the lists of free blocks need not know which
- *    stream used a block.
- * 4. Each thread has its own current CUDA device, so every function of this backend first sets the current device.
- * 5. Apart from kernel launches the code is plain C and uses no C++ library, so the program is linked without a C++
- *    library. */
+ * 1. Every call of the CUDA runtime is checked. After a sticky error (errors.h) all calls on the device return
+ * ATTN_DEVICE_LOST.
+ * 2. Freed device memory is kept in lists by size and used again, because cudaMalloc would synchronise the device.
+ * `lock` is never held during a driver call: cudaMalloc and cudaFree may wait for all work of the device.
+ * 3. The caller frees a block only after the stream that used it is done.
+ * 4. Each thread has its own current CUDA device, so every function first sets it.
+ * 5. The CUDA runtime is linked statically, and no C++ library is used, so the program also starts without CUDA. */
 #include <atomic>
 #include <cuda_runtime.h>
 #include <cudaTypedefs.h>
@@ -41,7 +28,7 @@ extern const cuda_kernel simple_observe;                  /* in simple/observe.c
 
 namespace {
 
-/* errors.h includes none of CUDA's headers, so these assertions compare the error numbers in errors.h with CUDA's. */
+/* errors.h includes no CUDA header, so its error numbers are compared with CUDA's here */
 #define X(code, cuda, name, sticky, status) \
     static_assert((int)cuda == code, #cuda " is not " #code " in this version of CUDA");
 CUDA_ERROR_MAP(X)
@@ -49,35 +36,32 @@ CUDA_ERROR_MAP(X)
 
 /* ---- Opening and describing devices ------------------------------------------------------------------------------ */
 
-/* number of streams of a device: at a time one can copy inputs, one compute, one copy results, and one wait */
+/* number of streams of a device: one copies inputs, one computes, one copies results, and one waits */
 enum { STREAMS = 4 };
 
-/* Size classes of blocks of device memory: sizes are 2^n and 1.5 * 2^n bytes, so at most a third of a block is
- * unused. */
+/* block sizes of device memory are 2^n and 1.5 * 2^n bytes, so at most a third of a block is unused */
 enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
 
-/* Upper bounds on what any GPU can do per second. FASTEST_FLOPS: operations per second (the specified rate of dense
- * float8 on the fastest known GPU). FASTEST_SCORES: scores per second (twice the exponentials that the special function
- * units of this GPU compute per second). */
+/* Upper bounds for any GPU: FASTEST_FLOPS operations per second (dense float8 on the fastest known GPU), and
+ * FASTEST_SCORES scores per second (twice the exponentials that this GPU computes). */
 const double FASTEST_FLOPS = 1e16, FASTEST_SCORES = 2e13;
 
-/* Dense 16-bit operations per clock cycle of a multiprocessor's tensor cores, by compute capability. The numbers are
- * the rates of NVIDIA's data sheets, divided by the number of multiprocessors and by the clock rate: 312 TFLOP/s for an
- * A100 at 1.41 GHz, 989 TFLOP/s for an H100 SXM at 1.83 GHz. */
+/* Dense 16-bit operations per clock cycle of a multiprocessor, by compute capability. They are the rates of NVIDIA's
+ * data sheets (A100: 312 TFLOP/s at 1.41 GHz, H100 SXM: 989 TFLOP/s at 1.83 GHz), divided by the number of
+ * multiprocessors and by the clock rate. */
 const struct {
     int compute, a_clock;
 } tensor_cores[] = { { 80, 2048 }, { 86, 1024 },  { 87, 1024 },  { 89, 1024 },
                      { 90, 4096 }, { 100, 8192 }, { 103, 8192 }, { 120, 1024 } };
 
-enum { COUNTER_BYTES = 128 }; /* bytes of a stream's counter: a whole cache line, so that no counters share one */
+enum { COUNTER_BYTES = 128 }; /* a whole cache line for each stream's counter, so that no two counters share a line */
 
-/* One call of attn_run_some() queues work for at most this constant times step_seconds() (the longest time of a step, a
- * part of a long problem). Queued work cannot be cancelled, and it delays all other streams of the device. */
+/* One call of attn_run_some() queues work for at most this constant times step_seconds(), because queued work cannot be
+ * cancelled and delays all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
-/* The number of bytes in the workspace before the marks of rows. A row's mark is one byte, which is not 0 if a later
- * launch must compute the row. The last byte before the marks is cuda_args.rows_found, unless rows_found lies in pinned
- * memory of the host. */
+/* number of bytes before the marks of rows in the workspace; a mark is one byte per row, and not 0 if a later launch
+ * must compute the row */
 enum { MARKS_HEAD = 16 };
 
 struct block {
@@ -92,44 +76,40 @@ struct device {
     cudaDeviceProp properties;
     /* core_khz, memory_khz: highest clock rates; memory_bits: width of the memory bus; 0: unknown */
     int core_khz, memory_khz, memory_bits;
-    /* true: a sticky error has occurred, and the device is lost; any thread may set this, and nothing clears it */
+    /* true: the device is lost after a sticky error; any thread may set this, and nothing clears it */
     std::atomic<bool> lost;
     /* bit n: this device has asked for direct access to the memory of device n; any thread may set a bit */
     std::atomic<uint64_t> peers;
-    /* the driver's function that lets a stream write a note (a number that the host reads in pinned memory); NULL:
-     * streams have no notes */
+    /* the driver's cuStreamWriteValue32, with which a stream tells the host how far it is (struct stream); NULL: not
+     * available */
     PFN_cuStreamWriteValue32_v11070 write_word;
 
-    pthread_mutex_t lock; /* `lock` protects all members of this struct that come after it */
+    pthread_mutex_t lock; /* protects all members below */
     int64_t memory_limit, memory_used, memory_taken;
-    /* for each size class, a list of blocks that the caller has freed and that are kept for reuse */
+    /* for each size class, the freed blocks that are kept for reuse */
     block *idle[CLASSES];
-    block *live; /* list of the memory blocks in use; the newest block comes first, because callers usually free it
-                  * first */
+    block *live;
 };
 
 struct memory_range {
-    const char *begin, *end; /* the memory from `begin` up to, but not including, `end`; both pointers are NULL if there
-                              * is no memory */
+    const char *begin, *end; /* `end` is not included; both pointers are NULL if there is no memory */
 };
 
 struct stream {
     attn_stream base;
     cudaStream_t cuda;
     cudaEvent_t marks[ATTN_MARKS];
-    /* Pinned memory for notes. A note is a numbered point in the stream's queue. When the stream reaches a note, it
-     * writes the note's number here. NULL: the stream has no notes. */
+    /* A note is a numbered point in the stream's queue. When the stream reaches it, it writes its number here, in
+     * pinned memory. NULL: the stream has no notes. */
     volatile uint32_t *note;
-    uint32_t notes; /* number of notes (numbers that the stream writes to *note) queued on the stream so far */
-    int *counter;   /* a counter in device memory for the kernels of this stream (see cuda_chip) */
-    /* Two bytes of pinned memory. found[0] is cuda_chip.found. found[1] becomes 1 if kernels have marked rows that they
-     * could not compute, and no later launch computes these rows; the host must then recompute the problem
-     * (left_rows()). */
+    uint32_t notes;
+    int *counter;
+    /* Two bytes of pinned memory. found[0] is cuda_chip.found. found[1] becomes 1 if kernels could not compute some
+     * rows and no later launch computes them; the host must then recompute the problem (left_rows()). */
     uint8_t *found;
-    /* true: a later launch computes the marked rows (rows that kernels could not compute), even in short problems
-     * (where looks_for_rows() is false) */
+    /* true: a later launch computes rows that a kernel could not compute, even in a short problem */
     bool every_row;
-    /* true: the kernel that was last queued on the stream is one of decode.cu, and it writes the memory `written` */
+    /* true: the last kernel queued on the stream is one of decode.cu, and it writes the memory `written` */
     bool after_decode;
     memory_range written[2];
 };
@@ -147,12 +127,11 @@ stream *stream_of(attn_stream *s)
     return reinterpret_cast<stream *>(s);
 }
 
-/* Converts a CUDA error to a status and a message. All CUDA errors pass through this function. */
 attn_status check(device *d, cudaError_t code, const char *what, attn_error *err)
 {
     if (code == cudaSuccess) return ATTN_OK;
     const cuda_error_info info = cuda_error_of((int)code);
-    cudaGetLastError(); /* clears the error, so that later CUDA calls do not return it, too */
+    cudaGetLastError();
     if (info.sticky && d) d->lost.store(true, std::memory_order_relaxed);
     return attn_fail(err, info.status, "", "cuda: %s: %s (error %d)", what, info.name, (int)code);
 }
@@ -174,15 +153,13 @@ int device_count(void)
     return count;
 }
 
-/* The part of the GPU's free memory that this process may allocate, if the options of attn_device_open() set no limit.
- * Free memory is measured at attn_device_open(). The other 15 percent are for the CUDA context, the kernels, and other
- * processes. */
+/* The part of the free memory (measured at attn_device_open()) that this process may allocate if the options set no
+ * limit. The rest is for the CUDA context, the kernels and other processes. */
 const double MEMORY_SHARE = 0.85;
 
-/* Returns the index in cuda_kernels[] of the first kernel that may compute the operation `op`. The environment variable
- * ATTN_CUDA_FAMILY=NAME names a family of kernels (sm90, generic, ...). Kernels before this family in the table are
- * then not tried, so that slower kernels can be tested and timed. The variable has no effect on an operation for which
- * the family has no kernel. */
+/* Returns the index in cuda_kernels[] of the first kernel that may compute `op`. The environment variable
+ * ATTN_CUDA_FAMILY=NAME skips the kernels before a family (sm90, generic, ...), so that tests can run slower kernels.
+ * It has no effect on an `op` for which the family has no kernel. */
 int first_kernel(attn_op op)
 {
     const char *family = getenv("ATTN_CUDA_FAMILY");
@@ -191,8 +168,8 @@ int first_kernel(attn_op op)
     return 0;
 }
 
-/* Returns whether ATTN_CUDA_COPIES is "threads". If it is, a kernel that has a version with TMA and one without runs
- * the version without TMA. Tests compare the bits of both versions, and benchmarks compare their times. */
+/* Returns whether the environment variable ATTN_CUDA_COPIES is "threads". Kernels that exist with and without TMA then
+ * run without it, so that tests can compare both. */
 bool copies_by_threads()
 {
     const char *copies = getenv("ATTN_CUDA_COPIES");
@@ -200,8 +177,7 @@ bool copies_by_threads()
 }
 
 /* Returns the longest time in seconds that a step (a part of a long problem) may take. The environment variable
- * ATTN_CUDA_STEP_US=N sets it to N microseconds. With a small N, tests check on small problems that dividing a problem
- * into steps does not change the bits of results. */
+ * ATTN_CUDA_STEP_US=N sets it to N microseconds, so that tests divide even small problems into steps. */
 double step_seconds()
 {
     const char *microseconds = getenv("ATTN_CUDA_STEP_US");
@@ -209,7 +185,6 @@ double step_seconds()
     return seconds > 0 ? seconds : STEP_SECONDS;
 }
 
-/* Lists the kernels that this device can run: the entries of cuda_kernels[] for its compute capability. */
 void list_kernels(device *d)
 {
     const int compute = d->chip.major * 10 + d->chip.minor;
@@ -225,8 +200,6 @@ void list_kernels(device *d)
     can->facts_bytes = sizeof d->chip;
 }
 
-/* Returns the driver's function that makes a stream write a 32-bit number to memory, or NULL if the driver has no such
- * function. */
 PFN_cuStreamWriteValue32_v11070 word_writer()
 {
     PFN_cuStreamWriteValue32_v11070 write = nullptr;
@@ -240,7 +213,6 @@ PFN_cuStreamWriteValue32_v11070 word_writer()
     return write;
 }
 
-/* Returns an attribute of a device, or 0 if the driver does not know it. */
 int attribute(cudaDeviceAttr which, int index)
 {
     int value = 0;
@@ -301,15 +273,13 @@ void device_close(attn_device *base)
     free(d);
 }
 
-/* Fills in the operations and bytes per second of the hardware at its highest clock rates. A GPU under load may have
- * lower clock rates. */
 void describe_peak(const device *d, attn_device_info *info)
 {
     const int compute = d->chip.major * 10 + d->chip.minor;
     if (d->core_khz <= 0 || d->memory_khz <= 0 || d->memory_bits <= 0) return;
     for (const auto &row : tensor_cores)
         if (row.compute == compute) info->peak_flops = 1e3 * d->core_khz * row.a_clock * d->chip.multiprocessors;
-    /* memory transfers data twice per clock cycle, therefore the factor 2 */
+    /* memory transfers data twice per clock cycle */
     info->peak_bytes = 2.0 * 1e3 * d->memory_khz * d->memory_bits / 8;
     snprintf(info->peak_from, sizeof info->peak_from,
              "%d multiprocessors at %.2f GHz, dense 16-bit products; %d bits of memory at 2 x %.2f GHz",
@@ -345,7 +315,6 @@ int64_t class_bytes(int size_class)
     return size_class % 2 ? power + power / 2 : power;
 }
 
-/* Returns the smallest size class whose blocks have at least `bytes` bytes, or CLASSES if no class is that large. */
 int class_of(size_t bytes)
 {
     int size_class = 0;
@@ -353,8 +322,7 @@ int class_of(size_t bytes)
     return size_class;
 }
 
-/* Removes all kept blocks (freed blocks that wait for reuse) from the lists and returns them as one list for
- * give_back(). The caller holds the lock. */
+/* Empties the lists of freed blocks, and returns the blocks as one list for give_back(). The caller holds the lock. */
 block *kept_blocks(device *d)
 {
     block *list = nullptr;
@@ -370,7 +338,7 @@ block *kept_blocks(device *d)
     return list;
 }
 
-/* Frees a list of memory blocks. cudaFree waits for the device, so the caller must not hold the lock. */
+/* cudaFree waits for the device, so the caller must not hold the lock. */
 void give_back(block *b)
 {
     while (b) {
@@ -381,8 +349,7 @@ void give_back(block *b)
     }
 }
 
-/* Allocates a memory block of a size class from the driver. The caller has already added its size to the count of bytes
- * in use. */
+/* Allocates a block from the driver. The caller has already counted its size in memory_taken. */
 attn_status allocate(device *d, int size_class, block **taken, attn_error *err)
 {
     block *b = (block *)calloc(1, sizeof *b);
@@ -390,8 +357,8 @@ attn_status allocate(device *d, int size_class, block **taken, attn_error *err)
     b->size_class = size_class;
     cudaError_t code = cudaMalloc(&b->memory, (size_t)class_bytes(size_class));
     if (code == cudaErrorMemoryAllocation) {
-        /* The driver has no memory left, perhaps because another process uses it. Free the blocks that are kept for
-         * reuse, and try the allocation a second time. */
+        /* the driver has no memory left, perhaps because of another process: free the blocks kept for reuse and try
+         * again */
         cudaGetLastError();
         pthread_mutex_lock(&d->lock);
         block *const kept = kept_blocks(d);
@@ -448,8 +415,7 @@ void device_free(attn_device *base, void *memory)
     device *d = device_of(base);
     if (!memory) return;
     pthread_mutex_lock(&d->lock);
-    /* A linear search is fast enough: the list of memory blocks in use is short, and callers usually free their
-     * youngest blocks first. */
+    /* the list is short, and callers usually free their youngest blocks first */
     for (block **link = &d->live; *link; link = &(*link)->next) {
         block *b = *link;
         if (b->memory != memory) continue;
@@ -478,8 +444,8 @@ void staging_free(attn_device *base, void *memory, size_t bytes)
 
 /* ---- Memory of other processes, imported by a handle ------------------------------------------------------------- */
 
-/* Returns the error for a memory handle (CUDA IPC) that the driver refused. If the device still works, the client has
- * sent a wrong handle, even if the same error code means a lost device in other calls. */
+/* Returns the error for a memory handle (CUDA IPC) that the driver refused. If the device still works, the client's
+ * handle was wrong, even if the code means a lost device in other calls. */
 attn_status refuse_import(device *d, cudaError_t code, attn_error *err)
 {
     size_t free_bytes, total_bytes;
@@ -490,7 +456,6 @@ attn_status refuse_import(device *d, cudaError_t code, attn_error *err)
                      "cuda: cudaIpcOpenMemHandle: %s (error %d)", cuda_error_of((int)code).name, (int)code);
 }
 
-/* Checks that `memory` is memory of this device and has at least `bytes` bytes. */
 attn_status check_import(device *d, void *memory, size_t bytes, attn_error *err)
 {
     cudaPointerAttributes attributes;
@@ -509,7 +474,7 @@ attn_status check_import(device *d, void *memory, size_t bytes, attn_error *err)
                    "cuMemGetAddressRange", err);
     if (status != ATTN_OK) return status;
     if (!address_range) return attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: the driver has no cuMemGetAddressRange");
-    /* The driver's error numbers are the same as those of the CUDA runtime, so check() can take them. */
+    /* the driver's error numbers are those of the CUDA runtime */
     status = check(d, (cudaError_t)address_range(&base, &size, (CUdeviceptr)memory), "cuMemGetAddressRange", err);
     if (status != ATTN_OK) return status;
     size -= (size_t)((CUdeviceptr)memory - base);
@@ -553,7 +518,6 @@ attn_status pin(attn_device *base, void *memory, size_t bytes, attn_error *err)
     if (status != ATTN_OK) return status;
     const cudaError_t code = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
     if (code == cudaSuccess) return ATTN_OK;
-    /* clears the error, so that later CUDA calls do not return it, too; if the device is lost, they fail anyway */
     cudaGetLastError();
     return attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: cudaHostRegister: %s (error %d)", cuda_error_of((int)code).name,
                      (int)code);
@@ -568,21 +532,20 @@ void unpin(attn_device *base, void *memory)
 
 /* ---- Planning: which kernel computes a problem ------------------------------------------------------------------- */
 
-const size_t WORKSPACE_ALIGN = 1024; /* alignment in bytes that TMA and its swizzles need */
+const size_t WORKSPACE_ALIGN = 1024; /* in bytes; TMA and its swizzles need this alignment */
 
 size_t aligned(size_t bytes)
 {
     return (bytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
 }
 
-/* Returns whether a kernel of decode.cu or decode_wide.cu computes the problem. */
 bool is_decode(const attn_plan *plan)
 {
     return plan->kernel == &decode_forward.takes || plan->kernel == &wide_decode_forward.takes;
 }
 
 /* Returns the number of bytes for the marks of rows that a later launch must compute (cuda_args.rows_later). Returns 0
- * if kernels compute all their rows themselves: in short problems, in decode.cu and in simple.cu. */
+ * if the kernels compute all rows themselves. */
 size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -592,14 +555,12 @@ size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
     if (rows < 2 * chip->step_seconds || is_decode(plan) || plan->kernel == &simple_forward.takes ||
         plan->kernel == &simple_backward.takes || plan->kernel == &simple_observe.takes)
         return 0;
-    /* the kernels of an observe (statistics of attention weights) have the marks of rows in their own workspace, so
-     * only the bytes before the marks are added here */
+    /* the kernels of an observe (statistics of attention weights) keep the marks of rows in their own workspace */
     if (plan->problem->op == ATTN_OP_OBSERVE) return MARKS_HEAD;
     return (size_t)(MARKS_HEAD + query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
 }
 
-/* Returns the entry of cuda_kernels[] for which a plan was made. The entry's first member is the attn_kernel to which
- * the plan points. */
+/* A plan points to the first member of its kernel's entry in cuda_kernels[]. */
 const cuda_kernel *kernel_of(const attn_plan *plan)
 {
     return reinterpret_cast<const cuda_kernel *>(plan->kernel);
@@ -609,8 +570,6 @@ bool plan(const attn_capabilities *can, attn_plan *plan)
 {
     const cuda_chip *const chip = static_cast<const cuda_chip *>(can->facts);
     if (!kernel_of(plan)->plan(chip, plan)) return false;
-    /* the workspace has the kernel's own memory, and behind it the marks of rows (a byte for each row, see
-     * launch_steps()) */
     const size_t marks = mark_bytes(chip, plan);
     if (marks) plan->workspace_bytes = aligned(plan->workspace_bytes) + aligned(marks);
     return true;
@@ -701,7 +660,6 @@ attn_status copy(attn_stream *base, void *to, const void *from, size_t bytes, at
                  "cudaMemcpyAsync", err);
 }
 
-/* Makes a two-dimensional copy. If the rows are farther apart than the driver allows, it makes one copy per row. */
 attn_status copy_rows(attn_stream *base, const attn_rows *rows, attn_direction direction, attn_error *err)
 {
     const size_t most = INT32_MAX;
@@ -729,8 +687,8 @@ attn_status moves(attn_stream *base, const attn_move *list, int64_t count, attn_
     return status == ATTN_OK ? check(d, cuda_moves(stream_of(base)->cuda, list, count), "moves", err) : status;
 }
 
-/* Lets device `d`, which must be the thread's current device, access the memory of device number `index` directly. The
- * driver is asked only once. If it refuses, copies between the two devices go through the host's memory. */
+/* Lets device `d` (the thread's current device) access the memory of device number `index` directly. If the driver
+ * refuses, copies between the two devices go through the host's memory. */
 void allow_peer(device *d, int index)
 {
     const uint64_t bit = index < 64 ? UINT64_C(1) << index : 0;
@@ -738,8 +696,7 @@ void allow_peer(device *d, int index)
     if (bit == 0 || (d->peers.fetch_or(bit, std::memory_order_relaxed) & bit)) return;
     if (cudaDeviceCanAccessPeer(&can, d->base.index, index) == cudaSuccess && can)
         (void)cudaDeviceEnablePeerAccess(index, 0);
-    cudaGetLastError(); /* clears the error that the driver returns if it refuses access, or if access was enabled
-                         * before */
+    cudaGetLastError(); /* clears the error that a refused or repeated request returns */
 }
 
 attn_status copy_peer(attn_stream *base, void *to, const attn_device *source, const void *from, size_t bytes,
@@ -790,7 +747,6 @@ attn_status wait(attn_stream *base, attn_error *err)
     return check(d, cudaStreamSynchronize(stream_of(base)->cuda), "cudaStreamSynchronize", err);
 }
 
-/* Returns the range of memory from a tensor's first element to its last, whatever its strides. */
 memory_range range_of(const attn_tensor &t)
 {
     if (t.rank == 0 || !t.data) return { nullptr, nullptr };
@@ -800,8 +756,8 @@ memory_range range_of(const attn_tensor &t)
     return { begin, begin + (last + 1) * (int64_t)attn_dtype_bytes(t.dtype) };
 }
 
-/* Returns whether the problem reads nothing that the previous call on the stream writes (s->written). In this case the
- * problem's reads may start before the previous call ends. */
+/* Returns whether the problem reads nothing that the stream's previous kernel writes (s->written). Its reads may then
+ * start before that kernel ends. */
 bool reads_no_results(const stream *s, const attn_problem *p)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -813,23 +769,20 @@ bool reads_no_results(const stream *s, const attn_problem *p)
     return true;
 }
 
-/* Returns whether the problem may take several steps (launches that the host queues separately). Other problems take
- * one launch, or a few launches that are queued together. */
 bool has_steps(const device *d, const attn_plan *plan)
 {
     return tile_seconds(&d->chip, plan) > d->chip.step_seconds || mark_bytes(&d->chip, plan) > 0 ||
            plan->kernel == &simple_forward.takes || plan->problem->op != ATTN_OP_FORWARD;
 }
 
-/* Queues those steps (launches) of a long problem that chip->steps selects: first the steps of the problem's kernel,
- * then the steps that compute marked rows (rows that the kernel could not compute). A problem too short for
- * looks_for_rows() has only the kernel's steps. If these steps mark rows, left_rows() reports it to the caller of
- * attn_run_some(), who computes the problem again. */
+/* Queues the steps (launches) of a problem that chip->steps selects: first those of its kernel, then those that compute
+ * marked rows (rows that the kernel could not compute). In a short problem (looks_for_rows() is false) marked rows are
+ * only reported by left_rows(). */
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)
-                                     /* if a problem is not divided into steps, the kernel computes all rows itself and
-                                      * marks no row for a later launch */
+                                     /* a problem that is not divided into steps marks no rows: its kernel computes all
+                                      * rows itself */
                                      : 0;
     const bool forward = plan->problem->op == ATTN_OP_FORWARD, by_rows = plan->kernel == &simple_forward.takes;
     if (marks) {
@@ -855,9 +808,8 @@ cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan 
     return cudaPeekAtLastError();
 }
 
-/* Returns how a long problem is divided into parts, which are launched one after the other: how many batch rows and how
- * many key/value heads a part has. The division changes no bit of the results. If a gradient is a sum over batch rows,
- * each part has all batch rows; if it is a sum over heads, each part has all heads. */
+/* Returns the size of the parts (batch rows, key/value heads) into which a long problem is divided. The division
+ * changes no bit of the results: a gradient's sum over batch rows or heads lies within one part. */
 attn_part part_of(const device *d, const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
@@ -876,8 +828,8 @@ attn_part part_of(const device *d, const attn_plan *plan)
     return part;
 }
 
-/* Makes a plan for a part (`some`) of the problem of the plan `whole`, with the same kernel. Returns false if the part
- * would need more workspace than the whole problem. */
+/* Plans a part (`some`) of the problem of `whole` with the same kernel. Returns false if the part needs more workspace
+ * than the whole problem. */
 bool plan_part(const device *d, const attn_plan *whole, const attn_problem *some, attn_plan *plan)
 {
     *plan = *whole;
@@ -909,7 +861,6 @@ cudaError_t launch_parts(device *d, cuda_chip *chip, stream *s, const attn_plan 
     return cudaSuccess;
 }
 
-/* Queues those steps (parts) of one problem that `steps` selects. If `steps` is NULL, all steps are queued. */
 cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, cuda_steps *steps)
 {
     cuda_chip chip = d->chip;
@@ -927,8 +878,7 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     }
     if (!takes_step(&chip, tile_seconds(&chip, plan))) return cudaSuccess;
     chip.after_decode = s->after_decode && reads_no_results(s, plan->problem);
-    /* If this problem queues no kernel (a decode without query rows), s->after_decode and s->written must stay
-     * unchanged, because they describe the stream's last kernel. */
+    /* a decode without query rows queues no kernel, so the stream's last kernel stays the same */
     if (!decodes || dims.B * dims.H * dims.Sq > 0) {
         s->after_decode = decodes;
         s->written[0] = range_of(plan->problem->out);
@@ -937,16 +887,16 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     return kernel_of(plan)->launch(&chip, s->cuda, plan, scratch);
 }
 
-/* Queues the problems of `plans` on the stream. The caller has allocated the workspace `scratch`. `steps` selects the
- * steps (parts of a long problem) to queue; NULL: all steps. */
+/* Queues the problems of `plans` on the stream. `steps` selects the steps (parts of a long problem) to queue; NULL: all
+ * steps. */
 attn_status run_with(stream *s, const attn_plan *plans, int count, char *scratch, cuda_steps *steps, attn_error *err)
 {
     device *d = device_of(s->base.device);
     char *const begin = scratch;
     for (int i = 0; i < count && !(steps && steps->more); i++) {
         if (attn_is_cancelled(s->base.cancel)) return attn_given_up(err);
-        /* An empty problem in the list separates two groups of problems. Both groups use the same workspace, one after
-         * the other (see attn_workspace()). */
+        /* an empty problem separates two groups, which use the same workspace one after the other (see
+         * attn_workspace()) */
         if (attn_is_empty(plans[i].problem)) {
             scratch = begin;
             continue;
@@ -972,8 +922,6 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
     }
     if (status == ATTN_OK)
         status = run_with(stream_of(base), plans, count, (char *)(own ? own : workspace), nullptr, err);
-    /* if `own` is not NULL, the kernels use it as workspace, so this function waits for their end before it frees
-     * `own` */
     if (own) {
         attn_error late;
         const attn_status waited = wait(base, &late);
@@ -986,8 +934,7 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
     return status;
 }
 
-/* Sets *steps for one call of run_some() or truth(), which may queue work for SOME_STEPS times the longest time of a
- * step (a part of a long problem). Earlier calls for the same problem have queued `done` steps. */
+/* Sets *steps for one call of run_some() or truth(). Earlier calls for the same problem have queued `done` steps. */
 attn_status begin_steps(attn_stream *base, int64_t done, cuda_steps *steps, attn_error *err)
 {
     device *d = device_of(base->device);
@@ -1048,7 +995,7 @@ attn_status truth_compare(attn_stream *base, const attn_problem *problem, const 
 
 bool left_rows(attn_stream *base)
 {
-    /* volatile, because kernels on the GPU write this byte */
+    /* kernels on the GPU write this byte */
     volatile uint8_t *const left = stream_of(base)->found + 1;
     const bool any = *left;
     *left = 0;

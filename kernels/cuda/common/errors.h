@@ -1,17 +1,15 @@
 /* errors.h: a table that says for each CUDA error what happens to the request and to the device.
  *
- * A sticky error has broken the process's CUDA context: no later call can succeed, and only a new process can use the
- * device again. Any other error fails the one request. An error that is not in the table counts as sticky, because CUDA
- * promises nothing about it. The tests' fake device (kernels/fake/) uses the same table, so that simulated errors have
- * the consequences of real CUDA errors. */
+ * A sticky error has broken the process's CUDA context: only a new process can use the device again. Any other error
+ * fails the one request. An error that is not in the table counts as sticky. The tests' fake device (kernels/fake/)
+ * uses the same table. */
 #ifndef ATTN_CUDA_ERRORS_H
 #define ATTN_CUDA_ERRORS_H
 
 #include "kernels/attention.h"
 
 /* The columns are CUDA's error number, its name in CUDA, the message to the client, 1 for a sticky error (else 0), and
- * the attn_status (attention.h). This header includes no CUDA header, so device.cu checks that numbers and names agree
- * with CUDA's. */
+ * the attn_status (attention.h). device.cu checks numbers and names against CUDA's. */
 #define CUDA_ERROR_MAP(X)                                                                 \
     X(1, cudaErrorInvalidValue, "invalid value", 0, DEVICE)                               \
     X(2, cudaErrorMemoryAllocation, "out of memory", 0, NO_MEMORY)                        \

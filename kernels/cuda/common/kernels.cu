@@ -13,11 +13,9 @@ extern const cuda_kernel sm90_latent_forward;                           /* in sm
 extern const cuda_kernel sm90_wide_forward;                             /* in sm90/wide/wide.cu */
 extern const cuda_kernel sm90_wide_backward;                            /* in sm90/wide_backward/wide_backward.cu */
 extern const cuda_kernel generic_packed_forward, generic_forward;       /* in sm80/forward.cu */
-extern const cuda_kernel wide_forward, wide_backward;                   /* from sm80/wide_forward.cu and
-                                                                         * wide_backward.cu */
+extern const cuda_kernel wide_forward, wide_backward;                   /* in sm80/wide_*.cu */
 extern const cuda_kernel generic_backward;                              /* in sm80/backward.cu */
-extern const cuda_kernel f32_forward, f32_backward;                     /* from sm80/f32_forward.cu and
-                                                                         * f32_backward.cu */
+extern const cuda_kernel f32_forward, f32_backward;                     /* in sm80/f32_*.cu */
 extern const cuda_kernel simple_forward, simple_backward;               /* in simple/simple.cu */
 extern const cuda_kernel sm90_observe;                                  /* in sm90/observe/observe.cu */
 extern const cuda_kernel generic_observe;                               /* in sm80/observe.cu */

@@ -1,13 +1,9 @@
 /* kernels.h: the table of CUDA kernels, and the functions that a kernel provides for device.cu.
  *
- * A kernel is one row of the table. The row says what the kernel computes (attn_kernel: operation, dtypes, head dims,
- * features) and on which compute capabilities, and has the functions plan() and launch(). The first row that can
- * compute a problem is used, so fast kernels stand before general ones. A response names the kernel in `backend`. To
- * add a kernel, add a row to cuda_kernels[] in kernels.cu.
- *
- * A row lists the features that its kernel computes, and is not used for a problem with any other feature. A kernel has
- * the feature ATTN_ALL_SCORES if it computes each score with score() of args.cuh, in every variant or in the variant
- * for options (see PLAIN_FEATURES). */
+ * A row of the table says what a kernel computes (attn_kernel: operation, dtypes, head dims, features) and on which
+ * compute capabilities, and has the functions plan() and launch(). The first row that can compute a problem is used, so
+ * fast kernels stand before general ones. A problem with a feature that the row does not list goes to another row. To
+ * add a kernel, add a row to cuda_kernels[] in kernels.cu. */
 #ifndef ATTN_CUDA_KERNELS_H
 #define ATTN_CUDA_KERNELS_H
 
@@ -20,56 +16,48 @@
 
 struct cuda_kernel;
 
-/* Properties of the device, and options of one launch. It is an argument of every kernel's launch() function. */
+/* Properties of the device, and options of one launch. */
 struct cuda_chip {
     int major, minor;
     int multiprocessors;
-    int shared_bytes; /* the most dynamic shared memory, in bytes, that a block can have */
-    /* The kernel skips packed sequences of at most this many rows (queries times heads of a group), because decode.cu
-     * computes them (see decode.h). 0: no sequence is skipped. */
+    int shared_bytes; /* the most dynamic shared memory in bytes per block */
+    /* kernels skip packed sequences of at most this many rows (queries * heads of a group), because decode.cu computes
+     * them */
     int decode_rows;
-    /* true: threads copy tiles to shared memory even if a kernel could use TMA (see copies_by_threads() in
-     * device.cu) */
+    /* true: threads copy tiles to shared memory even if the kernel could use TMA */
     bool copies_by_threads;
-    /* True if the previous call on this stream was a decode whose results this problem does not read. The kernel may
-     * then read its inputs before that decode has ended. launch() of device.cu sets this member in a copy of the
-     * struct. */
+    /* true: the stream's previous call was a decode whose results this problem does not read, so the kernel may read
+     * its inputs before that decode ends */
     bool after_decode;
     /* the stream's counter in device memory, which sm90/layer/scheduler.cuh uses; NULL: none */
     int *counter;
-    /* The bytes in which a kernel marks rows that it cannot compute on tensor cores; a later launch computes these rows
-     * one by one. The pointers are copied to cuda_args. */
+    /* bytes in which a kernel marks rows that it cannot compute on tensor cores (see cuda_args) */
     uint8_t *rows_later, *keys_later, *rows_found;
-    /* One byte of pinned memory of the host: 1 if the last check found marked rows (rows that a later launch must
-     * compute). NULL: no such check and launch are made (see launch_steps()). */
+    /* A byte of the host's pinned memory, which becomes 1 if a check finds marked rows (rows that a later launch must
+     * compute). NULL: there is no such check and no such launch. */
     uint8_t *found;
-    /* The tiles are divided into `shares` equal shares, and the launch computes share number `share`. If both are 0,
-     * the launch computes all tiles (see in_shares()). */
+    /* The tiles are divided into `shares` equal parts, and the launch computes part number `share`. If both are 0, the
+     * launch computes all tiles. */
     int share, shares;
     double step_seconds;      /* the longest time in seconds that one step may take (see cuda_steps) */
     struct cuda_steps *steps; /* selects the steps (parts of a long problem) that this call launches; NULL: all steps */
-    /* the forward kernels that may be used: the entries of cuda_kernels[] from the kernel of first_kernel() in
-     * device.cu to the end of the table */
+    /* the forward kernels that may be used, as a part of the table cuda_kernels[] */
     const struct cuda_kernel *const *forward_kernels, *const *kernels_end;
 };
 
-/* Selects the steps of a long problem that a call queues. A step is one launch, or several launches that together take
- * at most 20 ms. At each call, the kernel's launch() goes through the same steps in the same order, and takes_step()
- * says which of them to launch in this call. The host can therefore queue a few steps at a time, and cancel the
- * rest. */
+/* Selects the steps of a long problem that a call queues. A step is one launch, or a few that together take at most 20
+ * ms. At each call, launch() goes through the same steps, and takes_step() says which of them to launch. The host can
+ * therefore queue a few steps, and cancel the rest. */
 struct cuda_steps {
-    int64_t done; /* number of steps that attn_run_some() has queued, in earlier calls and in the present call */
-    /* index of the next step; takes_step() decides whether this call launches it */
+    int64_t done; /* number of steps that attn_run_some() has queued so far */
+    /* number of the next step */
     int64_t at;
-    /* seconds of work that the present call of attn_run_some() may still queue; the call's first step is queued even if
-     * it takes longer */
+    /* seconds of work that this call of attn_run_some() may still queue; its first step is always queued */
     double seconds;
-    bool more; /* true: at least one step is left to the next call of attn_run_some(), because `seconds` is used up or
-                * because the step needs the result of a check (`looked`) */
-    bool any;  /* true: this call of attn_run_some() has queued a step (a part of a long problem) */
+    bool more; /* true: steps are left for the next call of attn_run_some() */
+    bool any;  /* true: this call of attn_run_some() has queued a step */
     bool idle; /* true: all work of earlier calls of attn_run_some() had ended when this call began */
-    /* true: this call of attn_run_some() has queued a check for marked rows (rows that a later launch must compute);
-     * only the next call sees the check's result */
+    /* true: this call has queued a check for marked rows (see cuda_chip.found), whose result only the next call sees */
     bool looked;
 };
 
@@ -88,16 +76,16 @@ static inline bool takes_step(const struct cuda_chip *chip, double seconds)
     return true;
 }
 
-/* The default of cuda_chip.step_seconds, in seconds. Builds for the emulator use a smaller value, so that even their
- * small problems have several steps. */
+/* The default of cuda_chip.step_seconds. It is smaller in builds for the emulator, so that even their small problems
+ * have several steps. */
 #ifdef ATTN_STEP_SECONDS
 const double STEP_SECONDS = ATTN_STEP_SECONDS;
 #else
 const double STEP_SECONDS = 0.02;
 #endif
 
-/* Divides `count` pieces of work, each of which takes `seconds_each`, into parts, and calls visit(first, count) for
- * each part. A part is one step: it takes at most step_seconds, or is a single piece. */
+/* Divides `count` pieces of work, each of which takes `seconds_each`, into parts of at most step_seconds (or one
+ * piece). Calls visit(first, count) for each part. */
 template <typename F> void in_parts(const struct cuda_chip *chip, int64_t count, double seconds_each, F visit)
 {
     const double fits = chip->step_seconds / seconds_each, least = (double)count / 1e9,
@@ -114,10 +102,10 @@ template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count,
     });
 }
 
-/* A range of tiles that one launch computes. If the tiles of one head take longer than a step (about 20 ms), they are
- * divided among several launches. The number of launches does not change the bits of results. */
+/* The tiles `first` to `end` - 1, which one launch computes. If the tiles of a head take longer than a step (about 20
+ * ms), several launches share them. Their number does not change the bits of results. */
 struct tile_range {
-    int64_t first, end; /* the tiles `first` to `end` - 1 */
+    int64_t first, end;
 };
 static inline tile_range share_of(const struct cuda_chip *chip, int64_t tiles)
 {
@@ -133,8 +121,8 @@ static inline bool is_last_share(const struct cuda_chip *chip)
     return chip->share + 1 >= chip->shares;
 }
 
-/* Returns the number of kernel launches among which work that takes `seconds` is divided. A launch should take about
- * one step (chip->step_seconds, about 20 ms). The result is 1 if the work takes less than 1.5 steps. */
+/* Returns into how many launches work of `seconds` is divided, so that each takes about one step (20 ms). Less than 1.5
+ * steps make one launch. */
 static inline int shares_of(const struct cuda_chip *chip, double seconds)
 {
     const double steps = seconds / chip->step_seconds, most = 1 << 20;
@@ -153,8 +141,8 @@ template <typename F> cudaError_t in_shares(const struct cuda_chip *chip, double
     return code;
 }
 
-/* Like in_shares(), but with two functions: calls before() for all shares, then launch() for all shares. If there is
- * only one share, before() and launch() together are one step. */
+/* Like in_shares(), but calls before() for all shares, then launch() for all shares. If there is only one share,
+ * before() and launch() together are one step. */
 template <typename F, typename G>
 cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before, F before, double seconds, G launch)
 {
@@ -169,39 +157,36 @@ cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before,
 
 struct cuda_kernel {
     attn_kernel takes;
-    /* the kernel runs on compute capabilities from least_compute to most_compute, as major * 10 + minor */
+    /* compute capabilities, as major * 10 + minor */
     int least_compute, most_compute;
-    /* Returns whether the kernel can compute this problem. The caller has already compared features and dtypes with the
-     * table's row; plan() checks sizes, strides and the chip's shared memory. Sets plan->workspace_bytes, the size of
-     * the memory that launch() may overwrite, and may set plan->variant. The result depends on the problem and the chip
-     * alone. */
+    /* Returns whether the kernel can compute this problem: checks sizes, strides and the chip's shared memory. The
+     * caller has already compared features and dtypes with the row. Sets plan->workspace_bytes (memory that launch()
+     * may overwrite), and may set plan->variant. The result depends only on the problem and the chip. */
     bool (*plan)(const struct cuda_chip *chip, attn_plan *plan);
-    /* Queues the kernels of one planned problem, whose pointers point to device memory. launch() never waits. */
+    /* Queues one planned problem, whose pointers are device memory. Never waits. */
     cudaError_t (*launch)(const struct cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
-    /* true (only for a forward): each call of launch() computes only share number chip->share of the tiles; false:
+    /* true (only for a forward): each call of launch() computes only a part of the tiles (cuda_chip.share); false:
      * launch() itself divides the work into steps */
     bool shares;
 };
 
-/* the largest head size of most kernels on tensor cores; separate kernels (such as sm80/wide_forward.cu) compute larger
- * head sizes */
+/* the largest head size of most kernels on tensor cores; sm80/wide_forward.cu and others compute larger heads */
 enum { TILE_HEAD_DIM = 256 };
 
-const int ANY_COMPUTE = 999; /* value of most_compute for a kernel that also runs on all future GPUs */
+const int ANY_COMPUTE = 999; /* the most_compute of a kernel that also runs on all future GPUs */
 
-/* Features that every kernel computes: the basic tensors and options, and masks that let each row see one interval of
- * keys. */
+/* Features that every kernel computes: the basic tensors, and masks that let each row see one interval of keys. */
 const uint64_t BASIC_FEATURES = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(out) |
                                 ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(sinks) | ATTN_OPTION_BIT(GROUPED) |
                                 ATTN_OPTION_BIT(CAUSAL) | ATTN_OPTION_BIT(WINDOW) | ATTN_OPTION_BIT(TOP_LEFT);
 const uint64_t LENGTH_FEATURES = ATTN_TENSOR_BIT(cu_seqlens_q) | ATTN_TENSOR_BIT(cu_seqlens_k) |
                                  ATTN_TENSOR_BIT(seqlens_k);
-/* Features of padding: padding queries (seqlens_q), and gaps between packed sequences. They need no code in kernels,
- * because cuda_fill_padding() writes the results of padding rows. */
+/* Padding queries (seqlens_q), and gaps between packed sequences. Kernels need no code for them, because
+ * cuda_fill_padding() writes the results of padding rows. */
 const uint64_t PADDING_FEATURES = ATTN_TENSOR_BIT(seqlens_q) | ATTN_OPTION_BIT(GAPS);
 
-/* Features that the kernels of sm80/ compute in their variant without options. For problems with any other feature
- * these kernels have a second variant, which computes every score with the functions of args.cuh. */
+/* Features that the kernels of sm80/ compute in their fast variant. A second variant computes every score with the
+ * functions of args.cuh, for problems with any other feature. */
 const uint64_t PLAIN_FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_TENSOR_BIT(page_table) |
                                 ATTN_TENSOR_BIT(v_scale) | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) |
                                 ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |
@@ -216,14 +201,13 @@ static inline bool has_options(const attn_plan *plan)
     return plan->features & ~PLAIN_FEATURES;
 }
 
-/* Returns whether keys and values are in pages. Kernels have a separate variant that copies tiles from pages. */
 static inline bool has_pages(const attn_plan *plan)
 {
     return plan->features & ATTN_TENSOR_BIT(page_table);
 }
 
-/* Lets `kernel` use `bytes` of dynamic shared memory on the current device. The CUDA runtime is called only once for
- * each device, not at every launch. */
+/* Lets `kernel` use `bytes` of dynamic shared memory on the current device, with one call of the CUDA runtime per
+ * device. */
 template <auto kernel> cudaError_t allow_shared(size_t bytes)
 {
     static std::atomic<uint64_t> allowed; /* bit n is 1 if allow_shared() has been called for device n */
@@ -236,21 +220,20 @@ template <auto kernel> cudaError_t allow_shared(size_t bytes)
     return code;
 }
 
-/* Makes many small copies in one launch, as attn_moves() describes them. The function is in moves.cu. */
+/* Makes many small copies in one launch, as attn_moves() describes them (in moves.cu). */
 cudaError_t cuda_moves(cudaStream_t stream, const attn_move *moves, int64_t count);
 
-/* Merges results over parts of the keys into the result over all keys, for attn_merge(). merge.cu defines the
- * function. */
+/* For attn_merge(): merges results over parts of the keys into the result over all keys (in merge.cu). */
 cudaError_t cuda_merge(cudaStream_t stream, const attn_merge_plan *plan);
 
-/* Adds up arrays element by element, for attn_sum_parts(). The function is in sum.cu. */
+/* For attn_sum_parts(): adds up arrays element by element (in sum.cu). */
 cudaError_t cuda_sum(cudaStream_t stream, const attn_sum *sum);
 
-/* Writes the results of padding rows, as attn_fill_padding() does. The function is in padding.cu. */
+/* Writes the results of padding rows, as attn_fill_padding() does (in padding.cu). */
 cudaError_t cuda_fill_padding(cudaStream_t stream, const attn_plan *plan);
 
-/* Adds up the exponentials of the scores of some rows in float64. attn_lse_start() checks a client's lse with these
- * sums. The function is in verify_lse.cu. */
+/* For attn_lse_start(), which checks a client's lse: adds up the exponentials of some rows' scores in float64 (in
+ * verify_lse.cu). */
 cudaError_t cuda_sum_lse(cudaStream_t stream, const attn_problem *problem, const attn_lse_look *look, double *found);
 
 extern const struct cuda_kernel *const cuda_kernels[];

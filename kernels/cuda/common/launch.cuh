@@ -1,15 +1,14 @@
 /* launch.cuh: programmatic dependent launch: a kernel starts while the stream's previous kernel still runs, and itself
- * waits for the previous kernel's end. Every block must call wait_for_prerequisites(), even a block without work.
- * Otherwise a kernel could end before its predecessor; its successor, which waits only for this kernel, could then
- * start while the predecessor still runs. */
+ * waits for that kernel's end.
+ * Every block must call wait_for_prerequisites(), even a block without work. Otherwise this kernel could end before its
+ * predecessor, and the next kernel, which waits only for this one, could start too early. */
 #ifndef ATTN_CUDA_LAUNCH_CUH
 #define ATTN_CUDA_LAUNCH_CUH
 
 #include <cuda_runtime.h>
 
-/* Launches a kernel. If `overlap` is true, it is a programmatic dependent launch: the kernel may start before the
- * stream's previous kernel ends. This needs code that was compiled for compute capability 9.0 or above. If `overlap` is
- * false, the kernel starts after the previous kernel's end. */
+/* Launches a kernel. If `overlap` is true, this is a programmatic dependent launch, which needs code compiled for
+ * compute capability 9.0 or above. */
 template <class... P, class... A>
 cudaError_t launch_kernel(bool overlap, void (*kernel)(P...), dim3 blocks, int threads, size_t shared_bytes,
                           cudaStream_t stream, const A &...args)

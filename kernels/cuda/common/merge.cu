@@ -1,8 +1,6 @@
 /* merge.cu: attn_merge() for GPUs: merges attention results over parts of the keys into the result over all keys. A
- * warp computes one row. First the lanes compute the weights of the parts, each lane for some of the parts. Then each
- * lane adds up every 32nd column over the parts, in their order. For gradients each lane then adds up dout * out of a
- * part over its columns, and the warp adds up the lanes' sums. A second kernel, with a block for each head, computes
- * dsinks, which is a sum over rows. The order of its additions is always the same. */
+ * warp computes one row, and each lane every 32nd column. A second kernel, with a block for each head, computes dsinks,
+ * which is a sum over rows. The order of additions is always the same. */
 #include "kernels/merge.h"
 
 #include "kernels/cuda/common/args.cuh"
@@ -11,8 +9,8 @@ namespace {
 
 enum { WARPS = 4, SINK_WARPS = 16, MOST_BLOCKS = 1 << 16 };
 
-/* Two numbers of one row for each part of the keys. `share`: the weight of the part's result in the row's result.
- * `dot`: the dot product of dout with the part's out. */
+/* For each part of the keys: `share` is the weight of the part's result in the row's result, `dot` the dot product of
+ * dout with the part's out. */
 struct weights {
     float share[ATTN_MERGE_PARTS], dot[ATTN_MERGE_PARTS];
 };
@@ -24,7 +22,7 @@ DEVICE int lane()
 
 DEVICE void find_shares(const attn_merge_plan &m, const attn_merge_row &row, weights &w)
 {
-    /* after this barrier all lanes have read the previous row's weights, so this row's weights may overwrite them */
+    /* waits until all lanes have read the previous row's weights, which are overwritten next */
     __syncwarp();
     for (int p = lane(); p < m.count; p += 32) w.share[p] = attn_merge_share(&row, m.part_lse[p][row.lse_at]);
     __syncwarp();
@@ -44,15 +42,14 @@ DEVICE void merge_out(const attn_merge_plan &m, const attn_merge_row &row, const
     }
 }
 
-/* Computes, for each part of the keys, the dot product of dout with the part's out in this row. Returns, in all lanes,
- * the mean of these dot products, weighted by the parts' shares in the row's result. */
+/* Computes w.dot for each part of the keys. Returns, in all lanes, the mean of these dot products weighted by share. */
 DEVICE float find_dots(const attn_merge_plan &m, const attn_merge_row &row, weights &w)
 {
     const int64_t from = attn_at(&m.out_of_part, row.b, row.h, row.i), at = attn_at(&m.dout, row.b, row.h, row.i);
     float mean = 0;
     for (int p = 0; p < m.count; p++) {
         float dot = 0;
-        /* a part that has no visible keys is empty; `empty` is the same in all lanes */
+        /* true: the part has no visible keys; this is the same in all lanes */
         const bool empty = m.part_lse[p][row.lse_at] == -CUDART_INF_F;
         for (int64_t d = lane(); d < m.Dv && !empty; d += 32)
             dot += load_float(m.dout.dtype, m.dout.data, at + d) *
@@ -95,8 +92,6 @@ __global__ void __launch_bounds__(32 * WARPS) merge_rows(const __grid_constant__
     }
 }
 
-/* Computes dsinks of one head per block. Warp w adds up the head's rows w, w + SINK_WARPS, ...; then one thread adds up
- * the warps' sums. */
 __global__ void __launch_bounds__(32 * SINK_WARPS) merge_sinks(const __grid_constant__ attn_merge_plan m, int64_t rows)
 {
     __shared__ weights all[SINK_WARPS];

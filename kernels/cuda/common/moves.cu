@@ -1,11 +1,8 @@
-/* moves.cu: attn_moves() for GPUs: one kernel makes many small copies, or clears memory. For example, it writes the new
- * keys and values of a decode step to their pages. A decode step of 64 KV caches makes 128 copies, and a call of
- * cudaMemcpyAsync for each copy would take about 2 us.
- *
- * The kernel's argument is a list of at most MOST moves (copies). A block copies PIECE bytes of one move. A thread
- * copies AT_ONCE pieces of 16 bytes if the addresses are aligned, otherwise single bytes. The same kernel copies the
- * tensors of small problems that are computed together between staging memory (pinned memory of the host) and the
- * device. */
+/* moves.cu: attn_moves() for GPUs: one kernel makes many small copies, or clears memory, because a call of
+ * cudaMemcpyAsync for each copy would take about 2 us. It writes the new keys and values of decode steps to their
+ * pages, and copies small problems between staging memory (the host's pinned memory) and the device.
+ * A launch has a list of at most MOST copies. A block copies PIECE bytes of one copy, in words of 16 bytes if the
+ * addresses are aligned, otherwise byte by byte. */
 #include "kernels/cuda/common/kernels.h"
 
 namespace {
@@ -32,8 +29,7 @@ __global__ void __launch_bounds__(THREADS) move(const __grid_constant__ list l)
     uint4 word[AT_ONCE];
 #pragma unroll
     for (int n = 0; n < AT_ONCE;
-         /* start all loads before the next loop uses their values: loads from host memory take long, so many must be in
-          * flight */
+         /* all loads start before the next loop uses a value, because loads from host memory take long */
          n++) {
         const size_t i = threadIdx.x + n * THREADS;
         word[n] = from && i < words ? ((const uint4 *)from)[i] : make_uint4(0, 0, 0, 0);

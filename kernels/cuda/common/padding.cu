@@ -1,7 +1,6 @@
 /* padding.cu: writes the results of padding rows, which lie past a sequence's length in seqlens_q, or in the gaps
- * between packed sequences. Other kernels do not write padding rows. Before they run, this file writes -inf to the lse
- * of padding rows, and 0 to their other results. For an observe (statistics of attention weights) it fills the whole
- * outputs, like attn_fill_padding(). */
+ * between packed sequences: -inf for lse, 0 for all others. Other kernels run later and do not write these rows. For an
+ * observe (statistics of attention weights) the whole outputs are filled. */
 #include "kernels/cuda/common/args.cuh"
 
 namespace {
@@ -10,13 +9,12 @@ enum { WARPS = 4, MOST_BLOCKS = 1 << 16 };
 
 struct padded {
     attn_view view;
-    /* sizes of the tensor; `rows` is the number of rows of one batch element, or of all packed sequences together */
+    /* `rows`: the rows of one batch element, or of all packed sequences together */
     int64_t rows, heads, columns;
     const int32_t *cu; /* cu_seqlens; NULL if the tensor is not packed */
     bool of_queries, lse;
 };
 
-/* Writes the results of padding rows. Each warp fills one row. */
 __global__ void __launch_bounds__(32 * WARPS)
     fill_rows(const __grid_constant__ attn_geometry g, const __grid_constant__ padded x, int64_t count)
 {
@@ -31,7 +29,6 @@ __global__ void __launch_bounds__(32 * WARPS)
     }
 }
 
-/* Sets every element of a tensor of four-byte elements to `bits`. */
 __global__ void __launch_bounds__(32 * WARPS)
     fill_tensor(const __grid_constant__ attn_tensor t, int64_t count, uint32_t bits)
 {

@@ -1,12 +1,10 @@
-/* pair.cuh: the gradient of one pair of a query and a key. A warp computes it from the pair's rows of q, k, v and
- * dout. */
+/* pair.cuh: the gradient of one pair of a query and a key, computed by a warp. */
 #ifndef ATTN_CUDA_PAIR_CUH
 #define ATTN_CUDA_PAIR_CUH
 
 #include "kernels/cuda/common/rows.cuh"
 
-/* Returns the probability P and the gradient dZ of a visible pair. The query's lse must not be -inf. The whole warp
- * calls it. */
+/* Returns P and dZ of a visible pair. The query's lse must not be -inf. The whole warp calls it. */
 template <int N>
 static __device__ __noinline__ pair_gradient gradient_of_pair(const cuda_args &a, const saved &s, const head_args &x,
                                                               int64_t i, int64_t j)

@@ -1,24 +1,18 @@
-/* rows.cuh: functions with which one warp computes one row of out, of dq, or of dk and dv. Pairs of a query and a key
- * that are hidden are skipped, not multiplied by zero.
- *
- * simple.cu consists of these functions. Kernels on tensor cores call these functions for tiles whose result is not
- * finite (see sm80/forward.cu). A lane holds every 32nd channel: N registers for D up to 32 N.
- *
- * Scores are computed in one of two ways, which give the same bits (except the sign of a 0 in out):
- *
- *  BY_WARP    one pair at a time; each lane has some channels of the pair. This way takes little code and few
- *             registers, so kernels on tensor cores use it.
- *  BY_LANES   32 pairs at a time; each lane has a pair and adds up its channels in the order of BY_WARP. This way is
- *             for rows of huge scores, whose P is 0 for nearly all keys: keys with P of 0 are skipped together. BY_WARP
- *             needs 1.2 us per pair in a warp that is alone on its multiprocessor (H100, D 1). */
+/* rows.cuh: functions with which one warp computes one row of out, of dq, or of dk and dv. They skip hidden pairs.
+ * simple.cu consists of these functions; kernels on tensor cores call them for tiles whose result is not finite. A lane
+ * holds every 32nd channel: N registers for D up to 32 N.
+ * Scores are computed in one of two ways, with the same bits (except the sign of a 0 in out):
+ * BY_WARP: one pair at a time; each lane has some channels. This takes little code and few registers.
+ * BY_LANES: 32 pairs at a time, one per lane. It is for rows of huge scores, where nearly all keys have a P of 0 and
+ * are skipped together. BY_WARP would take 1.2 us per pair there (one warp per multiprocessor, H100, D 1). */
 #ifndef ATTN_CUDA_ROWS_CUH
 #define ATTN_CUDA_ROWS_CUH
 
 #include "kernels/cuda/common/args.cuh"
 #include "kernels/cuda/common/kernels.h"
 
-/* Values of N (number of channels per lane): CHANNELS for head sizes up to TILE_HEAD_DIM, LATENT_CHANNELS up to 576
- * (multi-head latent attention), WIDE_CHANNELS up to ATTN_MAX_HEAD_DIM. */
+/* Values of N, the channels per lane: for head sizes up to TILE_HEAD_DIM, up to 576 (multi-head latent attention), and
+ * up to ATTN_MAX_HEAD_DIM. */
 enum { CHANNELS = TILE_HEAD_DIM / 32, LATENT_CHANNELS = 576 / 32, WIDE_CHANNELS = ATTN_MAX_HEAD_DIM / 32 };
 
 template <int N>
@@ -31,7 +25,7 @@ DEVICE void load_row(const attn_view &view, int64_t b, int64_t h, int64_t line, 
     }
 }
 
-/* Loads a row of k or v, like load_row(), and also finds rows that lie in pages (page_table). */
+/* Like load_row(), for a row of k or v, which may lie in a page (page_table). */
 template <int N>
 DEVICE void load_key(const attn_geometry &g, const attn_view &view, int64_t b, int64_t hk, int64_t line, int64_t D,
                      float (&channel)[N])
@@ -58,8 +52,8 @@ enum row_way { BY_WARP, BY_LANES };
 
 const unsigned ALL_LANES = 0xffffffff;
 
-/* Calls add(n, channels) for each bit n that is 1 in `set`, in order. `channels` are the lane's N channels of the row
- * that begins at element at(n). The function loads several rows in advance, to hide latency. */
+/* Calls add(n, channels) for each bit n that is 1 in `set`, in order; `channels` are the lane's N channels of the row
+ * at element at(n). Loads several rows in advance, to hide latency. */
 template <int N, attn_dtype DTYPE, class AT, class ADD>
 DEVICE void for_rows_as(const void *data, int64_t D, unsigned set, AT at, ADD add)
 {
@@ -99,9 +93,9 @@ template <int N> DEVICE float dot(const float (&x)[N], const float (&y)[N])
     return warp_sum(sum);
 }
 
-/* Returns the dot product of row x, which is the same for all lanes, with row y, which differs from lane to lane. The
- * additions have the same order as in dot() and score_of_rows(), so that the results have the same bits: first the
- * channels d, d + 32, ... for each d below 32, then these 32 sums in the order of warp_sum(). */
+/* Returns the dot product of row x, the same for all lanes, with the lane's own row y. The order of additions, and so
+ * the bits, are those of dot(): first channels d, d + 32, ... for each d below 32, then the 32 sums as in
+ * warp_sum(). */
 template <typename SUM, attn_dtype DTYPE>
 DEVICE SUM dot_of_lane_as(const attn_view &x, int64_t x_at, const void *y, int64_t y_at, int64_t D)
 {
@@ -134,7 +128,7 @@ static __device__ __noinline__ SUM dot_of_lane(const attn_view &x, int64_t x_at,
     }
 }
 
-/* Returns 0, or NaN if this lane's row y has a number that is not finite. */
+/* Returns 0, or NaN if the lane's row y has a number that is not finite. */
 template <attn_dtype DTYPE> DEVICE float zero_of_lane_as(const void *y, int64_t y_at, int64_t D)
 {
     float sum[4] = {};
@@ -155,8 +149,8 @@ static __device__ __noinline__ float zero_of_lane(const attn_view &y, int64_t y_
     }
 }
 
-/* Returns the score of a pair. In contrast to score_of_rows(), each lane has a pair (i, j) of its own. One of x and y
- * is q, the other is k; the pair's rows begin at x_at in x and at y_at in y. */
+/* Returns the score of a pair (i, j), which each lane has of its own. One of x and y is q, the other is k; the pair's
+ * rows begin at x_at and y_at. */
 DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i, int64_t j, const attn_view &x,
                            int64_t x_at, const attn_view &y, int64_t y_at, float *derivative)
 {
@@ -171,10 +165,9 @@ DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i,
     return in_double.x;
 }
 
-/* Computes the running maxima of an online softmax over 32 keys, one in each lane, in the order of the lanes. `z` is
- * the score of the lane's key; `seen` is false if the lane has no key. Returns the maximum of *m and all scores up to
- * and including the lane's; *before becomes this maximum without the lane's score. *m becomes the maximum including all
- * 32 keys. A NaN stays in all later maxima. */
+/* Computes the running maxima of an online softmax over 32 keys, one per lane, with score `z` (`seen` is false: no
+ * key). Returns the maximum of *m and the scores up to the lane's own; *before becomes this maximum without the lane's
+ * own score, and *m the maximum of all. A NaN stays in all later maxima. */
 DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
 {
     const int lane = threadIdx.x % 32;
@@ -190,13 +183,13 @@ DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
     return most;
 }
 
-/* Returns the score z of a visible pair, given its rows of q and k. If q.k or a partial sum of it exceeds the range of
- * float32, the function computes in double; otherwise it calls score(). The whole warp calls it. */
+/* Returns the score z of a visible pair from its rows of q and k, computed in double if q.k does not fit in float32.
+ * The whole warp calls it. */
 template <int N>
 DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, int64_t j, const float (&q)[N],
                            const float (&k)[N], float *derivative)
 {
-    const float qk = dot(q, k); /* dot() gives all lanes the same qk, so all lanes take the same branch */
+    const float qk = dot(q, k);
     if (fabsf(qk) <= FLT_MAX) return score(a, x, i, j, qk, derivative);
     double sum = 0;
     for (int c = 0; c < N; c++) sum += (double)q[c] * (double)k[c];
@@ -206,35 +199,33 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
     return z.x;
 }
 
-/* Kernels on tensor cores compute only rows whose largest score is below this limit; forward_row() computes the other
- * rows. Kernels on tensor cores subtract the row's largest score, rounded to float32 in base 2, from scores that are
- * not rounded. For scores of 2^24 and more the row's largest P is therefore not exactly 1, and for 2^28 and more it may
- * exceed the range of float16. */
+/* Tensor cores compute only rows whose largest score is below this limit; forward_row() computes the others. The
+ * largest score is rounded to float32 in base 2 before it is subtracted from the scores, which are not rounded. The
+ * largest P is therefore not exactly 1 from 2^24 on, and may overflow float16 from 2^28 on. */
 const float SCORE_MOST = 1 << 27;
 
-/* Returns whether tensor cores computed a row correctly, given the row's largest score m. BUT_HUGE is true for kernels
- * that take scores from in_base_2(); only these kernels compute rows of huge scores correctly. */
+/* Returns whether tensor cores computed a row correctly, given its largest score m. BUT_HUGE is true for kernels that
+ * take scores from in_base_2(), which compute rows of huge scores correctly, too. */
 template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
 {
     return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
 }
 
-/* Sets the mark of a query or a key to `what`. The mark tells a later launch which results of this row to compute. The
- * whole warp calls it. */
+/* Marks a query or a key, so that a later launch computes its row; `what` says which results. The whole warp calls
+ * it. */
 DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 {
     if (threadIdx.x % 32) return;
     *mark = (uint8_t)what;
-    *a.rows_found = 1; /* warps may write this byte at the same time, because all write 1 */
+    *a.rows_found = 1; /* several warps may write at the same time, because all write 1 */
 }
 
-/* Says which rows forward_row() writes. EVERY_ROW: all rows. UNSOUND_ROWS: only rows that tensor cores cannot compute,
- * because their result is not finite or their scores are huge. UNSOUND_ROWS_BUT_HUGE: like UNSOUND_ROWS, but without
- * rows whose largest score has a magnitude of HUGE_SCORE or more. It is for kernels that compute these rows correctly
- * (see in_base_2()). */
+/* Says which rows forward_row() writes. UNSOUND_ROWS: only rows that tensor cores cannot compute, because their result
+ * is not finite or their scores are huge. UNSOUND_ROWS_BUT_HUGE: the same without rows whose largest |score| is at
+ * least HUGE_SCORE, for kernels that compute these rows correctly (see in_base_2()). */
 enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
 
-/* Returns whether forward_row() must replace the out and lse that tensor cores computed for a row. */
+/* Returns whether the out or the lse that tensor cores computed for a row is not finite. */
 template <int N>
 DEVICE bool is_unsound(const cuda_args &a, const head_args &x, int64_t i, const attn_view &out, float m, float l)
 {
@@ -253,8 +244,7 @@ DEVICE bool is_unsound(const cuda_args &a, const head_args &x, int64_t i, const 
     return !__all_sync(0xffffffff, finite);
 }
 
-/* Computes an online softmax over the visible keys of query i, and writes out and lse. If lse_dense is not NULL, lse is
- * written to lse_dense instead of the tensor lse. */
+/* Computes an online softmax over the visible keys of query i, and writes out and lse (to lse_dense, if not NULL). */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ void forward_row(const cuda_args &a, const head_args &x, int64_t i, const attn_view &out,
                                                 float *lse_dense, rows_written which)
@@ -266,16 +256,14 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
     }
     const int64_t hk = x.hk, D = g.dims.D, Dv = g.dims.Dv;
     const attn_view &view_q = g.view[ATTN_T_q], &view_k = g.view[ATTN_T_k], &view_v = g.view[ATTN_T_v];
-    /* o is the sum of P V times `unit`. `unit` is 1 at first; if the sum overflows, the row is recomputed with
-     * 2^-40. */
+    /* o is the sum of P V times `unit`; if it overflows, the row is recomputed with a unit of 2^-40 */
     float unit = 1;
     float q[N], k[N], v[N], derivative;
     if (WAY == BY_WARP) load_row(view_q, x.b, x.h, x.s.q_start + i, D, q);
     const attn_range keys = attn_keys_of(&g, &x.s, i);
 again:
     float o[N] = {};
-    /* The sums begin with the sink: m is the sink's score, and l is exp(sink - m) = 1. Without a sink, m is -inf and l
-     * is 0. */
+    /* the sums begin with the sink: m is its score, and l is exp(m - m) = 1 */
     float m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
     for (int64_t first = keys.lo; first < keys.hi && WAY == BY_LANES; first += 32) {
         const int64_t j = first + threadIdx.x % 32;
@@ -289,8 +277,7 @@ again:
         const float m_new = maximum_of_lanes(z, seen, &before, &m);
         const float rescale = before == -CUDART_INF_F ? 0 : expf(before - m_new), p = expf(z - m_new);
         const float kept = p * dropout(a, x, i, mine) * unit;
-        /* A key with a P of 0 changes nothing, unless its row of v has a number that is not finite. In rows of huge
-         * scores nearly all keys have a P of 0 and are skipped. */
+        /* a key with a P of 0 changes nothing, unless its row of v has a number that is not finite */
         const float zero = zero_of_lane(view_v, attn_key_at(&g, &view_v, x.b, hk, x.s.k_start + mine), Dv);
         const bool counts = seen && !(p == 0 && rescale == 1 && zero == 0);
         for_rows<N>(
@@ -340,22 +327,22 @@ again:
 
 /* ---- The backward of one row ------------------------------------------------------------------------------------- */
 
-/* The value of saved.rest for a row that sees exactly one key. Kernels subtract saved.rest from the exponents of P, and
- * this value is too small to change an exponent. */
+/* The value of saved.rest for a row that sees exactly one key. It is too small to change an exponent of P, from which
+ * it is subtracted. */
 const float ONE_KEY = FLT_MIN;
 
-/* Results of the forward that a backward needs. The client has given them, or they are recomputed in the workspace. */
+/* Results of the forward that a backward needs, from the client or recomputed in the workspace. */
 struct saved {
     float *lse, *delta;
-    /* For |lse| below ATTN_LSE_MOST: 0, or ONE_KEY if the row sees one key. For a larger lse, the member `lse` is the
-     * row's largest score, and `rest` is the logarithm of the sum of exponentials relative to that score. */
+    /* If |lse| < ATTN_LSE_MOST: 0, or ONE_KEY if the row sees one key. If it is larger, `lse` is the row's largest
+     * score, and `rest` is the logarithm of the sum of exp(score - lse). */
     float *rest;
-    /* for each row the sum of dZ times the distance from query to key; set only if dalibi_slopes is requested */
+    /* for each row the sum of dZ times the distance from query to key, for dalibi_slopes */
     float *far;
-    attn_view out; /* the client's out; if the client gave none, the out recomputed in the workspace */
+    attn_view out;
 };
 
-/* Returns the number of floats that `saved` needs in the workspace: lse, delta, rest and, for dalibi_slopes, far. */
+/* Returns the number of floats that lse, delta, rest and far take in the workspace. */
 static inline size_t saved_floats(const attn_plan *plan)
 {
     return (size_t)query_rows(plan->geometry.dims) * (plan->problem->dalibi_slopes.rank ? 4 : 3);
@@ -368,21 +355,21 @@ static inline void lay_out_saved(saved *s, const attn_dims &d, void *memory)
     s->far = s->rest + query_rows(d);
 }
 
-/* Returns lse in base 2, as kernels on tensor cores use it. The result is +inf for a row that sees no key. The result
- * is NaN if P cannot be computed from lse; kernels then compute the tiles that contain this row pair by pair. */
+/* Returns lse in base 2, as kernels on tensor cores use it: +inf for a row that sees no key; NaN if P cannot be
+ * computed from lse. Kernels compute the tiles of a row with NaN pair by pair. */
 DEVICE float lse_in_base_2(float lse)
 {
     return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns whether kernels on tensor cores compute the two parts (lse and rest) of this row's huge lse. If not, a single
- * warp computes them. Tensor cores can compute the parts if scores come from in_base_2() (see sm80/forward.cu). */
+/* Returns whether kernels on tensor cores compute the two parts (lse and rest) of this row's huge lse; otherwise a
+ * single warp does. */
 DEVICE bool is_parted_by_tiles(const cuda_args &a, float lse)
 {
     return a.part_lse && fabsf(lse) >= HUGE_SCORE && lse != -CUDART_INF_F;
 }
 
-/* Returns log2 of P for a score y of query i; y comes from in_base_2(). `lse2` is lse_in_base_2() of the row's lse. */
+/* Returns log2 of P for a score y (in base 2) of query i; `lse2` is lse_in_base_2() of the row. */
 DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x, int64_t i, float y, float lse2)
 {
     if (lse2 == lse2) return y - lse2;
@@ -391,18 +378,16 @@ DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x,
     return is_parted_by_tiles(a, m) ? y - m - s.rest[at] * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns the lse of row i as two numbers (x, y). If lse is huge, x is the row's largest score, and y is the logarithm
- * of the sum of exponentials relative to x. The function computes both from q and k, because rounding has removed the
- * logarithm from lse. If lse is not huge, x is lse and y is 0. The same holds if `now` is false and tensor cores or a
- * later launch compute the two parts. The whole warp calls it. */
+/* Returns the lse of row i as two numbers (x, y). If lse is huge, x is the row's largest score, and y the logarithm of
+ * the sum of exp(score - x), computed from q and k, because rounding has removed y from lse. Otherwise, or if another
+ * launch computes the two (`now` is false), x is lse and y is 0. The whole warp calls it. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
                                                    bool now = false)
 {
     if (lse != lse || lse == -CUDART_INF_F || fabsf(lse) < ATTN_LSE_MOST) return make_float2(lse, 0);
     if (!now && is_parted_by_tiles(a, lse)) return make_float2(lse, 0);
-    if (!now && a.rows_later) { /* a later launch of lse_in_parts_left() computes the row; it needs no mark, because it
-                                 * has a huge lse */
+    if (!now && a.rows_later) { /* a later launch (lse_in_parts_left()) finds the row by its huge lse */
         leave_to_later(a, a.rows_found, 1);
         return make_float2(lse, 0);
     }
@@ -438,8 +423,8 @@ static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const hea
     return make_float2(m, l == 0 ? 0 : logf(l));
 }
 
-/* Returns whether query i sees exactly one key. The function first tests two keys near the query's own position,
- * because most queries see both and the answer is then no. The whole warp calls it. */
+/* Returns whether query i sees exactly one key. First tests two keys near its own position, because most queries see
+ * both. The whole warp calls it. */
 DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
 {
     const attn_geometry &g = a.g;
@@ -457,16 +442,14 @@ DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
     return seen == 1;
 }
 
-/* Returns the largest difference that rounding can make between the lse of a row that sees only one key and the score
- * of this key. The kernels for float32 on tensor cores add 15 to exponents in base 2 (f32_forward.cu), so they round
- * small scores as coarsely as scores of 15. */
+/* Returns the largest rounding error between the lse of a row with one visible key and this key's score. f32_forward.cu
+ * adds 15 to exponents in base 2, so it rounds small scores as coarsely as scores of 15. */
 DEVICE float one_key_slack(float lse)
 {
     return 0x1p-18f + ATTN_LSE_SLACK * fabsf(lse);
 }
 
-/* The results of gradient() for a visible pair: the probability P, the factor of dropout, the gradient dZ, and dS = dZ
- * * derivative. */
+/* The gradient of a visible pair: the probability P, the factor of dropout, dZ, and dS = dZ * derivative. */
 struct pair_gradient {
     float p, drop, dz, ds;
 };
@@ -492,7 +475,6 @@ DEVICE pair_gradient gradient(const cuda_args &a, const head_args &x, int64_t i,
     return gradient_of_score(a, x, i, j, z, derivative, lse, rest, delta, dout_v);
 }
 
-/* Computes the row of dq for query i, over all its keys. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, const head_args &x, int64_t i)
 {
@@ -541,8 +523,8 @@ static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, c
     store_row(g.view[ATTN_T_dq], x.b, x.h, line, D, dq, x.scale);
 }
 
-/* Computes the rows of dk and dv, if requested, for key j of key/value head hk. Both rows are sums over the query heads
- * of the group, which are added in order. */
+/* Computes the rows of dk and dv (those requested) for key j of key/value head hk, as sums over the group's query heads
+ * in order. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ void dkdv_row(const cuda_args &a, const saved &s, int64_t b, int64_t hk, int64_t j)
 {

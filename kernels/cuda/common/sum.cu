@@ -1,5 +1,4 @@
-/* sum.cu: attn_sum_parts() on a GPU: adds up several arrays (parts) element by element. Each thread computes some
- * elements, and adds the parts in order. */
+/* sum.cu: attn_sum_parts() on a GPU: adds up arrays element by element, in the order of the arrays. */
 #include "kernels/cuda/common/args.cuh"
 
 namespace {

@@ -1,14 +1,13 @@
-/* verify_lse.cu: attn_lse_start() for q and k in a GPU's memory: adds up the exponentials of the scores of some rows in
- * double. kernels/verify_lse.c compares the sums with the lse that a client has given. A block computes one row, with
- * one variant of the scores (for example without a mask). The keys are divided among the block's threads. */
+/* verify_lse.cu: attn_lse_start() on a GPU: adds up the exponentials of the scores of some rows in double.
+ * kernels/verify_lse.c compares the sums with the client's lse. A block computes one row with one variant of the scores
+ * (for example without a mask); its threads share the keys. */
 #include "kernels/verify_lse.h"
 
 #include "kernels/cuda/common/kernels.h"
 
 namespace {
 
-/* A thread reads the channels of its key one after the other, and waits for each load. A block has many threads, so
- * that some compute while others wait. */
+/* many threads, because each of them waits for its loads, one after the other */
 enum { THREADS = 1024 };
 
 struct lse_args {
@@ -18,10 +17,10 @@ struct lse_args {
     attn_lse_row row[ATTN_LSE_ROWS];
 };
 
-/* Returns q . k, the sum of the channels' products; *squares becomes the sum of the squares of these products. */
+/* Returns q . k; *squares becomes the sum of the squared products. */
 __device__ double dot_of(const attn_view &q, int64_t q_at, const attn_view &k, int64_t k_at, int64_t D, double *squares)
 {
-    /* four independent sums of products and four of squares, to hide latency */
+    /* four independent sums of products, and four of squares, to hide latency */
     double dot[4] = { 0, 0, 0, 0 }, sum[4] = { 0, 0, 0, 0 };
     for (int64_t d = 0; d < D; d += 4)
 #pragma unroll

@@ -1,6 +1,5 @@
 /* head_sums.cu: computes dalibi_slopes and dsinks, which are sums over the queries of a head. A block computes one
- * head. Each of its threads adds up every 1024th query. The threads' sums are added in a fixed order, so results have
- * the same bits in every run. */
+ * head, and adds in a fixed order, so results have the same bits in every run. */
 #include "kernels/cuda/common/kernels.h"
 #include "head_sums.h"
 
@@ -8,7 +7,7 @@ namespace {
 
 enum { THREADS = 1024 };
 
-/* Returns the sum of x over the threads of the block, in thread 0. All threads of the block call it. */
+/* Returns the sum over the block in thread 0. All threads of the block call it. */
 DEVICE float sum_of_block(float x)
 {
     __shared__ float part[THREADS / 32];

@@ -1,20 +1,19 @@
-/* head_sums.h: computes dalibi_slopes and dsinks, gradients that are sums over all queries of a head. The backward of
- * every kernel family (simple, sm80, sm90) calls sum_heads() for these gradients. */
+/* head_sums.h: dalibi_slopes and dsinks, gradients that are sums over all queries of a head, for the backward of every
+ * kernel family (simple, sm80, sm90). */
 #ifndef ATTN_CUDA_HEAD_SUMS_H
 #define ATTN_CUDA_HEAD_SUMS_H
 
 #include "kernels/cuda/common/rows.cuh"
 
-/* Four sums over the pairs of one query and the keys that it sees: of P, of dZ, of P times distance, and of dZ times
- * distance. Distance is the distance between the positions of query and key. */
+/* Sums over the keys of one query: of P, of dZ, of P times distance, of dZ times distance (between the positions of
+ * query and key). */
 struct row_far_sums {
     float p, dz, p_far, dz_far;
 };
 
 /* Returns the sum of dZ times distance over the pairs of query i. Distances may be several hundred, so a small error of
- * the row's delta would cause a large error of the sum. If the client gave no out, delta comes from a forward that
- * rounds P to the tensors' dtype. In that case the function corrects delta with sums over the same pairs. With the
- * correct delta, the sum of dZ, with the sink's part, is dlse; the sum of P, with the sink's part, is 1. */
+ * delta would cause a large error of the sum. If the client gave no out (`given` is false), delta comes from rounded P.
+ * It is then corrected so that, with the sink's part, the sum of dZ is dlse and the sum of P is 1. */
 DEVICE float far_of_row(const cuda_args &a, const saved &s, const head_args &x, int64_t i, const row_far_sums &sum,
                         bool given)
 {
@@ -28,8 +27,7 @@ DEVICE float far_of_row(const cuda_args &a, const saved &s, const head_args &x, 
     return (sum.dz_far - off * sum.p_far) / all;
 }
 
-/* Computes dalibi_slopes from s.far (for each row the sum of dZ times distance), and dsinks from s.lse, s.rest and
- * s.delta. A gradient that the problem does not request is not computed. */
+/* Computes dalibi_slopes from s.far, and dsinks from s.lse, s.rest and s.delta, if the problem requests them. */
 cudaError_t sum_heads(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s,
                       cudaStream_t stream);
 

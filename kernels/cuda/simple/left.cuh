@@ -1,5 +1,5 @@
-/* left.cuh: launches kernels that compute marked rows. A kernel that cannot compute a row marks it: it sets the row's
- * byte in an array of marks. */
+/* left.cuh: launches kernels that compute marked rows: rows that an earlier kernel could not compute. A row's mark is a
+ * byte. */
 #ifndef ATTN_CUDA_LEFT_CUH
 #define ATTN_CUDA_LEFT_CUH
 
@@ -8,8 +8,7 @@
 
 namespace {
 
-/* Queues a check for marked rows (rows that an earlier kernel could not compute). After the check, *chip->found tells
- * the host whether kernels have marked rows since the previous check. */
+/* Queues a check whether kernels have marked rows since the previous check. *chip->found becomes the result. */
 inline void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
 {
     if (!takes_step(chip, 0)) return;
@@ -18,10 +17,9 @@ inline void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
     chip->steps->looked = true;
 }
 
-/* Calls launch(blocks, first, count, warps) in steps, to compute marked rows (rows that earlier kernels could not
- * compute). If there are many rows, a warp reads several marks. If the check for marked rows was queued in this call of
- * attn_run_some(), its result is known only at the next call, which then launches the steps. If the check found no
- * marked row, the steps count as done, but launch nothing. */
+/* Calls launch(blocks, first, count, warps) in steps, to compute marked rows. If a check for marked rows was queued in
+ * this call of attn_run_some(), the steps are left to the next call, which knows its result. If no row is marked, the
+ * steps count as done, but launch nothing. */
 template <typename F> void launch_left(const cuda_chip *chip, int64_t rows, double seconds_each, F launch)
 {
     const int64_t busy = (int64_t)chip->multiprocessors * 32; /* 32 warps per multiprocessor keep the GPU busy */

@@ -1,20 +1,11 @@
-/* observe.cu: computes an observe (the operation that reports which keys the queries attend to; see attn_observe in
- * attention.h) without tensor cores. It computes every dtype, head dim and option. One warp computes each number of a
- * result, in an order of additions that depends only on the problem.
+/* observe.cu: computes an observe (which keys the queries attend to; see attn_observe in attention.h) without tensor
+ * cores, for every dtype, head dim and option. One warp computes each number of a result.
  *
- *   kernel    a warp computes                                       outputs
- *   rows      a query row of one head, 32 keys at a time            row_max, lse, entropy, top_keys, top_weights
- *   mass      the sum of a key's probabilities over the queries     key_mass
- *   weights   a query of the region (the selected pairs), all keys  weights
- *   map       a cell of the grid over the region                    map
- *   heads     a head (a block), from the results of its rows        max_logit, mean_entropy
+ * The kernel `rows` computes row_max, lse, entropy, top_keys and top_weights, and stores two numbers per row in the
+ * workspace (observe.h). The kernels for key_mass, weights and map recompute the scores, and get P from these two
+ * numbers. Sums of many P are double.
  *
- * The kernel `rows` stores two numbers of each row in the workspace (observe.h). Later kernels recompute the scores,
- * and compute P from the scores and these two numbers. Sums of many P are double.
- *
- * sm80/observe.cu, which uses tensor cores, launches these kernels for strange rows (rows that tensor cores cannot
- * compute). If rows.strange is not NULL, a kernel computes only strange rows, and adds their P to the sums of the other
- * rows. */
+ * sm80/observe.cu launches these kernels for strange rows (rows that tensor cores cannot compute). */
 #include "kernels/cuda/common/kernels.h"
 #include "left.cuh"
 #include "observe_row.cuh"
@@ -22,35 +13,30 @@
 
 namespace {
 
-/* Returns whether this launch computes the row with index `at`. A launch computes all rows, or only strange rows (rows
- * that tensor cores cannot compute), or only rows that are not strange. */
+/* A launch computes all rows, or only strange rows (rows that tensor cores cannot compute), or only the others. */
 DEVICE bool is_wanted(const observed_rows &rows, int64_t at)
 {
     return !rows.strange || (rows.strange[at] != 0) != rows.nonfinite_sums;
 }
 
-/* Returns whether this launch has anything to compute. A launch for strange rows (rows that tensor cores cannot
- * compute) has nothing to compute if no row is strange. */
 DEVICE bool has_wanted(const observed_rows &rows)
 {
     return rows.nonfinite_sums ? *rows.nonfinite : !rows.found || *rows.found;
 }
 
-/* Returns whether this launch computes an element of key_mass, weights or map. A launch for nonfinite_sums computes
- * only elements whose value so far, `x`, is not finite. */
+/* If rows.nonfinite_sums is set, a launch computes only elements of key_mass, weights or map whose value so far, `x`,
+ * is not finite. */
 DEVICE bool is_wanted_sum(const observed_rows &rows, float x)
 {
     return !rows.nonfinite_sums || x - x != 0;
 }
 
-/* Calls visit(n) for every n of first .. first + count - 1 that belongs to this warp. */
 template <class VISIT> DEVICE void for_work(int64_t first, int64_t count, VISIT visit)
 {
     for (int64_t n = warp_index(); n < count; n += (int64_t)gridDim.x * WARPS) visit(first + n);
 }
 
-/* Writes a sum to *to, or adds it to *to if kernels on tensor cores have already written the sum of other rows
- * there. */
+/* Writes a sum to *to, or adds it if kernels on tensor cores have already written the sum of other rows there. */
 DEVICE void store_sum(const observed_rows &rows, float *to, double sum)
 {
     *to = (float)(rows.strange && !rows.nonfinite_sums ? (double)*to + sum : sum);
@@ -70,8 +56,7 @@ __global__ void __launch_bounds__(32 * WARPS) observe_rows(const __grid_constant
 
 /* ---- Results that are sums or parts of the probabilities --------------------------------------------------------- */
 
-/* Computes key_mass of key n: the sum of the key's probabilities over the queries. Keys are counted over all query
- * heads, head after head. The queries are divided among the lanes of the warp. */
+/* Computes key_mass of key n (counted over all query heads): the sum of its probabilities over the queries. */
 DEVICE void mass_of_key(const cuda_args &a, int64_t n, const observed_rows &rows)
 {
     const attn_geometry &g = a.g;
@@ -111,7 +96,7 @@ __global__ void __launch_bounds__(32 * WARPS) observe_mass(const __grid_constant
     if (has_wanted(rows)) for_work(first, count, [&](int64_t n) { mass_of_key(a, n, rows); });
 }
 
-/* Calls visit(j, probability) in each lane for those of the lane's keys lo to hi - 1 that query i sees. */
+/* Calls visit(j, probability) in each lane for the lane's keys in lo .. hi - 1 that query i sees. */
 template <class VISIT>
 DEVICE void for_probabilities(const cuda_args &a, const head_args &x, const observed_rows &rows, int64_t i, int64_t lo,
                               int64_t hi, VISIT visit)
@@ -129,7 +114,6 @@ DEVICE void for_probabilities(const cuda_args &a, const head_args &x, const obse
     }
 }
 
-/* Computes row n of the output `weights`. Rows are the selected queries (the region), counted over all heads. */
 DEVICE void weights_of_row(const cuda_args &a, int64_t n, const observed_rows &rows)
 {
     const attn_geometry &g = a.g;
@@ -157,8 +141,8 @@ __global__ void __launch_bounds__(32 * WARPS) observe_weights(const __grid_const
     if (has_wanted(rows)) for_work(first, count, [&](int64_t n) { weights_of_row(a, n, rows); });
 }
 
-/* Computes cell n of the output `map`: the sum of the probabilities in one rectangle of the region (the selected
- * queries and keys). Cells are counted over all heads. */
+/* Computes cell n (counted over all heads) of the output `map`: the sum of the probabilities in a rectangle of queries
+ * and keys. */
 DEVICE void sum_of_cell(const cuda_args &a, int64_t n, const observed_rows &rows)
 {
     const attn_geometry &g = a.g;
@@ -189,8 +173,7 @@ __global__ void __launch_bounds__(32 * WARPS) observe_map(const __grid_constant_
     if (has_wanted(rows)) for_work(first, count, [&](int64_t n) { sum_of_cell(a, n, rows); });
 }
 
-/* Sets *rows.nonfinite if an output has an element that is not finite. For each head the output has `lines` rows of
- * `width` elements. A warp reads PIECE elements of a row at a time. */
+/* Sets *rows.nonfinite if an output of `lines` rows of `width` elements per head has an element that is not finite. */
 DEVICE void find_nonfinite_in(const cuda_args &a, const observed_rows &rows, const attn_view &view, int64_t lines,
                               int64_t width)
 {
@@ -224,8 +207,6 @@ __global__ void __launch_bounds__(32 * WARPS)
 
 enum { HEAD_THREADS = 512 };
 
-/* Computes max_logit (the largest score) and mean_entropy (the mean of the rows' entropies) of a head. Each thread
- * reads every HEAD_THREADS-th row. */
 __global__ void __launch_bounds__(HEAD_THREADS)
     observe_heads(const __grid_constant__ cuda_args a, const __grid_constant__ observed_rows rows)
 {
@@ -264,9 +245,8 @@ __global__ void __launch_bounds__(HEAD_THREADS)
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* Divides `count` rows, keys or cells into steps, and calls launch(blocks, first, count) for each. If rows.strange is
- * not NULL, launch_left() makes these calls, and they compute only strange rows (rows that tensor cores cannot
- * compute). */
+/* Calls launch(blocks, first, count) for `count` rows, keys or cells in steps. If rows.strange is not NULL, the
+ * launches compute only strange rows (rows that tensor cores cannot compute). */
 template <typename F>
 void launch_each(const cuda_chip *chip, const observed_rows &rows, int64_t count, double seconds_each, F launch)
 {
@@ -275,8 +255,7 @@ void launch_each(const cuda_chip *chip, const observed_rows &rows, int64_t count
         in_steps(chip, count, seconds_each,
                  [&](int64_t first, int64_t part) { launch(blocks_for(part), first, part); });
     } else if (chip->rows_found) {
-        /* If this call does not check for marked rows (chip->found is NULL), nothing more is launched here. If the host
-         * finds marks at the problem's end, it computes the whole problem again. */
+        /* without this check, the host finds the marks at the problem's end, and computes the whole problem again */
         if (!chip->found) return;
         launch_left(chip, count, seconds_each, [&](unsigned blocks, int64_t first, int64_t part, int64_t) {
             launch((unsigned)attn_min64(blocks, busy), first, part);

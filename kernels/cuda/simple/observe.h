@@ -1,5 +1,4 @@
-/* observe.h: declarations for an observe (the operation that reports which keys the queries attend to) that all kernel
- * families share. */
+/* observe.h: declarations that all kernel families share for an observe (which keys the queries attend to). */
 #ifndef ATTN_CUDA_SIMPLE_OBSERVE_H
 #define ATTN_CUDA_SIMPLE_OBSERVE_H
 
@@ -7,45 +6,40 @@
 
 struct cuda_args;
 
-/* Numbers of each row, at index lse_at(), that the first kernel of an observe stores for later kernels. A later kernel
- * computes P = exp2(z - base) * inverse, where z is a score in base 2 (in_base_2()). `base` is INFINITY if all P of the
- * row are 0, and NaN if all results of the row are NaN. */
+/* Numbers of each row, at index lse_at(), that the first kernel of an observe stores for later kernels: P = exp2(z -
+ * base) * inverse, where z is a score in base 2. `base` is INFINITY if all P of the row are 0, and NaN if all results
+ * of the row are NaN. */
 struct observed_rows {
     float *base, *inverse, *most, *entropy;
     /* `strange` has one byte per row, which is 1 if tensor cores cannot compute the row; *found is 1 if there is such a
-     * row. Both pointers are NULL if the kernels do not use tensor cores. */
+     * row. Both are NULL for kernels without tensor cores. */
     uint8_t *strange;
     int *found;
-    /* *nonfinite is 1 if an element of key_mass, weights or map is not finite. If `nonfinite_sums` is true, this launch
-     * computes only elements that are not finite. It omits the strange rows (rows that tensor cores cannot compute)
-     * from their sums. */
+    /* *nonfinite is 1 if an element of key_mass, weights or map is not finite. If nonfinite_sums is true, this launch
+     * recomputes only such elements, without the strange rows. */
     int *nonfinite;
     bool nonfinite_sums;
 };
 
-/* Computes strange rows (rows that tensor cores cannot compute, and that earlier kernels have marked). If there is no
- * strange row, this function costs one short launch, or none if the host has checked for marked rows (chip->found). */
+/* Computes strange rows (rows that tensor cores cannot compute). Without such rows this costs at most one short
+ * launch. */
 void simple_observe_rows_left(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                               cudaStream_t stream);
 
-/* The functions simple_observe_find_nonfinite() and simple_observe_nonfinite_sums() are for problems in which the
- * client gives lse. In these problems no kernel has looked for scores that tensor cores cannot compute. Such a score
- * makes an element of key_mass, weights or map NaN or infinite. simple_observe_find_nonfinite() looks for these
- * elements after tensor cores have computed the outputs. simple_observe_nonfinite_sums() then recomputes the elements
- * without the strange rows (rows that tensor cores cannot compute), whose sums are added later. Both functions need
- * rows.base and rows.inverse of all rows. */
+/* For problems with the client's lse, where a score that tensor cores cannot compute makes elements of key_mass,
+ * weights or map NaN or infinite. The first function finds such elements. The second recomputes them without the
+ * strange rows, which simple_observe_sums_left() adds later. Both need base and inverse of all rows. */
 void simple_observe_find_nonfinite(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                                    cudaStream_t stream);
 void simple_observe_nonfinite_sums(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                                    cudaStream_t stream);
 
-/* Adds the probabilities of strange rows (rows that tensor cores cannot compute) to key_mass and map, and writes the
- * weights of these rows. */
+/* Adds the probabilities of strange rows (rows that tensor cores cannot compute) to key_mass and map, and writes their
+ * weights. */
 void simple_observe_sums_left(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                               cudaStream_t stream);
 
-/* Computes the outputs max_logit and mean_entropy of each head, if requested, from the largest scores and the entropies
- * of the head's rows. */
+/* Computes max_logit and mean_entropy of each head, if the problem requests them. */
 void simple_observe_heads(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows, cudaStream_t stream);
 
 #endif

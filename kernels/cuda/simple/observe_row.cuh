@@ -1,9 +1,8 @@
-/* observe_row.cuh: functions for an observe (the operation that reports which keys the queries attend to). With them
- * one warp computes the maximum, the sums and the largest scores of a query's row. The kernels of observe.cu consist of
- * these functions, and sm80/observe.cu launches those kernels for rows that tensor cores cannot compute.
+/* observe_row.cuh: one warp computes a row of an observe (which keys the queries attend to): maximum, sums and largest
+ * scores.
  *
- * As in cpu/observe.c, the entropy -sum P ln P is computed from l = sum exp2(z - m) and e = sum exp2(z - m) (z - m),
- * because this avoids subtracting large numbers. */
+ * As in cpu/observe.c, the entropy -sum P ln P comes from l = sum exp2(z - m) and e = sum exp2(z - m) (z - m), which
+ * avoids subtracting large numbers. */
 #ifndef ATTN_CUDA_SIMPLE_OBSERVE_ROW_CUH
 #define ATTN_CUDA_SIMPLE_OBSERVE_ROW_CUH
 
@@ -34,8 +33,8 @@ DEVICE int64_t key_at(const cuda_args &a, const head_args &x, int64_t j)
     return attn_key_at(&a.g, &a.g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j);
 }
 
-/* Returns the score of query i, which is the same in all lanes, and of the lane's own key j. The result is valid in
- * lanes whose bit in `set` is 1; at least one bit must be 1. The whole warp calls this function. */
+/* Returns the score of query i (the same in all lanes) and the lane's key j. Only lanes whose bit in `set` is 1 get a
+ * result. The whole warp calls it. */
 DEVICE float score_of_key(const cuda_args &a, const head_args &x, int64_t i, int64_t j, unsigned set, int64_t first)
 {
     const int64_t mine = set >> (threadIdx.x % 32) & 1 ? j : first + __ffs(set) - 1;
@@ -44,7 +43,6 @@ DEVICE float score_of_key(const cuda_args &a, const head_args &x, int64_t i, int
                          &derivative);
 }
 
-/* Returns the probability of the lane's key, whose score is z, or 0 if the row does not see that key. */
 DEVICE float probability(const observed_rows &rows, int64_t row, bool seen, float z)
 {
     const float base = rows.base[row];
@@ -54,8 +52,7 @@ DEVICE float probability(const observed_rows &rows, int64_t row, bool seen, floa
 
 /* ---- The largest scores of a row --------------------------------------------------------------------------------- */
 
-/* A list of up to 64 scores of a row, with their keys, in descending order. Element n is in slot n / 32 of lane n %
- * 32. */
+/* up to 64 scores of a row, with their keys, in descending order: element n is in slot n / 32 of lane n % 32 */
 struct top_list {
     float z[2];
     int key[2];
@@ -76,8 +73,7 @@ template <typename T> DEVICE void shift(T (&slot)[2], int at, T x)
     slot[1] = lane + 32 < at ? slot[1] : lane + 32 == at ? x : before1;
 }
 
-/* Adds one score z per lane to the list. Lane n has the key `first` + n. If two keys have equal scores, the lower key
- * comes first. */
+/* Adds one score z per lane to the list; lane n has the key `first` + n. Of equal scores, the lower key comes first. */
 DEVICE void add_to_top(top_list &top, int64_t most, bool seen, float z, int64_t first)
 {
     for (;;) {
@@ -96,23 +92,20 @@ DEVICE void add_to_top(top_list &top, int64_t most, bool seen, float z, int64_t 
 
 /* ---- The other results of a row ---------------------------------------------------------------------------------- */
 
-/* Returns the lse that the client has given for a row, or 0 if the client has given none. */
 DEVICE float given_lse_of(const cuda_args &a, const head_args &x, int64_t i)
 {
     const attn_view &view = a.g.view[ATTN_T_lse];
     return a.g.observe.given_lse ? ((const float *)view.data)[attn_at(&view, x.b, x.h, x.s.q_start + i)] : 0;
 }
 
-/* Returns whether the client's lse determines the sum of a row's exponentials. An lse with a magnitude of ATTN_LSE_MOST
- * or more does not, because rounding to float32 has removed all bits of the sum. In that case the kernel computes the
- * sum. */
+/* Returns whether the client's lse determines the sum of a row's exponentials. A large lse does not, because rounding
+ * to float32 has removed all bits of the sum. */
 DEVICE bool says_lse(float lse)
 {
     return fabsf(lse) < ATTN_LSE_MOST || lse == -CUDART_INF_F || lse != lse;
 }
 
-/* The results of a row. Later kernels compute the row's probabilities from `base` and `inverse` (see observed_rows).
- * `from` is log2 of the probability of the row's largest score; only end_of_row() uses it. */
+/* The results of a row; later kernels compute P from `base` and `inverse` (see observed_rows). */
 struct row_end {
     float lse, base, inverse, entropy;
 };
@@ -143,8 +136,7 @@ DEVICE row_end end_of_row(float m, float l, float e, float sink, bool given, flo
     return end;
 }
 
-/* Writes the outputs of a row. Also writes the row's numbers in observed_rows, which later kernels need. One thread
- * calls it. */
+/* Writes a row's outputs, and its numbers in observed_rows for later kernels. One thread calls it. */
 DEVICE void store_end(const cuda_args &a, const head_args &x, int64_t i, const row_end &end, float most,
                       const observed_rows &rows)
 {
@@ -161,7 +153,7 @@ DEVICE void store_end(const cuda_args &a, const head_args &x, int64_t i, const r
     rows.entropy[at] = end.entropy;
 }
 
-/* Computes the row of query i: maximum, lse, entropy, and the largest scores. The whole warp calls it. */
+/* Computes maximum, lse, entropy and largest scores of query i. The whole warp calls it. */
 static __device__ __noinline__ void observe_row(const cuda_args &a, const head_args &x, int64_t i,
                                                 const observed_rows &rows)
 {
@@ -181,7 +173,7 @@ static __device__ __noinline__ void observe_row(const cuda_args &a, const head_a
         nan |= __any_sync(ALL_LANES, seen && z != z);
         most = fmaxf(most, warp_max(seen ? z : -CUDART_INF_F));
         const float m_new = fmaxf(m, warp_max(y));
-        if (m_new > m) { /* m is the same in all lanes, so all lanes take the same branch */
+        if (m_new > m) {
             const float by = m - m_new, scale = exp2f(by);
             e = scale == 0 ? 0 : scale * (e + by * l);
             l *= scale;

@@ -1,20 +1,11 @@
-/* simple.cu: attention without tensor cores, one warp per output row. It covers every dtype, head dim and option.
+/* simple.cu: attention without tensor cores, for every dtype, head dim and option. Tests on the GPU compare all other
+ * kernels with this one, and it computes problems that no other kernel takes. Source: FlashAttention-2
+ * (arXiv:2307.08691), Algorithms 1 and 2, one row at a time.
  *
- * Tests on the GPU compare all other kernels with this one, and it computes problems that no other kernel takes. Each
- * warp owns one row of one output and reads everything that the row depends on. Therefore there are no atomics, warps
- * share nothing, and the bits of a row depend on the problem alone:
- *
- *   forward   a query row of one head:    online softmax over its visible keys                   out, lse
- *   delta     a query row of one head:    sum_d dout * out - dlse                                delta
- *   dq        a query row of one head:    sum_j dS_ij k_j                                        dq
- *   dkdv      a key row of one kv head:   sum over the group's heads and their queries           dk, dv
- *   dbias     an element of dbias:        sum of dZ over the broadcast axes                      dbias
- *   far       a query row of one head:    sum of dZ times distance (for head_sums.cu)            dalibi_slopes
- *
- * A lane holds every 32nd channel of a row, which takes 8 registers for D <= 256. Variants with 18 registers (only for
- * a forward with D <= 576) and with 32 registers compute wider heads. Hidden keys are skipped and not multiplied by
- * zero: NaN in a hidden key has no effect, and NaN in a visible key reaches exactly the rows that see it. Source:
- * FlashAttention-2 (arXiv:2307.08691), Algorithms 1 and 2, one row at a time. */
+ * One warp computes one row of out, dq, or dk and dv (or one element of dbias) without atomics, so the bits of a row
+ * depend on the problem alone. A lane holds every 32nd channel: 8 registers for D <= 256; variants with 18 (forward, D
+ * <= 576) and 32 registers compute wider heads. Hidden keys are skipped, not multiplied by zero: NaN in a hidden key
+ * has no effect, and NaN in a visible key reaches exactly the rows that see it. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/pair.cuh"
 #include "head_sums.h"
@@ -25,7 +16,6 @@ namespace {
 
 /* ---- The kernels of the forward ---------------------------------------------------------------------------------- */
 
-/* Computes the rows of a forward, one per warp, from row `first` on. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows(const __grid_constant__ cuda_args a, int64_t first, attn_view out, float *lse_dense)
@@ -34,9 +24,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (r.exists) forward_row<N>(a, r.x, r.i, out, lse_dense, EVERY_ROW);
 }
 
-/* Calls visit(n) with a whole warp for each n in first .. first + count - 1 for which wanted(n) is true; these are
- * expected to be few. The grid has `warps` warps. Each warp tests every `warps`-th n, 32 at a time, one in each
- * lane. */
+/* Calls visit(n) with a whole warp for each n in first .. first + count - 1 for which wanted(n) is true. Each of the
+ * grid's `warps` warps tests every `warps`-th n, one per lane. */
 template <class WANTED, class VISIT>
 DEVICE void for_wanted(int64_t first, int64_t count, int64_t warps, WANTED wanted, VISIT visit)
 {
@@ -47,14 +36,13 @@ DEVICE void for_wanted(int64_t first, int64_t count, int64_t warps, WANTED wante
     }
 }
 
-/* Computes rows that earlier launches could not compute and have marked (cuda_args.rows_later). Mark n belongs to
- * query_row(n). The argument a.rows_later must be NULL; otherwise this launch, too, would only mark the rows. */
+/* Computes the rows that earlier launches have marked because they could not compute them. a.rows_later must be NULL;
+ * otherwise this launch, too, would only mark the rows. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, uint8_t *marks)
 {
-    /* The loop clears each mark after its row was computed. In a backward the next kernel uses the same bytes for its
-     * own marks. */
+    /* The loop clears each mark, because in a backward the next kernel uses the same bytes for its own marks. */
     for_wanted(
         first, count, warps, [&](int64_t n) { return marks[n] != 0; },
         [&](int64_t n) {
@@ -68,9 +56,8 @@ __global__ void __launch_bounds__(32 * WARPS)
 
 /* ---- The kernels of the backward --------------------------------------------------------------------------------- */
 
-/* Stores the two parts of the lse of a row: `lse`, the largest score, and `rest`. Kernels on tensor cores recognise
- * such a row by its huge `lse`. If the largest score itself is not huge, ATTN_LSE_MOST is therefore stored as `lse`,
- * and the difference is subtracted from `rest`. */
+/* Stores the two parts of a row's lse: the largest score, and `rest`. Kernels on tensor cores recognise such a row by
+ * its huge `lse`, so a smaller one is raised to ATTN_LSE_MOST, and `rest` is reduced by the difference. */
 DEVICE void store_parts(const saved &s, int64_t at, float2 parts)
 {
     const bool raised = parts.y != 0 && fabsf(parts.x) < ATTN_LSE_MOST;
@@ -78,8 +65,8 @@ DEVICE void store_parts(const saved &s, int64_t at, float2 parts)
     s.rest[at] = raised ? parts.y - (ATTN_LSE_MOST - parts.x) : parts.y;
 }
 
-/* Computes lse and rest (the two parts of a huge lse) of the warp's row. The function finds the warp's row itself, so
- * that delta_rows() need not keep the row in registers. */
+/* Computes lse and rest (the two parts of a huge lse) of the warp's row, which is found again to save registers in
+ * delta_rows(). */
 template <int N> __device__ __noinline__ void lse_of_row_in_parts(const cuda_args &a, const saved &s)
 {
     const row r = query_row(a, warp_index());
@@ -87,17 +74,14 @@ template <int N> __device__ __noinline__ void lse_of_row_in_parts(const cuda_arg
     if (threadIdx.x % 32 == 0) store_parts(s, lse_at(a, r.x, r.i), parts);
 }
 
-/* Marks the warp's row in s.rest if the row's query sees exactly one key. The function finds the warp's row itself, so
- * that delta_rows() need not keep the row in registers. */
 __device__ __noinline__ void mark_one_key(const cuda_args &a, const saved &s)
 {
     const row r = query_row(a, warp_index());
     if (sees_one_key(a, r.x, r.i) && threadIdx.x % 32 == 0) s.rest[lse_at(a, r.x, r.i)] = ONE_KEY;
 }
 
-/* Computes delta_i = rowsum(dO * O) - dlse, and copies lse to the dense array s.lse. A row that sees no key has delta
- * 0. The launch bound limits registers, so that enough blocks fit on a multiprocessor to read memory fast; without it
- * lse_of_row_in_parts() and mark_one_key() would take too many registers. */
+/* Computes delta_i = rowsum(dO * O) - dlse (0 if the row sees no key), and copies lse to the dense array s.lse. The
+ * launch bound limits registers, so that enough blocks fit on a multiprocessor to read memory fast. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS, (N > CHANNELS ? 16 : 48) / WARPS)
     delta_rows(const __grid_constant__ cuda_args a, const __grid_constant__ saved s, bool given)
@@ -132,7 +116,7 @@ __global__ void __launch_bounds__(32 * WARPS) dq_rows(const __grid_constant__ cu
     if (r.exists) dq_row<N>(a, s, r.x, r.i);
 }
 
-/* Computes dk and dv of key row n. Key rows are counted over all heads, head after head. */
+/* Key rows are counted over all heads, head after head. */
 template <int N, row_way WAY> DEVICE void dkdv_row_at(const cuda_args &a, const saved &s, int64_t n)
 {
     const attn_dims &d = a.g.dims;
@@ -148,8 +132,7 @@ __global__ void __launch_bounds__(32 * WARPS) dkdv_rows(const __grid_constant__ 
     if (d.Sk > 0 && n < d.Sk * d.Hk * (d.packed ? 1 : d.B)) dkdv_row_at<N, BY_WARP>(a, s, n);
 }
 
-/* Computes lse and rest (the two parts of a huge lse) of rows for which earlier launches have not done so. Later
- * launches compute the gradients of these rows. */
+/* Computes lse and rest (the two parts of a huge lse) of rows for which earlier launches have not done so. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     lse_in_parts_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, saved s)
@@ -163,7 +146,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         },
         [&](int64_t n) {
             const row r = query_row(a, n);
-            if (!r.exists) return; /* rows past the end of their sequence have no lse */
+            if (!r.exists) return;
             const float2 parts = lse_in_parts<N, BY_LANES>(a, r.x, r.i, s.lse[n], true);
             __syncwarp();
             if (threadIdx.x % 32 == 0) store_parts(s, n, parts);
@@ -190,16 +173,15 @@ __global__ void __launch_bounds__(32 * WARPS)
         [&](int64_t n) { dkdv_row_at<N, BY_LANES>(a, s, n); });
 }
 
-/* Returns dZ of a pair, computed from the pair's rows of q, k, v and dout. Returns 0 if the pair is hidden. */
 template <int N> DEVICE float dz_of(const cuda_args &a, const saved &s, const head_args &x, int64_t i, int64_t j)
 {
     if (i >= x.s.Sq || s.lse[lse_at(a, x, i)] == -CUDART_INF_F || !visible(a, x, i, j)) return 0;
     return gradient_of_pair<N>(a, s, x, i, j).dz;
 }
 
-/* What one launch computes of dbias. dbias is [nb, nh, nq, Sk]; an axis over which it is shared (broadcast) has size 1.
- * An element of dbias is a sum over the shared axes, with at most one term for each query of each head and batch row.
- * The launch adds the terms `begin` to `end` - 1 to the sum so far. */
+/* What one launch computes of dbias [nb, nh, nq, Sk], where a broadcast axis has size 1. An element is a sum over the
+ * broadcast axes: one term per query, head and batch row. The launch adds the terms `begin` to `end` - 1 to the sum so
+ * far. */
 struct dbias_part {
     int64_t nb, nh, nq, first, begin, end;
 };
@@ -220,7 +202,7 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     const attn_view &view = a.g.view[ATTN_T_dbias];
     float *const to = (float *)view.data + attn_at(&view, b0, h0, i0) + j;
     float sum = x.begin ? *to : 0;
-    if (x.begin == x.end) { /* in a problem without queries an element is a sum of no terms, which is 0 */
+    if (x.begin == x.end) { /* without queries an element is a sum of no terms */
         if (threadIdx.x % 32 == 0) *to = 0;
         return;
     }
@@ -237,7 +219,6 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     if (threadIdx.x % 32 == 0) *to = sum;
 }
 
-/* Computes, with one warp, the sum of dZ times distance over the pairs of a query (see far_of_row()). */
 template <int N>
 DEVICE float sum_of_far_pairs(const cuda_args &a, const saved &s, const head_args &x, int64_t i, bool given)
 {
@@ -283,8 +264,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     return true;
 }
 
-/* Returns N, the number of channels per lane, for the template functions of rows.cuh. A backward is not compiled for N
- * = LATENT_CHANNELS. */
+/* Returns N, the channels per lane. A backward is not compiled for N = LATENT_CHANNELS. */
 int channels_of(const attn_geometry &g)
 {
     const int64_t most = attn_max64(g.dims.D, g.dims.Dv);
@@ -309,7 +289,6 @@ cudaError_t launch_forward(const cuda_chip *chip, cudaStream_t stream, const att
     return cudaPeekAtLastError();
 }
 
-/* Plans a backward. The workspace has dense arrays for lse and delta, and a float32 out if the client gave none. */
 bool plan_backward(const cuda_chip *, attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -343,7 +322,7 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     if (!given) {
         s.out.data = (float *)workspace + saved_floats(plan);
         s.out.dtype = ATTN_F32;
-        s.out.row = d.Dv; /* out in the workspace is [B, H, Sq, Dv], or for packed problems [H, total_q, Dv] */
+        s.out.row = d.Dv; /* the recomputed out is [B, H, Sq, Dv], or for packed problems [H, total_q, Dv] */
         s.out.head = d.Sq * d.Dv;
         s.out.batch = d.packed ? 0 : d.H * d.Sq * d.Dv;
         launch_rows(chip, a, s.out, s.lse, stream);
@@ -379,8 +358,6 @@ void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t
                 });
 }
 
-/* Returns the number of blocks of a launch that reads `rows` marks and computes the marked rows. If there are many
- * rows, each warp reads several marks. */
 static unsigned blocks_for_marks(const cuda_chip *chip, int64_t rows)
 {
     const int64_t busy = (int64_t)chip->multiprocessors * 32; /* 32 warps per multiprocessor keep the GPU busy */
@@ -442,15 +419,14 @@ void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_ar
 
 namespace {
 
-/* Launches the kernels of dbias. The elements, and the terms of each element, are divided among launches, so that no
- * launch takes long. The terms of an element are added in order. */
+/* Divides the elements of dbias, and each element's terms, among launches, so that no launch takes long. */
 void launch_dbias(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s, cudaStream_t stream)
 {
     const int64_t *n = p->dbias.shape;
     dbias_part x = { n[0], n[1], n[2], 0, 0, 0 };
     const auto kernel = channels_of(a.g) == CHANNELS ? dbias_elements<CHANNELS> : dbias_elements<WIDE_CHANNELS>;
     const int64_t elements = n[0] * n[1] * n[2] * n[3], terms = dbias_terms(a.g.dims, x);
-    /* the loop runs at least once, because an element that is a sum of no terms must be set to 0 */
+    /* the loop runs at least once, because an element without terms must be set to 0 */
     for (int64_t begin = 0; begin == 0 || begin < terms; begin += MOST_IN_A_ROW) {
         x.begin = begin, x.end = attn_min64(begin + MOST_IN_A_ROW, terms);
         in_steps(chip, elements, (double)attn_max64(x.end - begin, 1) * pair_seconds(chip, a.g, DBIAS_PAIR),

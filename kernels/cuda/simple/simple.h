@@ -1,4 +1,4 @@
-/* simple.h: functions of simple.cu (attention without tensor cores) that other families of kernels call too. */
+/* simple.h: functions of simple.cu (attention without tensor cores) that other kernel families call. */
 #ifndef ATTN_CUDA_SIMPLE_H
 #define ATTN_CUDA_SIMPLE_H
 
@@ -6,50 +6,46 @@
 
 #include "kernels/cuda/common/rows.cuh"
 
-/* Computes delta of every query (s.delta). If the client gave lse (`given`), also computes s.lse and s.rest from it. */
+/* Computes delta of every query (s.delta), and, if the client gave lse (`given`), s.lse and s.rest. */
 void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t stream);
 
-/* Computes the rows that the kernel of a forward could not compute and has marked in rows_later. `plan` is the plan of
- * the forward. */
+/* Computes the rows that the forward of `plan` could not compute and has marked in rows_later. */
 void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t stream);
 
-/* Computes, in one launch, the rows that the kernel of a forward could not compute and has marked in a.rows_later. */
+/* Computes in one launch the rows that a forward could not compute and has marked in a.rows_later. */
 void simple_marked_rows(const cuda_chip *chip, cuda_args a, cudaStream_t stream);
 
-/* Computes the rows of dq, dk and dv that the kernel of a backward marked because tensor cores cannot compute them.
- * Call it before simple_gradients(). */
+/* Computes the rows of dq, dk and dv that a backward could not compute and has marked. Call it before
+ * simple_gradients(). */
 void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_args a, const saved &s,
                            cudaStream_t stream);
 
-/* Computes the rows of dq, dk and dv that the kernel of a backward could not compute and has marked in a.rows_later and
- * a.keys_later. One launch computes dq, another dk and dv. */
+/* Like simple_gradients_left(), but with one launch for dq, and one for dk and dv. */
 void simple_marked_gradients(const cuda_chip *chip, cuda_args a, const saved &s, cudaStream_t stream);
 
-/* Computes those of the gradients dbias, dalibi_slopes and dsinks that the problem requests, from s.lse and s.delta. */
+/* Computes dbias, dalibi_slopes and dsinks, if the problem requests them, from s.lse and s.delta. */
 void simple_gradients(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s,
                       cudaStream_t stream);
 
 /* ---- How long the kernels take ----------------------------------------------------------------------------------- */
 
-/* Seconds that simple.cu takes for a pair of a query and a key, on an H100 whose 132 multiprocessors are all busy. The
- * time is a constant plus an amount for every 32 channels; tests/gpu/rates.c measured the constant and the amount. A
- * backward takes the time BACKWARD_PAIR in each of three loops: for dq, for dk and dv, and for dalibi_slopes. */
+/* Seconds of simple.cu for a pair of a query and a key, on a busy H100 (132 multiprocessors): a constant, and an amount
+ * for every 32 channels, measured by tests/gpu/rates.c. A backward takes BACKWARD_PAIR in each of three loops: for dq,
+ * for dk and dv, and for dalibi_slopes. */
 struct pair_cost {
     double each, each_32_channels;
 };
 const pair_cost FORWARD_PAIR = { 0.45e-9, 0.2e-9 }, BACKWARD_PAIR = { 0.6e-9, 0.24e-9 },
                 DBIAS_PAIR = { 1.7e-9, 0.22e-9 };
-/* simple.cu takes this many times as long if a lane has more than CHANNELS channels of a row, because they do not fit
- * in registers */
+/* simple.cu takes this many times as long if a lane has more than CHANNELS channels, which do not fit in registers */
 const double WIDE_COST = 2;
 
-/* A row that tensor cores cannot compute may take simple.cu up to this many times as long as an ordinary row, because
- * its scores are computed in double and its lse has two parts. Rows of huge scores take less time, because nearly all
- * their keys have a P of 0. */
+/* simple.cu takes up to this many times as long for a row that tensor cores cannot compute, because its scores are
+ * computed in double and its lse has two parts */
 const double LEFT_COST = 3.5;
 
-/* A warp adds at most this many terms of a sum in one launch, one after the other, so that no launch takes long. A term
- * takes about 4 us if few warps run. */
+/* A warp adds at most this many terms to a sum in one launch, so that no launch takes long: a term takes about 4 us if
+ * few warps run. */
 const int64_t MOST_IN_A_ROW = 4096;
 
 static inline double pair_seconds(const cuda_chip *chip, const attn_geometry &g, const pair_cost &cost)
@@ -64,22 +60,21 @@ static inline double row_seconds(const cuda_chip *chip, const attn_geometry &g, 
     return (double)keys_of_row(g) * pair_seconds(chip, g, cost);
 }
 
-/* Returns the number of multiplications for a pair of a query and a key in sm80/wide_forward.cu or
- * sm80/wide_backward.cu. In these files, each block computes the scores itself for its own columns of the result. */
+/* Returns the number of multiplications for a pair of a query and a key in sm80/wide_forward.cu or wide_backward.cu,
+ * where each block computes the scores itself for its own columns of the result. */
 static inline double wide_products(int64_t D, int64_t Dv, bool backward)
 {
     const int64_t columns = TILE_HEAD_DIM, of_D = attn_tiles(D, columns), of_Dv = attn_tiles(Dv, columns);
     return (double)(of_Dv * (D + columns) + (backward ? 2 * of_D * (D + Dv + columns) : 0));
 }
 
-/* Returns an upper bound on the seconds that tensor cores need for a problem. The assumed rate is at most the one
- * measured on an H100 (kernels/MEASUREMENTS.md). For a problem with options (softcap, bias, masks, ...) the assumed
- * rate is a sixth of the measured rate, or a third for the kernels of Hopper. */
+/* Returns an upper bound on the seconds that tensor cores need for a problem, from rates measured on an H100
+ * (kernels/MEASUREMENTS.md). Options (softcap, bias, masks, ...) take six times as long, or three times on Hopper. */
 static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
     const bool hopper = strncmp(plan->kernel->name, "sm90", 4) == 0;
-    /* kernels on tensor cores compute at least 64 channels, even if D or Dv is smaller */
+    /* tensor cores compute at least 64 channels */
     const int64_t D = attn_max64(g.dims.D, 64), Dv = attn_max64(g.dims.Dv, 64);
     const bool wide = attn_max64(D, Dv) > TILE_HEAD_DIM && !hopper, backward = plan->problem->op == ATTN_OP_BACKWARD;
     const double flops = 2 * (wide ? wide_products(D, Dv, backward) : (double)(D + Dv) * (backward ? 2.5 : 1)),
@@ -90,11 +85,9 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
            (has_options(plan) ? hopper ? 3 : 6 : 1) * 132 / chip->multiprocessors;
 }
 
-/* Returns whether the host checks for marked rows (rows that tensor cores could not compute) in the middle of a
- * problem, before the launches that compute these rows. For the check the host waits for the stream, which costs about
- * 30 us. The function returns true only if this is less than one percent of the problem's time. In a shorter problem
- * the host checks only at the end (attn_stream_left_rows()); if it then finds marked rows, it computes the whole
- * problem again. */
+/* Returns whether the host checks for marked rows (rows that tensor cores could not compute) before the launches that
+ * compute them. The host waits about 30 us for a check, so it makes one only if this is less than one percent of the
+ * problem's time. Otherwise it checks at the end, and computes the whole problem again if rows are marked. */
 static inline bool looks_for_rows(const cuda_chip *chip, const attn_plan *plan)
 {
     return tile_seconds(chip, plan) >= chip->step_seconds / 4;

@@ -1,5 +1,4 @@
-/* work.cuh: functions that tell a warp which row it computes. Each warp of the grid has its own rows; a block has WARPS
- * warps. */
+/* work.cuh: tells a warp which row it computes. A block has WARPS warps. */
 #ifndef ATTN_CUDA_WORK_CUH
 #define ATTN_CUDA_WORK_CUH
 
@@ -9,7 +8,6 @@ namespace {
 
 enum { WARPS = 4 };
 
-/* Returns the calling warp's number in the grid. */
 DEVICE int64_t warp_index()
 {
     return (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
@@ -21,8 +19,8 @@ struct row {
     bool exists;
 };
 
-/* Returns n / by, and sets `rest` to the remainder. Nearly all n fit in 32 bits, and a 32-bit division takes far fewer
- * instructions than a 64-bit one. */
+/* Returns n / by; `rest` becomes the remainder. Nearly all n fit in 32 bits, where a division takes far fewer
+ * instructions. */
 DEVICE int64_t divide(int64_t n, int64_t by, int64_t &rest)
 {
     const int64_t quotient = ((n | by) >> 32) == 0 ? (int64_t)((uint32_t)n / (uint32_t)by) : n / by;
@@ -30,7 +28,7 @@ DEVICE int64_t divide(int64_t n, int64_t by, int64_t &rest)
     return quotient;
 }
 
-/* Returns the head and position of query row number n. Rows are counted over all heads, head after head. */
+/* Returns head and position of query row number n, counted over all heads, head after head. */
 DEVICE row query_row(const cuda_args &a, int64_t n)
 {
     const attn_dims &d = a.g.dims;

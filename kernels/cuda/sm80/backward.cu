@@ -1,32 +1,15 @@
-/* backward.cu: flash attention backward on tensor cores by mma.sync, for any GPU from compute capability 8.0 on.
+/* backward.cu: flash attention backward on tensor cores by mma.sync, from compute capability 8.0 on: Algorithm 2 of
+ * FlashAttention-2 (arXiv:2307.08691), with transposed scores. A block owns BN keys of one key/value head, whose K and
+ * V stay in shared memory, and visits the queries that see these keys in tiles of BM:
  *
- * The algorithm is Algorithm 2 of FlashAttention-2 (arXiv:2307.08691), with transposed scores. A block owns BN keys of
- * one key/value head, whose K and V stay in shared memory. For every query head of the group, the block visits the
- * queries that see these keys, in tiles of BM:
+ * S^T = K Q^T, dP^T = V dO^T, P^T = exp(S^T - lse), dS^T = P^T (dP^T - delta), dV += P^T dO, dK += dS^T Q, dQ = dS K
  *
- *     S^T = K Q^T            dP^T = V dO^T
- *     P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)          in registers
- *     dV += P^T dO           dK += dS^T Q                       in registers, for a warp's own keys
- *     dQ  = dS K                                                dS goes through shared memory; dQ is added to float32
- *                                                               sums in global memory
+ * dQ is added to float32 sums in global memory in any order, so its last bits vary from run to run. With
+ * `deterministic`, dq_tiles computes dQ by query tiles instead. dK and dV are always deterministic. With head dims
+ * above 128, dK and dV do not both fit in registers: one launch computes dK and another dV.
  *
- * The order of the additions to dQ is not fixed, so the last bits of dQ vary from run to run. With `deterministic` no
- * block adds to sums in global memory: a second kernel computes dQ by query tiles. It recomputes S and dP, so that a
- * backward takes seven matrix products instead of five. dK and dV are always deterministic, because one block adds up
- * the heads of a group in order.
- *
- *   prepare     computes delta = rowsum(dO O) - dlse, and lse in base 2, both by query tiles; zeroes the sums of dQ
- *   dkdv_wide   the main kernel, one block per key tile, for head dims to 128 without options (softcap, bias, masks,
- *               ...); the fastest variant
- *   dkdv_tiles  the main kernel for problems with options, and for head dims above 128. With head dims above
- *               128, dK and dV do not both fit in registers: one launch computes dK and another dV, and both compute S.
- *               A warp has 16 keys and all queries of the tile
- *   finish      dQ = scale * sum, in the dtype of dq; with `deterministic` dq_tiles instead, one block per query tile
- *   option_gradients.cu   computes dbias, dalibi_slopes and dsinks if requested
- *
- * prepare and finish are in backward_common.cuh, dkdv_wide is in backward_wide.cuh.
- *
- * The functions of rows.cuh, which skip hidden pairs, recompute rows whose result is not finite (see forward.cu). */
+ * The kernels are prepare (delta, and lse in base 2), dkdv_wide (head dims to 128 without options) or dkdv_tiles, and
+ * finish (dQ = scale * sum). Rows whose result is not finite are recomputed with rows.cuh (see forward.cu). */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 #include "backward_wide.cuh"
@@ -34,12 +17,11 @@
 #include "seen_tiles.cuh"
 #include "recompute.h"
 
-/* Computes the lse of rows with huge scores as two numbers. forward.cu defines and explains this function. */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream);
 
 namespace {
 
-/* Tile sizes for head sizes up to D: a thread block computes BN keys, and has one warp for each 16 keys. */
+/* A block computes BN keys, and has one warp for each 16 keys. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int BN = 128;
@@ -61,15 +43,15 @@ template <int D, bool SCORE_MODS> struct shared {
     alignas(1024) uint16_t V[tile<D>::BN * D];
     alignas(1024) uint16_t Q[STAGES][BM * D];
     alignas(1024) uint16_t dO[STAGES][BM * D];
-    /* dS^T, the transposed gradient of the scores: a row is a key, a column a query */
+    /* dS^T (transposed): a row is a key, a column a query */
     alignas(1024) uint16_t dS[tile<D>::BN * BM];
     alignas(16) row_values values[STAGES];
     staged_queries<BM> options[SCORE_MODS ? tile<D>::BN / 16 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* Computes dS K over the block's keys, and adds it to the float32 sums of dQ of a tile of queries. Each warp computes
- * 16 of the tile's 64 queries and some of the columns, at most 64 columns at a time. */
+/* Computes dS K over the block's keys, and adds it to the float32 sums of dQ of a query tile. Each warp computes 16 of
+ * the 64 queries, at most 64 columns at a time. */
 template <typename T, int D, bool SCORE_MODS>
 DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, uint32_t tileK, int warp, int lane)
 {
@@ -127,7 +109,6 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     loader<D, THREADS>(g.view[ATTN_T_k], b, hk, place.s.k_start, Sk, g.dims.D).template load<BN>(sm.K, j0);
     loader<D, THREADS>(g.view[ATTN_T_v], b, hk, place.s.k_start, Sk, g.dims.Dv).template load<BN>(sm.V, j0);
 
-    /* Loads the queries of round n of the block's loop: tile n % `tiles` of query head n / `tiles` of the group. */
     auto fetch = [&](int n, int stage) {
         const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
         const int i0 = (first + n % tiles) * BM;
@@ -147,7 +128,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     for (int next; n < rounds; n = next) {
         const int stage = STAGES == 2 ? n % 2 : 0, i0 = (first + n % tiles) * BM;
         cp_async_wait<0>();
-        /* after this barrier the tile's queries have arrived, and no thread reads the queries of the previous tile */
+        /* after this barrier the tile's queries have arrived, and no thread reads those of the previous tile */
         __syncthreads();
         next = above(n);
         if (STAGES == 2 && next < rounds) {
@@ -156,7 +137,6 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
         }
         const uint32_t Q = smem_addr(sm.Q[stage]), dO = smem_addr(sm.dO[stage]);
 
-        /* Compute the scores S^T = K Q^T, and the gradient of the probabilities, dP^T = V dO^T. */
         float S[NT][4] = {}, dP[NT][4] = {};
 #pragma unroll
         for (int kk = 0; kk < D / 16; kk++) {
@@ -177,16 +157,15 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
             }
         }
 
-        /* Apply masks and options. Element e of a thread's n-th block of accumulators is the pair of query i0 + 8 n + 2
-         * (lane % 4) + e % 2 and key j0 + 16 warp + 8 (e / 2) + lane / 4. */
+        /* element e of a thread's n-th block of accumulators is the pair of query i0 + 8 n + 2 (lane % 4) + e % 2 and
+         * key j0 + 16 warp + 8 (e / 2) + lane / 4 */
         if (SCORE_MODS) {
             const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
             apply_options(S, sm.options[warp], a, w.s, x, limit, Sq, i0, j0 + warp * 16, 1, sm.values[stage].lse2, 0,
                           lane);
         } else hide_hidden_queries<BM>(S, limit, Sk, i0, j0 + warp * 16, lane);
 
-            /* Turn the scores S^T into probabilities P = exp(S - lse), and dP^T into the gradient of the scores, dS = P
-             * (dP - delta). */
+            /* P = exp(S - lse), dS = P (dP - delta) */
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
             const float2 lse2 = *(const float2 *)&sm.values[stage].lse2[nt * 8 + lane % 4 * 2],
@@ -207,7 +186,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
             }
         }
 
-        /* Write dS^T to shared memory, where all warps read it to compute dQ. */
+        /* write dS^T to shared memory, because dQ needs it of all warps */
         if (want_dq) {
 #pragma unroll
             for (int nt = 0; nt < NT; nt++)
@@ -217,7 +196,6 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
                                   lane % 4 * 2) = pack<T>(dP[nt][half * 2], dP[nt][half * 2 + 1]);
         }
 
-        /* Add this tile's terms to the gradients: dV += P^T dO and dK += dS^T Q. */
 #pragma unroll
         for (int kk = 0; kk < BM / 16; kk++) {
             uint32_t ap[4], as[4];
@@ -257,15 +235,13 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     bool finite = true;
     if (PARTS & DK) finite &= scale_block(dK, (float)g.scale);
     if (PARTS & DV) finite &= scale_block(dV, 1);
-    /* Wait for the block's copies of K and V, because dK and dV are about to be stored in the memory of K and V. If no
-     * query sees the block's keys, the loop did not run, and has not waited for these copies. */
+    /* if no query sees the block's keys, the loop has not waited for the copies of K and V */
     cp_async_wait<0>();
-    /* after this barrier no thread reads the tiles in shared memory, so results may be stored in that memory */
+    /* after this barrier no thread reads the tiles, so their memory can take the results */
     const bool poisoned = __syncthreads_or(!finite);
     if ((PARTS & DK) && dk.data) {
         const bool pieces = in_pieces<T>(dk, b, hk, line, g.dims.D);
-        /* On their way to global memory, dK and dV pass one after the other through the shared memory of K and V, which
-         * has room for D floats in each row. */
+        /* the shared memory of K and V together has room for D floats per row */
         stage_block<T, D>(sm.K, pieces, dK, warp * 16, 0, lane);
         __syncthreads();
         store_rows<D, THREADS>(dk, b, hk, line, 0, place.rows, (int)g.dims.D, sm.K, pieces, threadIdx.x);
@@ -337,7 +313,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             j = seen_tile_above(sm.seen, j - 1, last);
             if (j == last) break;
         }
-        __syncthreads(); /* after this barrier no thread reads the previous tile, so the next copy may overwrite it */
+        __syncthreads(); /* after this barrier no thread reads the previous tile */
         K.template load<BN>(sm.K, j * BN);
         V.template load<BN>(sm.V, j * BN);
         cp_async_commit();
@@ -393,7 +369,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             }
         if (SCORE_MODS) __syncwarp();
 
-            /* Add the part of dQ that comes from this tile of keys: dQ += dS K. */
+            /* dQ += dS K */
 #pragma unroll
         for (int kk = 0; kk < BN / 16; kk++) {
             uint32_t as[4];
@@ -407,17 +383,15 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             }
         }
     }
-    /* Wait for the block's copies of Q and dO, because dQ is about to be stored in the memory of Q and dO. If the
-     * block's queries see no key, the loop did not run, and has not waited for these copies. */
+    /* if the queries see no key, the loop has not waited for the copies of Q and dO */
     cp_async_wait<0>();
     const attn_view &dq = g.view[ATTN_T_dq];
-    /* after this barrier no thread reads the tiles in shared memory, so results may be stored in that memory */
+    /* after this barrier no thread reads the tiles, so their memory can take the results */
     const bool poisoned = __syncthreads_or(!scale_block(dQ, x.scale));
     const int64_t line = x.s.q_start + i0;
     const int rows = (int)attn_min64(BM, x.s.Sq - i0);
     const bool pieces = in_pieces<T>(dq, x.b, x.h, line, g.dims.D);
-    /* On its way to global memory, dQ passes through the shared memory of Q and dO, which has room for D floats in each
-     * row. */
+    /* the shared memory of Q and dO together has room for D floats per row */
     stage_block<T, D>(sm.Q, pieces, dQ, warp * 16, 0, lane);
     __syncthreads();
     store_rows<D, THREADS>(dq, x.b, x.h, line, 0, rows, (int)g.dims.D, sm.Q, pieces, threadIdx.x);
@@ -434,9 +408,8 @@ size_t align_up(size_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
-/* The sizes in bytes of the parts of the workspace. They lie in this order: lse, delta and rest of each row
- * (saved_floats()); row_values of the query tiles; float32 sums of dQ; the workspace of option_gradients(). If the
- * client has not given out and lse, the out and lse that a forward recomputes follow. */
+/* Bytes of the parts of the workspace, in this order: lse, delta and rest of each row; row_values of the query tiles;
+ * float32 sums of dQ; the workspace of option_gradients(); recomputed out and lse, if the client gave none. */
 struct parts {
     size_t rows, values, sums, gradients, out, lse, total;
 };
@@ -481,8 +454,7 @@ cudaError_t launch_dkdv(const cuda_chip *chip, cuda_args a, const scratch &w, cu
     return code;
 }
 
-/* The bytes of shared memory with which the kernel dkdv_wide can just run: with memory for one tile of dS instead of
- * two. */
+/* bytes of shared memory with which dkdv_wide() can run: they have one tile of dS instead of two */
 template <int D> constexpr size_t least_wide = sizeof(shared_wide<D>) - sizeof(shared_wide<D>::dS) / 2;
 
 template <typename T, int D>
@@ -538,8 +510,6 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const scratch 
     }
 }
 
-/* Returns the bytes of shared memory that the kernels of this file need (the maximum over the kernels), in the variant
- * with `options` or in the variant without. */
 template <int D> size_t most_shared(bool options, bool deterministic)
 {
     size_t keys = options ? sizeof(shared<D, true>) : sizeof(shared<D, false>);
@@ -548,8 +518,6 @@ template <int D> size_t most_shared(bool options, bool deterministic)
     return keys > dq ? keys : dq;
 }
 
-/* Functions that launch the variants of prepare() (before the main kernel) and finish() (after it) for a head size and
- * a dtype. */
 template <typename T, int D> void launch_prepare(const cuda_args &a, const scratch &w, dim3 grid, cudaStream_t stream)
 {
     prepare<T, D><<<grid, 128, 0, stream>>>(a, w);
@@ -561,7 +529,6 @@ template <typename T, int D> void launch_finish(const cuda_args &a, const scratc
 
 struct steps_row {
     int D;
-    /* prepare[0] is for bfloat16, prepare[1] for float16 */
     void (*prepare[2])(const cuda_args &, const scratch &, dim3, cudaStream_t);
     void (*finish[2])(const cuda_args &, const scratch &, dim3, cudaStream_t);
 };
@@ -579,8 +546,6 @@ const steps_row &steps_for(const attn_dims &d)
     return steps[D == 64 ? 0 : D == 128 ? 1 : 2];
 }
 
-/* Returns whether this file's kernels add dQ to float32 sums in global memory with atomics. They do so unless the
- * problem has `deterministic` set. */
 bool adds_dq(const attn_plan *plan)
 {
     return !plan->problem->deterministic;

@@ -1,6 +1,5 @@
-/* backward_common.cuh: code that the variants of backward.cu share: the kernels that run before the main kernel
- * (prepare) and after it (finish), and functions that find query tiles, sums of dQ and a block's keys, and store
- * results. */
+/* backward_common.cuh: code that the variants of backward.cu share: the kernels before and after the main kernel
+ * (prepare, finish), and functions that find a block's keys and the queries that see them. */
 #ifndef ATTN_SM80_BACKWARD_COMMON_CUH
 #define ATTN_SM80_BACKWARD_COMMON_CUH
 
@@ -29,7 +28,6 @@ DEVICE float4 read_fragment(const float *sums, int lane)
 #endif
 }
 
-/* Copies the row_values (lse and delta) of one query tile to shared memory. 32 threads of the block make the copy. */
 DEVICE void load_values(row_values *to, const row_values *from)
 {
     static_assert(sizeof(row_values) == 32 * 16);
@@ -38,8 +36,8 @@ DEVICE void load_values(row_values *to, const row_values *from)
 
 /* ---- The kernel `prepare`: lse and delta of each row ------------------------------------------------------------- */
 
-/* For each row of the tile whose lse is too large for one float32, computes the lse as two numbers (lse and rest). The
- * function finds the block's tile itself, so that prepare() need not keep the tile in registers. */
+/* Computes lse as two numbers (lse and rest) for each row of the tile whose lse is too large for one float32. Finds the
+ * block's tile again to save registers in prepare(). */
 __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const saved &s, unsigned tile)
 {
     const tile_place place = tile_place_of<BM>(a, tile);
@@ -54,14 +52,14 @@ __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const save
     }
 }
 
-/* Computes delta = rowsum(dO O) - dlse, writes lse to a dense array and to row_values, and sets the float32 sums of dQ
- * to zero. One block computes one query tile of one head. Reading fast needs many loads in flight, so the launch bound
- * makes the compiler save registers: eight blocks instead of six fit on a multiprocessor. */
+/* Computes delta = rowsum(dO O) - dlse, writes lse to a dense array and to row_values, and zeroes the sums of dQ. One
+ * block computes one query tile of one head. The launch bound saves registers: eight blocks instead of six fit on a
+ * multiprocessor, so more loads are in flight. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128, 8)
     prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {
-    /* LANES: number of threads that share a row; STEP: number of rows that the block's 128 threads process together */
+    /* LANES: number of threads that share a row; STEP: number of rows of the block's 128 threads at a time */
     const int LANES = D / 8, STEP = 128 / LANES;
     const attn_geometry &g = a.g;
     const tile_place place = tile_place_of<BM>(a, blockIdx.x);
@@ -76,14 +74,13 @@ __global__ void __launch_bounds__(128, 8)
     const int64_t line = x.s.q_start + place.i0, o_at = attn_at(&w.s.out, x.b, x.h, line) + d,
                   do_at = attn_at(&dout, x.b, x.h, line) + d;
     const bool pieces = in_pieces<T>(w.s.out, x.b, x.h, line, Dv) && in_pieces<T>(dout, x.b, x.h, line, Dv);
-    const int mine = threadIdx.x; /* this thread loads the lse of row `mine` here, and writes it at the end */
+    const int mine = threadIdx.x;
     float y = -CUDART_INF_F, less = 0;
     if (mine < rows) {
         y = ((const float *)lse.data)[attn_at(&lse, x.b, x.h, line + mine)];
         if (dlse.data) less = ((const float *)dlse.data)[attn_at(&dlse, x.b, x.h, line + mine)];
     }
     __shared__ float sums[BM];
-    /* number of rows for which a thread has loads in flight at the same time */
     const int TOGETHER = BM / STEP < 4 ? BM / STEP : 4;
 #pragma unroll 1
     for (int first = threadIdx.x / LANES; first < BM; first += TOGETHER * STEP) {
@@ -131,8 +128,7 @@ __global__ void __launch_bounds__(128, 8)
         w.values[tile].lse2[mine] = lse_in_base_2(y);
         w.values[tile].delta[mine] = delta;
     }
-    if (any_huge) { /* rare: at least one row of the tile has a huge lse, which is stored as two numbers (see
-                     * saved.rest) */
+    if (any_huge) { /* rare: a huge lse is stored as two numbers (see saved.rest) */
         __syncthreads();
         lse_of_tile_in_parts(a, w.s, kept(blockIdx.x));
     }
@@ -140,20 +136,17 @@ __global__ void __launch_bounds__(128, 8)
 
 /* ---- dK, dV and the sums of dQ: code shared by dkdv_wide and dkdv_tiles --------------------------------------- */
 
-/* The keys of a block, and the query tiles that see at least one of these keys. In a packed problem, tiles of keys are
- * numbered across all sequences. The tiles of sequence b begin with tile number cu_k[b] / BN + b (see
- * tile_place_of()). */
+/* A block's keys, and the query tiles that see at least one of them. In a packed problem, the key tiles of sequence b
+ * begin with number cu_k[b] / BN + b. */
 struct key_place {
     attn_sequence s;
     limits limit;
     int b, hk, j0;
-    int rows;        /* number of rows of dk and dv to write; rows at or past the length in seqlens_k are written as
-                      * zeros */
+    int rows;        /* number of rows of dk and dv to write; those past the length in seqlens_k become zeros */
     int first, last; /* the query tiles `first` to `last` - 1 see at least one of the block's keys */
 };
 
-/* Returns the block's keys. The members about query tiles are not set yet: find_queries() sets them while the keys are
- * loaded. */
+/* Returns the block's keys; find_queries() sets the members about query tiles while the keys are loaded. */
 template <int BN> DEVICE key_place key_place_of(const cuda_args &a, const limits &whole, uint3 block)
 {
     const attn_geometry &g = a.g;
@@ -179,8 +172,8 @@ template <int BN> DEVICE key_place key_place_of(const cuda_args &a, const limits
     return place;
 }
 
-/* Finds the query tiles that see the block's keys. Query i sees keys i + lo to i + hi - 1, where lo and hi come from
- * causal and window (struct limits); key j is therefore seen by the queries i with j - hi < i <= j - lo. */
+/* Finds the query tiles that see the block's keys. Query i sees keys i + lo to i + hi - 1 (struct limits), so key j is
+ * seen by the queries i with j - hi < i <= j - lo. */
 template <int BN> DEVICE void find_queries(key_place &place)
 {
     const int Sq = (int)place.s.Sq, j_last = min(place.j0 + BN, place.limit.Sk) - 1;
@@ -189,8 +182,7 @@ template <int BN> DEVICE void find_queries(key_place &place)
     place.last = max((min(j_last - place.limit.lo + 1, Sq) + BM - 1) / BM, place.first);
 }
 
-/* Stores a warp's sums (blocks of 16 x 8) in shared memory at `memory`. From there, functions of tile.cuh write rows of
- * the result to global memory. */
+/* Stores a warp's sums (blocks of 16 x 8) in shared memory, from where store_rows() writes them to global memory. */
 template <typename T, int D, int MT, int NT>
 DEVICE void stage_block(void *memory, bool pieces, const float (&c)[MT][NT][4], int row, int column, int lane)
 {
@@ -204,7 +196,7 @@ DEVICE void stage_block(void *memory, bool pieces, const float (&c)[MT][NT][4], 
                                  c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
 }
 
-/* Multiplies all sums of a thread by `factor`. Returns whether every product is finite. */
+/* Returns whether all products are finite. */
 template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float factor)
 {
     float zero = 0;
@@ -215,7 +207,7 @@ template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float f
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 c[mt][nt][e] *= factor;
-                /* `zero` becomes NaN if the product is not finite, because 0 times infinity or NaN is NaN */
+                /* `zero` becomes NaN if the product is not finite */
                 zero = fmaf(c[mt][nt][e], 0, zero);
             }
     return zero == 0;
@@ -224,9 +216,8 @@ template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float f
 /* ---- The kernel `finish`: dQ from its sums ----------------------------------------------------------------------- */
 
 /* Stores dQ = scale * sums, in the dtype of dq. One block computes one query tile of one head. */
-/* The launch bound limits registers so that four blocks fit on a multiprocessor, which makes many loads in flight and
- * fast reading possible. Without the bound only two blocks would fit, because dq_row(), which recomputes single rows,
- * takes many registers. */
+/* The launch bound limits registers, so that four blocks fit on a multiprocessor and many loads are in flight; without
+ * it dq_row() would take so many that only two fit. */
 template <typename T, int D>
 __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {
@@ -243,8 +234,8 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
     bool finite = true;
     if (pieces) {
         const int EACH = BM / 16 * (D / 8) / 8,
-                  /* EACH: number of blocks of 16 queries x 8 channels (columns of dQ) that a warp loads; CHUNK: how
-                   * many blocks it loads at a time */
+                  /* EACH: number of blocks of 16 queries x 8 channels that a warp loads; CHUNK: how many it loads at a
+                   * time */
             CHUNK = EACH < 8 ? EACH : 8;
 #pragma unroll
         for (int chunk = 0; chunk < EACH; chunk += CHUNK) {
@@ -253,7 +244,6 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
             for (int k = 0; k < CHUNK; k++) sum[k] = read_fragment(sums + ((chunk + k) * 8 + warp) * 128, lane);
 #pragma unroll
             for (int k = 0; k < CHUNK; k++) {
-                /* index of the block of 16 x 8 sums that is loaded, in the order of fragment_at() */
                 const int n = (chunk + k) * 8 + warp;
                 const int r = n / (D / 4) * 32 + n % 2 * 16 + lane / 4, d = n / 2 % (D / 8) * 8 + lane % 4 * 2;
                 const float y[4] = { sum[k].x * x.scale, sum[k].y * x.scale, sum[k].z * x.scale, sum[k].w * x.scale };
@@ -278,7 +268,7 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
     }
     const bool poisoned = __syncthreads_or(!finite);
     if (pieces) store_rows<D, 256>(dq, x.b, x.h, line, 0, rows, width, staged_rows, true, threadIdx.x);
-    if (poisoned) { /* find the block's tile once more, because there were no registers to keep it until here */
+    if (poisoned) { /* the block's tile is computed again to save registers */
         __syncthreads();
         const tile_place again = tile_place_of<BM>(a, kept(blockIdx.x));
         for (int r = warp; r < rows; r += 8) dq_row(a, w.s, again.x, again.i0 + r);

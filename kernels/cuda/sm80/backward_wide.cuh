@@ -1,5 +1,5 @@
-/* backward_wide.cuh: dkdv_wide(), the main kernel of backward.cu for problems without options (softcap, bias, masks,
- * ...) and with head dims up to 128. */
+/* backward_wide.cuh: dkdv_wide(), the main kernel of backward.cu for head dims up to 128 without options (softcap,
+ * bias, masks, ...). */
 #ifndef ATTN_SM80_BACKWARD_WIDE_CUH
 #define ATTN_SM80_BACKWARD_WIDE_CUH
 
@@ -7,22 +7,17 @@
 
 namespace {
 
-/* Reading operands from shared memory limits the speed: a fragment of 512 bytes takes 4 cycles, in which the tensor
- * cores compute one to two products. A warp therefore computes blocks of 32 x 32 or 32 x 64 results, for which each
- * fragment is used in two to four products:
+/* Reading operands from shared memory limits the speed. A warp therefore computes blocks of 32 x 32 or 32 x 64 results,
+ * for which it uses each fragment in two to four products.
  *
- *   S^T, dP^T   32 keys x 32 queries. For head dims to 64 a warp takes two rounds per tile of queries. For larger head
- *               dims two warps share the keys, and each warp has half of the queries
- *   dV, dK      32 keys x 64 channels, over the tile's queries; P^T and dS^T come from registers, and for head dims
- *               above 64 from the shared memory of the pair of warps
- *   dQ          32 queries x 32 channels, over the block's keys
- *
- * dQ of a query tile needs dS of all warps. A block computes dQ of a tile in the iteration after dS, so that each
- * iteration needs only one barrier of the block. */
+ * S^T, dP^T: 32 keys x 32 queries. For head dims above 64, two warps share the keys, with half of the queries each.
+ * dV, dK: 32 keys x 64 channels. For head dims above 64, P^T and dS^T come from shared memory, otherwise from
+ * registers.
+ * dQ: 32 queries x 32 channels, one iteration after dS, so that an iteration needs only one barrier of the block. */
 template <int D> struct wide;
 template <> struct wide<64> {
     static const int QW = 1, BLOCKS = 2;
-}; /* QW: number of warps that share 32 keys; BLOCKS: number of thread blocks that a multiprocessor runs at a time */
+}; /* QW: number of warps that share 32 keys; BLOCKS: number of blocks that a multiprocessor runs at a time */
 template <> struct wide<128> {
     static const int QW = 2, BLOCKS = 1;
 };
@@ -34,15 +29,12 @@ template <int D> struct shared_wide {
     alignas(1024) uint16_t Q[2][BM * D];
     alignas(1024) uint16_t dO[2][BM * D];
     alignas(1024) row_values values[2];
-    /* P^T, the transposed probabilities: a row is a key, a column a query */
+    /* P^T (transposed): a row is a key, a column a query */
     alignas(1024) uint16_t P[wide<D>::QW == 2 ? BN * BM : 512];
-    /* dS^T (transposed gradient of the scores) of the query tile that the block computes. If shared memory has room,
-     * dS^T of the previous query tile is here too. */
+    /* dS^T of the present query tile, and, if shared memory has room, of the previous one */
     alignas(1024) uint16_t dS[2][BN * BM];
 };
 
-/* Writes a warp's 32 x 32 block of P^T (probabilities) or dS^T (gradient of the scores) into a tile of BM columns in
- * shared memory. */
 template <typename T> DEVICE void write_block(uint16_t *tile, const float (&c)[2][4][4], int row, int column, int lane)
 {
 #pragma unroll
@@ -55,8 +47,8 @@ template <typename T> DEVICE void write_block(uint16_t *tile, const float (&c)[2
                               lane % 4 * 2) = pack<T>(c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
 }
 
-/* Barrier for the two warps that share 32 keys. Each of the two warps calls it once for every tile of queries. For a
- * tile whose pairs are all hidden the call is unnecessary, but without it race checkers would report a race. */
+/* Barrier for the two warps that share 32 keys, once for every query tile. Tiles without visible pairs need it only for
+ * race checkers. */
 DEVICE void pair_barrier(int pair)
 {
     switch (pair) {
@@ -67,19 +59,18 @@ DEVICE void pair_barrier(int pair)
     }
 }
 
-/* Converts columns k .. k + 15 of a block in registers to the form of operand A of the next matrix product. */
 template <typename T> DEVICE void pack_block(uint32_t (&f)[2][4], const float (&c)[2][4][4], int k)
 {
 #pragma unroll
     for (int mt = 0; mt < 2; mt++) to_operand<T>(f[mt], c[mt], k / 16);
 }
 
-/* Loads the operands of step k of a matrix product, for `count` blocks of 16 rows (or columns) of a tile. `from` is the
- * index of the first of these blocks. `how` is one of a_rows, a_columns, b_rows, b_columns (tile.cuh). */
+/* Loads the operands of step k of a matrix product: `count` blocks of 16 rows (or columns) of a tile, from `from` on.
+ * `how` is a_rows, a_columns, b_rows or b_columns (tile.cuh). */
 #define FRAGMENTS(how, D, count, tile, from, k) \
     _Pragma("unroll") for (int t_ = 0; t_ < count; t_++) how<D>(f[t_], tile, (from) + t_ * 16, k, lane)
 
-/* `ds_stride`: number of elements between the two buffers for dS, or 0 if there is only one buffer */
+/* `ds_stride`: elements between the two buffers for dS; 0: there is only one buffer */
 template <typename T, int D>
 __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     dkdv_wide(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w, limits whole, int ds_stride)
@@ -90,8 +81,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     Shared &sm = *reinterpret_cast<Shared *>(memory);
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    /* key: index of the warp's first key in the block; part: index of the warp among the QW warps that share these
-     * keys */
+    /* key: the warp's first key in the block; part: the warp's number among the QW warps that share its keys */
     const int key = warp / QW * 32, part = warp % QW;
 
     key_place place = key_place_of<BN>(a, whole, blockIdx);
@@ -105,41 +95,37 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     find_queries<BN>(place);
     const int jl = place.j0 + key, first = place.first, last = place.last, rounds = (last - first) * (int)g.group;
 
-    /* h, tile: the query head, and the index in this head, of the query tile to load next; i0_next: the first query of
-     * the tile that is being loaded; i0: the first query of the tile whose scores are being computed */
+    /* h, tile: head and index of the query tile to load next; i0_next: first query of the tile that is being loaded;
+     * i0: first query of the present tile */
     int h = place.hk * (int)g.group, tile = first, i0 = 0, i0_next = 0;
     loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
     loader<D, THREADS> dO(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
-    int tiles_of_head = (int)query_tile(a, place.s, place.b, h,
-                                        /* a tile takes kilobytes of memory, so there are fewer than 2^31 tiles, and an
-                                         * int can hold their number */
-                                        0);
-    /* the offsets at which the float32 sums of dQ of the next, the present and the previous query tile begin */
+    int tiles_of_head = (int)query_tile(a, place.s, place.b, h, 0);
+    /* index of the next, present and previous query tile in the sums of dQ; it fits in an int, because a tile takes
+     * kilobytes */
     int sums_next = 0, sums_now = 0, sums_before;
 
     const float scale_log2 = (float)g.scale * LOG2E;
     float dK[2][8][4] = {}, dV[2][8][4] = {};
     const uint32_t tileK = smem_addr(sm.K), tileV = smem_addr(sm.V), tileP = smem_addr(sm.P);
 
-    /* Iteration n loads query tile n + 1, computes dQ of query tile n - 1, and computes S, dP, dK and dV of query tile
-     * n. */
+    /* Iteration n loads query tile n + 1, computes S, dP, dK and dV of tile n, and dQ of tile n - 1. */
 #pragma unroll 1
     for (int n = -1; n <= rounds; n++) {
         const int stage = n & 1;
         cp_async_wait<0>();
-        /* After this barrier query tile n and dS of query tile n - 1 are in shared memory. No thread reads query tile n
-         * - 1 or dS of query tile n - 2 any more. */
+        /* After this barrier query tile n and dS of tile n - 1 are in shared memory. No thread reads query tile n - 1
+         * or dS of tile n - 2 any more. */
         __syncthreads();
         sums_before = sums_now;
         sums_now = sums_next;
         i0 = i0_next;
-        /* An iteration has two parts. One part computes dQ of query tile n - 1; the other computes S, dP, dK and dV of
-         * query tile n. Two warps share each scheduler of the multiprocessor. One of these warps begins with dQ, and
-         * the other warp with S. While one warp computes addresses, the other can then compute products. */
+        /* Two warps share each scheduler. One begins with dQ of tile n - 1, the other with loads, so that one computes
+         * addresses while the other computes products. */
 #pragma unroll 1
         for (int turn = 0; turn < 2; turn++) {
             const bool dQ_now = (warp / 4 + turn) % 2 == 1;
-            /* Compute dQ = dS K of the previous query tile, n - 1. */
+            /* dQ = dS K of the previous query tile */
             if (dQ_now && n > 0 && w.sums) {
                 const int q = warp % 2 * 32, d = warp / 2 * 32;
                 const uint32_t tileS = smem_addr(sm.dS[0] + (1 - stage) * ds_stride);
@@ -177,9 +163,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
         uint16_t *const dS_to = sm.dS[0] + stage * ds_stride;
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
-            /* q: index of this warp's first query in the tile; il: index of the same query in the sequence */
             const int q = QW == 2 ? part * 32 : round * 32, il = i0 + q;
-            /* Test whether any query of this warp (or of the pair of warps) sees any of the warp's keys. */
+            /* skips the tile if no query of the warp (or pair of warps) sees any of its keys */
             const int low_q = QW == 2 ? i0 : il, high_q = QW == 2 ? i0 + BM - 1 : il + 31;
             if (jl + 31 < low_q + limit.lo || jl >= high_q + limit.hi || jl >= limit.Sk) {
                 const float zero[2][4][4] = {};
@@ -188,18 +173,17 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
                 continue;
             }
 
-            /* Compute S^T = K Q^T. */
             float S[2][4][4] = {}, dP[2][4][4] = {};
             product<T, D / 16>(
                 S, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, D, 2, tileK, key, kk * 16); },
                 [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(b_rows, D, 2, tileQ, q, kk * 16); });
-            /* test single pairs only if causal, window or length hides some pair of the warp's 32 queries x 32 keys */
+            /* tests single pairs only if causal, window or length hides some of the 32 x 32 */
             if (jl < il + 31 + limit.lo || jl + 31 >= min(il + limit.hi, limit.Sk)) {
 #pragma unroll
                 for (int mt = 0; mt < 2; mt++) hide_queries(S[mt], limit, jl + mt * 16 + lane / 4, il + lane % 4 * 2);
             }
 
-            /* Turn the scores S^T into probabilities P^T = exp(S - lse). */
+            /* P^T = exp(S - lse) */
 #pragma unroll
             for (int nt = 0; nt < 4; nt++) {
                 const float2 lse2 = *(const float2 *)&sm.values[stage].lse2[q + nt * 8 + lane % 4 * 2];
@@ -211,8 +195,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
             }
             if (QW == 2) write_block<T>(sm.P, S, key, q, lane);
 
-            /* Compute the gradient of the probabilities, dP^T = V dO^T, and the gradient of the scores, dS^T = P^T
-             * (dP^T - delta). */
+            /* dP^T = V dO^T, dS^T = P^T (dP^T - delta) */
             product<T, D / 16>(
                 dP, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, D, 2, tileV, key, kk * 16); },
                 [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(b_rows, D, 2, tileO, q, kk * 16); });
@@ -229,7 +212,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
 
             if constexpr (QW == 2) {
                 const uint32_t tileS = smem_addr(dS_to);
-                /* after this barrier P and dS of both warps that share the keys are in shared memory */
+                /* after this barrier P and dS of both warps are in shared memory */
                 pair_barrier(warp / 2);
                 product<T, BM / 16>(
                     dV, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, BM, 2, tileP, key, kk * 16); },
@@ -248,18 +231,17 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
         }
     }
 
-    /* Find the block's keys once more, because the loop has no registers to keep them. */
+    /* the block's keys are found again to save registers in the loop */
     place = key_place_of<BN>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
     const attn_view &dk = g.view[ATTN_T_dk], &dv = g.view[ATTN_T_dv];
     bool finite = scale_block(dK, (float)g.scale);
     finite &= scale_block(dV, 1);
-    /* after this barrier no thread reads the tiles in shared memory, so results may be stored in that memory */
+    /* after this barrier no thread reads the tiles, so their memory can take the results */
     const bool poisoned = __syncthreads_or(!finite);
     const int64_t line = place.s.k_start + place.j0;
     const bool k_pieces = in_pieces<T>(dk, place.b, place.hk, line, g.dims.D),
                v_pieces = in_pieces<T>(dv, place.b, place.hk, line, g.dims.Dv);
-    /* On the way to global memory, dK passes through the shared memory of K and V, and dV through the shared memory of
-     * Q and dO. Each of these memories has room for D floats per row. */
+    /* the shared memory of K and V has room for D floats per row, and so has that of Q and dO */
     stage_block<T, D>(sm.K, k_pieces, dK, key, part * 64, lane);
     stage_block<T, D>(sm.Q, v_pieces, dV, key, part * 64, lane);
     __syncthreads();

@@ -1,61 +1,23 @@
-/* decode.cu: forward of few queries over many keys: decoding, speculation, short questions to a long context.
+/* decode.cu: forward of few queries over many keys: decoding, speculation, short questions to a long context. Sources:
+ * Flash-Decoding (Dao et al. 2023); FlashAttention-2, arXiv:2307.08691, section 3.2.
  *
- * Reading K and V once takes nearly all of the time, because no other tensor is large. The design therefore keeps all
- * multiprocessors busy with reading.
+ * All query heads of a key/value head and all queries of a sequence are the rows of one tile ("packed GQA"), at most
+ * DECODE_ROWS. The keys of a sequence are divided into splits, one block each, which writes its partial result (O not
+ * divided by l, maximum m, sum l) to the workspace. combine_splits() adds the splits in order, within groups of
+ * SPLIT_GROUP, and then the groups. In a large batch a block computes a whole group, with the same additions and bits.
+ * The bits of a result depend only on the keys that a sequence sees and on its number of rows (split_keys()).
  *
- * All query heads of a key/value head and all queries of a sequence are the rows of one tile ("packed GQA"): row r is
- * query r / G of head r % G of the group. This file computes sequences of at most DECODE_ROWS rows (queries times heads
- * of a group); other kernels compute longer sequences.
+ * A block is four warps, with a ring of SLOTS tiles of BN keys in shared memory, alternately of K and of V. With up to
+ * 16 rows, each warp takes some of the tile's keys for all rows; with up to 64, each warp takes 16 rows and all keys.
+ * decode_few() (at most 8 rows, head sizes 65 to 128) computes O^T += V^T P^T, with half the products and registers.
+ * decode_stacks() reads a prefix that sequences share once for several sequences (decode_places.cuh).
  *
- * The keys of a sequence are divided into splits, one block each. A block writes the partial result of its split to the
- * workspace: O (not divided by l), the maximum m and the sum l. combine_splits() adds up the partial results in the
- * order of the keys (Flash-Decoding, Dao et al. 2023; FlashAttention-2, arXiv:2307.08691, section 3.2). If a sequence
- * has only one split, the split's block writes the result itself.
+ * A call's reads overlap the previous call's combine_splits() (plan::ahead), if the call reads none of its results.
+ * Every kernel here must therefore wait for the previous kernel before it writes anything, and before it calls
+ * launch_dependents(). Only combine_splits() calls launch_dependents() at once, because the blocks that let it start
+ * have waited already.
  *
- * Splits are added up within split groups of SPLIT_GROUP neighbours, then the groups are added up. If a batch has
- * enough blocks, a block computes all splits of a group, one after the other, and writes only the sum of the group to
- * the workspace. It makes the same additions in the same order as several blocks would, so the bits are the same.
- *
- * A block is four warps. Shared memory has a ring of SLOTS tiles of BN keys each, alternately of K and of V:
- *
- *     load Q, K[0];  load V[0];  load K[1]                       one group of copies per slot
- *     for j = 0 .. :  wait K[j];  load V[j+1]                    SLOTS - 1 groups are always in flight
- *                     S = Q K[j]^T;  mask;  m, l, P = softmax_step(S)
- *                     wait V[j];  load K[j+2];  O = rescale O + P V[j]
- *     add up the warps' O, in order
- *
- * With up to 16 rows, each warp takes a part of the tile's keys for all rows, with m, l and O of its own. With up to 64
- * rows, each warp takes 16 of the rows for all keys. Blocks of up to 8 rows with head sizes 65 to 128 (one query of
- * most models) have a separate variant (decode_few()). Because 8 rows are half an operand of a tensor core instruction,
- * this variant computes O^T += V^T P^T, with half the products and half the registers. decode_few() loads a split's
- * first tiles before anything else. Three blocks fit on a multiprocessor of Hopper, so that memory is not idle while
- * one block begins or ends. Loads of K and V have the L2 policy evict-first, so that partial results stay in the L2.
- *
- * If sequences of a batch share a prefix (decode_places.cuh), the prefix is read once for several sequences (a stack).
- * decode_stacks() runs first and computes the splits of the prefix for the rows of all sequences of a stack, one below
- * the other. Each row has the same bits as without the stack. decode_splits() runs next and skips these splits.
- *
- * The bits of a result depend on the problem alone: the keys that a sequence's queries see, and its number of rows,
- * determine its splits (split_keys()); the batch and the device do not. A packed problem may hold both short sequences
- * (of at most DECODE_ROWS rows) and long ones. A kernel for long sequences runs first and skips the short ones, which
- * this file then computes (cuda_chip::decode_rows).
- *
- * When one call follows another on a stream, the second call's reads overlap the first call's combine_splits()
- * (plan::ahead), if the second call reads nothing that the first call writes. device.cu knows a stream's last kernels,
- * and decides whether this is the case. Because calls overlap, every kernel here must wait for the previous kernel
- * before it writes anything, and before it calls launch_dependents(). All work older than the previous call has then
- * ended when a block of a call runs. Only combine_splits() calls launch_dependents() at once, because the blocks that
- * allowed combine_splits() to start have waited already.
- *
- * On Hopper sm90/decode/decode.cu lets TMA load keys and values where possible. Results have the same bits.
- * decode_wide.cu computes head sizes above 256. decode_launch.cuh has decode_splits() and combine_splits().
- *
- * Float8 keys and values stay float8 in shared memory, which halves the time of reading them (float8.cuh). The variant
- * for float8 computes P V in float16. Problems with options (softcap, bias, masks, ...) use the variant for 16-bit
- * numbers, whose loader converts float8 numbers one by one to 16-bit numbers.
- *
- * Every kernel has a second variant for problems with options, as in forward.cu. A block whose result is not finite
- * repeats its split with zeros in place of those values (numbers of V) that are not finite. In the end the block
+ * A block whose result is not finite repeats its split with zeros in place of values of V that are not finite, and then
  * computes the rows that see such a value one by one. */
 #include "decode_launch.cuh"
 
@@ -96,7 +58,6 @@ template <typename T, int D> cudaError_t launch_stacks(const cuda_args &a, const
     return cudaPeekAtLastError();
 }
 
-/* Returns whether decode_few(), the variant for at most 8 rows, is compiled for this head size. */
 constexpr bool has_few_form(int D)
 {
     return D == 128;
@@ -153,8 +114,8 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const launch_p
                     : launch_variant<T, 256, PAGED>(chip, a, y, of, stream);
 }
 
-/* Returns whether decode_few() computes this problem. The grid of decode_few() limits the number of blocks per
- * key/value head and the number of batch rows to 65535, and decode_few() counts keys in 32 bits. */
+/* Returns whether decode_few() computes this problem. It counts keys in 32 bits, and its grid allows 65535 blocks per
+ * key/value head and 65535 batch rows. */
 bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -162,12 +123,12 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
            d.B <= UINT16_MAX && d.Sk <= INT32_MAX / 2 && (!has_options(plan) || decode_has_float8_form(plan));
 }
 
-/* FULL: a block takes several splits only if the grid still has at least FULL times as many blocks as the GPU can run
- * at a time, so that no multiprocessor is idle. PLACES: number of blocks that run on a multiprocessor at a time. */
+/* FULL: a block takes several splits only if the grid still has FULL times as many blocks as the GPU runs at a time.
+ * PLACES: number of blocks that a multiprocessor runs at a time. */
 const int FULL = 4, PLACES = 3;
 
-/* Lets each block compute a whole split group (SPLIT_GROUP neighbouring splits) if the smaller number of blocks still
- * fills the GPU. This changes no bit of the results. */
+/* Lets each block compute a whole group of SPLIT_GROUP splits, if fewer blocks still fill the GPU. This changes no bit
+ * of the results. */
 void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, int64_t rows)
 {
     const int64_t groups = attn_tiles(y.p.splits, SPLIT_GROUP), blocks = d.B * d.Hk * groups;
@@ -179,7 +140,6 @@ void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, 
     y.blocks = blocks;
 }
 
-/* Returns how many sequences a block of decode_stacks() can compute together if each has `rows` rows. */
 template <int D> int sequences_of_stack(int64_t rows)
 {
     return (int)attn_min64(32, stack_shape<D>::BM / rows);
@@ -205,8 +165,7 @@ bool plan_decode(const cuda_chip *, attn_plan *plan)
 
 } // namespace
 
-/* Returns whether decode.cu can launch this problem: a group has at most DECODE_ROWS heads, and the number of blocks is
- * within a grid's limits. */
+/* Returns whether a group has at most DECODE_ROWS heads, and the blocks are within a grid's limits. */
 bool decode_fits(const attn_geometry &g)
 {
     return g.group <= DECODE_ROWS && blocks_fit(g);

@@ -1,24 +1,17 @@
-/* decode.cuh: how a block computes a split of decode.cu (a few queries over a part of a sequence's keys), and the
- * block's loop over its splits. A template parameter says how keys and values get to shared memory:
- *
- *   copies_by_threads   every thread copies pieces of 16 bytes (cp.async); this works for any strides and options, from
- *                       compute capability 8.0 on
- *   copies_by_engine    a warp requests boxes from TMA (sm90/decode/decode.cu)
- *
- * Both ways load the same tiles in the same order, and give results with the same bits. They differ only in the
- * position of a row's channels in shared memory (CHUNK).
+/* decode.cuh: how a block of decode.cu computes a split (a part of a sequence's keys), and its loop over splits. A
+ * template parameter RING says how keys and values get to shared memory, with the same bits: copies_by_threads copies
+ * pieces of 16 bytes (cp.async, any strides and options, from compute capability 8.0 on); copies_by_engine uses TMA
+ * (sm90/decode/decode.cu).
  *
  * RING<T, X> is a block's ring of tiles, K and V alternately:
- *
- *   kept                 the ring's state that outlives a split
- *   begin(queries)       requests the first tiles; lets queries() write Q to shared memory, where all threads can read
- *                        it when next() has returned
- *   next<VALUES>()       returns the next tile of V or K, when it has arrived
- *   clear_tail(tile, j)  sets the rows of tile j that are past the sequence to 0, if the copies have not done so
- *   changed()            each thread that has written to a tile, or to its memory, calls it before a block barrier
- *   release()            a warp calls it when it has read the tile
- *   FEW_ADDRESSES        1: the kernel's registers are scarce, so fragments take few address registers; see keys_of()
- *   end()                the block calls it when it has read all tiles */
+ * kept: the ring's state that outlives a split
+ * begin(queries): requests the first tiles; queries() writes Q to shared memory, where next() makes it visible
+ * next<VALUES>(): returns the next tile of V or K, when it has arrived
+ * clear_tail(tile, j): sets rows past the sequence to 0, if the copies have not done so
+ * changed(): a thread that has written to a tile's memory calls it before a block barrier
+ * release(): a warp calls it when it has read the tile
+ * FEW_ADDRESSES: 1 if registers are scarce, so fragments take few address registers
+ * end(): the block calls it when it has read all tiles */
 #ifndef ATTN_SM80_DECODE_CUH
 #define ATTN_SM80_DECODE_CUH
 
@@ -35,21 +28,20 @@ namespace {
 
 enum { WARPS = 4, THREADS = 32 * WARPS };
 
-/* The type with which keys and values are stored in shared memory. KEYS_AS_T: type T, to which the loader converts
- * them. KEYS_AS_FLOAT8: float8, which the kernel converts to T in registers (float8.cuh). */
+/* How keys and values are stored in shared memory: converted to T by the loader, or as float8, which the kernel
+ * converts in registers (float8.cuh). */
 enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
 
-/* A block of decode_stacks() computes this many tiles of 16 rows: rows of several sequences that see the same keys. */
+/* Number of tiles of 16 rows in a block of decode_stacks(). The rows are of several sequences that see the same
+ * keys. */
 enum { STACK_TILES = 2 };
 
-/* For head sizes above 256 (WIDE_HEAD) the warps of a block divide the channels: each warp computes WARP_CHANNELS of
- * them. */
+/* For head sizes above 256 each warp of a block has this many of the channels. */
 enum { WARP_CHANNELS = 128 };
 
-/* The shape of a block. Its WM * WK * WD warps are divided by rows (WM), by keys of a tile (WK) and by columns of V
- * (WD). With float8 keys, a tile has twice as many keys as with 16-bit keys, or the ring has twice as many tiles. FEW:
- * the block has at most 8 rows, and computes O^T as V^T P^T, with half the products and half the registers. WIDE_HEAD:
- * each warp multiplies some of the channels of Q and K, and the warps add up their scores (see add_up_scores()). */
+/* The shape of a block. Its warps are divided by rows (WM), by keys of a tile (WK) and by columns of V (WD). With
+ * float8 keys, a tile has twice as many keys, or the ring twice as many tiles. FEW: at most 8 rows, where O^T is
+ * computed as V^T P^T. WIDE_HEAD: each warp multiplies some of the channels (see add_up_scores()). */
 template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STACK = 1, bool FEW_ = false> struct shape {
     static const bool FEW = FEW_;
     static const bool WIDE_HEAD = D_ > TILE_HEAD_DIM;
@@ -60,8 +52,7 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
                                               : 1,
                      WK = WIDE || WIDE_HEAD ? 1 : WARPS / WD;
     static const int THREADS = 32 * WM * WK * WD;
-    static const bool STACKED = STACK > 1; /* true: the block computes STACK times 16 rows, which belong to several
-                                            * sequences */
+    static const bool STACKED = STACK > 1; /* true: the block's STACK times 16 rows belong to several sequences */
     static const bool SCORE_MODS = SCORE_MODS_, PAGED = PAGED_, FLOAT8 = AS == KEYS_AS_FLOAT8;
     static const bool MORE_KEYS = FLOAT8 && !WIDE && D >= 128;
     static const int BM = FEW ? (int)FEW_ROWS : 16 * WM,
@@ -75,35 +66,31 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
     static const int WIDTH = FLOAT8 ? D / 2 : D; /* number of 16-bit words in a row of a tile of K or V */
 };
 
-/* The shape of a block with more than NARROW rows. Such a shape exists only for head sizes up to 256; for larger head
- * sizes this is the shape of a block with at most NARROW rows. */
+/* The shape of a block with more than NARROW rows, which exists only for head sizes up to 256; above, blocks have at
+ * most NARROW rows. */
 template <int D, bool SCORE_MODS, bool PAGED, keys_as AS>
 using many_rows_shape = shape<D, (D <= TILE_HEAD_DIM), SCORE_MODS, PAGED, AS>;
 
-/* The shape of a block of decode_stacks(), which computes rows of several sequences over the same keys. */
 template <int D> using stack_shape = shape<D, false, false, true, KEYS_AS_T, STACK_TILES>;
 
-/* The shape of a block with at most FEW_ROWS rows. */
 template <int D, bool PAGED, keys_as AS> using few_shape = shape<D, false, false, PAGED, AS, 1, true>;
 
-/* SPLIT_GROUP: number of splits (parts of the keys) whose partial results are added up to one. SPLIT_GROUP_ROWS: only
- * blocks of at most this many rows compute all splits of a group. They keep the group's sums in shared memory, beside
- * the ring of tiles. */
+/* The partial results of SPLIT_GROUP splits are added up to one. Only blocks of at most SPLIT_GROUP_ROWS rows compute a
+ * whole group, because its sums are in shared memory, beside the ring of tiles. */
 enum { SPLIT_GROUP = 4, SPLIT_GROUP_ROWS = 8 };
 
-/* Blocks per multiprocessor; more blocks leave each thread fewer registers. Before compute capability 9.0 shared memory
- * has room for at most two blocks. */
+/* Number of blocks per multiprocessor. More blocks leave each thread fewer registers. Before compute capability 9.0,
+ * shared memory has room for two. */
 #if __CUDA_ARCH__ >= 900
 template <int D, bool SCORE_MODS> constexpr int blocks_of = D == 1024 ? 1 : D >= 256 || SCORE_MODS ? 2 : 3;
 #else
 template <int D, bool SCORE_MODS> constexpr int blocks_of = D > TILE_HEAD_DIM ? 1 : 2;
 #endif
 
-/* Number of threads of a block that computes splits with head sizes up to D. */
 template <int D> constexpr int threads_of = shape<D, false, false, false, KEYS_AS_T>::THREADS;
 
-/* The scores of a tile of keys that each warp has computed from its own channels: for each block of 8 keys, the four
- * accumulators of each lane. Only head sizes above 256 use the arrays; for smaller head sizes they have one element. */
+/* The scores that each warp has computed from its own channels: for each block of 8 keys, the four accumulators of each
+ * lane. Used only for head sizes above 256. */
 template <class X> struct scores_of_warps {
     float4 of_lane[X::WIDE_HEAD ? X::WD : 1][X::WIDE_HEAD ? X::KW / 8 : 1][X::WIDE_HEAD ? 32 : 1];
 };
@@ -113,34 +100,32 @@ template <class X> struct shared {
         alignas(128) uint16_t Q[X::BM * X::D];
         alignas(128) uint16_t ring[X::SLOTS][X::BN * X::WIDTH];
         float S[X::SCORE_MODS ? X::THREADS / 32 : 1][16]
-               /* each warp's scores, while options (softcap, bias, masks) are applied to them */
+               /* each warp's scores, while options (softcap, bias, masks) are applied */
                [X::SCORE_MODS ? X::KW + 4 : 1];
-        scores_of_warps<X> scores[X::WIDE_HEAD ? 2 : 1]; /* The scores of tiles of keys. With WIDE_HEAD there are two
-                                                          * tiles: one tile's scores may still be read when the next
-                                                          * tile's scores are written. */
+        scores_of_warps<X> scores[X::WIDE_HEAD ? 2 : 1]; /* two, because one tile's scores may still be read when the
+                                                          * next tile's are written */
     };
-    union { /* O overwrites the tiles when the block has read its last tile */
+    union { /* O overwrites the tiles when all of them have been read */
         tiles tile;
         float O[X::WK][X::BM][X::D + 4];
     };
-    /* each warp's maximum m and sum l of each row; at the end, m is replaced by the factor of the warp's O */
+    /* each warp's maximum and sum of each row; at the end, m becomes the factor of the warp's O */
     float m[X::WK][X::BM], l[X::WK][X::BM];
-    float top[X::BM], sum[X::BM]; /* maximum (top) and sum of each row, over all warps of the block */
-    /* The sum of O over the computed splits of the current split group (SPLIT_GROUP neighbouring splits). A block of
-     * wide heads computes only one split, so it needs no such sum. */
+    float top[X::BM], sum[X::BM];
+    /* the sum of O over the splits so far of a group of SPLIT_GROUP splits; unused for wide heads */
     float split_group_O[X::WIDE_HEAD ? 1 : (int)SPLIT_GROUP_ROWS][X::WIDE_HEAD ? 4 : X::D];
     float2 split_group_ml[SPLIT_GROUP_ROWS];
-    int i[X::BM], h[X::BM]; /* for each row of the block: its query (i) and its query head (h) */
+    int i[X::BM], h[X::BM];
     float slope[X::BM];
-    /* if keys are float8: the factor that converts each row's scores to base 2, see load_permuted_queries() */
+    /* for float8 keys: the factor that converts a row's scores to base 2 */
     float factor[X::FLOAT8 ? X::BM : 1];
 };
 
 /* ---- Computing one row of a split alone -------------------------------------------------------------------------- */
 
-/* Computes the partial result of query i over the keys `first` to `last` - 1 without tensor cores, skipping hidden keys
- * (see rows.cuh). The function writes the result only if tensor cores cannot compute it, because it is not finite or
- * scores are huge. One warp calls the function, and each lane has N channels. */
+/* Computes the partial result of query i over the keys `first` to `last` - 1 without tensor cores. Writes it only if
+ * tensor cores cannot compute it, because it is not finite or scores are huge. The whole warp calls it; a lane has N
+ * channels. */
 template <int N>
 __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last,
                                         float *O, float2 *ml)
@@ -171,11 +156,10 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
 
 /* ---- The ring of tiles ------------------------------------------------------------------------------------------- */
 
-/* The keys of a split, and the tiles in which they are loaded. */
 struct split_place {
-    int first, last;  /* the keys `first` to `last` - 1 of the sequence; `first` is a multiple of BN (keys per tile) */
-    int tiles, steps; /* `tiles`: index of the split's first tile; `steps`: number of tiles to load (K[j] and V[j] count
-                       * as two) */
+    int first, last;  /* the keys `first` to `last` - 1; `first` is a multiple of BN (keys per tile) */
+    int tiles, steps; /* tiles: index of the split's first tile; steps: number of tiles to load, with K[j] and V[j]
+                       * counted as two */
 };
 
 template <class X> DEVICE split_place split_place_of(const group_place &place, int index)
@@ -188,8 +172,7 @@ template <class X> DEVICE split_place split_place_of(const group_place &place, i
     return y;
 }
 
-/* Loads the ring's tiles with cp.async, the copy instruction of threads. Step 2 j loads K[j], and step 2 j + 1 loads
- * V[j]. */
+/* Loads the ring's tiles with cp.async. Step 2 j loads K[j], and step 2 j + 1 loads V[j]. */
 template <typename T, class X> struct copies_by_threads {
     static const int CHUNK = X::WIDTH, SLOTS = X::SLOTS;
     enum { FEW_ADDRESSES = 0 };
@@ -234,8 +217,7 @@ template <typename T, class X> struct copies_by_threads {
     template <bool VALUES> DEVICE uint16_t *next()
     {
         cp_async_wait<SLOTS - 2>();
-        /* After this barrier the tile has arrived for all threads. No thread reads the previous tile any more, so the
-         * next copy may overwrite it. */
+        /* after this barrier the tile has arrived for all threads, and no thread reads the previous tile */
         __syncthreads();
         uint16_t *const tile = sm.tile.ring[slot];
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
@@ -253,17 +235,16 @@ template <typename T, class X> struct copies_by_threads {
     }
 };
 
-/* The functions below load fragments of a tile in the ring. A tile has ROWS rows of WIDTH elements, stored as chunks of
- * CHUNK columns, one chunk after the other (tile.cuh). `chunk` is the offset of the chunk in elements from the start of
- * the tile (0 if there is only one chunk). With FEW_ADDRESSES a lane keeps one address in a register, and computes
- * every other address from it with one instruction. */
+/* The functions below load fragments of a tile, which is stored in chunks of CHUNK columns, one after the other
+ * (tile.cuh). `chunk`: the chunk's offset in elements. FEW_ADDRESSES: a lane keeps one address, and computes every
+ * other from it with one instruction. */
 template <int D, bool FEW_ADDRESSES>
 DEVICE void queries_of(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {
     if constexpr (FEW_ADDRESSES) a_rows<D>(a, smem_addr(tile), m, k, lane);
     else a_rows<D>(a, tile, m, k, lane);
 }
-/* Loads operand A of a product for 8 rows of Q. The operand has 16 rows; rows 8 to 15 are copies of rows 0 to 7. */
+/* Loads operand A for 8 rows of Q; the operand's rows 8 to 15 are copies of rows 0 to 7. */
 template <int D> DEVICE void few_queries_of(uint32_t (&a)[4], const uint16_t *tile, int k, int lane)
 {
     ldmatrix_x4(a, smem_addr(tile) + lane % 8 * (D * 2) + (((lane / 16 ^ lane % 8) * 16) ^ (k * 2)));
@@ -284,7 +265,7 @@ DEVICE void values_of(uint32_t (&b)[4], const uint16_t *tile, int first, int n, 
     else b_columns<CHUNK>(b, tile + chunk, column, k, lane);
 }
 
-/* Loads V^T as operand A of a product: columns m .. m + 15 of V, and 16 rows from k on. */
+/* Loads V^T as operand A: columns m .. m + 15 of V, and 16 rows from k on. */
 template <int WIDTH, int CHUNK, int ROWS>
 DEVICE void turned_values_of(uint32_t (&a)[4], const uint16_t *tile, int first, int m, int k, int lane)
 {
@@ -296,7 +277,6 @@ DEVICE void turned_values_of(uint32_t (&a)[4], const uint16_t *tile, int first, 
 
 /* ---- The computation of a split ---------------------------------------------------------------------------------- */
 
-/* Loads the block's rows of Q to shared memory, with zeros in rows that do not exist. */
 template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, const group_place &place, int sequences)
 {
     const int D = X::D, BM = X::BM;
@@ -325,10 +305,9 @@ template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, co
     }
 }
 
-/* Multiplies eight bfloat16 numbers of a row by a power of two, and converts them to float16. LANES neighbouring lanes
- * share a row. The power makes the row's largest number 2^14 or more, and `factor` is divided by the power. Returns
- * false if the conversion is not exact: if a number is 2^31 times smaller than the row's largest, or `factor` exceeds
- * float32's range. Infinities and NaN stay infinite and NaN. */
+/* Converts eight bfloat16 numbers of a row to float16, times a power of two that makes the row's largest 2^14 or more;
+ * `factor` is divided by it. LANES lanes share a row. Returns false if this is not exact: if a number is 2^31 times
+ * smaller than the largest, or `factor` leaves float32's range. Infinities and NaN stay. */
 template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &factor)
 {
     uint32_t most = 0;
@@ -337,7 +316,7 @@ template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &fa
 #pragma unroll
     for (int step = LANES / 2; step; step /= 2) most = max(most, __shfl_xor_sync(0xffffffff, most, step));
     const int exponent = (int)(most >> 7), power = most == 0 || exponent == 255 ? 0 : 141 - max(exponent, 1);
-    /* 2^power may exceed the range of a float, so numbers are multiplied by 2^half and then by 2^rest */
+    /* 2^power may exceed the range of a float, so it is split into two factors */
     const int half = power / 2, rest = power - half;
     const float up = __int_as_float((127 + half) << 23), up_more = __int_as_float((127 + rest) << 23);
     factor = factor * __int_as_float((127 - half) << 23) * __int_as_float((127 - rest) << 23);
@@ -354,11 +333,10 @@ template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &fa
     return exact;
 }
 
-/* Loads Q in the order that scores_of_float8() needs. A negative scale changes the sign of Q. If the scale is 0, all
- * finite numbers of Q become 0. bfloat16 numbers of Q are converted to float16, because float8 keys can be converted to
- * float16 in a third of the instructions that conversion to bfloat16 takes. Each row then has its own factor in
- * sm.factor, which converts its scores to base 2. Returns false if the conversion of Q would not be exact
- * (scaled_halves_of()); Q then stays bfloat16, and the factor `c` converts the scores of all rows. */
+/* Loads Q in the order that scores_of_float8() needs, as float16, because float8 keys convert to float16 in a third of
+ * the instructions that bfloat16 takes. sm.factor then converts each row's scores to base 2. Returns false if a
+ * bfloat16 Q cannot be converted exactly: Q then stays bfloat16, with the factor `c` for all rows. A negative scale
+ * changes the sign of Q; a scale of 0 makes its finite numbers 0. */
 template <typename T, class X>
 DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group_place &place, float c)
 {
@@ -409,12 +387,11 @@ DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group
                 *(uint32_t *)(sm.tile.Q + at<D>(r, p / 2 * 2 + there / 4) + there % 4 * 2) = word[w] ^ sign;
             }
         }
-        /* after this barrier all threads see sm.factor, the factors of the rows */
         if (!SCALED || !halves || !__syncthreads_or(!exact)) return halves;
     }
 }
 
-/* Returns channels d to d + 3 of row r of O. They are the sum of the warps' O, each multiplied by the warp's factor. */
+/* Returns channels d to d + 3 of row r of O: the sum of the warps' O, each times the warp's factor. */
 template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
 {
     float4 o = make_float4(0, 0, 0, 0);
@@ -428,8 +405,8 @@ template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
     return o;
 }
 
-/* Returns the maximum m (as x) and the sum l (as y) of row r over all warps of the block. Replaces each warp's m by the
- * factor for the warp's O. */
+/* Returns the maximum m (x) and the sum l (y) of row r over all warps. Replaces each warp's m by the factor for its
+ * O. */
 template <class X> DEVICE float2 add_up_row(shared<X> &sm, int r, float sink)
 {
     float top = sink, sum;
@@ -451,9 +428,8 @@ DEVICE bool is_finite(const float4 &o)
     return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
 }
 
-/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on, in blocks of at most 8 rows. Each
- * thread computes and stores its own sums, so no barrier is needed. Returns false if a sum is not finite, or if scores
- * are huge. */
+/* Stores a split's partial result (O, m, l), of at most 8 rows, in the workspace from row `saved` on. Each thread
+ * computes its own sums, so no barrier is needed. Returns false if a sum is not finite, or if scores are huge. */
 template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int64_t saved, int rows)
 {
     const int D = X::D;
@@ -480,10 +456,9 @@ template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int
     return finite;
 }
 
-/* Adds a split's partial result to the sum of the earlier splits of its split group (SPLIT_GROUP neighbouring splits).
- * The call for the group's last split stores the sum in the workspace, in row `to`. `from_workspace`: the split's
- * partial result is in the workspace, from row `saved` on, because the split was computed a second time; otherwise it
- * is in shared memory. */
+/* Adds a split's partial result to the sum of the earlier splits of its group; the group's last split stores the sum in
+ * row `to` of the workspace. `from_workspace`: the partial result is in the workspace, from row `saved` on, because it
+ * was computed a second time; otherwise it is in shared memory. */
 template <class X>
 DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from_workspace, int64_t saved, bool first,
                                bool last, int64_t to)
@@ -499,8 +474,7 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
         const float4 sum = fold(split_group_ml(r).x, split_ml(r).x)(before, next);
         *(float4 *)(last ? &p.O[(to + r) * D + d] : &sm.split_group_O[r][d]) = sum;
     }
-    /* After this barrier no thread reads the split group's earlier m, l and O. The next tiles of the ring (tiles of K
-     * and V) go to the same memory. */
+    /* after this barrier no thread reads the group's earlier m, l and O; the next tiles go to the same memory */
     __syncthreads();
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
@@ -510,7 +484,6 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
     }
 }
 
-/* Writes the query number, query head and ALiBi slope of each row of the block to shared memory. */
 template <class X> DEVICE void name_rows(shared<X> &sm, const cuda_args &a, const group_place &place, int rows)
 {
     const int group = (int)a.g.group;
@@ -524,7 +497,6 @@ template <class X> DEVICE void name_rows(shared<X> &sm, const cuda_args &a, cons
     }
 }
 
-/* Replaces NaN and infinities of a tile of V by zeros. */
 template <typename T, class X> DEVICE void clear_values(uint16_t *values)
 {
     uint8_t *const bytes = (uint8_t *)values;
@@ -536,7 +508,6 @@ template <typename T, class X> DEVICE void clear_values(uint16_t *values)
         }
 }
 
-/* Multiplies each of the lane's two rows of O by the row's factor in `by`. */
 template <int DT> DEVICE void multiply_rows(float (&O)[DT][4], const float (&by)[2])
 {
 #pragma unroll
@@ -545,7 +516,6 @@ template <int DT> DEVICE void multiply_rows(float (&O)[DT][4], const float (&by)
         for (int e = 0; e < 4; e++) O[dt][e] *= by[e / 2];
 }
 
-/* Multiplies one of the lane's two rows of O by the factor `by`. */
 template <int DT> DEVICE void multiply_row(float (&O)[DT][4], int half, float by)
 {
 #pragma unroll
@@ -555,8 +525,7 @@ template <int DT> DEVICE void multiply_row(float (&O)[DT][4], int half, float by
     }
 }
 
-/* Multiplies the rows of O by factors, in blocks of at most 8 rows, where warps hold O^T. Lane 4 r passes the factor of
- * row r. */
+/* Multiplies the rows of O, of which the warp holds O^T, by factors. Lane 4 r passes the factor of row r. */
 template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
 {
     const int t = threadIdx.x % 4;
@@ -567,9 +536,8 @@ template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
         for (int e = 0; e < 4; e++) O[dt][e] *= by_row[e % 2];
 }
 
-/* Writes a warp's O^T to shared memory, in blocks of at most 8 rows. With t = lane % 4, a lane has rows 2 t and 2 t + 1
- * of two of every 16 channels. With 16-bit keys the two channels are lane / 4 and lane / 4 + 8; with float8 keys they
- * are lane / 4 * 2 and lane / 4 * 2 + 1. */
+/* Writes a warp's O^T to shared memory. With t = lane % 4, a lane has rows 2 t and 2 t + 1 of two of every 16 channels.
+ * These are channels lane / 4 and lane / 4 + 8, or with float8 keys lane / 4 * 2 and lane / 4 * 2 + 1. */
 template <class X, int DT>
 DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, int wk, int rows)
 {
@@ -590,8 +558,8 @@ DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, in
     }
 }
 
-/* Adds up l over the warp's lanes, and writes the warp's O, m and l to shared memory, as partial sum number `wk` of the
- * block. The warp has the rows from m0 on and the columns from d0 on. */
+/* Writes the warp's O, m and l (summed over its lanes) to shared memory, as partial sum number `wk` of the block. The
+ * warp has the rows from m0 on and the columns from d0 on. */
 template <class X, int DT>
 DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[2], float (&l)[2], int m0, int d0,
                        int wk, int rows)
@@ -624,14 +592,13 @@ DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[
 DEVICE void wait_and_let_begin()
 {
     wait_for_prerequisites();
-    /* launch_dependents() lets combine_splits() start, which reads lengths that the previous kernel writes; this call
-     * must therefore come after this kernel's wait for the previous kernel */
+    /* This call must come after the wait: it lets combine_splits() start, which reads lengths that the previous kernel
+     * writes. */
     launch_dependents();
 }
 
-/* Adds up the scores S of all warps, in the order of the warps; each warp has computed S from some of the channels. S
- * becomes this sum in every warp. The scores of two consecutive tiles of keys need different memory (`sums`), because a
- * slow warp may still read the scores of the earlier tile. */
+/* Adds up the scores S that each warp has computed from its channels, in the order of the warps. Two consecutive tiles
+ * need different `sums`, because a slow warp may still read the earlier tile's. */
 template <class X, int NT> DEVICE void add_up_scores(float (&S)[NT][4], scores_of_warps<X> &sums)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -650,13 +617,11 @@ template <class X, int NT> DEVICE void add_up_scores(float (&S)[NT][4], scores_o
     }
 }
 
-/* Computes O += P V with rows of one tile of V, from row k0 of the tile on. The warp computes columns of O from d0
- * on. */
+/* Computes O += P V with rows of one tile of V from k0 on, for the columns of O from d0 on. */
 template <typename T, class X, int CHUNK, bool FEW_ADDRESSES, int DT, int NT>
 DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_t *values, int d0, int k0, int lane)
 {
-    const int BN = X::BN, first = X::FLOAT8 ? d0 / 2 : d0; /* `first`: the warp's first column of V, counted in 16-bit
-                                                            * words */
+    const int BN = X::BN, first = X::FLOAT8 ? d0 / 2 : d0;
     const auto turned = [&](uint32_t(&f)[4], int dt, int kk) {
         turned_values_of<X::WIDTH, CHUNK, BN>(f, values, first, dt * 16, k0 + kk * 16, lane);
     };
@@ -669,14 +634,13 @@ DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_
     else accumulate<T>(*(float(*)[1][DT][4]) & O, *(const float(*)[1][NT][4]) & P, columns);
 }
 
-/* Recomputes, one by one, the rows of a split that tensor cores cannot compute, because a result is not finite or
- * scores are huge. A warp computes a row. `saved` is the row of the workspace where the split's partial results
- * begin. */
+/* Recomputes, one row per warp, the rows of a split whose result is not finite or whose scores are huge. `saved`: the
+ * split's first row in the workspace. */
 template <class X>
 DEVICE void repair_rows(const shared<X> &sm, const cuda_args &a, const plan &p, const group_place &place,
                         const split_place &keys, int64_t saved)
 {
-    const int N = X::WIDE_HEAD ? X::D / 32 : (int)CHANNELS; /* number of channels that a lane has in a row */
+    const int N = X::WIDE_HEAD ? X::D / 32 : (int)CHANNELS;
     const attn_view &out = a.g.view[ATTN_T_out];
     for (int r = threadIdx.x / 32; r < place.rows; r += X::THREADS / 32) {
         const head_args y = head_args_of(a, place.x.b, sm.h[r]);
@@ -686,18 +650,17 @@ DEVICE void repair_rows(const shared<X> &sm, const cuda_args &a, const plan &p, 
     }
 }
 
-/* Computes attention of the rows of Q over the keys of split number `index` of one key/value head. Writes the rows of
- * `out` if the sequence has one split, otherwise partial results in the workspace. If a result is not finite, the
- * function repeats the split with zeros in place of infinities and NaN of V. If STACKED is true, the rows belong to
- * `sequences` neighbouring sequences, of which `place` describes the first, and decode_splits() later repeats splits
- * whose results are not finite. */
+/* Computes attention over the keys of split number `index` of one key/value head. Writes `out` if the sequence has one
+ * split, otherwise partial results. If a result is not finite, it repeats the split with zeros in place of infinities
+ * and NaN of V. STACKED: the rows belong to `sequences` neighbouring sequences from `place` on, and decode_splits()
+ * repeats splits that are not finite. */
 template <typename T, class X, template <typename, class> class RING>
 DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory,
                   typename RING<T, X>::kept &kept, int sequences = 1)
 {
     const int THREADS = X::THREADS;
     const int D = X::D, BN = X::BN, KW = X::KW, WK = X::WK, CHUNK = RING<T, X>::CHUNK;
-    const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* HALVES: rows of O per lane */
+    const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2;
     const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED;
     const bool RESCALE_AT_ONCE = X::STACKED || X::WIDE_HEAD; /* true: a lane's two rows of O are rescaled in one loop */
     typename RING<T, X>::memory &sm = *reinterpret_cast<typename RING<T, X>::memory *>(memory);
@@ -706,13 +669,11 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const split_place keys = split_place_of<X>(place, index);
     RING<T, X> ring(kept, sm, a, x, keys);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = X::STACKED ? place.rows * sequences : place.rows;
-    const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW,
-              d0 = warp % X::WD * (D / X::WD); /* the warp's first row, key and column of a tile */
+    const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW, d0 = warp % X::WD * (D / X::WD);
     const bool idle = m0 >= rows;
-    /* the channels of Q and K that the warp multiplies: CHANNELS_OF_WARP channels from c0 on */
     const int CHANNELS_OF_WARP = X::WIDE_HEAD ? D / X::WD : D, c0 = X::WIDE_HEAD ? d0 : 0;
     limits limit;
-    attn_range open; /* keys that all rows see; a tile with only such keys needs no causal or window test */
+    attn_range open; /* keys that all rows see, so that they need no causal or window test */
     const auto prepare_rows = [&] {
         limit = limits_of(g, x.s);
         open = attn_keys_of_all_rows(&g, &x.s, 0, x.s.Sq);
@@ -725,20 +686,20 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
                     : X::FLOAT8                 ? fabsf(x.scale) * LOG2E
                                                 : x.scale * LOG2E;
 
-    bool halves = true; /* for float8 keys: true if Q is float16, false if Q has type T */
+    bool halves = true; /* true: Q is float16; false: Q has type T (only with float8 keys) */
     const auto load_rows = [&] {
-        if (X::FEW) prepare_rows(); /* prepare_rows() runs while the first copies of K and V are in flight */
+        if (X::FEW) prepare_rows();
         if constexpr (X::FLOAT8) halves = load_permuted_queries<T, X>(sm, a, place, c);
         else load_queries<X>(sm.tile.Q, a, place, sequences);
     };
     if (!X::FEW) prepare_rows();
-    bool clean = false; /* true: the loop's second pass, in which zeros replace infinities and NaN of V */
+    bool clean = false; /* true: the second pass of the loop, where zeros replace infinities and NaN of V */
 again:
     float O[1][DT][4] = {}, m[2] = { -CUDART_INF_F, -CUDART_INF_F }, l[2] = {};
 
     ring.begin(load_rows);
     if (X::FEW && p.ahead) wait_and_let_begin();
-    float c_of[2] = { c, c }; /* factor that converts scores to base 2, for each of the lane's two rows */
+    float c_of[2] = { c, c }; /* factors that convert the scores of the lane's two rows to base 2 */
     if constexpr (X::FLOAT8 && !std::is_same<T, __half>::value)
         if (halves)
 #pragma unroll
@@ -763,7 +724,7 @@ again:
                 scores<T, CHANNELS_OF_WARP>(
                     S, [&](uint32_t(&f)[4], int, int kk) { of_q(f, kk); }, rows_of_k);
             if constexpr (X::WIDE_HEAD) add_up_scores<X>(S[0], sm.tile.scores[j % 2]);
-            const int column = j * BN + k0; /* index of the first key of tile j that this warp multiplies */
+            const int column = j * BN + k0;
             if (X::SCORE_MODS) {
                 head_args y = x;
                 change_scores<false>(S[0], lines_of<KW + 4>(&sm.tile.S[X::SCORE_MODS ? warp : 0]), lane,
@@ -782,11 +743,10 @@ again:
                 }
             }
 
-            /* Take one step of the online softmax: scores S become probabilities P. */
             float rescale[2];
 #pragma unroll
             for (int half = 0; half < HALVES; half++) {
-                /* m (base 2) is -inf until the row has seen a key; 0 then replaces m, as -inf - -inf would be NaN */
+                /* m is -inf until the row has seen a key; -inf - -inf would be NaN */
                 const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]);
                 const float base = m_new == -CUDART_INF_F ? 0 : m_new;
                 rescale[half] = exp2_fast(m[half] - base);
@@ -826,7 +786,7 @@ again:
     ring.changed();
     __syncthreads();
     const int64_t saved = place.saved + (int64_t)index * place.rows;
-    /* distance, in rows of the workspace, from one sequence's partial results to the next sequence's */
+    /* number of workspace rows from one sequence's partial results to the next sequence's */
     const int64_t each = X::STACKED ? g.dims.Hk * p.splits * place.rows : 0;
     const auto saved_row = [&](int r) {
         return X::STACKED ? saved + r / place.rows * each + r % place.rows : saved + r;
@@ -839,7 +799,7 @@ again:
         }
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
-        /* the sink is added here if the sequence has a single split, otherwise by combine_splits() */
+        /* if there are several splits, combine_splits() adds the sink */
         const float sink = single ? sink_in_base_2(sink_of(a, sm.h[r])) : -CUDART_INF_F;
         const float2 ml = add_up_row(sm, r, sink);
         if (!single && (clean || !takes_split_groups)) p.ml[saved_row(r)] = ml;
@@ -849,10 +809,9 @@ again:
     }
     __syncthreads();
 
-    /* If the sequence has only one split, write O / l to out; otherwise write the sums to the workspace. */
     const attn_view &out = g.view[ATTN_T_out];
     bool finite = true;
-    uint32_t not_finite_of = 0; /* if X::STACKED: bit n is 1 if a result of the stack's sequence n is not finite */
+    uint32_t not_finite_of = 0; /* bit n: a result of the stack's sequence n is not finite */
     for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 o = sum_of_warps(sm, r, d);
@@ -876,7 +835,7 @@ again:
             for (int n = 0; n < sequences; n++)
                 if (__syncthreads_or(not_finite_of >> n & 1) && threadIdx.x == 0)
                     p.ml[saved + n * each] = make_float2(CUDART_NAN_F, CUDART_NAN_F);
-        return; /* all threads have read m from shared memory, so the caller may overwrite m without another barrier */
+        return; /* all threads have read m, so the caller needs no further barrier */
     }
     if (clean) {
         __syncthreads();
@@ -892,7 +851,6 @@ again:
     }
 }
 
-/* The bytes of shared memory that a block needs: the maximum over the variants for few and for many rows. */
 template <typename T, int D, bool SCORE_MODS, keys_as AS, template <typename, class> class RING>
 constexpr size_t shared_bytes()
 {
@@ -901,11 +859,9 @@ constexpr size_t shared_bytes()
     return narrow > wide ? narrow : wide;
 }
 
-/* The code of a block of decode_stacks(): computes split number `index` (a part of the keys) of one key/value head for
- * a stack (a group of sequences whose common keys are read once). Neighbouring sequences that share the split form a
- * run, and the block computes the split once for all sequences of a run. If several blocks read the same keys, the
- * first block reads them from memory, and the other blocks find them in the L2 cache. A sequence whose result is not
- * finite gets NaN as m and l of its first row, and decode_splits(), which runs next, computes its split. */
+/* The code of a block of decode_stacks(): computes split number `index` of one key/value head for a stack (sequences
+ * whose common keys are read once). Neighbouring sequences that share the split are computed together. A sequence whose
+ * result is not finite gets NaN as the sum l of its first row, and decode_splits() computes it again. */
 template <typename T, class X, template <typename, class> class RING, class KEPT>
 DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {
@@ -913,9 +869,8 @@ DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kep
     const int first = (int)(blockIdx.x % stacks) * p.stack, hk = (int)(blockIdx.x / stacks % Hk),
               index = (int)(blockIdx.x / stacks / Hk), lane = threadIdx.x % 32;
     uint32_t shares = __ballot_sync(0xffffffff, lane < p.stack && splits_shared(a, p, first + lane, hk).has(index));
-    while (shares) { /* bit s of `shares` is 1 if sequences `first` + s and `first` + s - 1 share the split */
-        /* A run of n bits that are 1 stands for n + 1 neighbouring sequences that share the split: one for each bit,
-         * and the sequence before the first bit's. */
+    while (shares) { /* bit s: sequences `first` + s and `first` + s - 1 share the split */
+        /* a run of n bits stands for n + 1 neighbouring sequences, because each bit also means the one before */
         const int begin = __ffs(shares) - 2, length = __ffs(~(shares >> (begin + 1)));
         split<T, X, RING>(a, p, group_place_of(a, p, first + begin, hk), index, memory, kept, length);
         shares &= ~0u << (begin + length - 1) << 1;
@@ -953,8 +908,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
     wait_and_let_begin();
     if (place.rows == 0) return;
     int end = min(index + p.splits_per_block, place.splits), step = 1;
-    /* Splits of this sequence that decode_stacks() has computed: `before` has those shared with the previous sequence
-     * of the batch, `after` those shared with the next sequence. */
+    /* Splits that decode_stacks() has computed: those that are shared with the previous, and with the next sequence of
+     * the batch. */
     split_range before = {}, after = {};
     if constexpr (STACKS)
         if (p.stack) {
@@ -964,9 +919,7 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
     if (place.rows <= NARROW)
 #pragma unroll 1
         for (; index < end; index += step) {
-            if constexpr (STACKS)
-                /* find the next split of this block that decode_stacks() has not computed; a warp checks 32 splits at a
-                 * time */
+            if constexpr (STACKS) /* find the block's next split that decode_stacks() has not computed, 32 at a time */
                 if (p.stack) {
                     const int lane = threadIdx.x % 32, own = index + lane * step;
                     bool done = own >= end;
@@ -978,8 +931,7 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
                     const uint32_t left = __ballot_sync(0xffffffff, !done);
                     index += (left ? __ffs(left) - 1 : 31) * step;
                     if (!left) continue;
-                    /* after this barrier no thread reads the sums of the previous split, and the next split may
-                     * overwrite them */
+                    /* after this barrier no thread reads the sums of the previous split */
                     __syncthreads();
                 }
             split<T, shape<D, false, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, narrow);
@@ -989,8 +941,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
 }
 
 /* The code of a block of decode_few(): computes splits of at most 8 rows. If p.ahead is true, the stream's previous
- * kernel writes nothing that this kernel reads. In that case the block copies keys at once, and waits for the previous
- * kernel's end only before it writes (in split()). */
+ * kernel writes nothing that this one reads, so the block copies keys at once, and waits only before it writes (in
+ * split()). */
 template <typename T, int D, bool PAGED, keys_as AS, template <typename, class> class RING, class KEPT>
 DEVICE void walk_few(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {

@@ -1,9 +1,8 @@
-/* decode.h: declarations of decode.cu, and functions with which other kernels use it. A packed problem may have long
- * sequences and sequences of few rows (queries times heads of a group). A kernel for long sequences runs first and
- * skips sequences of few rows (cuda_chip::decode_rows). Then decode.cu computes the skipped sequences.
+/* decode.h: declarations of decode.cu, and how other kernels use it. In a packed problem, a kernel for long sequences
+ * runs first and skips sequences of few rows (cuda_chip::decode_rows), which decode.cu then computes.
  *
- * A kernel that uses decode.cu in this way has a second row in cuda_kernels[], with the same features:
- *     { { "sm90+decode", ... }, 90, 90, plan_with_decode<sm90_forward>, launch_with_decode<sm90_forward> } */
+ * Such a kernel has a second row in cuda_kernels[], with the same features: { { "sm90+decode", ... }, 90, 90,
+ * plan_with_decode<sm90_forward>, launch_with_decode<sm90_forward> } */
 #ifndef ATTN_CUDA_DECODE_H
 #define ATTN_CUDA_DECODE_H
 
@@ -12,26 +11,24 @@
 enum { DECODE_ROWS = 64 };
 
 bool decode_fits(const attn_geometry &g);
-size_t decode_workspace(const attn_geometry &g); /* bytes of workspace that decode.cu needs, rounded up to a multiple of
-                                                  * 1024 */
+size_t decode_workspace(const attn_geometry &g); /* Returns the bytes of workspace that decode.cu needs, a multiple of
+                                                  * 1024. */
 cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
 
-/* Computes the splits of decode.cu with TMA, the unit of Hopper GPUs that copies boxes of tensors
- * (sm90/decode/decode.cu). Returns false, and launches nothing, unless all these conditions hold: the compute
- * capability is 9.0; the number of keys of a page is a multiple of 8; strides are multiples of 16 bytes; the problem
- * has no options; the driver can make tensor maps. */
+/* Computes the splits of decode.cu with TMA (sm90/decode/decode.cu). Returns false, and launches nothing, unless the
+ * compute capability is 9.0, the keys of a page are a multiple of 8, strides are multiples of 16 bytes, the problem has
+ * no options, and the driver can make tensor maps. */
 struct cuda_args;
 struct decode_plan;
 bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
                       const decode_plan &p, int64_t blocks, cudaError_t *code);
 
-/* Computes the splits of decode_wide.cu with TMA, under the same conditions as decode_by_engine(), and only for 16-bit
- * keys. */
+/* Like decode_by_engine(), but for decode_wide.cu, and only for 16-bit keys. */
 bool wide_decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
                            const decode_plan &p, int64_t blocks, cudaError_t *code);
 
-/* Returns whether the variant that keeps keys as float8 computes this problem. That variant computes correct results
- * for scales of any size: see load_permuted_queries(). */
+/* Returns whether the variant that keeps keys as float8 computes this problem. Its results are correct for scales of
+ * any size (see load_permuted_queries()). */
 static inline bool decode_has_float8_form(const attn_plan *plan)
 {
     const uint64_t features = PLAIN_FEATURES | ATTN_TENSOR_BIT(q_scale) | ATTN_TENSOR_BIT(k_scale);
@@ -45,7 +42,7 @@ template <const cuda_kernel &other> bool plan_with_decode(const cuda_chip *chip,
     return true;
 }
 
-/* Launches kernel `other`, then the kernels of decode.cu, whose memory is at the beginning of the workspace. */
+/* Launches `other`, then decode.cu, whose memory is at the beginning of the workspace. */
 template <const cuda_kernel &other>
 cudaError_t launch_with_decode(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
 {

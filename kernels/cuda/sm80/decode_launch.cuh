@@ -1,5 +1,5 @@
-/* decode_launch.cuh: code that decode.cu and decode_wide.cu share: a kernel that computes splits, the kernel that
- * combines splits, and the plan of a launch. decode.cu explains the design. */
+/* decode_launch.cuh: code that decode.cu (which explains the design) and decode_wide.cu share: the kernels that compute
+ * and combine splits, and the plan of a launch. */
 #ifndef ATTN_SM80_DECODE_LAUNCH_CUH
 #define ATTN_SM80_DECODE_LAUNCH_CUH
 
@@ -10,7 +10,7 @@
 
 namespace {
 
-/* the shared memory that a block can have on every GPU from compute capability 8.0 on, in bytes */
+/* bytes of shared memory that a block can have on every GPU from compute capability 8.0 on */
 enum { LEAST_SHARED_BYTES = 99 * 1024 };
 
 /* ---- The kernels that compute splits ----------------------------------------------------------------------------- */
@@ -32,11 +32,11 @@ __global__ void __launch_bounds__(threads_of<D>, (blocks_of<D, SCORE_MODS>))
 
 enum { COMBINE_WARPS = 8, COMBINE_THREADS = 32 * COMBINE_WARPS };
 
-/* Returns the sum of x over all threads of a block, in every thread of the block. */
+/* Returns the sum of x over all threads of a block, in every thread. */
 template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_WARPS])
 {
     for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
-    __syncthreads(); /* after this barrier no thread reads the warps' parts of the previous sum */
+    __syncthreads(); /* after this barrier no thread reads the parts of the previous sum */
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
     __syncthreads();
     real sum = 0;
@@ -44,13 +44,13 @@ template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_W
     return sum;
 }
 
-/* The number of columns of out that a block of combine_splits() computes, at most one per thread. For head sizes above
- * 256 the columns are divided among several blocks. */
+/* The number of columns of out that a block of combine_splits() computes, at most one per thread. With more than 256
+ * columns, several blocks share them. */
 template <int D> constexpr int columns_of = D < COMBINE_THREADS ? D : (int)COMBINE_THREADS;
 
-/* Computes a row of the forward, key by key, for the columns of out from `column0` on. It is forward_row() of rows.cuh
- * for a whole block instead of a warp. A thread has every 256th channel of q and k, and one channel of v. The code is
- * inline, because a kernel that calls a function needs a stack and starts later. */
+/* forward_row() of rows.cuh for a block instead of a warp, for the columns of out from `column0` on. A thread has every
+ * 256th channel of q and k, and one channel of v. It is inline, because a kernel that calls a function needs a stack
+ * and starts later. */
 template <int D>
 DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, int column0,
                                  double (&parts)[COMBINE_WARPS])
@@ -70,8 +70,7 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
     const attn_range keys = attn_keys_of(&g, &x.s, i);
     float unit = 1, o, m, l;
 #pragma unroll 1
-    /* Sums of P V are multiplied by `unit`, which is 1 in the first round. If a sum overflows, a second round
-     * recomputes all sums with a unit of 2^-40. */
+    /* sums of P V are multiplied by `unit`; if a sum overflows, a second round has a unit of 2^-40 */
     for (int turn = 0; turn < 2; turn++) {
         o = 0;
         m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
@@ -89,7 +88,7 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
             const float of_v = has_v ? load_float(v.dtype, v.data, attn_key_at(&g, &v, x.b, x.hk, x.s.k_start + j) + d)
                                      : 0;
             float derivative;
-            const float qk = block_sum(product, parts); /* block_sum() gives all threads of the block the same qk */
+            const float qk = block_sum(product, parts);
             double in_double = 0;
             if (!(fabsf(qk) <= FLT_MAX)) {
 #pragma unroll
@@ -120,11 +119,9 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
 }
 
 /* Combines the partial results of all splits into out and lse. A block computes rows blockIdx.y, blockIdx.y +
- * gridDim.y, ... of one key/value head of a sequence. Each warp adds up every eighth split group. The block then adds
- * up the sums of its warps, always in the same order. For head sizes above 256, block blockIdx.z computes the columns
- * from 256 blockIdx.z on, and block 0 writes lse. Rows of huge scores, and rows whose sums overflow, are computed one
- * by one, key by key. A block of this kernel should start as soon as a block of decode_splits() ends on a
- * multiprocessor, so it must not need more registers than that block. */
+ * gridDim.y, ... of one key/value head; each warp adds up every eighth group of splits, and the block adds up the warps
+ * in order. Rows of huge scores, or whose sums overflow, are computed key by key. The kernel must not need more
+ * registers than decode_splits(), so that its blocks can start as soon as those end. */
 template <int D>
 __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
                                                    : D == 128 ? 3
@@ -135,29 +132,26 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     __shared__ float part[COMBINE_WARPS][COLUMNS];
     __shared__ float2 parts_ml[COMBINE_WARPS];
     __shared__ double parts_sum[COMBINE_WARPS];
-    /* the arguments for a row that the block recomputes key by key; in shared memory, because registers are scarce */
+    /* arguments of a row that is recomputed key by key; in shared memory, because registers are scarce */
     __shared__ head_args of_head;
     const attn_geometry &g = a.g;
     const int Hk = (int)g.dims.Hk, b = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk), group = (int)g.group;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column0 = (int)blockIdx.z * COLUMNS;
-    /* the stream's next kernel may start now; if it reads results of this kernel, it first waits for this kernel's
-     * end */
+    /* the next kernel waits for this kernel's end before it reads results */
     launch_dependents();
     const group_place place = group_place_of(a, p, b, hk);
     const head_args &x = place.x;
     const int rows = place.rows, splits = place.splits;
     wait_for_prerequisites();
     if (rows == 0 || splits == 1) return;
-    /* one bit for each row of this block (at most DECODE_ROWS / 4 rows); 1: tensor cores cannot compute the row, so it
-     * is computed key by key */
+    /* bit n: tensor cores could not compute row n of this block, so it is computed key by key */
     uint32_t repair = 0;
     for (int r = blockIdx.y; r < rows; r += gridDim.y) {
         const int i = r / group, h = (int)x.h + r % group;
         const float2 *ml = p.ml + place.saved + r;
         const float *O = p.O + (place.saved + r) * D + column0 + lane * C;
         const float sink = sink_in_base_2(sink_of(a, h));
-        /* The number of partial results of a split group (SPLIT_GROUP neighbouring splits): one if a block has added up
-         * the group, otherwise one for each split. */
+        /* number of partial results of a group of splits: one if a block has added it up, otherwise one per split */
         const int each = p.splits_per_block > 1 ? 1 : SPLIT_GROUP;
         float m = -CUDART_INF_F, l = 0, o[C] = {};
         for (int s = warp * SPLIT_GROUP; s < splits; s += COMBINE_WARPS * SPLIT_GROUP) {
@@ -194,7 +188,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         float top = sink;
         for (int w = 0; w < COMBINE_WARPS; w++) top = fmaxf(top, parts_ml[w].x);
         const float base = top == -CUDART_INF_F ? 0 : top;
-        /* the sum over the splits begins with the sink's exponential, which splits do not contain */
+        /* the sink is added here, because no split contains it */
         float sum = exp2_fast(sink - base), factors[COMBINE_WARPS];
 #pragma unroll
         for (int w = 0; w < COMBINE_WARPS; w++) {
@@ -216,14 +210,12 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         }
         if (column0 + d == 0 && lse.data)
             ((float *)lse.data)[attn_at(&lse, x.b, h, x.s.q_start + i)] = lse_of_sum(top, sum);
-        /* set the row's bit if tensor cores could not compute the row; after this barrier the next row may overwrite
-         * `part` */
+        /* sets the row's bit if tensor cores could not compute it; the next row may overwrite `part` */
         repair |= (uint32_t)(__syncthreads_or(!finite) != 0) << (r / gridDim.y);
     }
     for (int r = blockIdx.y; repair; r += gridDim.y, repair >>= 1)
         if (repair & 1) {
-            __syncthreads(); /* after this barrier no thread reads the previous row's values in `of_head`, so they may
-                              * be overwritten */
+            __syncthreads(); /* after this barrier no thread reads the previous `of_head` */
             if (threadIdx.x == 0) of_head = head_args_of(a, b, x.h + r % group);
             __syncthreads();
             forward_row_by_block<D>(a, of_head, r / group, column0, parts_sum);
@@ -238,19 +230,17 @@ inline int class_of(const attn_dims &d)
     return D <= 64 ? 64 : D <= 128 ? 128 : D <= 256 ? 256 : D <= 512 ? 512 : 1024;
 }
 
-/* What the launch of a problem needs: the plan, the numbers of blocks, and the number of rows of partial results. */
 struct launch_plan {
     plan p;
     int64_t blocks;
-    unsigned combine_rows; /* gridDim.y of combine_splits(): number of blocks among which the rows of a key/value head
-                            * are divided */
-    /* number of rows of partial results in the workspace (each split has a row of O for each of its rows); 0: no
-     * sequence has more than one split */
+    unsigned combine_rows; /* gridDim.y of combine_splits(): the number of blocks that share the rows of a key/value
+                            * head */
+    /* number of rows of partial results in the workspace: one row of O for each row of each split; 0: no sequence has
+     * more than one split */
     int64_t rows;
 };
 
-/* Plans the launch. If `float8` is true, the plan is for the variant with float8 keys, which never has more splits than
- * the variant with 16-bit keys. */
+/* Plans a launch. With `float8` it is for float8 keys, which never have more splits than 16-bit keys. */
 inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
 {
     const attn_dims &d = g.dims;
@@ -266,12 +256,10 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
         y.p.head_rows = d.total_k / KEYS_A_ROW;
         y.blocks = attn_min64(short_slots, long_slots) * d.Hk;
         y.rows = most_splits(d.total_k, false, false, false) > 1 ? y.p.head_rows * d.Hk : 0;
-        /* combine_rows must be at least DECODE_ROWS / 32. A block of combine_splits() then has at most 32 rows, one for
-         * each bit of `repair`. */
+        /* at least DECODE_ROWS / 32, so that a block has at most 32 rows, the bits of `repair` */
         y.combine_rows = 4;
     } else {
         const int64_t rows = d.Sq * g.group;
-        /* an upper bound of the number of keys that the queries of a sequence see */
         const int64_t keys = attn_min64(d.Sk, g.left + g.right + d.Sq + SPLIT_ALIGN);
         const int64_t splits = most_splits(keys, rows > NARROW, float8, y.p.wide_heads);
         y.p.splits = y.p.walkers = (int)splits;
@@ -282,16 +270,15 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
     return y;
 }
 
-/* `struct once` remembers for at most this many devices whether a kernel's one-time setup is done. */
+/* The state of a kernel's one-time setup on each of at most DEVICES devices. */
 enum { DEVICES = 64 };
 struct once {
-    /* 0: the kernel is not set up on the device; 1: it is set up; 2: it is set up, and programmatic dependent launch is
-     * possible */
+    /* 0: not set up; 1: set up; 2: set up, and programmatic dependent launch is possible */
     std::atomic<int> state[DEVICES];
 };
 
-/* Allows decode_splits() the shared memory that it needs. *overlap becomes true if the code was compiled for compute
- * capability 9.0 or above; combine_splits() may then start before decode_splits() ends. */
+/* Allows `main` its shared memory. *overlap becomes true if the code is compiled for compute capability 9.0 or above,
+ * so that `combine` may start before `main` ends. */
 template <typename Main, typename Combine>
 cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, bool *overlap)
 {
@@ -311,8 +298,6 @@ cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, boo
     return cudaSuccess;
 }
 
-/* Launches combine_splits() if a sequence has more than one split. `overlap` comes from prepare(); it is true if
- * combine_splits() may start before decode_splits() ends. */
 template <int D> cudaError_t launch_combine(const cuda_args &a, const launch_plan &y, bool overlap, cudaStream_t stream)
 {
     if (y.rows == 0) return cudaSuccess;
@@ -321,7 +306,6 @@ template <int D> cudaError_t launch_combine(const cuda_args &a, const launch_pla
                          0, stream, a, y.p);
 }
 
-/* Returns whether the grid sizes of the decode kernels are within CUDA's limits. */
 inline bool blocks_fit(const attn_geometry &g)
 {
     return launch_plan_of(g, false).blocks <= INT32_MAX && g.dims.B * g.dims.Hk <= INT32_MAX;
@@ -332,7 +316,6 @@ inline size_t workspace_of(const attn_geometry &g)
     return (size_t)launch_plan_of(g, false).rows * ((size_t)class_of(g.dims) * sizeof(float) + sizeof(float2));
 }
 
-/* Sets the addresses in the workspace at which the kernels store and read partial results. */
 inline void place_partial_results(launch_plan &y, const attn_dims &d, void *workspace)
 {
     if (!y.rows) return;
@@ -340,7 +323,6 @@ inline void place_partial_results(launch_plan &y, const attn_dims &d, void *work
     y.p.ml = (float2 *)(y.p.O + y.rows * class_of(d));
 }
 
-/* Returns whether the kernels read no tensors other than q, k and v. */
 inline bool reads_no_more(const attn_geometry &g)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)

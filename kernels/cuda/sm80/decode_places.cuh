@@ -1,69 +1,60 @@
-/* decode_places.cuh: functions for the splits of decode.cu (a split is a part of a sequence's keys). They find which
- * keys a split has and which splits a block computes, and combine two partial results into one. */
+/* decode_places.cuh: which keys a split of decode.cu has (a split is a part of a sequence's keys), which splits a block
+ * computes, and how two partial results are combined. */
 #ifndef ATTN_SM80_DECODE_PLACES_CUH
 #define ATTN_SM80_DECODE_PLACES_CUH
 
 #include "decode.h"
 #include "tile.cuh"
 
-/* Says how thread blocks find their splits. In a problem that is not packed, each batch row and key/value head has
- * `walkers` blocks: one for every `splits_per_block` splits. With stacks (decode_stacks()), each block computes every
- * `walkers`-th of the splits that decode_stacks() has not computed. In a packed problem, sequence b has the blocks from
- * number cu_k[b] / unit + extra * b on, and a block finds its sequence by bisection. A sequence may have more blocks
- * than it needs, so some blocks have no work. */
+/* How blocks find their splits (parts of a sequence's keys). Each batch row and key/value head has `walkers` blocks,
+ * one for every `splits_per_block` splits; with decode_stacks(), each takes every `walkers`-th split that is left. In a
+ * packed problem, sequence b has the blocks from number cu_k[b] / unit + extra * b on; some may have no work. */
 struct decode_plan {
-    int splits, splits_per_block; /* splits_per_block: number of splits that a block computes, 1 or SPLIT_GROUP */
-    int walkers;                  /* number of thread blocks of each batch row and key/value head */
+    int splits, splits_per_block;
+    int walkers; /* number of blocks of each batch row and key/value head */
     int unit, extra;
-    /* true: the kernel's arguments alone determine the splits; false: the splits also depend on device memory, which
-     * the previous kernel may still write */
+    /* true: the splits do not depend on device memory, which the previous kernel may still write */
     bool early;
-    /* true: every sequence has at most FEW_ROWS rows, and decode_few() computes them, with a grid of Hk x walkers x B
-     * blocks */
+    /* true: decode_few() computes the problem, with a grid of Hk x walkers x B blocks */
     bool few;
-    /* true: apart from the workspace, the stream's previous kernel writes nothing that this kernel reads, so this
-     * kernel may read its inputs early; only possible if `few` is true */
+    /* true: the stream's previous kernel writes nothing that this one reads, so this kernel may read early (only if
+     * `few`) */
     bool ahead;
-    bool float8;     /* true: keys and values are float8, and the kernel variant for float8 is launched */
-    bool wide_heads; /* true: D or Dv is above 256 */
-    bool options;    /* true: the problem has options (softcap, bias, masks, ...), so scores come from in_base_2() */
-    /* the largest number of sequences whose rows decode_stacks() computes together; 0: decode_stacks() is not
-     * launched */
+    bool float8;
+    bool wide_heads;
+    bool options;
+    /* the most sequences whose rows decode_stacks() computes together; 0: decode_stacks() is not launched */
     int stack;
-    /* For packed problems: number of rows of partial results per key/value head. The rows of sequence b begin at index
-     * cu_k[b] / KEYS_A_ROW. */
+    /* number of rows of partial results per key/value head in packed problems; those of sequence b begin at cu_k[b] /
+     * KEYS_A_ROW */
     int64_t head_rows;
-    float *O;   /* O of each partial result, in rows of D numbers; NULL if no sequence has more than one split */
-    float2 *ml; /* for each row of the partial results: the maximum m in base 2 (as x) and the sum l (as y) */
+    float *O;   /* O of the partial results, in rows of D; NULL: no sequence has more than one split */
+    float2 *ml; /* maximum m in base 2 (x) and sum l (y) of each row of partial results */
 };
 
 namespace {
 
 enum {
-    /* in a sequence of up to this many rows (queries times heads of a group), all warps of a block compute the same 16
-     * rows */
+    /* in a sequence of up to this many rows, all warps of a block compute the same 16 rows */
     NARROW = 16,
-    FEW_ROWS = 8 /* decode_few() computes sequences of up to this many rows (queries times heads of a group) */
+    FEW_ROWS = 8 /* decode_few() computes sequences of up to this many rows */
 };
 
 /* ---- Where the splits of a sequence begin and end ---------------------------------------------------------------- */
 
-/* Every split begins at a multiple of this many keys. The number is a multiple of BN (keys per tile) of every shape. */
+/* Every split begins at a multiple of this many keys, which is a multiple of BN (keys per tile) of every shape. */
 const int SPLIT_ALIGN = 128;
 
-/* If keys are float8 and a sequence has more than LONG_FLOAT8 keys, its splits have up to MOST_FLOAT8 keys, unless a
- * block has many rows. */
+/* With float8 keys, splits of sequences of more than LONG_FLOAT8 keys have up to MOST_FLOAT8 keys, unless a block has
+ * many rows. */
 enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
 
-/* Returns the number of keys of a split. Splits must be long enough that writing and combining partial results takes
- * little time, and short enough that all multiprocessors are busy to the end: eight key/value heads with sixteen splits
- * each fill a GPU. If blocks have many rows (`wide`), splits are longer, because partial results are larger. If keys
- * are float8, splits of long sequences are longer, because reading them takes half as long. For head sizes above 256
- * splits are shorter, because their keys are larger. */
+/* Returns the number of keys of a split. Long splits need fewer partial results; short splits keep all multiprocessors
+ * busy to the end (eight key/value heads with sixteen splits each fill a GPU). Splits are longer for many rows (`wide`)
+ * and for many float8 keys, and shorter for head sizes above 256. */
 template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide, bool float8, bool wide_heads)
 {
-    const I least = wide ? 512 : 128, /* the smallest number of keys of a split; a power of two, because `& -least`
-                                       * rounds to multiples of `least` */
+    const I least = wide ? 512 : 128, /* a power of two, because `& -least` rounds to multiples of it */
         most = wide_heads                     ? 512
                : wide                         ? 2048
                : float8 && keys > LONG_FLOAT8 ? MOST_FLOAT8
@@ -72,8 +63,8 @@ template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide,
     return even < least ? least : even > most ? most : even;
 }
 
-/* Returns the largest number of splits that a sequence of up to `keys` keys may have. A sequence with more keys may
- * have fewer splits: 2048 keys have 16 splits of 128 keys, but 2049 keys have 9 splits of 256. */
+/* Returns the most splits of any sequence of up to `keys` keys. More keys may have fewer splits: 2048 keys have 16
+ * splits of 128 keys, 2049 keys 9 of 256. */
 inline int64_t most_splits(int64_t keys, bool wide, bool float8, bool wide_heads)
 {
     const int64_t least = wide ? 512 : 128, most = wide_heads ? 512 : wide ? 2048 : 1024;
@@ -84,21 +75,17 @@ inline int64_t most_splits(int64_t keys, bool wide, bool float8, bool wide_heads
 
 typedef decode_plan plan;
 
-/* In a packed problem the workspace has one row of partial results for every KEYS_A_ROW keys. This is enough: a
- * sequence with n splits (n > 1) has at least n * 64 keys if it has up to 16 rows, and at least n * 256 keys if it has
- * 17 to 64 rows (see split_keys()). */
+/* A packed problem's workspace has one row of partial results for every KEYS_A_ROW keys. This is enough: a sequence
+ * with n > 1 splits has at least n * 64 keys (up to 16 rows) or n * 256 keys (17 to 64 rows), see split_keys(). */
 const int KEYS_A_ROW = 4;
 
-/* What a block computes: one key/value head of a sequence, for all query heads that share this key/value head. */
 struct group_place {
-    head_args x; /* arguments of score() for the first query head of the group */
-    int rows;    /* number of rows (queries times heads of the group); 0: a kernel of another file computes this
-                  * sequence */
-    /* all keys that rows see lie from `first` to `last` - 1; these keys are divided into `splits` (at least 1) splits
-     * of `length` keys */
+    head_args x;
+    int rows; /* number of rows (queries times heads of the group); 0: another kernel computes this sequence */
+    /* the rows see keys from `first` to `last` - 1, which are divided into `splits` (at least 1) splits of `length`
+     * keys */
     int first, last, length, splits;
-    /* index of the sequence's first row of partial results in the workspace; all rows of split 0 come first, then all
-     * rows of split 1, and so on */
+    /* the sequence's first row of partial results in the workspace: all rows of split 0, then of split 1, ... */
     int64_t saved;
 };
 
@@ -122,13 +109,12 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
     return place;
 }
 
-/* Like group_place_of(), but only for problems that are not packed and have at most FEW_ROWS rows. A kernel's first
- * copies wait for the result, so the function computes in 32 bits to be fast. It does not set members that only options
- * need. */
+/* Like group_place_of(), but only for problems that are not packed, with at most FEW_ROWS rows and no options. It
+ * computes in 32 bits, because a kernel's first copies wait for the result. */
 DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk)
 {
     const attn_geometry &g = a.g;
-    /* a window is clamped to this many keys to fit in 32 bits, which changes no result for lengths up to 2^30 */
+    /* makes a window fit in 32 bits; changes no result for lengths up to 2^30 */
     const int64_t far = INT64_C(1) << 30;
     const int group = (int)g.group, Sq = (int)g.dims.Sq, Sk = g.seqlens_k ? g.seqlens_k[b] : (int)g.dims.Sk,
               align = g.top_left ? 0 : Sk - Sq, left = (int)attn_min64(g.left, far),
@@ -153,11 +139,9 @@ DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk
 
 /* ---- Sequences with a common prefix -------------------------------------------------------------------------------
  *
- * Neighbouring sequences of a batch have their first keys in the same pages if their KV caches are forks of one cache
- * (attn_problem::prefix_keys). They share a split (a part of the keys that one block computes) under three conditions:
- * it lies wholly in those pages, it begins and ends at the same keys in each sequence, and every row sees all its keys.
- * decode_stacks() reads the keys of a shared split once for all of these sequences. Computing sequences together saves
- * time and changes no bit of a result. */
+ * Neighbouring sequences whose KV caches are forks of one cache have their first keys in the same pages
+ * (attn_problem::prefix_keys). They share a split if it lies in those pages, begins and ends at the same keys in each
+ * sequence, and every row sees all its keys. decode_stacks() reads a shared split once. */
 struct split_range {
     int first, end;
     DEVICE bool has(int index) const { return index >= first && index < end; }
@@ -176,8 +160,8 @@ DEVICE split_range splits_in_common(const cuda_args &a, const group_place &befor
     return { lo > 0 ? (int)attn_tiles(lo, place.length) : 0, (int)(hi / place.length) };
 }
 
-/* Returns the splits that sequences b and b - 1 share in a stack, a group of sequences whose common keys are read once.
- * Stacks begin at multiples of p.stack. */
+/* Returns the splits that sequences b and b - 1 share. Both must be in the same stack (sequences that are computed
+ * together); stacks begin at multiples of p.stack. */
 DEVICE split_range splits_shared(const cuda_args &a, const plan &p, int b, int hk)
 {
     if (b >= a.g.dims.B || b % p.stack == 0) return { 0, 0 };
@@ -186,14 +170,14 @@ DEVICE split_range splits_shared(const cuda_args &a, const plan &p, int b, int h
 
 /* ---- Combining two partial results ------------------------------------------------------------------------------- */
 
-/* Combines two partial results into one, relative to the larger of their maxima. Two kernels use this struct and must
- * compute the same bits, so its operations are intrinsics, whose rounding the compiler cannot change. */
+/* Combines two partial results, relative to the larger of their maxima. Two kernels must compute the same bits, so the
+ * operations are intrinsics, whose rounding the compiler cannot change. */
 struct fold {
     float m, keep, add;
     DEVICE fold(float m_before, float m_next)
     {
         m = fmaxf(m_before, m_next);
-        /* m is -inf until the row has seen a key; 0 then replaces m, because -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key; -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
         keep = exp2_fast(__fsub_rn(m_before, base));
         add = exp2_fast(__fsub_rn(m_next, base));

@@ -1,29 +1,18 @@
-/* decode_wide.cu: forward of few queries over many keys, with head sizes above 256. decode.cu explains the design: the
- * keys are divided into splits, one block computes each split, and combine_splits() adds up the results, in the same
- * order as for smaller head sizes. Splits have at most 512 keys, so that one long sequence with one key/value head
- * fills a GPU.
+/* decode_wide.cu: forward of few queries over many keys, with head sizes above 256, in splits of at most 512 keys
+ * (decode.cu explains the design).
  *
- * The sums O of 16 rows and all columns of V do not fit in one warp's registers. The warps of a block therefore divide
- * the head dimension, not the keys: each warp has WARP_CHANNELS channels (columns) of Q, K and V. A block has four
- * warps up to head size 512, eight above. Each warp multiplies its channels of Q and K for a tile of 16 keys. The block
- * adds up these scores in shared memory (add_up_scores()). Every warp then computes the same softmax, and multiplies P
- * by its own columns of V. In the diagram, "load" starts a copy of a tile to shared memory, and "wait" waits for it:
+ * The sums O of 16 rows and all columns of V do not fit in one warp's registers. The warps of a block (four up to head
+ * size 512, eight above) therefore divide the channels. For each tile of 16 keys, the block adds up the warps' scores
+ * in shared memory (add_up_scores()); every warp then computes the same softmax, and multiplies P by its own columns of
+ * V.
  *
- *     for each tile j of keys:  wait K[j];  load K[j+2]
- *                               S[warp] = Q K[j]^T over the warp's channels
- *                               S = sum of S[warp], in the order of the warps
- *                               mask;  m, l, P = softmax_step(S)
- *                               wait V[j];  load V[j+2];  O = rescale O + P V[j]  in the warp's columns
- *
- * A tile of K or V is read only once, by one block, for any head size. Problems have at most NARROW rows (queries times
- * heads of a group); wide_forward.cu and sm90/wide compute problems of more rows and packed sequences. The loader
- * converts float8 keys and values to 16-bit numbers, one number at a time (see decode.cuh). Chips whose blocks cannot
- * have decode_wide_bytes of shared memory (110 KB up to head size 512, 219 KB above) use wide_forward.cu. */
+ * Problems have at most NARROW rows (queries times heads of a group); wide_forward.cu and sm90/wide compute the others
+ * and packed sequences. Blocks need 110 KB of shared memory up to head size 512, and 219 KB above. */
 #include "decode_launch.cuh"
 
 namespace {
 
-/* The bytes of shared memory that a block needs for head sizes up to D. */
+/* bytes of shared memory of a block for head sizes up to D */
 template <int D> constexpr size_t decode_wide_bytes = shared_bytes<__half, D, true, KEYS_AS_T, copies_by_threads>();
 
 template <typename T, int D, bool SCORE_MODS, bool PAGED>

@@ -1,46 +1,16 @@
-/* f32_backward.cu: flash attention backward for float32 on tensor cores, by mma.sync, for any GPU of compute capability
- * 8.0 or above whose blocks can have enough shared memory (plan()).
+/* f32_backward.cu: flash attention backward for float32 on tensor cores by mma.sync, from compute capability 8.0 on:
+ * FlashAttention-2 (arXiv:2307.08691), Algorithm 2, with transposed scores, as in backward.cu. A float32 number is
+ * stored as two float16, and three float16 products make one float32 product (split.cuh).
  *
- * The algorithm is the same as in backward.cu (FlashAttention-2, arXiv:2307.08691, Algorithm 2, with transposed
- * scores). A float32 number is stored as a pair of float16, and three float16 products make one float32 product
- * (split.cuh). A block owns BN keys of one key/value head, whose K and V stay in shared memory. For every query head of
- * the group, the block visits the queries that see these keys, in tiles of BM. A warp owns 16 keys. Each query tile is
- * one round of the block's loop:
+ * A block owns BN keys of one key/value head, whose K and V stay in shared memory, and visits the queries that see them
+ * in tiles of BM; a warp owns 16 keys. There is only one buffer for Q and dO.
  *
- *     wait Q, dO, lse, delta
- *     S^T = K Q^T       P^T = exp(S^T - lse)              P^T stays in registers as an A operand
- *     dV += P^T dO
- *     dP^T = V dO^T     dS^T = P^T (dP^T - delta)
- *     dK += dS^T Q      dS to shared memory
- *     ---- barrier: no warp reads Q and dO any more, and the next round's Q and dO are loaded
- *     dQ = dS K         added to float32 sums in global memory
+ * Registers hold 2^15 P, so that small P stay within float16's range. dS is multiplied by a power of two that brings
+ * its upper bound near 2^14: |dS_ij| <= |dO_i| |v_j| + |delta_i| (|x|: the largest norm of a row of the tile).
  *
- * Shared memory has only one buffer for Q and dO, which are loaded while dQ is computed. A second buffer would not fit
- * beside K and V, because each number takes 32 bits.
- *
- * Registers hold 2^15 P instead of P, so that small probabilities stay within float16's range. The size of dS is not
- * known beforehand, so dS is multiplied by a power of two. The power brings the upper bound on |dS|,
- *
- *     |dS_ij| <= |dO_i| |v_j| + |delta_i|      (|x|: the largest norm of a row of the tile)
- *
- * near 2^14. Sums over rounds are float32, and the products of each round are first added up separately, from 0 on
- * (split.cuh).
- *
- * The order of the additions to dQ is not fixed, so the last bits of dQ vary from run to run. With `deterministic` no
- * block adds to sums in global memory: a second kernel computes dQ by query tiles. It recomputes S and dP, so that a
- * backward takes seven products instead of five. dK and dV are always deterministic. With head dims above 128, dK and
- * dV do not both fit in registers. One launch computes dK and another dV, so S is computed twice.
- *
- *   prepare    computes delta = rowsum(dO O) - dlse (simple.cu), and writes lse to a dense array
- *   split      converts Q, K, V and dO to planes of float16 (f32_split.cu)
- *   dkdv       the main kernel, one block per key tile
- *   finish     dQ = scale * sum; with `deterministic` the kernel dq instead, one block per query tile
- *   simple.cu  dbias, dalibi_slopes, dsinks where wanted
- *
- * finish and dq are in f32_dq.cuh.
- *
- * The functions of rows.cuh recompute tiles whose result is not finite, and compute tiles that depend on a wide tile (a
- * tile with rows whose numbers are all too small for the tile's exponent, see split.cuh). */
+ * dQ is added to float32 sums in any order; with `deterministic` a second kernel computes dQ by query tiles
+ * (f32_dq.cuh). rows.cuh computes tiles whose result is not finite, or that depend on a wide tile (with rows whose
+ * numbers are all too small for the tile's exponent, see split.cuh). */
 #include <stddef.h>
 
 #include "kernels/cuda/simple/simple.h"
@@ -48,15 +18,14 @@
 #include "recompute.h"
 #include "seen_tiles.cuh"
 
-/* The entry of the kernel table for the forward in float32; f32_forward.cu defines it. */
 extern const cuda_kernel f32_forward;
 cudaError_t f32_forward_parts(const cuda_chip *chip, cuda_args a, const split_planes &k, const split_planes &v,
                               cudaStream_t stream);
 
 namespace {
 
-/* Tile sizes for head sizes up to D: keys per block (one warp for each 16 keys), queries per tile, blocks per
- * multiprocessor. */
+/* Number of keys per block (one warp for each 16), of queries per tile, and of blocks per multiprocessor, for head
+ * sizes up to D. */
 template <int D, bool SCORE_MODS> struct tile;
 template <> struct tile<64, false> {
     static const int BN = 64, BM = 64, BLOCKS = 2;
@@ -81,24 +50,22 @@ enum { DS_ROW = 64 };
 
 template <int D, bool SCORE_MODS> struct shared {
     static const int BN = tile<D, SCORE_MODS>::BN, BM = tile<D, SCORE_MODS>::BM;
-    /* Each float32 number of K is stored as two float16 numbers, a high and a low half. The array has all high halves
-     * (plane hi), and behind them all low halves (plane lo). V, Q, dO and dS are stored in the same way. */
+    /* K is stored as two float16 numbers for each float32 number: first all high halves (plane hi), then all low halves
+     * (plane lo) */
     alignas(1024) uint16_t K[2 * BN * D];
     alignas(1024) uint16_t V[2 * BN * D];
     alignas(1024) uint16_t Q[2 * BM * D];
     alignas(1024) uint16_t dO[2 * BM * D];
-    /* dS^T, the transposed gradient of the scores: a row is a key, a column a query */
+    /* dS^T (transposed): a row is a key, a column a query */
     alignas(1024) uint16_t dS[2 * BN * DS_ROW];
     float lse2[BM], delta[BM];
-    /* for each query of the tile: the factor by which P may differ from 1 if the query sees only one key (see
-     * of_one_key()), otherwise 0 */
+    /* the factor by which P may differ from 1 if the query sees only one key (see of_one_key()), otherwise 0 */
     float one_key[BM];
     staged_queries<BM> options[SCORE_MODS ? BN / 16 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* Returns the bytes of shared memory of a block. Without options the struct's last members, `options` and `seen`, take
- * no memory. */
+/* Without options, the struct's last members (`options`, `seen`) take no memory. */
 template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 {
     typedef shared<D, SCORE_MODS> Shared;
@@ -107,8 +74,8 @@ template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 
 /* ---- The kernel that computes dK, dV and the sums of dQ ---------------------------------------------------------- */
 
-/* Returns the number of tiles of BM queries in which at least one query sees one of the BN keys from key j0 on. `first`
- * becomes the first of these tiles. */
+/* Returns the number of tiles of BM queries that see at least one of the keys j0 to j0 + BN - 1. `first` becomes the
+ * first of these tiles. */
 template <int BN, int BM>
 DEVICE int query_tiles_of(const attn_geometry &g, const attn_sequence &sequence, int j0, int &first)
 {
@@ -119,8 +86,7 @@ DEVICE int query_tiles_of(const attn_geometry &g, const attn_sequence &sequence,
     return max((int)attn_tiles(highest.hi, BM) - first, 0);
 }
 
-/* Multiplies the sums of dK or dV by `factor`, so that they become the results. Returns whether every result is
- * finite. */
+/* Returns whether all results are finite. */
 template <int DT> DEVICE bool scale_sums(float (&x)[DT][4], float factor)
 {
     bool is_finite = true;
@@ -134,7 +100,6 @@ template <int DT> DEVICE bool scale_sums(float (&x)[DT][4], float factor)
     return is_finite;
 }
 
-/* Writes a warp's 16 rows of dS^T to shared memory, as two float16 parts hi and lo. */
 template <int BN, int KK>
 DEVICE void stage_ds(uint16_t *dS, const uint32_t (&hi)[KK][4], const uint32_t (&lo)[KK][4], int warp, int lane)
 {
@@ -148,8 +113,8 @@ DEVICE void stage_ds(uint16_t *dS, const uint32_t (&hi)[KK][4], const uint32_t (
         }
 }
 
-/* Computes dS K over the block's keys, and adds it to the float32 sums of dQ of a query tile. Each warp computes 16 of
- * the queries and some of the columns. */
+/* Computes dS K over the block's keys, and adds it to the float32 sums of dQ of a query tile. Each warp has 16 queries
+ * and some columns. */
 template <int D, bool SCORE_MODS>
 DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, float dq_unit, int warp, int lane)
 {
@@ -176,8 +141,6 @@ DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, float dq_unit, int wa
     }
 }
 
-/* Stores a warp's 16 rows of dk or dv, from key `first` of the sequence on, if the problem requests this gradient. Rows
- * at or past `end` do not exist. */
 template <int DT>
 DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, int hk, int64_t start, int first, int end,
                        int width, int lane)
@@ -195,9 +158,8 @@ DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, in
     }
 }
 
-/* A round (iteration of the block's loop) computes one tile of queries. The loop visits tiles `first` to `first` +
- * `tiles` - 1 of query head h, then the same tiles of head h + 1, and so on. With options, the block skips rounds
- * without a visible pair. */
+/* A round (iteration of the block's loop) computes one tile of queries: tiles `first` to `first` + `tiles` - 1 of query
+ * head h, then the same tiles of head h + 1, ... */
 struct query_round {
     int n, h, row_tile;
 };
@@ -210,7 +172,6 @@ struct query_rounds {
         if (++r.row_tile == first + tiles) r.h++, r.row_tile = first;
         return r;
     }
-    /* Returns round n (a tile of queries of one head), counted over all heads; n may lie past the last round. */
     DEVICE query_round listed(int n) const { return { n, h + n / max(tiles, 1), first + n % max(tiles, 1) }; }
 };
 
@@ -225,7 +186,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* Find the block's keys. In a packed problem the tiles of sequence b begin with tile number cu_k[b] / BN + b. */
+    /* In a packed problem the key tiles of sequence b begin with number cu_k[b] / BN + b. */
     const int key_tile = a.first_tile + (int)blockIdx.x;
     int b = blockIdx.z, j0 = key_tile * BN;
     if (g.dims.packed) {
@@ -234,7 +195,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     }
     const int hk = blockIdx.y;
     const attn_sequence sequence = attn_sequence_of(&g, b);
-    /* number of rows of dk to write; rows at or past the length in seqlens_k are written as zeros */
+    /* number of rows of dk to write; those past the length in seqlens_k become zeros */
     const int Sk_all = g.dims.packed ? (int)sequence.Sk : (int)g.dims.Sk;
     if (j0 >= Sk_all) return;
     const int Sk = (int)sequence.Sk, Sq = (int)sequence.Sq;
@@ -242,7 +203,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     int first = 0;
     const int tiles = query_tiles_of<BN, BM>(g, sequence, j0, first), rounds = tiles * (int)g.group;
 
-    /* K and V have the same tiles, so k_tile is also the index of the tile of V */
+    /* k_tile is also the index of the tile of V, because K and V have the same tiles */
     const int64_t k_tile = split_tile_of(planes.k, b, hk, sequence.k_start) + j0 / SPLIT_ROWS;
     load_planes<D, BN, THREADS>(sm.K, planes.k.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     load_planes<D, BN, THREADS>(sm.V, planes.v.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
@@ -265,8 +226,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         load_planes<D, BM, THREADS>(sm.Q, planes.q.data + from, i0 % SPLIT_ROWS);
         load_planes<D, BM, THREADS>(sm.dO, planes.dout.data + from, i0 % SPLIT_ROWS);
         cp_async_commit();
-        /* Load lse in base 2 and delta of the tile's queries. If a query does not exist or sees no key, its lse is set
-         * to +inf, which makes its probabilities 0. */
+        /* a query that does not exist or sees no key gets an lse of +inf, which makes its P 0 */
         if (threadIdx.x < BM) {
             const int i = i0 + (int)threadIdx.x;
             const int64_t at = b * a.lse_batch + h * a.lse_head + sequence.q_start + i;
@@ -280,7 +240,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     if (now.n < rounds) fetch(now.h, now.row_tile);
     cp_async_commit();
 
-    /* addresses of this lane's operands: K and V by rows; Q and dO by rows for S and dP, by columns for dK and dV */
+    /* this lane's operands: K and V by rows; Q and dO by rows for S and dP, by columns for dK and dV */
     uint32_t k_at = by_16<D>(sm.K, lane) + warp * 32 * D, v_at = by_16<D>(sm.V, lane) + warp * 32 * D,
              q_at = by_8<D>(sm.Q, lane), o_at = by_8<D>(sm.dO, lane);
     uint32_t q_columns_at = by_16<D>(sm.Q, lane), o_columns_at = by_16<D>(sm.dO, lane);
@@ -300,22 +260,22 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         /* after this barrier the tile's queries have arrived, and no thread reads dS of the previous tile */
         const bool any_one_key = __syncthreads_or(has_one_key);
 
-        /* Compute the scores S^T = K Q^T. */
+        /* S^T = K Q^T */
         float rows_of_S[1][NT][4], (&S)[NT][4] = rows_of_S[0];
         opaque(k_at);
         opaque(q_at);
         multiply_rows<D, 1, BM, BN, true>(rows_of_S, k_at, q_at);
 
-        /* Apply masks and options. Element e of a thread's n-th block of accumulators is the pair of query i0 + 8 n + 2
-         * (lane % 4) + e % 2 and key j0 + 16 warp + 8 (e / 2) + lane / 4. */
+        /* element e of a thread's n-th block of accumulators is the pair of query i0 + 8 n + 2 (lane % 4) + e % 2 and
+         * key j0 + 16 warp + 8 (e / 2) + lane / 4 */
         const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
-        const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* c must not be 0, because 0 * -inf would be NaN */
+        const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* c must not be 0, because 0 * -inf is NaN */
         if (SCORE_MODS) {
             const head_args x = head_args_of(a, b, h);
             apply_options(S, sm.options[warp], a, s, x, limit, Sq, i0, j0 + warp * 16, unit, sm.lse2, P_BITS, lane);
         } else hide_hidden_queries<BM>(S, limit, Sk, i0, j0 + warp * 16, lane);
 
-        /* The loop turns S into P, stored as 2^P_BITS exp(S - lse) so that small P stay within the range of float16. */
+        /* P is stored as 2^P_BITS exp(S - lse), so that small P stay within float16's range */
         float top_delta = 0;
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
@@ -332,7 +292,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         }
         uint32_t ah[NT / 2][4], al[NT / 2][4];
 
-        /* Add this tile's terms to the gradient of V: dV += P^T dO. */
+        /* dV += P^T dO */
         if (PARTS & DV) {
             const float dv_unit = power_of_two(-o_stats.exponent) * P_UNIT;
             if (SCORE_MODS && a.drop_below) {
@@ -352,13 +312,13 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         }
 
         if (PARTS & DK) {
-            /* Compute the gradient of the probabilities, dP^T = V dO^T. */
+            /* dP^T = V dO^T */
             float rows_of_dP[1][NT][4], (&dP)[NT][4] = rows_of_dP[0];
             opaque(v_at);
             opaque(o_at);
             multiply_rows<D, 1, BM, BN>(rows_of_dP, v_at, o_at);
 
-            /* Compute dS = P (dP - delta), multiplied by 2^exponent, so that it fits in float16's range. */
+            /* dS = P (dP - delta), times 2^exponent to fit in float16's range */
             for (int r = lane; r < BM; r += 32) top_delta = fmaxf(top_delta, fabsf(sm.delta[r]));
             top_delta = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(top_delta)));
             const float o_unit = power_of_two(-o_stats.exponent), v_unit = power_of_two(-v_stats.exponent);
@@ -381,14 +341,14 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                 }
             }
 
-            /* Add this tile's terms to the gradient of K: dK += dS^T Q. Also write dS^T to shared memory, for dQ. */
+            /* dK += dS^T Q; dS^T also goes to shared memory, for dQ */
             const float q_unit = power_of_two(-exponent) * power_of_two(-q_stats.exponent);
             split_fragments<BM>(ah, al, dP);
             if (want_dq) stage_ds<BN>(sm.dS, ah, al, warp, lane);
             opaque(q_columns_at);
             add_products_of_columns<D, BM>(dK, ah, al, q_columns_at, q_unit);
 
-            __syncthreads(); /* after this barrier dS is complete, and no thread reads the tile's Q and dO any more */
+            __syncthreads(); /* after this barrier dS is complete, and no thread reads Q and dO */
             if (next.n < rounds) fetch(next.h, next.row_tile);
 
             if (want_dq) {
@@ -397,8 +357,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                        power_of_two(-exponent) * power_of_two(-k_stats.exponent), warp, lane);
             }
         } else {
-            __syncthreads(); /* after this barrier no thread reads the tile's Q and dO, which the next copies may
-                              * overwrite */
+            __syncthreads(); /* after this barrier no thread reads Q and dO */
             if (next.n < rounds) fetch(next.h, next.row_tile);
         }
     }
@@ -427,9 +386,8 @@ static_assert(tile<64, false>::BM == tile<128, false>::BM && tile<128, true>::BM
 
 const attn_tensor_id split_ids[] = { ATTN_T_q, ATTN_T_k, ATTN_T_v, ATTN_T_dout };
 
-/* The parts of the workspace. They lie in this order: lse and delta; float32 sums of dQ; planes (hi and lo of q, k, v
- * and dout). If the client has not given out and lse, a forward recomputes them, and out, lse and the workspace of that
- * forward follow. */
+/* The parts of the workspace, in this order: lse and delta; float32 sums of dQ; planes (hi and lo of q, k, v and dout).
+ * If the client gave no out and lse, these two and the workspace of the forward that computes them follow. */
 struct parts {
     size_t rows, sums, planes, out, lse, forward, total;
 };
@@ -445,8 +403,6 @@ size_t lay_out(const attn_dims &d, void *memory, split_planes (&planes)[4])
     return total;
 }
 
-/* Returns the sizes of the workspace's parts. `forward` is the number of bytes that the forward of out and lse needs,
- * or 0 if the client has given out and lse. */
 parts parts_of(const attn_plan *plan, size_t forward)
 {
     const attn_geometry &g = plan->geometry;
@@ -518,7 +474,6 @@ cudaError_t launch_width(const cuda_chip *chip, const cuda_args &a, const backwa
                    : launch_variant<D, false>(chip, a, planes, s, sums, stream);
 }
 
-/* Returns the bytes of shared memory that the backward's kernels need: the maximum over the kernels. */
 template <int D, bool SCORE_MODS> size_t most_shared(bool deterministic)
 {
     const size_t dkdv = shared_bytes<D, SCORE_MODS>(), dq = deterministic ? sizeof(shared_dq<D, SCORE_MODS>) : 0;
@@ -546,8 +501,6 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return true;
 }
 
-/* prepare_tiles() computes what the main kernel reads: delta, lse, and the float16 parts of q, k, v and dout.
- * launch_tiles() then launches the main kernel on those tiles that chip->share selects. */
 cudaError_t prepare_tiles(const cuda_chip *chip, const cuda_args &a, const backward_planes &planes, const saved &s,
                           float *sums, size_t sums_bytes, cudaStream_t stream)
 {
@@ -585,7 +538,7 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     at += w.sums;
     lay_out(a.g.dims, at, planes);
     at += w.planes;
-    if (!plan->problem->out.rank) { /* the client has not given out and lse, so a forward computes them first */
+    if (!plan->problem->out.rank) {
         recomputed_forward forward;
         if (!plan_recomputed(&forward, f32_forward, chip, plan, at, at + w.out)) return cudaErrorInvalidConfiguration;
         code = in_shares(chip, tile_seconds(chip, &forward.plan), [&](const cuda_chip *part) {

@@ -1,6 +1,5 @@
-/* f32_dq.cuh: code of f32_backward.cu that computes dQ: the kernel `finish`, which computes dQ from the sums to which
- * all blocks of keys have added, and the kernel `dq`, which with `deterministic` computes dQ by query tiles. Code that
- * `dq` and the kernel of dK and dV (dkdv) share is also here. */
+/* f32_dq.cuh: how f32_backward.cu computes dQ: f32_finish_dq() from the sums of all blocks of keys, or with
+ * `deterministic` f32_dq_tiles() by query tiles; and code that these share with the kernel of dK and dV. */
 #ifndef ATTN_SM80_F32_DQ_CUH
 #define ATTN_SM80_F32_DQ_CUH
 
@@ -16,8 +15,8 @@ struct backward_planes {
     split_planes q, k, v, dout;
 };
 
-/* Returns the address of a query tile's float32 sums of dQ. The sums are blocks of 16 rows x 8 columns. A block is
- * stored in the order in which the lanes of a warp hold it ([4][32 lanes]). The blocks of 16 rows follow each other. */
+/* Returns the address of a query tile's float32 sums of dQ: blocks of 16 rows x 8 columns, each in the order in which a
+ * warp holds it ([4][32 lanes]). */
 template <int D, int BM> DEVICE float *sums_of(float *sums, const cuda_args &a, const head_args &x, int query_tile)
 {
     const int64_t tiles = a.g.dims.packed ? a.g.dims.total_q / BM + a.g.dims.B : attn_tiles(a.g.dims.Sq, BM);
@@ -26,13 +25,13 @@ template <int D, int BM> DEVICE float *sums_of(float *sums, const cuda_args &a, 
     return sums + (head * tiles + slot + query_tile) * BM * D;
 }
 
-/* Computes sum += unit * A B. A is 16 rows, in registers as fragments. B is a tile of ROWS rows and D columns in shared
- * memory; `b` is the tile's address, as by_16() returns it. */
+/* Computes sum += unit * A B. A is 16 rows in registers; B is a tile of ROWS rows and D columns in shared memory, at
+ * the address `b` from by_16(). */
 template <int D, int ROWS>
 DEVICE void add_products_of_columns(float (&sum)[D / 8][4], const uint32_t (&ah)[ROWS / 16][4],
                                     const uint32_t (&al)[ROWS / 16][4], uint32_t b, float unit)
 {
-    /* number of pairs of column blocks (8 columns each) that are multiplied at a time: as many as fit in registers */
+    /* number of pairs of 8-column blocks that are multiplied at a time: as many as fit in registers */
     const int PAIRS = D == 64 ? 4 : D == 128 ? 2 : 1;
 #pragma unroll
     for (int dt = 0; dt < D / 8; dt += 2 * PAIRS) {
@@ -50,9 +49,8 @@ DEVICE void add_products_of_columns(float (&sum)[D / 8][4], const uint32_t (&ah)
     }
 }
 
-/* Stores two neighbouring floats, columns d and d + 1, of a row of `width` columns. Columns at or past `width` are not
- * stored. `pairs` is true if rows are 8-byte aligned and `width` is even, so that one instruction can store both
- * floats. */
+/* Stores columns d and d + 1 of a row of `width` columns. `pairs`: rows are 8-byte aligned and `width` is even, so one
+ * instruction stores both. */
 DEVICE void store_two(float *row, int d, int width, bool pairs, float x, float y)
 {
     if (pairs && d < width) *(float2 *)(row + d) = make_float2(x, y);
@@ -66,9 +64,8 @@ DEVICE bool starts_on_pairs(const attn_view &view, const float *row, int64_t wid
     return width % 2 == 0 && view.row % 2 == 0 && (uint64_t)row % 8 == 0;
 }
 
-/* Returns `p`, a probability times 2^P_BITS, with one correction: if the query sees only one key, and P differs from 1
- * by at most the factor `slack`, the probability becomes exactly 1. `slack` is e to the power of one_key_slack(lse) for
- * a row that sees only one key, and 0 for any other row. */
+/* Returns `p`, which is P times 2^P_BITS, with one correction: if the query sees only one key, and P differs from 1 by
+ * at most the factor `slack`, P becomes exactly 1. `slack` is 0 for queries with several keys. */
 DEVICE float of_one_key(float p, float slack)
 {
     const float unit = 1 / P_UNIT;
@@ -84,9 +81,9 @@ DEVICE int exponent_for(float bound)
 
 /* ---- The kernel that computes dQ from its sums ------------------------------------------------------------------- */
 
-/* Returns whether the tile of queries from query i0 on is wide, or sees a wide tile of k or v. The float32 numbers of a
- * tile (128 rows) are stored as float16 numbers that share one exponent. A tile is wide if it has a row whose numbers
- * are all too small for this exponent (split.cuh). All threads of the block must call this. */
+/* Returns whether the query tile from i0 on is wide, or sees a wide tile of k or v. A tile is wide if it has a row
+ * whose numbers are all too small for the exponent that its 128 rows share (split.cuh). All threads of the block call
+ * it. */
 DEVICE bool sees_wide(const cuda_args &a, const backward_planes &planes, const head_args &x, int i0, attn_range seen)
 {
     const int64_t k_tile = split_tile_of(planes.k, x.b, x.hk, x.s.k_start);
@@ -96,7 +93,6 @@ DEVICE bool sees_wide(const cuda_args &a, const backward_planes &planes, const h
     return k || v || planes.q.stats[q_tile].wide;
 }
 
-/* Computes dq from the float32 sums, and writes its rows. One block computes one query tile of one head. */
 template <int D, int BM>
 __global__ void __launch_bounds__(128)
     f32_finish_dq(const __grid_constant__ cuda_args a, const __grid_constant__ backward_planes planes, saved s,
@@ -170,8 +166,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     uint32_t q_at = by_16<D>(sm.Q, lane) + warp * 32 * D, o_at = by_16<D>(sm.dO, lane) + warp * 32 * D;
     uint32_t k_at = by_8<D>(sm.K, lane), v_at = by_8<D>(sm.V, lane), k_columns_at = by_16<D>(sm.K, lane);
     float lse2[2], delta[2], dQ[DT][4] = {}, top_delta = 0;
-    /* For each of the thread's two rows: the factor by which P of a row with only one key may differ from 1 through
-     * rounding of lse (see of_one_key()); 0 if the row sees several keys. */
+    /* the factor by which P may differ from 1 in a row that sees only one key (see of_one_key()); otherwise 0 */
     float one_key[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -187,9 +182,9 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     const bool any_one_key = __any_sync(0xffffffff, one_key[0] + one_key[1] > 0);
     const float drop_scale = SCORE_MODS && a.drop_below ? a.drop_scale : 1, o_unit = power_of_two(-o_stats.exponent);
     int j = first;
-    const auto above = [&](int n) { /* returns the next tile of keys after tile n that has a visible pair */
-                                    if constexpr (SCORE_MODS) return seen_tile_above(sm.visible, n, last);
-                                    else return n + 1;
+    const auto above = [&](int n) {
+        if constexpr (SCORE_MODS) return seen_tile_above(sm.visible, n, last);
+        else return n + 1;
     };
     if constexpr (SCORE_MODS) {
         const int end = (int)attn_min64(i0 + BM, x.s.Sq);
@@ -199,7 +194,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     for (; j < last; j = above(j)) {
         const int64_t t = k_tile + j * BN / SPLIT_ROWS;
         const split_stats k_stats = planes.k.stats[t], v_stats = planes.v.stats[t];
-        __syncthreads(); /* after this barrier no thread reads the previous tile, so the next copy may overwrite it */
+        __syncthreads(); /* after this barrier no thread reads the previous tile */
         load_planes<D, BN, THREADS>(sm.K, planes.k.data + t * 2 * SPLIT_ROWS * D, j * BN % SPLIT_ROWS);
         load_planes<D, BN, THREADS>(sm.V, planes.v.data + t * 2 * SPLIT_ROWS * D, j * BN % SPLIT_ROWS);
         cp_async_commit();
@@ -251,7 +246,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
             }
         if (SCORE_MODS) __syncwarp();
 
-        /* Add the part of dQ that comes from this tile of keys: dQ += dS K. */
+        /* dQ += dS K */
         uint32_t ah[NT / 2][4], al[NT / 2][4];
         split_fragments<BN>(ah, al, S);
         opaque(k_columns_at);

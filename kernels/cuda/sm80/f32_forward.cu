@@ -1,25 +1,20 @@
-/* f32_forward.cu: flash attention forward for float32 on tensor cores, by mma.sync, for any GPU from compute capability
- * 8.0 on.
+/* f32_forward.cu: flash attention forward for float32 on tensor cores by mma.sync, from compute capability 8.0 on:
+ * FlashAttention-2 (arXiv:2307.08691), Algorithm 1, as in forward.cu. A float32 number is stored as a pair of float16
+ * numbers, and three float16 products make one float32 product, with about float32's error (split.cuh). A kernel that
+ * runs first splits K and V; each block splits its rows of Q, and P in registers.
  *
- * The algorithm is the same as in forward.cu (FlashAttention-2, arXiv:2307.08691, Algorithm 1). A float32 number is
- * stored as a pair of float16 numbers, and three float16 products make one float32 product. split.cuh explains this
- * method, whose error is about as large as that of float32 arithmetic. A kernel that runs first splits K and V into
- * pairs. Each block splits its rows of Q, and P in registers. Softmax, O and lse are float32.
- *
- * Registers hold 2^15 P instead of P, and 2^15 l instead of l, so that small probabilities stay within float16's range.
- *
- * If a row sees only one key, out is a bitwise copy of the key's row of v. Numbers that are not finite are handled as
- * in forward.cu: the block recomputes its tile with zeros in their place, and the functions of rows.cuh compute the
- * rows that see such a number. If a tile that a block reads is wide (has rows whose numbers are all too small for the
- * tile's exponent, see split.cuh), the functions of rows.cuh compute all rows of the block. */
+ * Registers hold 2^15 P and 2^15 l, so that small P stay within float16's range. If a row sees only one key, out is a
+ * bitwise copy of the key's row of v. Numbers that are not finite are handled as in forward.cu. rows.cuh computes all
+ * rows of a block that reads a wide tile (with rows whose numbers are all too small for the tile's exponent, see
+ * split.cuh). */
 #include "forward_steps.cuh"
 #include "seen_tiles.cuh"
 #include "split.cuh"
 
 namespace {
 
-/* Tile sizes for head sizes up to D: MT blocks of 16 rows per warp, BN keys per tile, warps per block, blocks per
- * multiprocessor. */
+/* Number of blocks of 16 rows per warp, keys per tile, warps per block, and blocks per multiprocessor, for head sizes
+ * up to D. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int MT = 2, BN = 64, WARPS = 4, BLOCKS = 2;
@@ -31,8 +26,7 @@ template <> struct tile<256> {
     static const int MT = 1, BN = 32, WARPS = 8, BLOCKS = 1;
 };
 
-/* The shape of a block. With options (softcap, bias, masks, ...) each warp computes only one block of 16 rows, because
- * the options take many registers. */
+/* With options (softcap, bias, masks, ...), which take many registers, a warp computes only 16 rows. */
 template <int D, bool SCORE_MODS_> struct shape {
     static const bool SCORE_MODS = SCORE_MODS_;
     static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = tile<D>::BN, MT = SCORE_MODS ? 1 : tile<D>::MT;
@@ -41,8 +35,8 @@ template <int D, bool SCORE_MODS_> struct shape {
 };
 
 template <int D, bool SCORE_MODS> struct shared {
-    /* Each float32 number of Q is stored as two float16 numbers, a high and a low half. The array has all high halves
-     * (plane hi), and behind them all low halves (plane lo). K and V are stored in the same way. */
+    /* Q is stored as two float16 numbers for each float32 number: first all high halves (plane hi), then all low halves
+     * (plane lo) */
     alignas(1024) uint16_t Q[2 * shape<D, SCORE_MODS>::BM * D];
     alignas(1024) uint16_t K[2 * shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[2 * shape<D, SCORE_MODS>::BN * D];
@@ -50,11 +44,11 @@ template <int D, bool SCORE_MODS> struct shared {
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* P is stored as 2^P_BITS times the probability, and l is the sum of this P. P_UNIT is 2^-P_BITS. */
+/* P is stored as 2^P_BITS times the probability; l is the sum of this P. P_UNIT is 2^-P_BITS. */
 const float P_BITS = 15, P_UNIT = 1.0f / 32768;
 
-/* Returns the maximum m of a row, rounded to a multiple of 1/16 (maxima above 2^18: to a coarser multiple). Adding
- * P_BITS = 15 to a rounded maximum is then exact. Huge maxima are not rounded: see in_base_2(). */
+/* Rounds a row's maximum m to a multiple of 1/16 (above 2^18: coarser), so that adding P_BITS = 15 is exact. Huge
+ * maxima stay: see in_base_2(). */
 DEVICE float rounded(float m)
 {
     const float y = __fadd_rn(__fadd_rn(m, 786432.0f), -786432.0f);
@@ -65,9 +59,9 @@ struct forward_planes {
     split_planes k, v;
 };
 
-/* Splits the block's rows of Q into high and low float16 halves (planes hi and lo) in shared memory. All BM rows are
- * multiplied by one power of two, 1 / q_unit. No score is larger than score_bound times the largest number of K. If
- * some rows of Q have only small numbers ("wide", see split.cuh), score_bound is 16 times larger than necessary. */
+/* Splits the block's rows of Q into float16 halves (planes hi and lo) in shared memory, all multiplied by one power of
+ * two, 1 / q_unit. No score exceeds score_bound times the largest number of K. If some rows of Q have only small
+ * numbers ("wide", see split.cuh), score_bound is 16 times larger. */
 template <int D, bool SCORE_MODS>
 DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const tile_place &place, float &q_unit,
                           float &score_bound)
@@ -91,20 +85,18 @@ DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const t
     score_bound = top * (float)a.g.dims.D * fabsf(place.x.scale) * (is_wide(top, least) ? 16 : 1);
 }
 
-/* Takes one step of the online softmax. S becomes P, which here is the probability times 2^(P_BITS - shift). `shift` is
- * above 0 only for tiles of V with small numbers. `c` converts a score in S to base 2. `rescale` becomes the factor for
- * O. With options, P is multiplied by 2^(P_BITS - shift) at the end; P_BITS - shift cannot be added to the exponent,
- * because next to a huge score rounding would lose it. */
+/* One step of the online softmax: S becomes P times 2^(P_BITS - shift); `shift` is above 0 only for tiles of V with
+ * small numbers. `c` converts a score to base 2, and `rescale` becomes the factor for O. With options, P is multiplied
+ * by this power of two at the end, because next to a huge score an exponent would lose it. */
 template <bool SCORE_MODS, int NT>
 DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&rescale)[2], float c, int shift)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        /* m is the maximum in base 2. The factor c converts scores to base 2; with options c is 1, because in_base_2()
-         * has converted the scores already. */
+        /* m is in base 2; with options c is 1, because in_base_2() has converted the scores */
         const float m = fmaxf(row.m, rounded(largest_of_row(S, half) * c));
-        /* m is -inf until the row has seen a key; 0 then replaces m, because -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key; -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
         const float factor = exp2_fast(row.m - base), offset = SCORE_MODS ? -base : P_BITS - (float)shift - base;
         float sum = exponents_of_row(S, half, c, offset);
@@ -130,7 +122,7 @@ template <int MT, int DT> DEVICE void multiply(float (&O)[MT][DT][4], float fact
             for (int e = 0; e < 4; e++) O[mt][dt][e] *= factor;
 }
 
-/* Adds up l over the four lanes that share a row, and divides O by the sum. Returns whether all of O is finite. */
+/* Adds up l over the four lanes that share a row, and divides O by it. Returns whether all of O is finite. */
 template <bool SCORE_MODS, int DT>
 DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, float o_unit)
 {
@@ -153,8 +145,8 @@ DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, 
     return is_finite;
 }
 
-/* Writes ROWS rows of out from shared memory to global memory, beginning with row `first` of the block's tile. If
- * `copies` is true, a row that sees only one key becomes an exact copy of that key's row of v. */
+/* Writes ROWS rows of out from shared memory, beginning with row `first` of the block's tile. `copies`: a row that sees
+ * only one key becomes an exact copy of the key's row of v. */
 template <int D, int ROWS>
 DEVICE void store_rows_or_values(const cuda_args &a, const head_args &x, const float *staged, int q0, int first,
                                  const limits &limit, bool copies, int lane)
@@ -206,14 +198,12 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     int last = (int)attn_tiles(seen.hi, BN); /* at least one row sees keys of the tiles `first` to `last` - 1 */
     last = last_tile<SCORE_MODS, BN, THREADS>(a, (int)place.x.b, (int)place.x.h, q0, (int)rows_end, first, last,
                                               sm.seen);
-    /* All rows see all keys of tiles free_first to free_last - 1, so these tiles need no test for causal or window. */
+    /* all rows see all keys of the tiles free_first to free_last - 1 */
     const int free_first = (int)attn_tiles(open.lo, BN), free_last = (int)(open.hi / BN);
 
-    /* index of the head's first tile, which is the same for K and V (32 bits suffice, because 2^31 tiles would take
-     * 2^46 bytes) */
+    /* index of the head's first tile of K and V; 32 bits suffice, because 2^31 tiles would take 2^46 bytes */
     const int k_tile = (int)split_tile_of(planes.k, place.x.b, place.x.hk, place.x.s.k_start);
 
-    /* Loads tile j of K or V, which has been split into high and low float16 halves. */
     auto load = [&](uint16_t *to, const split_planes &from, int j) {
         load_planes<D, BN, THREADS>(to, from.data + (int64_t)(k_tile + j * BN / SPLIT_ROWS) * (2 * SPLIT_ROWS * D),
                                     j * BN % SPLIT_ROWS);
@@ -224,19 +214,17 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     float q_unit, score_bound;
     split_queries<D, SCORE_MODS>(sm, a, place, q_unit, score_bound);
 
-    bool clean = false; /* true in the second pass of the loop, in which zeros replace infinities and NaN of V */
-    /* true: numbers of a tile differ too much in size to be split into float16 halves, so forward_row() computes all
-     * rows of the block */
+    bool clean = false; /* true: the second pass of the loop, where zeros replace infinities and NaN of V */
+    /* true: numbers of a tile differ too much in size for float16 halves, so forward_row() computes all rows of the
+     * block */
     bool wide = false;
 again:
-    /* O is the sum of P V times 2^o_exponent. Each tile of V is stored times 2^exponent with its own exponent, and
-     * o_exponent is the smallest of these exponents so far. */
+    /* O is the sum of P V times 2^o_exponent; o_exponent is the smallest exponent of the tiles of V so far */
     int o_exponent = 126;
     float O[MT][DT][4];
     softmax_row rows[MT][2];
     const float sink = sink_in_base_2(sink_of(a, place.x.h)), sink_m = rounded(sink),
-                /* scale_log2 times 2^-exponent of the tile of K is the factor that converts a score in S to base 2 */
-        scale_log2 = place.x.scale * LOG2E * q_unit;
+                scale_log2 = place.x.scale * LOG2E * q_unit;
     begin_rows(O, rows, sink_m, sink != -CUDART_INF_F && lane % 4 == 0 ? exp2_fast(sink - sink_m) * (1 / P_UNIT) : 0);
 
     uint32_t q_at = by_16<D>(sm.Q, lane) + warp * MT * 32 * D, k_at = by_8<D>(sm.K, lane), v_at = by_16<D>(sm.V, lane);
@@ -244,13 +232,11 @@ again:
     for (int j = last - 1, next; j >= first; j = next) {
         const split_stats ks = planes.k.stats[k_tile + j * BN / SPLIT_ROWS],
                           vs = planes.v.stats[k_tile + j * BN / SPLIT_ROWS];
-        /* Tensor cores cannot compute scores above 2^22, because rounding errors of such scores are so large that P
-         * could exceed float16's range. If a tile of K or Q is wide (has rows with only small numbers, see split.cuh),
-         * the limit is 16 times lower, to keep the absolute error of scores small. For Q, score_bound contains the
-         * factor 16. */
+        /* Above 2^22, rounding errors of scores are so large that P could exceed float16's range. For wide tiles (with
+         * rows of only small numbers, see split.cuh) the limit is 16 times lower, to keep the absolute error small. For
+         * Q, score_bound contains the factor 16. */
         wide |= vs.wide || !(score_bound * ks.top < (ks.wide ? 1 << 18 : 1 << 22));
-        /* If a tile of V has a larger exponent than O (its numbers are smaller), its P is divided by 2^shift, so that O
-         * keeps its exponent. In most problems all tiles of V have the same exponent, and shift is 0. */
+        /* P is divided by 2^shift if the tile of V has smaller numbers (a larger exponent) than O; shift is mostly 0 */
         int shift = vs.top > 0 ? vs.exponent - o_exponent : 0;
         float o_rescale = 1;
         if (shift < 0) {
@@ -260,19 +246,18 @@ again:
         }
         wide |= shift > 16;
         cp_async_wait<0>();
-        /* after this barrier K[j] has arrived, and no thread reads the previous tile of V, which the next copy may
-         * overwrite */
+        /* after this barrier K[j] has arrived, and no thread reads the previous tile of V */
         __syncthreads();
         load(sm.V, planes.v, j);
 
-        /* True if at least one row of this warp sees a key of the tile. Warps with two 16-row blocks have too few
-         * registers for this test, so for them it is always true. */
+        /* true: a row of this warp sees a key of the tile; always true with MT == 2, where registers are too few for
+         * the test */
         const int w0 = q0 + warp * MT * 16;
         const bool active = MT == 2 || (j * BN < w0 + MT * 16 - 1 + limit.hi && (j + 1) * BN > w0 + limit.lo);
         uint32_t ph[MT][NT / 2][4], pl[MT][NT / 2][4];
         float rescale[MT][2];
         if (active) {
-            float S[MT][NT][4]; /* the scores of this tile: Q K^T */
+            float S[MT][NT][4];
             opaque(q_at);
             opaque(k_at);
             multiply_rows<D, MT, BN, BM>(S, q_at, k_at);
@@ -280,7 +265,7 @@ again:
 
             change_or_hide<Shape>(S, sm.way, a, place.x, limit, place.x.s.Sq, q0, j, j < free_first || j >= free_last,
                                   q_unit * k_unit);
-            /* c must not be 0, because 0 times a score of -inf would be NaN */
+            /* c must not be 0, because 0 * -inf is NaN */
             const float c = SCORE_MODS ? 1 : fmaxf(scale_log2 * k_unit, 1.2e-38f);
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) {
@@ -294,15 +279,14 @@ again:
         }
 
         cp_async_wait<0>();
-        /* after this barrier V[j] has arrived, and no thread reads K[j], which the next copy may overwrite */
+        /* after this barrier V[j] has arrived, and no thread reads K[j] */
         __syncthreads();
-        /* only the high halves of V are cleared, because the low half of a number that is not finite is 0 already */
+        /* clears only the high halves of V, because the low half of a number that is not finite is 0 already */
         if (clean) clear_not_finite<__half, Shape, D>(sm.V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) load(sm.K, planes.k, next);
 
-        /* O = rescale O + P V. The loop computes PAIRS pairs of 8-column blocks at a time, as many as fit in
-         * registers. */
+        /* O = rescale O + P V, for as many pairs of 8-column blocks at a time as fit in registers */
         const int PAIRS = D == 256 ? 1 : 2;
         if (!active) {
             if (o_rescale != 1) multiply(O, o_rescale);
@@ -331,8 +315,7 @@ again:
         }
     }
 
-    /* Compute out = O / l and lse = m + ln l. The block's tile is found once more, because the loop has no registers to
-     * keep it. */
+    /* out = O / l, lse = m + ln l. The block's tile is found again to save registers in the loop. */
     unsigned block = blockIdx.x;
     asm volatile("" : "+r"(block));
     const tile_place home = tile_place_of<BM>(a, block);
@@ -355,8 +338,8 @@ again:
         store_parts<Shape>(a, x, q0, rows);
         return;
     }
-    /* Rows of out go to global memory through the shared memory of Q, where rows of D floats just fit. A warp reads
-     * only rows that it wrote itself. Piece c (eight floats) of row r is stored as piece c ^ (r % 8) of the row. */
+    /* Rows of out pass through the shared memory of Q, where rows of D floats just fit. A warp reads only rows that it
+     * wrote. Piece c (eight floats) of row r is at piece c ^ (r % 8). */
     float *const staged = reinterpret_cast<float *>(sm.Q);
     __syncthreads();
     for_own_rows<Shape>([&](int mt, int half, int r) {
@@ -367,7 +350,6 @@ again:
                                                                             O[mt][dt][half * 2 + 1]);
     });
     __syncwarp();
-    /* true: if a row sees only one key, the row's out is a bitwise copy of the key's row of v */
     const bool copies = !SCORE_MODS && sink_of(a, x.h) == -CUDART_INF_F;
     if (out.data) store_rows_or_values<D, MT * 16>(a, x, staged, q0, warp * MT * 16, limit, copies, lane);
     if (clean || wide) {
@@ -445,8 +427,7 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
 
 } // namespace
 
-/* Computes the lse of rows with huge scores as two numbers, a.part_lse and a.part_rest, in float32 problems.
- * forward_parts() in forward.cu does this for 16-bit inputs. */
+/* Computes the lse of rows with huge scores as two numbers, a.part_lse and a.part_rest, for float32 inputs. */
 cudaError_t f32_forward_parts(const cuda_chip *chip, cuda_args a, const split_planes &k, const split_planes &v,
                               cudaStream_t stream)
 {

@@ -1,10 +1,6 @@
-/* f32_split.cu: converts each float32 number of tensors to two float16 numbers, hi and lo, which are stored in two
- * arrays, the planes (split.cuh).
- *
- * A block reads the 128 rows of one tile once, keeps them in registers, finds the largest number, and writes hi and lo.
- * Memory bandwidth bounds the speed: 4 bytes are read and 4 are written per number. One launch splits all tensors of a
- * problem. Keys and values in pages have a separate variant, because looking up pages takes registers: one block fewer
- * fits on a multiprocessor. */
+/* f32_split.cu: converts each float32 number of tensors to two float16 numbers, hi and lo, in two arrays, the planes
+ * (split.cuh). A block reads the 128 rows of one tile once, and keeps them in registers. Memory bandwidth bounds the
+ * speed. Paged keys and values have a separate variant, because looking up pages takes registers. */
 #include "split.cuh"
 
 namespace {
@@ -14,12 +10,12 @@ enum { WARPS = 8, ROWS = SPLIT_ROWS / WARPS, MOST = 4 };
 struct split_jobs {
     split_planes planes[MOST];
     attn_tensor_id id[MOST];
-    /* blocks first[n] to first[n + 1] - 1 on the x axis of the grid convert tensor n, one tile per block */
+    /* blocks first[n] to first[n + 1] - 1 of the grid's x axis convert tensor n, one tile per block */
     unsigned first[MOST + 1];
 };
 
-/* Splits each float32 number of some tiles into two float16 numbers, a high and a low half (planes hi and lo). A lane
- * has D / 32 neighbouring columns of 16 rows. */
+/* Splits the float32 numbers of tiles into float16 numbers hi and lo. A lane has D / 32 neighbouring columns of 16
+ * rows. */
 template <int D, bool PAGES>
 __global__ void __launch_bounds__(32 * WARPS)
     split_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ split_jobs jobs)
@@ -39,8 +35,6 @@ __global__ void __launch_bounds__(32 * WARPS)
     }
     const attn_sequence s = attn_sequence_of(&g, b);
     const int64_t count = p.queries ? s.Sq : s.Sk, start = p.queries ? s.q_start : s.k_start;
-    /* In a packed problem, the grid may have more tiles than the sequence needs. A tile that lies past the sequence's
-     * end has no rows to split. */
     if (p.packed && (int64_t)tile * SPLIT_ROWS >= count) return;
     float x[ROWS][V], top, least;
     load_rows<D, ROWS>(x, g.view[jobs.id[job]], b, blockIdx.y, start, (int64_t)tile * SPLIT_ROWS + warp * ROWS, count,
@@ -94,7 +88,7 @@ cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const 
         if ((unsigned)planes[n].heads > heads) heads = (unsigned)planes[n].heads;
     }
     for (int n = count; n <= MOST; n++) jobs.first[n] = blocks;
-    /* either all tensors of a call are packed or none is, so planes[0] stands for all of them */
+    /* either all tensors of a call are packed, or none */
     const dim3 grid(blocks, heads, planes[0].packed ? 1 : (unsigned)d.B);
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
     switch (split_class(d)) {

@@ -1,32 +1,29 @@
-/* float8.cuh: tiles of float8_e4m3fn keys and values, which lanes convert to 16 bits in registers. This is for kernels
- * that spend most of their time reading keys and values.
+/* float8.cuh: tiles of float8_e4m3fn keys and values, which lanes convert to 16 bits in registers, for kernels that
+ * mostly read keys and values.
  *
- * A row of a tile has D bytes, and is swizzled like D / 2 elements of 16 bits (tile.cuh). ldmatrix reads the tile as
- * 16-bit elements. A lane therefore gets two neighbouring float8 numbers in place of one element, and the order of
- * channels within a product changes:
+ * A row has D bytes, swizzled like D / 2 elements of 16 bits (tile.cuh). ldmatrix gives a lane two neighbouring float8
+ * in place of one element, which changes the order of channels. With t = lane % 4:
+ * Q K^T: a lane has channels 4 t .. 4 t + 3 of 16, where the instruction expects 2 t, 2 t + 1, 2 t + 8, 2 t + 9. Q's
+ * channels are put in the same order (permuted_word()), so the sum stays the same.
+ * P V: even channels form one block of eight columns, odd channels another, so a lane's accumulators are channels 4 t
+ * .. 4 t + 3 of 16 (four_channels()).
  *
- *   Q K^T  A lane has channels 4 t .. 4 t + 3 of 16 (t: lane % 4) where the instruction expects 2 t, 2 t + 1, 2 t + 8,
- *          2 t + 9. A sum over channels stays the same if Q's channels are in that order too: permuted_word().
- *   P V    A lane has channels 2 n and 2 n + 1 of two keys. Even channels form one block of eight columns, and odd
- *          channels another. A lane's accumulators are therefore channels 4 t .. 4 t + 3 of 16: four_channels().
- *
- * On GPUs with an instruction for it, converting four float8 to float16 takes two instructions; to bfloat16 it takes
- * eight. P V is therefore computed in float16. Q K^T is computed in float16 too, if each row of Q is float16 times a
- * power of two (load_permuted_queries() in decode.cuh). */
+ * Converting four float8 to float16 takes two instructions, to bfloat16 eight. P V is therefore computed in float16,
+ * and so is Q K^T if each row of Q is float16 times a power of two (load_permuted_queries()). */
 #ifndef ATTN_SM80_FLOAT8_CUH
 #define ATTN_SM80_FLOAT8_CUH
 
 #include "scores.cuh"
 
-/* Converts four float8 to float16, without rounding: bytes 0 and 1 to `low`, bytes 2 and 3 to `high`. */
+/* Converts four float8 to float16 without rounding: bytes 0 and 1 to `low`, bytes 2 and 3 to `high`. */
 DEVICE void halves_of(uint32_t bytes, uint32_t &low, uint32_t &high)
 {
 #if __CUDA_ARCH__ >= 890
     low = halves_of_e4m3<0>(bytes);
     high = halves_of_e4m3<1>(bytes);
 #else
-    /* A float8 in the upper byte of 16 bits, shifted right by one bit, is a float16 that is 2^8 times too small. The
-     * exponent of float8 has bias 7, and the exponent of float16 has bias 15. */
+    /* a float8 in the upper byte of 16 bits, shifted right by one bit, is a float16 that is 2^8 times too small
+     * (exponent bias 7 instead of 15) */
     const auto one = [](uint32_t x) {
         const uint32_t magnitude = x & 0x7f007f00, nan = (magnitude + 0x01000100) & 0x80008000;
         return multiply_halves(magnitude >> 1 | (x & 0x80008000), 0x5c005c00 /* times 2^8 */) | (nan - (nan >> 15));
@@ -36,7 +33,7 @@ DEVICE void halves_of(uint32_t bytes, uint32_t &low, uint32_t &high)
 #endif
 }
 
-/* Converts two float16 numbers to T without rounding: the numbers were float8, which T can hold. */
+/* Converts two float16 numbers to T without rounding, because they were float8. */
 template <typename T> DEVICE uint32_t from_halves(uint32_t x)
 {
     const float2 y = floats_of_halves(x);
@@ -47,16 +44,15 @@ template <> DEVICE uint32_t from_halves<__half>(uint32_t x)
     return x;
 }
 
-/* Returns the index of the word in which channels 2 w and 2 w + 1 of a row of Q are stored. Eight words hold 16
- * channels, two in each word, in the order in which a lane receives the channels of float8 keys. */
+/* Returns in which of eight words channels 2 w and 2 w + 1 of 16 channels of Q are stored. This matches the order in
+ * which a lane gets the channels of float8 keys. */
 DEVICE int permuted_word(int w)
 {
     return w % 2 * 4 + w / 2;
 }
 
-/* Computes S += Q K^T for float8 keys and one block of 16 rows (scores() of scores.cuh is for 16-bit keys).
- * rows_of_a(fragment, kk) loads Q, in the order of permuted_word(), for channels from 16 kk on. rows_of_b(bytes, nt,
- * kk) loads K for channels from 32 kk on. */
+/* Computes S += Q K^T for float8 keys and 16 rows. rows_of_a(fragment, kk) loads Q, in the order of permuted_word(),
+ * from channel 16 kk on; rows_of_b(bytes, nt, kk) loads K from channel 32 kk on. */
 template <typename T, int D, int NT, typename A, typename B>
 DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
 {
@@ -71,7 +67,7 @@ DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
             rows_of_b(bytes, nt, kk);
 #pragma unroll
             for (int n = 0; n < 4; n++) {
-                /* successive products add to different sums, so that no product waits for the previous product */
+                /* successive products add to different sums, so that no product waits for the previous one */
                 const int e = n % 2 * 2 + n / 2;
                 uint32_t low, high;
                 halves_of(bytes[e], low, high);
@@ -81,9 +77,8 @@ DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
     }
 }
 
-/* Computes O += P V for float8 values and one block of 16 rows (accumulate() of scores.cuh is for 16-bit values). The
- * function multiplies in float16, whose range suffices because P is at most 1. columns_of_b(bytes, u, kk) loads
- * channels 32 u .. 32 u + 31 of keys 16 kk .. 16 kk + 15. */
+/* Computes O += P V for float8 values and 16 rows, in float16, whose range suffices because P is at most 1.
+ * columns_of_b(bytes, u, kk) loads channels 32 u .. 32 u + 31 of keys 16 kk .. 16 kk + 15. */
 template <int NT, int DT, typename B>
 DEVICE void accumulate_float8(float (&O)[DT][4], const float (&P)[NT][4], B columns_of_b)
 {
@@ -108,8 +103,8 @@ DEVICE void accumulate_float8(float (&O)[DT][4], const float (&P)[NT][4], B colu
     }
 }
 
-/* Computes the transposed output O^T += V^T P^T for float8 values and at most 8 rows. Block 2 u of O has the even
- * channels from 32 u on, and block 2 u + 1 has the odd channels. */
+/* Computes O^T += V^T P^T for float8 values and at most 8 rows. Block 2 u of O has the even channels from 32 u on,
+ * block 2 u + 1 the odd ones. */
 template <int NT, int DT, typename A>
 DEVICE void accumulate_turned_float8(float (&O)[DT][4], const float (&P)[NT][4], A columns_of_a)
 {
@@ -129,7 +124,7 @@ DEVICE void accumulate_turned_float8(float (&O)[DT][4], const float (&P)[NT][4],
     }
 }
 
-/* Returns this lane's sums of channels 16 n + 4 t .. 16 n + 4 t + 3, where t is lane % 4. */
+/* Returns the lane's channels 16 n + 4 t .. 16 n + 4 t + 3, where t is lane % 4. */
 template <int DT> DEVICE float4 four_channels(const float (&O)[DT][4], int n, int half)
 {
     return make_float4(O[n * 2][half * 2], O[n * 2 + 1][half * 2], O[n * 2][half * 2 + 1], O[n * 2 + 1][half * 2 + 1]);

@@ -1,32 +1,17 @@
-/* forward.cu: flash attention forward on tensor cores by mma.sync, for any GPU from compute capability 8.0 on.
+/* forward.cu: flash attention forward on tensor cores by mma.sync, from compute capability 8.0 on. A block owns BM
+ * queries of one head and visits the keys that they may see in tiles of BN, from the last to the first
+ * (FlashAttention-2, arXiv:2307.08691, Algorithm 1).
  *
- * A block owns BM queries of one head and visits the keys that they may see in tiles of BN, from the last to the first
- * (FlashAttention-2, arXiv:2307.08691, Algorithm 1):
+ * A warp owns 16 MT of the rows, and four lanes share a row, so the softmax needs no data of other warps. m may be up
+ * to 8 (base 2) below the maximum, so that O is rescaled only once or twice per row.
  *
- *     load Q, K[n-1]
- *     for j = n-1 .. 0:  wait K[j];  load V[j]
- *                        S = Q K[j]^T;  mask
- *                        wait V[j];  load K[j-1]          copies run while products are computed
- *                        m, l, P = softmax_step(S);  O = rescale O + P V[j]
- *     out = O / l,  lse = m + ln l
+ * The plain variant computes problems with lengths, causal and window, which let each row see one interval of keys, and
+ * with a scale above 0. The variant with options (softcap, bias, ALiBi, masks, dropout, any scale) applies the
+ * functions of args.cuh to every score.
  *
- * A warp owns 16 MT of the rows, and four lanes share a row, so the softmax needs no data of other warps. S and P have
- * the same layout in registers, so P needs no shared memory. m may be up to 8 (base 2) below the maximum, so that O is
- * rescaled only once or twice per row, not once per tile. A row of a tile in shared memory consists of 16-byte pieces.
- * Piece c of row r is stored as piece c ^ (r % 8), so that neither copies nor ldmatrix have bank conflicts.
- *
- * Each kernel has two variants. The plain variant computes problems with lengths, causal and window, which let each row
- * see one interval of keys, and with a scale above 0. The variant with options (softcap, bias, ALiBi, keep_mask,
- * FlashMask, dropout, any scale) applies the functions of args.cuh to every score. A row without visible keys gets an
- * out of 0 and an lse of -inf. Rows that do not consist of aligned 16-byte pieces (D not a multiple of 8, odd strides)
- * are loaded element by element.
- *
- * Some rows of a tile may see a key whose row of V has a NaN or an infinity, while other rows do not see that key. In
- * the product P V, P = 0 times such a value is NaN, even in rows that do not see the key. A block whose result is not
- * finite therefore visits its tiles a second time, with zeros in place of NaN and infinities of V. Rows that do not see
- * these values then have correct results. After that the block computes the rows that do see such a value one by one,
- * with the functions of rows.cuh, which skip hidden keys. The test for finite results costs one instruction per output
- * element. */
+ * P = 0 times a NaN or an infinity of V is NaN, even in rows that do not see this key. A block whose result is not
+ * finite therefore visits its tiles a second time, with zeros in place of such values, and then computes the rows that
+ * see one with rows.cuh, which skips hidden keys. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/rows.cuh"
 #include "decode.h"
@@ -35,7 +20,7 @@
 
 namespace {
 
-/* Tile sizes for head sizes up to D: BM queries, BN keys, warps per block, blocks per multiprocessor. */
+/* Number of queries and keys per tile, warps per block, and blocks per multiprocessor, for head sizes up to D. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int BM = 128, BN = 128, WARPS = 4, BLOCKS = 2;
@@ -47,8 +32,7 @@ template <> struct tile<256> {
     static const int BM = 128, BN = 64, WARPS = 8, BLOCKS = 1;
 };
 
-/* The shape of a block. With options (softcap, bias, masks, ...) each warp computes only one block of 16 rows, because
- * the options take many registers. */
+/* With options (softcap, bias, masks, ...), which take many registers, a warp computes only 16 rows. */
 template <int D, bool SCORE_MODS_> struct shape {
     static const bool SCORE_MODS = SCORE_MODS_;
     static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = SCORE_MODS ? 64 : tile<D>::BN,
@@ -57,14 +41,15 @@ template <int D, bool SCORE_MODS_> struct shape {
 };
 
 template <int D, bool SCORE_MODS> struct shared {
-    alignas(1024) uint16_t Q[shape<D, SCORE_MODS>::BM * D]; /* the block's rows of Q; after the loop, its rows of out */
+    alignas(1024) uint16_t Q[shape<D, SCORE_MODS>::BM * D]; /* first the block's rows of Q, after the loop its rows of
+                                                             * out */
     alignas(1024) uint16_t K[shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[shape<D, SCORE_MODS>::BN * D];
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* true if rows of D floats fit into the block's shared memory, through which results go to global memory */
+/* true: the results, rows of D floats, fit into the block's shared memory */
 template <int D, bool SCORE_MODS>
 constexpr bool results_fit = sizeof(shared<D, SCORE_MODS>) >= sizeof(float) * shape<D, SCORE_MODS>::BM *D;
 static_assert(results_fit<64, false> && results_fit<64, true> && results_fit<128, false> && results_fit<128, true> &&
@@ -80,8 +65,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* Begin to load Q as soon as the block's rows are known, and the last tile of keys as soon as its index is known,
-     * so that these copies run while other indices are computed. */
+    /* Q and the last tile of keys are loaded as soon as their addresses are known, while other indices are computed */
     row_place place = row_place_of<BM>(a, whole, blockIdx);
     if (!place.exists) return;
     if (SCORE_MODS && a.part_lse && !has_parts<BM>(a, head_args_of(a, place.b, place.h), place.i0)) return;
@@ -91,7 +75,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     Q.template load<BM>(sm.Q, q0);
     const int q_last = min(q0 + BM, place.Sq) - 1;
     const int seen = max(q0 + limit.lo, 0),
-              end = max(min(q_last + limit.hi, limit.Sk), 0); /* no row sees a key with number `end` or above */
+              end = max(min(q_last + limit.hi, limit.Sk), 0); /* no row sees the key with number `end` or later keys */
     const int first = min(seen, limit.Sk) / BN;
     int last = (end + BN - 1) / BN; /* at least one row sees keys of the tiles `first` to `last` - 1 */
     last = last_tile<SCORE_MODS, BN, THREADS>(a, place.b, place.h, q0, q_last + 1, first, last, sm.seen);
@@ -101,19 +85,17 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     cp_async_commit();
     key_loader<T, D, THREADS, false, PAGED> V(g, g.view[ATTN_T_v], place.b, place.hk, place.k_start, limit.Sk,
                                               g.dims.Dv);
-    /* All rows see all keys of tiles free_first to free_last - 1, so these tiles need no test for causal or window. */
+    /* all rows see all keys of the tiles free_first to free_last - 1 */
     const int free_first = (max(q_last + limit.lo, 0) + BN - 1) / BN,
               free_last = max(min(q0 + limit.hi, limit.Sk), 0) / BN;
-    head_args x; /* the head's arguments for options (softcap, bias, masks); unset in the variant without options */
+    head_args x; /* set only in the variant with options (softcap, bias, masks) */
     if (SCORE_MODS) x = head_args_of(a, place.b, place.h);
 
-    /* for D = 128 `across` is kept in a register, because computing it for each fragment made the kernel 3 % slower on
-     * an H200 */
+    /* for D = 128 `across` is in a register: computing it for each fragment made the kernel 3 % slower on an H200 */
     const uint32_t start = smem_addr(&sm), down = start + lane_down<D>(lane);
     const uint32_t across = D == 128 ? kept(start + lane_across<D>(lane)) : start + lane_across<D>(lane);
-    /* offsets of the tiles from the start of shared memory */
     const uint32_t tileK = sizeof sm.Q, tileV = tileK + sizeof sm.K;
-    bool clean = false; /* true in the second pass of the loop, in which zeros replace infinities and NaN of V */
+    bool clean = false; /* true: the second pass of the loop, where zeros replace infinities and NaN of V */
 again:
     float O[MT][DT][4];
     softmax_row rows[MT][2];
@@ -126,8 +108,7 @@ again:
     }
     for (int j = last - 1, next; j >= first; j = next) {
         cp_async_wait<0>();
-        /* after this barrier K[j] has arrived, and no thread reads the previous tile of V, which the next copy may
-         * overwrite */
+        /* after this barrier K[j] has arrived, and no thread reads the previous tile of V */
         __syncthreads();
         V.template load<BN>(sm.V, j * BN);
         cp_async_commit();
@@ -144,7 +125,7 @@ again:
         drop_some<Shape>(S, sm.way, a, dropout_head(a, x.b, x.h), q0, j);
 
         cp_async_wait<0>();
-        /* after this barrier V[j] has arrived, and no thread reads K[j], which the next copy may overwrite */
+        /* after this barrier V[j] has arrived, and no thread reads K[j] */
         __syncthreads();
         if (clean) clear_not_finite<T, Shape, D>(sm.V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
@@ -156,8 +137,7 @@ again:
         accumulate<T>(O, S, [&](uint32_t(&f)[4], int dt, int kk) { b_columns_of<D>(f, down, tileV, dt * 8, kk * 16); });
     }
 
-    /* Compute out = O / l and lse = m + ln l. The block's tile is found once more, because the loop has no registers to
-     * keep it. */
+    /* out = O / l, lse = m + ln l. The block's tile is found again to save registers in the loop. */
     place = row_place_of<BM>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
     const float v_scale = scale_of(g.view[ATTN_T_v_scale], place.b, place.hk) *
                           (SCORE_MODS && a.drop_below ? a.drop_scale : 1);
@@ -175,7 +155,7 @@ again:
             finite &= is_sound_score<SCORE_MODS>(row.m);
             if (!SCORE_MODS && row.m == -CUDART_INF_F) {
                 const int i = place.i0 + (warp * MT + mt) * 16 + half * 8 + lane / 4;
-                /* a maximum of -inf is correct only if the row sees no key; otherwise the row must be recomputed */
+                /* a maximum of -inf is correct only if the row sees no key */
                 finite &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);
             }
 #pragma unroll
@@ -184,10 +164,9 @@ again:
                 for (int e = 0; e < 2; e++) {
                     float &o = O[mt][dt][half * 2 + e];
                     o *= factor;
-                    /* The `if` and the `else` both test whether o is finite. The `else` takes fewer instructions, but
-                     * for D above 64 it causes spills of registers. */
+                    /* for D above 64, the shorter test of the `else` causes spills of registers */
                     if (D > 64) finite &= o - o == 0;
-                    /* `zero` becomes NaN if o is not finite, because 0 times infinity or NaN is NaN */
+                    /* `zero` becomes NaN if o is not finite */
                     else zero = fmaf(o, 0, zero);
                 }
         }
@@ -209,7 +188,7 @@ again:
     });
     if (out.data) {
         const int mine = warp * MT * 16;
-        __syncwarp(); /* a barrier of the warp suffices here, because a warp reads back only rows that it wrote */
+        __syncwarp(); /* a barrier of the warp is enough, because a warp reads back only rows that it wrote */
         store_rows<D, 32>(out, place.b, place.h, place.q_start + place.i0, mine,
                           (int)attn_clamp64(place.Sq - place.i0 - mine, 0, MT * 16), (int)g.dims.Dv, &sm, pieces, lane);
     }
@@ -281,7 +260,7 @@ const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_
 } // namespace
 
 /* Computes the lse of rows with huge scores as two numbers, a.part_lse and a.part_rest, for a backward with options.
- * The kernel visits only tiles that contain a row with huge scores. */
+ * Visits only tiles with such a row. */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream)
 {
     a.rows_later = nullptr;

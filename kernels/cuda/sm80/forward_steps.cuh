@@ -1,10 +1,9 @@
 /* forward_steps.cuh: the steps that the forwards for 16-bit numbers (forward.cu, wide_forward.cu) and for float32
  * (f32_forward.cu) share.
  *
- * Template argument X is a kernel's shape: BM queries, BN keys, MT blocks of 16 rows per warp, THREADS threads.
- * X::SCORE_MODS is the variant with options (softcap, bias, masks, ...), which has one 16-row block per warp. O, S and
- * `rows` are fragments of mma.sync: four lanes, from lane r % 8 * 4 on, hold row r of a block of 16 rows. Each of these
- * lanes holds two rows of the block, r % 8 and r % 8 + 8. */
+ * X is a kernel's shape: BM queries, BN keys, MT blocks of 16 rows per warp, THREADS threads; X::SCORE_MODS is the
+ * variant with options (softcap, bias, masks, ...), which has one 16-row block per warp. O, S and `rows` are fragments
+ * of mma.sync: the four lanes from lane r % 8 * 4 on hold rows r % 8 and r % 8 + 8 of a block. */
 #ifndef ATTN_SM80_FORWARD_STEPS_CUH
 #define ATTN_SM80_FORWARD_STEPS_CUH
 
@@ -13,18 +12,17 @@
 
 namespace {
 
-/* A thread's state of one row: the row's maximum m (base 2), and the lane's part of the row's sum l. */
+/* A thread's state of one row: maximum m (base 2), and the lane's part of the sum l. */
 struct softmax_row {
     float m, l;
 };
 
-/* Shared memory for scores while options (softcap, bias, masks) are applied to them. */
 template <class X> struct scores_on_their_way {
     float S[X::SCORE_MODS ? X::BM : 1][X::SCORE_MODS ? X::BN + 4 : 1];
 };
 
-/* Sets the state of rows before their first key: O is 0, and m and l are the sink's score (-inf without a sink) and the
- * sink's exponential. Only one of a row's four lanes passes the exponential as `l`; the other lanes pass 0. */
+/* Sets the state before the first key: O is 0, m is the sink's score (-inf without a sink), and l is the sink's
+ * exponential, which only one of a row's four lanes passes. */
 template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_row (&rows)[MT][2], float m, float l)
 {
 #pragma unroll
@@ -36,9 +34,9 @@ template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_
     }
 }
 
-/* Takes one step of the online softmax: the scores S become probabilities P. The maximum m is updated only if the new
- * maximum is larger by more than 8 (in base 2), so that O is hardly ever rescaled. P and l may therefore be up to 2^8
- * times larger than with the exact maximum, which costs no accuracy. `c` converts a score in S to base 2. */
+/* One step of the online softmax: scores S become probabilities P. m grows only if the new maximum is larger by more
+ * than 8 (base 2), so O is hardly ever rescaled; P and l may be up to 2^8 times larger, which costs no accuracy. `c`
+ * converts S to base 2. */
 template <int NT, int DT>
 DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&rows)[2], float c)
 {
@@ -47,7 +45,6 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        /* c converts the largest score to base 2, because row.m is in base 2 */
         const float top = largest_of_row(S, half) * c;
         const bool grows = top > row.m + 8;
         const float m = grows ? top : row.m;
@@ -69,15 +66,14 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        /* m is -inf until the row has seen a key; 0 then replaces m, because -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key; -inf - -inf would be NaN */
         const float base = row.m == -CUDART_INF_F ? 0 : row.m;
         row.l += exponents_of_row(S, half, c, -base);
     }
 }
 
-/* Applies masks and options to the scores of key tile j, whose first key is j * BN; S times `unit` is q.k. In the
- * variant without options, the function sets scores outside the interval of causal and window to -inf if `bounded` is
- * true, and otherwise does nothing. */
+/* Applies masks and options to the scores of key tile j; S times `unit` is q.k. Without options, sets scores outside
+ * causal and window to -inf if `bounded`, otherwise does nothing. */
 template <class X, int NT>
 DEVICE void change_or_hide(float (&S)[X::MT][NT][4], scores_on_their_way<X> &way, const cuda_args &a,
                            const head_args &x, const limits &limit, int Sq, int q0, int j, bool bounded, float unit)
@@ -96,8 +92,8 @@ DEVICE void change_or_hide(float (&S)[X::MT][NT][4], scores_on_their_way<X> &way
     }
 }
 
-/* Sets P to 0 for the pairs that dropout drops. Dropout's factor 1 / (1 - dropout_p) is applied at the end to out,
- * because P times the factor might exceed the range of 16-bit numbers. `head` is b * H + h. */
+/* Sets P to 0 for the pairs that dropout drops. The factor 1 / (1 - dropout_p) is applied to out, because P times the
+ * factor might exceed the range of 16-bit numbers. `head` is b * H + h. */
 template <class X, int NT>
 DEVICE void drop_some(float (&P)[X::MT][NT][4], scores_on_their_way<X> &way, const cuda_args &a, int64_t head, int q0,
                       int j)
@@ -108,8 +104,8 @@ DEVICE void drop_some(float (&P)[X::MT][NT][4], scores_on_their_way<X> &way, con
              [&](int r, int eighth) { return kept_of(a, head, q0 + warp * 16 + r, j * NT + eighth); });
 }
 
-/* Calls visit(mt, half, r) for each row r of the block's tile that the thread has. The row lies in the upper (half = 0)
- * or lower (half = 1) eight rows of the warp's block mt of 16 rows. */
+/* Calls visit(mt, half, r) for each of the thread's rows r of the block's tile: in the upper (half = 0) or lower (half
+ * = 1) eight rows of the warp's block mt. */
 template <class X, typename F> DEVICE void for_own_rows(F visit)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -119,8 +115,8 @@ template <class X, typename F> DEVICE void for_own_rows(F visit)
         for (int half = 0; half < 2; half++) visit(mt, half, (warp * X::MT + mt) * 16 + half * 8 + lane / 4);
 }
 
-/* Replaces numbers of a tile of V that are not finite by 0. A float32 tile consists of high and low float16 halves, of
- * which only the high ones are changed. All threads call it. */
+/* Replaces numbers of a tile of V that are not finite by 0; of a float32 tile, only the high halves. All threads call
+ * it. */
 template <typename T, class X, int D> DEVICE void clear_not_finite(uint16_t *V)
 {
     for (int n = threadIdx.x; n < X::BN * D; n += X::THREADS)
@@ -128,7 +124,6 @@ template <typename T, class X, int D> DEVICE void clear_not_finite(uint16_t *V)
     __syncthreads();
 }
 
-/* Returns the sum l of a whole row. Each of the row's four lanes passes its own part of the sum. */
 DEVICE float whole_sum(float l)
 {
     l += __shfl_xor_sync(0xffffffff, l, 1);
@@ -136,17 +131,15 @@ DEVICE float whole_sum(float l)
     return l;
 }
 
-/* Stores a row's lse, if lse is requested and the row exists. The row's four lanes call it. */
 DEVICE void store_lse(const attn_view &lse, int64_t b, int64_t h, int64_t row, bool exists, const softmax_row &of)
 {
     if (exists && threadIdx.x % 4 == 0 && lse.data)
         ((float *)lse.data)[attn_at(&lse, b, h, row)] = lse_of_sum(of.m, of.l);
 }
 
-/* has_parts() returns whether at least one of the ROWS rows from i0 on has a huge lse that this kernel must compute as
- * two numbers (is_parted_by_tiles()). store_parts() stores the two numbers, lse and rest. If tensor cores cannot
- * compute a row, store_parts() computes both numbers with one warp. The whole block calls has_parts() at its beginning
- * and store_parts() at its end. */
+/* has_parts() returns whether one of the ROWS rows from i0 on has a huge lse that this kernel must compute as two
+ * numbers (lse and rest); store_parts() stores them, and computes rows that tensor cores cannot. The whole block calls
+ * them, at its beginning and at its end. */
 template <int ROWS> DEVICE bool has_parts(const cuda_args &a, const head_args &x, int64_t i0)
 {
     const int64_t i = i0 + threadIdx.x;
@@ -165,7 +158,7 @@ DEVICE void store_parts(const cuda_args &a, const head_args &x, int64_t i0, cons
         if (sound) a.part_lse[at] = row.m;
         a.part_rest[at] = sound ? logf(row.l) : CUDART_NAN_F;
     });
-    __syncwarp(); /* after this barrier a lane may read rows that other lanes of its warp have written */
+    __syncwarp(); /* after this barrier a lane may read rows that other lanes of the warp have written */
     for (int r = warp * X::MT * 16; r < (warp + 1) * X::MT * 16 && i0 + r < x.s.Sq; r++) {
         const int64_t at = lse_at(a, x, i0 + r);
         if (!is_parted_by_tiles(a, a.part_lse[at]) || a.part_rest[at] == a.part_rest[at]) continue;
@@ -175,8 +168,6 @@ DEVICE void store_parts(const cuda_args &a, const head_args &x, int64_t i0, cons
     }
 }
 
-/* Launches a kernel with one block per head and tile of queries, for the tiles of one of chip->shares shares: number
- * chip->share. */
 template <class X, auto kernel, typename... Args>
 cudaError_t launch_tiles(const cuda_chip *chip, cuda_args a, size_t shared_bytes, cudaStream_t stream,
                          const Args &...args)

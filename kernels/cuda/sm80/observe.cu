@@ -1,28 +1,21 @@
-/* observe.cu: computes an observe (the operation that reports which keys the queries attend to; see attn_observe in
- * attention.h) on tensor cores by mma.sync, for any GPU from compute capability 8.0 on.
+/* observe.cu: computes an observe (which keys the queries attend to; see attn_observe in attention.h) on tensor cores
+ * by mma.sync, from compute capability 8.0 on. Each pass (kernel) computes the scores itself, so no array of Sq x Sk is
+ * stored:
  *
- *   pass     a block has                      the block computes                                   file
- *   rows     queries, all keys in chunks      maxima, and sums of exponentials if requested        observe_rows.cu
- *   finish   rows, one per thread             row_max, lse, entropy; base and inverse of a row     observe.cu
- *   top      queries, all keys                top_keys, top_weights                                observe_rows.cu
- *   mass     keys, all queries                key_mass                                             observe_mass.cu
- *   cells    queries and keys of the region   weights; partial sums of the cells of map            observe_cells.cu
- *   map      cells of map, one per thread     map                                                  observe.cu
- *   heads    the rows of a head               max_logit, mean_entropy                              simple/observe.cu
+ * rows (observe_rows.cu): maxima, and sums of exponentials
+ * finish: row_max, lse, entropy; base and inverse of each row, so that later passes compute P = exp2(z - base) *
+ * inverse
+ * top (observe_rows.cu): top_keys, top_weights
+ * mass (observe_mass.cu): key_mass
+ * cells (observe_cells.cu): weights, and partial sums of map; then map
+ * heads (simple/observe.cu): max_logit, mean_entropy
  *
- * Each pass after `finish` computes P = exp2(z - base) * inverse from a score z.
+ * Tensor cores cannot compute a row that has a NaN, a product outside float32's range, or a score of 2^27 or more.
+ * `finish` marks such rows as strange. Later passes skip them, and simple/observe.cu computes them.
  *
- * If the client gives lse and requests only key_mass, weights or map, the pass `rows` is not launched, and the kernel
- * take_given_lse takes the place of `finish`. In that case, scores that tensor cores cannot compute make elements of
- * these outputs NaN or infinite, and simple/observe.cu recomputes these elements.
- *
- * Each pass computes the scores itself, so no array of Sq x Sk is stored. A pass takes half as many multiplications as
- * a forward.
- *
- * Tensor cores cannot compute a row that has a NaN, a product outside float32's range, or a score of 2^27 or more. The
- * pass `finish` marks these rows as strange, and later passes skip the P of strange rows. simple/observe.cu computes
- * strange rows: after `finish` it computes results such as row_max and lse, and at the end it adds the rows' P to
- * key_mass and map and writes their weights. */
+ * If the client gives lse and requests only key_mass, weights or map, take_given_lse replaces `rows` and `finish`.
+ * Scores that tensor cores cannot compute then make elements of these outputs NaN or infinite, and simple/observe.cu
+ * recomputes these elements. */
 #include "kernels/cuda/simple/observe_row.cuh"
 #include "kernels/cuda/simple/simple.h"
 #include "kernels/cuda/simple/work.cuh"
@@ -33,17 +26,14 @@ namespace {
 
 enum { THREADS = 128 };
 
-/* The input of the kernel `finish` of an observe: the maxima and sums of each row, over several parts of the keys. */
 struct finish_args {
     observed_parts parts;
     float scale, scale_log2;
-    bool options; /* true: the stored maxima are scores; false: they are q.k, not yet multiplied by the scale */
-    /* the numbers that are stored for each part of a row (observed_parts): 0: the maximum; 1: the maximum and l; 2: the
-     * maximum, l and e */
+    bool options; /* true: the stored maxima are scores; false: q.k without the scale */
+    /* how many numbers are stored for each part (observed_parts): 0: the maximum; 1: also l; 2: also l and e */
     int sums;
 };
 
-/* Returns whether the maximum and sums that tensor cores computed for this row are correct. */
 DEVICE bool is_computed(const cuda_args &a, const finish_args &f, const row &r, const float4 &part, float m,
                         float given)
 {
@@ -85,9 +75,8 @@ __global__ void __launch_bounds__(THREADS)
     store_end(a, r.x, r.i, end, most, rows);
 }
 
-/* Computes the numbers `base` and `inverse` of each row from the client's lse, so that P = exp(z - lse) for a score z.
- * One warp computes one row. The kernel marks a row as strange (tensor cores cannot compute it) if lse does not
- * determine P, or if an element of the row's q is not finite, which would make all its P NaN. */
+/* Computes `base` and `inverse` of each row from the client's lse, so that P = exp(z - lse). One warp computes one row.
+ * A row is strange (tensor cores cannot compute it) if lse does not determine P, or if its q is not finite. */
 __global__ void __launch_bounds__(32 * WARPS)
     take_given_lse(const __grid_constant__ cuda_args a, const __grid_constant__ observed_rows rows,
                    const __grid_constant__ tile_rows tiles)
@@ -114,8 +103,7 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (a.rows_found) *a.rows_found = 1;
 }
 
-/* Adds up the partial sums of a cell of the output map in order: each strip (the rows of one warp) has one partial sum.
- * One thread adds up one cell. */
+/* One thread adds up the partial sums of one cell of the map, one for each strip (the rows of one warp), in order. */
 __global__ void __launch_bounds__(THREADS)
     add_strips(const __grid_constant__ cuda_args a, const __grid_constant__ observed_cells cells, int strip_rows,
                int64_t count)
@@ -137,7 +125,6 @@ __global__ void __launch_bounds__(THREADS)
 
 /* ---- The parts of the workspace ---------------------------------------------------------------------------------- */
 
-/* The parts of an observe's workspace (scratch memory). */
 struct layout {
     observed_rows rows;
     tile_rows tiles;
@@ -146,8 +133,6 @@ struct layout {
     size_t part_bytes, cell_bytes, bytes;
 };
 
-/* Reserves memory for `count` elements in the workspace, and returns its address. *used grows by the number of
- * bytes. */
 template <typename X> X *take(char *memory, size_t *used, int64_t count)
 {
     X *const at = (X *)(memory + *used);
@@ -155,7 +140,7 @@ template <typename X> X *take(char *memory, size_t *used, int64_t count)
     return at;
 }
 
-/* Returns among how many blocks the work of a tile is divided: at most `most`. The launch has `tiles` tiles. */
+/* Returns among how many blocks the work of a tile is divided (at most `most`), so that `tiles` tiles fill the GPU. */
 int blocks_of(const cuda_chip *chip, int64_t tiles, int64_t most)
 {
     const int64_t busy = (int64_t)chip->multiprocessors * 4;
@@ -183,8 +168,7 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, const observe_pas
     x.parts.rows = rows;
     size_t before = x.bytes;
     x.parts.part = take<float4>(at, &x.bytes, rows * (x.parts.blocks == 1 ? 1 : chunks));
-    /* `part_bytes`: the number of bytes that must be cleared before the launch. If the keys of a row are divided among
-     * several blocks, some of its parts may never be written. */
+    /* bytes to clear before the launch, because some parts may never be written if several blocks share a row's keys */
     x.part_bytes = x.parts.blocks == 1 ? 0 : x.bytes - before;
     if (!plan->problem->map.rank) return x;
     before = x.bytes;
@@ -198,16 +182,14 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, const observe_pas
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* Returns whether the client gave lse, and the requested outputs need nothing else from the pass over the rows. In that
- * case this pass is not launched. */
+/* Returns whether the client gave lse, and the requested outputs need nothing else from the pass over the rows. */
 bool is_known(const attn_problem *p)
 {
     return p->observe.given_lse && !p->row_max.rank && !p->max_logit.rank && !p->entropy.rank &&
            !p->mean_entropy.rank && !p->top_keys.rank && !p->top_weights.rank;
 }
 
-/* Returns which sums over a row's keys the requested outputs need: 0: no sum; 1: the sum l; 2: the sums l and e (see
- * observed_parts). */
+/* Returns which sums over a row's keys the requested outputs need: 0: none; 1: l; 2: l and e (see observed_parts). */
 int needed_sums(const attn_problem *p)
 {
     if (p->entropy.rank || p->mean_entropy.rank) return 2;
@@ -215,8 +197,7 @@ int needed_sums(const attn_problem *p)
            (p->lse.rank || p->top_weights.rank || p->key_mass.rank || p->weights.rank || p->map.rank);
 }
 
-/* The estimated seconds of each pass (kernel): over the rows; for key_mass; for top_keys; and for weights and map, over
- * the region (selected queries and keys). */
+/* Estimated seconds of four passes: over the rows; for key_mass; for top_keys; and for weights and map. */
 struct pass_seconds {
     double rows, mass, top, region;
 };
@@ -257,8 +238,6 @@ void take_lse(const cuda_chip *chip, const cuda_args &a, const layout &x, cudaSt
         take_given_lse<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, x.rows, x.tiles);
 }
 
-/* Launches the passes (kernels) over the region (the selected queries and keys): one pass for weights, and one for
- * map. */
 cudaError_t launch_region(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const layout &x,
                           const pass_seconds &seconds, cudaStream_t stream)
 {

@@ -1,18 +1,12 @@
-/* observe_cells.cu: the pass of an observe over the region (the queries and keys that the request selects), on tensor
- * cores. The pass computes the output weights, or partial sums for the output map. The map divides the region into a
- * grid of cells, and has the sum of P of each cell.
+/* observe_cells.cu: weights and map of an observe, on tensor cores, for the queries and keys that the request selects
+ * (the region). The map divides the region into a grid of cells, and has the sum of P of each cell.
  *
- * Cells of a map may have any size, so their sums are computed in two steps. A warp owns a strip (some neighbouring
- * queries). For each row u and column v of the map, the warp adds up P over the strip's queries in row u and the keys
- * in column v, and stores the sum. observe.cu then adds up the sums of all strips of each cell, in order.
+ * Cells may have any size. A warp owns a strip (some neighbouring queries), and stores a sum for each row u and column
+ * v of the map: P over its queries in row u and the keys in column v. observe.cu then adds up the strips in order.
  *
- * A tile of keys is divided into runs (neighbouring keys in the same column v). A lane adds up its elements of a run
- * for each of its queries. The warp then adds up the queries of each row u. Lane n keeps the sum of the n-th row of the
- * map that has queries of the strip, until the column of the map ends.
- *
- * If columns are narrow, a tile has many runs. In that case the warp writes P to shared memory. Each lane adds up the
- * runs of one query (add_runs), and then the queries of some cells (add_cells). Cells that end in the tile are stored
- * at once. */
+ * A tile of keys is divided into runs (neighbouring keys in the same column v). A lane adds up a run for each of its
+ * queries, and the warp adds up the queries of each row u. If columns are narrow, P goes through shared memory: each
+ * lane adds up the runs of one query (add_runs), and then the queries of some cells (add_cells). */
 #include "observe_tiles.cuh"
 
 namespace {
@@ -21,11 +15,9 @@ template <int D, bool SCORE_MODS> struct shared {
     stages<D, SCORE_MODS> tiles;
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
-    /* The probabilities P of a tile, for a map whose columns have at most NARROW keys. In the variant with options P
-     * lies in the member `way` instead. */
+    /* P of a tile, for a map whose columns have at most NARROW keys; with options, P is in the member `way` */
     float P[SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BM][SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BN + 1];
 
-    /* Returns the address in shared memory of the probabilities of one query of the block. */
     DEVICE float *line(int row)
     {
         if constexpr (SCORE_MODS) return way.S[row];
@@ -33,22 +25,22 @@ template <int D, bool SCORE_MODS> struct shared {
     }
 };
 
-/* If the map's columns have at most this many keys, P goes through shared memory, and lanes add up the cells there. */
+/* if the map's columns have at most this many keys, P goes through shared memory */
 const int NARROW = 32;
 
-/* Divides `size` rows (or keys) into `cells` cells. Returns the first row (or key) of cell `cell`; if the cell is
- * empty, the first row (or key) of the next cell that is not empty. */
+/* Divides `size` rows (or keys) into `cells` cells, and returns the first row (or key) of cell `cell`. If this cell is
+ * empty, it returns that of the next cell that is not. */
 DEVICE int first_of_cell(int64_t cell, int64_t cells, int64_t size)
 {
     return (int)attn_tiles(cell * size, cells);
 }
 
-/* A column of a map. It ends before key `end`, and begins where the previous column ends; keys are counted from the
- * region's first key. next() moves on to the next column without a division. */
+/* A column of a map. It ends before key `end` (counted from the region's first key), and begins where the previous one
+ * ends. next() moves on without a division. */
 struct map_column {
     int v, end;
-    /* The map divides `size` keys into `cells` columns. The members satisfy (v + 1) * size = cells * quotient + left,
-     * and size = cells * whole + rest. */
+    /* the map divides `size` keys into `cells` columns: (v + 1) * size = cells * quotient + left, size = cells * whole
+     * + rest */
     int size, cells, whole, rest, left;
 
     DEVICE map_column(int first, int keys, int columns)
@@ -70,20 +62,19 @@ struct map_column {
     }
 };
 
-/* The rows of a map that contain queries of a strip (a warp's queries): `count` rows, at most one for each query. Lane
- * n holds the n-th of these rows: its number u in the map, and the row's queries [begin, end) of the strip. */
+/* The rows of a map that contain queries of a strip (a warp's queries). Lane n holds the n-th of these `count` rows:
+ * its number u in the map, and its queries [begin, end) of the strip. */
 struct strip_rows {
     int count, u, begin, end;
 
-    /* The strip (the rows of a warp) has the queries r0 to r1 - 1, counted from the region's first query. */
     DEVICE strip_rows(int r0, int r1, int64_t cells, int64_t size)
     {
         const int lane = threadIdx.x % 32;
         count = u = begin = end = 0;
         if (r0 >= r1) return;
         const int first = (int)((int64_t)r0 * cells / size), last = (int)((int64_t)(r1 - 1) * cells / size);
-        const bool single = cells > size; /* true: the map has more rows than the region has queries, so each row has
-                                           * at most one query, and some rows have none */
+        const bool single = cells > size; /* true: the map has more rows than there are queries, so each row has at most
+                                           * one query */
         count = single ? r1 - r0 : last - first + 1;
         u = single ? (int)((int64_t)(r0 + lane) * cells / size) : first + lane;
         begin = single ? lane : max(first_of_cell(u, cells, size), r0) - r0;
@@ -92,7 +83,6 @@ struct strip_rows {
     }
 };
 
-/* Adds up columns c0 to c1 - 1 of P separately for each of the lane's rows. */
 template <class Shape, int NT>
 DEVICE void add_run(const float (&P)[Shape::MT][NT][4], int c0, int c1, float (&sum)[Shape::MT][2])
 {
@@ -113,7 +103,6 @@ DEVICE void add_run(const float (&P)[Shape::MT][NT][4], int c0, int c1, float (&
     }
 }
 
-/* Returns the sum of sum[][] over the warp's rows begin to end - 1. All lanes get the result. */
 template <class Shape> DEVICE float sum_of_rows(const float (&sum)[Shape::MT][2], int begin, int end)
 {
     const int row = threadIdx.x % 32 / 4;
@@ -128,10 +117,9 @@ template <class Shape> DEVICE float sum_of_rows(const float (&sum)[Shape::MT][2]
     return warp_sum(all);
 }
 
-/* Adds up runs of a query's P in a tile. A run is a group of neighbouring keys of the tile that lie in one column of
- * the map; only the tile's columns c to c1 - 1 count. The sums of the runs replace P in `line`. Returns the number of
- * runs. `column` becomes the last run's column of the map. `first` is the position in the region of the tile's column
- * 0, negative if the region begins inside the tile. */
+/* Adds up a query's P over each run (the tile's keys in one column of the map) of keys c to c1 - 1. The sums replace P
+ * in `line`, and their number is returned; `column` becomes the last run's column. `first`: the position in the region
+ * of the tile's key 0, negative if the region begins inside the tile. */
 DEVICE int add_runs(float *line, bool mine, int first, int c, int c1, map_column &column)
 {
     for (int runs = 0;; column.next()) {
@@ -146,9 +134,8 @@ DEVICE int add_runs(float *line, bool mine, int first, int c, int c1, map_column
     }
 }
 
-/* A run is the keys of a tile that lie in one column of the map. Returns the sum over rows [begin, end) of run number
- * `run`. `lines` has one line for each query of the warp, with the sums of the query's runs. Lines are `pitch` numbers
- * apart. */
+/* Returns the sum over queries [begin, end) of run number `run` (the tile's keys in one column of the map). `lines` has
+ * one line of run sums per query, `pitch` numbers apart. */
 DEVICE float sum_of_run(const float *lines, int pitch, int begin, int end, int run)
 {
     float sum = 0;
@@ -156,10 +143,9 @@ DEVICE float sum_of_run(const float *lines, int pitch, int begin, int end, int r
     return sum;
 }
 
-/* Adds up the cells of a tile. The tile's keys form `runs` runs (neighbouring keys in the same column of the map), one
- * for each column from column v on. `open` is the sum so far of the first run's cell, over earlier tiles, and becomes
- * the sum so far of the last run's cell. Cells that end in the tile are stored at `to`, the address of the strip's row
- * 0 of the map; a row has `columns` numbers. */
+/* Adds up the cells of a tile with `runs` runs, one for each column of the map from v on. `open` is the sum so far of
+ * the first run's cell, and becomes that of the last run's cell. Cells that end in the tile are stored at `to`, the
+ * strip's row 0 of the map. */
 DEVICE void add_cells(const float *lines, int pitch, const strip_rows &of_map, int runs, int v, int64_t columns,
                       float *to, double &open)
 {
@@ -176,8 +162,7 @@ DEVICE void add_cells(const float *lines, int pitch, const strip_rows &of_map, i
     open = (double)sum_of_run(lines, pitch, of_map.begin, of_map.end, runs - 1);
 }
 
-/* Sets all scores of rows whose base is INFINITY to -inf, so that their P are 0. Without this, a score of NaN or
- * infinity would give NaN as P. */
+/* Sets the scores of rows with a base of INFINITY to -inf, so that P is 0 and not NaN. */
 template <int MT, int NT> DEVICE void hide_rows_without_base(float (&S)[MT][NT][4], const float (&base)[MT][2])
 {
 #pragma unroll
@@ -207,7 +192,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     const int tile = shared_tile(a, cells.blocks, &number);
     const head_args x = head_args_of(a, g.dims.packed ? o.sequence : blockIdx.z, blockIdx.y);
     const limits limit = limits_of(g, x.s);
-    /* the block has queries [q0, q1) and keys [k0, k1), which are the keys of columns [v0, v1) of the map */
+    /* the block has queries [q0, q1), and keys [k0, k1), which are the columns [v0, v1) of the map */
     const int height = (int)(o.rows[1] - o.rows[0]), width = (int)(o.keys[1] - o.keys[0]), r0 = tile * BM;
     const int q0 = (int)o.rows[0] + r0, q1 = (int)attn_min64(attn_min64(q0 + BM, o.rows[1]), x.s.Sq);
     const int parts = cells.map ? (int)o.map[1] : (width + BN - 1) / BN;
@@ -226,8 +211,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     key_loader<T, D, THREADS, false, V::PAGED> K(g, g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, limit.Sk, g.dims.D);
 
     float base[MT][2], inverse[MT][2];
-    /* true: at least one row of the warp has no probabilities here, because it does not exist or tensor cores cannot
-     * compute it */
+    /* true: a row of the warp has no P here, because it does not exist or tensor cores cannot compute it */
     bool skips = false;
     for_own_rows<Shape>([&](int mt, int half, int r) {
         const float2 end = q0 + r < q1 ? rows.end[lse_at(a, x, q0 + r)] : make_float2(CUDART_INF_F, 0);
@@ -243,8 +227,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
         cells.part + ((x.b * (g.dims.packed ? 0 : g.dims.H) + x.h) * (cells.strips + o.map[0]) + strip) * o.map[1];
     float *const to = of_strip + of_map.u * o.map[1];
     const bool narrow = cells.map && width >= parts && width <= (int64_t)NARROW * parts;
-    /* Lane n adds up one row of the map: the n-th of the map's rows that contain queries of this warp. `open` is the
-     * sum so far of this row's cell in the current column of the map. */
+    /* lane n has the sum so far of the present cell in the n-th of the map's rows that contain queries of this warp */
     double open = 0;
     const attn_view &weights = g.view[ATTN_T_weights];
     uint32_t own[MT][D / 16][4];

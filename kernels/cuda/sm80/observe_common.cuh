@@ -1,7 +1,6 @@
-/* observe_common.cuh: code that two families of kernels of an observe share: those with mma.sync (sm80/) and those with
- * wgmma (sm90/observe/). The code launches kernels, and merges a row's maximum m and sums l and e over different parts
- * of the keys (observed_parts in observe.h). Before this file, include a file that defines exp2_fast() and
- * max_or_nan(): sm80/ptx.cuh or sm90/observe/ptx.cuh. */
+/* observe_common.cuh: code that the observe kernels with mma.sync (sm80/) and with wgmma (sm90/observe/) share:
+ * launching, and merging a row's maximum m and sums l and e over parts of the keys (observe.h). First include
+ * sm80/ptx.cuh or sm90/observe/ptx.cuh, which define exp2_fast() and max_or_nan(). */
 #ifndef ATTN_SM80_OBSERVE_COMMON_CUH
 #define ATTN_SM80_OBSERVE_COMMON_CUH
 
@@ -12,8 +11,8 @@ namespace {
 
 /* ---- Adding up the sums of a row --------------------------------------------------------------------------------- */
 
-/* Returns the sums l (as x) and e (as y) over a part of a row's keys, converted from the part's own maximum to a new
- * maximum. `by` is the own maximum minus the new maximum, in base 2. */
+/* Converts the sums l (x) and e (y) of a part to a new maximum; `by` is the part's maximum minus the new one, in base
+ * 2. */
 DEVICE float2 relative_to(const float4 &part, float by)
 {
     const float scale = part.x == -CUDART_INF_F ? 0 : exp2_fast(by);
@@ -34,8 +33,8 @@ template <bool SCORE_MODS> DEVICE float4 merged(const float4 &x, const float4 &y
     return make_float4(most, __fadd_rn(u.x, v.x), __fadd_rn(u.y, v.y), 1);
 }
 
-/* A thread's maximum and sums of one of its rows. `most` is the largest element of S: the largest q.k, or with options
- * the largest score. The sums l and e are relative to `m`, a score in base 2. */
+/* A thread's maximum and sums of one of its rows. `most` is the largest q.k, or with options the largest score; l and e
+ * are relative to `m`, a score in base 2. */
 struct lane_row {
     float most, m, l, e;
 };
@@ -45,8 +44,7 @@ DEVICE lane_row no_keys()
     return { -CUDART_INF_F, -CUDART_INF_F, 0, 0 };
 }
 
-/* Merges the maxima and sums that the four lanes of a row have, each over its own keys, into one element of
- * observed_parts. The result is valid in the first of the four lanes. */
+/* Merges a row's maximum and sums over its four lanes. The result is valid in the first lane. */
 template <bool SCORE_MODS> DEVICE float4 whole_row(const lane_row &row, float scale_log2)
 {
     const float by = row.m == -CUDART_INF_F ? 0 : row.m - in_unit_2<SCORE_MODS>(row.most, scale_log2);
@@ -64,8 +62,7 @@ template <bool SCORE_MODS> DEVICE float4 whole_row(const lane_row &row, float sc
 
 /* ---- Launching a share of the blocks ----------------------------------------------------------------------------- */
 
-/* Launches a kernel on the tiles of a grid, or, if the tiles are divided among several launches (chip->shares), on the
- * tiles of share number chip->share. `blocks` blocks compute each tile together. */
+/* Launches a kernel on those tiles of a grid that chip->share selects. `blocks` blocks compute each tile together. */
 template <auto kernel, typename... Args>
 cudaError_t launch_share(const cuda_chip *chip, cuda_args a, dim3 grid, int blocks, int threads, size_t bytes,
                          cudaStream_t stream, const Args &...args)
@@ -78,8 +75,8 @@ cudaError_t launch_share(const cuda_chip *chip, cuda_args a, dim3 grid, int bloc
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
 
-/* Returns the tile of a block. *number becomes the block's number among the blocks that compute this tile. The first
- * blocks get the last tiles, because under a causal mask the last tiles take longest. */
+/* Returns the block's tile; *number becomes its number among the blocks of this tile. The first blocks get the last
+ * tiles, because under a causal mask these take longest. */
 DEVICE int shared_tile(const cuda_args &a, int blocks, int *number)
 {
     const int n = (int)(gridDim.x - 1 - blockIdx.x);

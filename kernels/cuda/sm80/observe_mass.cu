@@ -1,8 +1,6 @@
-/* observe_mass.cu: computes key_mass (the sum of each key's probabilities) of an observe, the operation that reports
- * which keys the queries attend to, on tensor cores. A block computes some keys, for one query head, and visits tiles
- * of queries in ascending order. The kernel computes S^T, whose rows are keys and whose columns are queries, so that a
- * lane adds up P of its keys in registers. The sum over a tile of queries is float32, and the sum of these sums is
- * double. */
+/* observe_mass.cu: computes key_mass (the sum of each key's probabilities) of an observe, on tensor cores. A block
+ * computes some keys, for one query head, and visits tiles of queries in ascending order. S^T has a row for each key,
+ * so a lane adds up P of its keys in registers: float32 within a tile, double over tiles. */
 #include "observe_tiles.cuh"
 
 namespace {
@@ -10,14 +8,13 @@ namespace {
 template <int D, bool SCORE_MODS> struct shared {
     typedef shape<D, SCORE_MODS> Shape;
     stages<D, SCORE_MODS> tiles;
-    /* for each query of a tile: x is `base` and y is `inverse`, from which probabilities are computed (see tile_rows);
-     * x is INFINITY if all probabilities of the query are 0 */
+    /* `base` (x) and `inverse` (y) of each query of a tile (see tile_rows); x is INFINITY if all P of the query are
+     * 0 */
     float2 end[2][Shape::BN];
     float S[SCORE_MODS ? Shape::BM : 1][SCORE_MODS ? Shape::BN + 2 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* The keys of a block: sequence b, and the first key j0 in this sequence. */
 struct key_place {
     int64_t b;
     int j0;
@@ -35,8 +32,7 @@ template <int BM> DEVICE key_place key_place_of(const cuda_args &a)
     return { b, tile * BM };
 }
 
-/* Sets all scores of queries whose base is INFINITY to -inf, so that their P are 0. Without this, a score of NaN or
- * infinity would give NaN as P. */
+/* Sets the scores of queries with a base of INFINITY to -inf, so that P is 0 and not NaN. */
 template <int MT, int NT> DEVICE void hide_queries_without_base(float (&S)[MT][NT][4], const float2 *end)
 {
 #pragma unroll
@@ -69,8 +65,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
               shown = !packed && g.observe.shown_keys > 0 ? (int)attn_min64(g.observe.shown_keys, limit.Sk) : limit.Sk;
     if (j0 >= shown) return;
     const int j1 = min(j0 + BM, limit.Sk), Sq = (int)x.s.Sq;
-    /* the block adds up probabilities of the queries i0 to i1 - 1: the queries that see one of its keys (with
-     * key_mass_rows, only those among the last queries) */
+    /* the queries i0 to i1 - 1 see one of the block's keys; with key_mass_rows, only the last queries count */
     const int64_t last_rows = g.observe.key_mass_rows > 0 ? g.observe.key_mass_rows : Sq;
     const int i0 = (int)attn_max64(attn_rows_of(&g, &x.s, j0).lo, Sq - last_rows),
               i1 = (int)attn_rows_of(&g, &x.s, j1 - 1).hi, first = i0 / BN, last = i0 < i1 ? (i1 + BN - 1) / BN : 0;
@@ -92,8 +87,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
         if constexpr (V::SCORE_MODS) return seen_tile_above(sm.seen, n - 1, last);
         else return n;
     };
-    /* Returns `base` (as x) and `inverse` (as y) of query t of tile n, where t is the index of the calling thread (t <
-     * BN). */
+    /* returns `base` (x) and `inverse` (y) of query t of tile n, where t is the calling thread (t < BN) */
     const auto end_of = [&](int n) {
         const int i = n * BN + threadIdx.x;
         if (threadIdx.x >= BN || i < i0 || i >= i1) return make_float2(CUDART_INF_F, 0);
@@ -101,8 +95,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     };
     const int begin = from(first);
     float2 end = make_float2(0, 0);
-    /* true: at least one query of the tile has no probabilities here, because it does not exist or tensor cores cannot
-     * compute it */
+    /* true: a query of the tile has no P here, because it does not exist or tensor cores cannot compute it */
     bool skips = false;
     double total[MT][2] = {};
     if (begin < last) {

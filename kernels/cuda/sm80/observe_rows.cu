@@ -1,11 +1,10 @@
-/* observe_rows.cu: the pass over the rows of an observe (the operation that reports which keys the queries attend to),
- * on tensor cores. The pass computes each row's largest score m, l = sum exp2(z - m) and e = sum exp2(z - m) (z - m).
- * If only maxima are requested, no exponential is computed. A second kernel finds the largest scores of each row
+/* observe_rows.cu: each row's largest score m, l = sum exp2(z - m) and e = sum exp2(z - m) (z - m) for an observe, on
+ * tensor cores. If only maxima are requested, no exponential is computed. A second kernel finds the largest scores
  * (top_keys).
  *
  * Each lane has its own m, l and e over its own keys of a row, so lanes exchange no data in the loop. m may be up to 8
- * (base 2) below the lane's maximum, so that l and e are rescaled only once or twice. At the end of a chunk of keys the
- * lanes' sums are merged; then the chunks are merged in order. */
+ * (base 2) below the maximum, so that l and e are rescaled only once or twice. At the end of a chunk of keys the lanes'
+ * sums are merged; then the chunks, in order. */
 #include "kernels/cuda/simple/observe_row.cuh"
 #include "observe_tiles.cuh"
 
@@ -15,14 +14,13 @@ template <int D, bool SCORE_MODS> struct shared {
     stages<D, SCORE_MODS> tiles;
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
-    /* for each row of the block, over the keys of all chunks visited so far: x is the largest score; y and z are the
-     * sums l and e, relative to x; w is 1, as in observed_parts */
+    /* for each row, over the keys so far: x is the largest score; y and z are the sums l and e, relative to x; w is 1
+     * (see observed_parts) */
     float4 row[shape<D, SCORE_MODS>::BM];
 };
 
-/* Adds the scores of a tile to the maxima and sums of the thread's two rows. S is overwritten. The exponent of a hidden
- * pair is replaced by a finite number, because the sum e has the terms P times exponent, and 0 times -inf would be
- * NaN. */
+/* Adds a tile's scores to the maxima and sums of the thread's two rows; S is overwritten. Exponents of hidden pairs
+ * become finite, because e has terms P times exponent, and 0 * -inf is NaN. */
 template <int SUMS, bool SCORE_MODS, int NT>
 DEVICE void add_tile(float (&S)[NT][4], lane_row (&rows)[2], float scale_log2, bool bounded)
 {
@@ -41,7 +39,7 @@ DEVICE void add_tile(float (&S)[NT][4], lane_row (&rows)[2], float scale_log2, b
             row.l *= scale;
             row.m = y;
         }
-        /* m is -inf until the row has seen a key; 0 then replaces m, because -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key; -inf - -inf would be NaN */
         const float base = row.m == -CUDART_INF_F ? 0 : row.m;
 #pragma unroll
         for (int nt = 0; nt < NT; nt++)
@@ -73,8 +71,7 @@ DEVICE void add_tile(float (&S)[NT][4], lane_row (&rows)[2], float scale_log2, b
     }
 }
 
-/* Computes the maxima and sums of rows. SUMS is 0 for maxima only, 1 for maxima and the sums l, and 2 for maxima and
- * the sums l and e (observed_parts). */
+/* SUMS is 0 for maxima only, 1 for maxima and the sums l, 2 for maxima and the sums l and e (observed_parts). */
 template <class V, int SUMS>
 __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     rows_of_tiles(const __grid_constant__ cuda_args a, limits whole, float scale_log2,
@@ -117,8 +114,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
 #pragma unroll
     for (int mt = 0; mt < MT; mt++) rows[mt][0] = rows[mt][1] = no_keys();
     const int of_chunk = OBSERVE_CHUNK / BN;
-    /* Returns the first tile, from tile number n on, that belongs to this block. If the keys are divided among several
-     * blocks, this block has every parts.blocks-th chunk of keys, from chunk `number` on. */
+    /* Returns this block's first tile from tile n on. If several blocks share the keys, this block has every
+     * parts.blocks-th chunk of keys, from chunk `number` on. */
     const auto own_tile = [&](int n) {
         const int blocks = parts.blocks;
         for (;;) {
@@ -157,11 +154,11 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
 
 /* ---- The largest scores of a row --------------------------------------------------------------------------------- */
 
-/* Shared memory of tops_of_tiles(). The lists of the block's rows lie behind this struct: first the top scores of each
- * row, then the top keys of each row. */
+/* Shared memory of tops_of_tiles(). Behind this struct lie the top scores of each row of the block, and then the top
+ * keys. */
 template <int D> struct top_shared {
     shared<D, true> of_rows;
-    /* for each row of the block: the smallest score in the row's list of top scores, or -inf if the list is not full */
+    /* the smallest score in each row's list of top scores, or -inf if the list is not full */
     float least[shape<D, true>::BM];
 };
 
@@ -227,7 +224,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, 1)
                         top_keys[row * most + lane + 32 * slot] = top.key[slot];
                     }
                 const float now = top_least(top, most);
-                __syncwarp(); /* after this barrier sm.least[row] may be overwritten, because all lanes have read it */
+                __syncwarp(); /* after this barrier all lanes have read sm.least[row] */
                 if (lane == 0) sm.least[row] = now;
             }
             __syncwarp();
@@ -235,8 +232,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, 1)
     const attn_view &keys_view = g.view[ATTN_T_top_keys], &weights = g.view[ATTN_T_top_weights];
     for (int r = warp * 16; r < warp * 16 + 16 && place.i0 + r < place.Sq; r++) {
         const int64_t at = lse_at(a, x, place.i0 + r), line = x.s.q_start + place.i0 + r;
-        /* a kernel of simple/observe.cu computes the top keys of a strange row (a row that tensor cores cannot
-         * compute) */
+        /* tensor cores cannot compute this row; simple/observe.cu finds its top keys */
         if (results.strange[at]) continue;
         const top_list top = list_of(r);
         for (int slot = 0; slot < 2; slot++) {

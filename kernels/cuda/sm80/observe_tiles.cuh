@@ -1,16 +1,7 @@
-/* observe_tiles.cuh: code that the passes (kernels) of an observe on tensor cores share. An observe reports which keys
- * the queries attend to.
- *
- * A block owns BM rows of q (or of k), which stay in registers as fragments, and visits tiles of BN rows of k (or of
- * q):
- *
- *     load the own rows into registers;  load tile 0
- *     for each tile:  wait for the tile;  load the next tile       the copy runs while products are computed
- *                     S = own tile^T;  hide;  visit(S)
- *
- * Shared memory has two stages (buffers), so a tile takes only one barrier. A block's own rows are queries, and its
- * tiles are keys. For key_mass own rows are keys, and tiles are queries. scores.cuh explains which elements of S a lane
- * has. */
+/* observe_tiles.cuh: code that the passes (kernels) of an observe on tensor cores share. A block owns BM rows of q (for
+ * key_mass: of k), which stay in registers as fragments, and visits tiles of BN rows of k (or q). There are two buffers
+ * for tiles, so a tile takes only one barrier, and the next tile is copied while products are computed. scores.cuh
+ * explains which elements of S a lane has. */
 #ifndef ATTN_SM80_OBSERVE_TILES_CUH
 #define ATTN_SM80_OBSERVE_TILES_CUH
 
@@ -20,8 +11,8 @@
 
 namespace {
 
-/* The shape of a block. With options (softcap, bias, masks, ...), and for head sizes above 128, each warp computes only
- * one block of 16 rows, because registers are scarce. */
+/* With options (softcap, bias, masks, ...), and for head sizes above 128, a warp computes only 16 rows, because
+ * registers are scarce. */
 template <int D, bool SCORE_MODS_> struct shape {
     static const bool SCORE_MODS = SCORE_MODS_;
     static const int WARPS = D > 128 ? 8 : 4, THREADS = 32 * WARPS, BN = 64, MT = D > 128 || SCORE_MODS ? 1 : 2,
@@ -33,12 +24,11 @@ template <int D, bool SCORE_MODS_> struct shape {
 
 template <int D, bool SCORE_MODS> struct stages {
     typedef shape<D, SCORE_MODS> Shape;
-    /* memory for two tiles; before the first tile it holds the block's own rows */
+    /* memory for two tiles; at first it holds the block's own rows */
     alignas(1024) uint16_t tile[2][Shape::BN * D];
     static_assert(Shape::BM <= 2 * Shape::BN, "the own rows fit");
 };
 
-/* The template arguments of the kernel variant that computes a problem. */
 template <typename T_, int D_, bool SCORE_MODS_, bool PAGED_> struct variant {
     typedef T_ T;
     static const int D = D_;
@@ -46,7 +36,6 @@ template <typename T_, int D_, bool SCORE_MODS_, bool PAGED_> struct variant {
     typedef shape<D, SCORE_MODS> Shape;
 };
 
-/* Calls visit() with the kernel variant for a problem, and returns its result. */
 template <bool SCORE_MODS, typename T, int D, typename F> auto with_pages(const attn_plan *plan, F visit)
 {
     return has_pages(plan) ? visit(variant<T, D, SCORE_MODS, true>()) : visit(variant<T, D, SCORE_MODS, false>());
@@ -68,8 +57,6 @@ template <typename F> auto with_variant(const attn_plan *plan, F visit)
     return has_options(plan) ? with_options<true>(plan, visit) : with_options<false>(plan, visit);
 }
 
-/* Loads the block's own rows (those that it keeps for all tiles) from shared memory into registers, as operand A of
- * mma.sync. */
 template <int D, class Shape> DEVICE void take_rows(uint32_t (&own)[Shape::MT][D / 16][4], uint32_t down)
 {
     const int warp = threadIdx.x / 32;
@@ -79,9 +66,9 @@ template <int D, class Shape> DEVICE void take_rows(uint32_t (&own)[Shape::MT][D
         for (int kk = 0; kk < D / 16; kk++) a_rows_of<D>(own[mt][kk], down, 0, (warp * Shape::MT + mt) * 16, kk * 16);
 }
 
-/* Visits the tiles `tile`, next(tile), ... below `end`. For each tile it calls visit(S, tile, after, stage): S has the
- * scores of the tile, `after` is the index of the next tile, and `stage` is the index of the tile's buffer. load(to,
- * tile) begins to copy a tile; arrive() waits for the copy and is a barrier of the block. */
+/* Visits the tiles `tile`, next(tile), ... below `end`: visit(S, tile, after, stage) gets the scores, the next tile,
+ * and the index of the tile's buffer. load(to, tile) begins to copy a tile; arrive() waits for the copy and is a
+ * barrier of the block. */
 template <typename T, int D, class Shape, class LOAD, class ARRIVE, class NEXT, class VISIT>
 DEVICE void for_tiles(uint16_t (&tiles)[2][Shape::BN * D], const uint32_t (&own)[Shape::MT][D / 16][4], int tile,
                       int end, LOAD load, ARRIVE arrive, NEXT next, VISIT visit)
@@ -92,7 +79,7 @@ DEVICE void for_tiles(uint16_t (&tiles)[2][Shape::BN * D], const uint32_t (&own)
     for (int stage = 0; tile < end; stage ^= 1) {
         const int after = next(tile);
         cp_async_wait<0>();
-        arrive(); /* after this call the tile has arrived for all threads, and no thread reads the previous tile */
+        arrive(); /* now the tile has arrived for all threads, and no thread reads the previous tile */
         if (after < end) load(tiles[stage ^ 1], after);
         cp_async_commit();
         float S[Shape::MT][Shape::BN / 8][4] = {};
@@ -111,7 +98,6 @@ DEVICE void for_tiles(uint16_t (&tiles)[2][Shape::BN * D], const uint32_t (&own)
     cp_async_wait<0>();
 }
 
-/* Returns the score of a pair before the conversion to base 2, or -inf if the query does not see the key. */
 DEVICE float visible_score(const cuda_args &a, const head_args &x, const limits &limit, int i, int key, float dot)
 {
     float derivative;
@@ -120,8 +106,8 @@ DEVICE float visible_score(const cuda_args &a, const head_args &x, const limits 
     return sees ? score(a, x, i, key, dot, &derivative) : -CUDART_INF_F;
 }
 
-/* Applies masks and options to the scores S. In the variant without options, it only sets the scores that causal,
- * window and lengths hide to -inf. The block's own rows must be queries, from q0 on. */
+/* Applies masks and options to S. Without options, it only sets scores that causal, window and lengths hide to -inf.
+ * The block's own rows must be queries, from q0 on. */
 template <class Shape, int NT>
 DEVICE void finish_scores(float (&S)[Shape::MT][NT][4], scores_on_their_way<Shape> &way, const cuda_args &a,
                           const head_args &x, const limits &limit, int q0, int tile, bool bounded)
@@ -138,14 +124,14 @@ DEVICE void finish_scores(float (&S)[Shape::MT][NT][4], scores_on_their_way<Shap
     }
 }
 
-/* Returns an element of S, converted to a score in base 2, minus the row's `base`. */
+/* Returns an element of S as a score in base 2, minus the row's `base`. */
 template <bool SCORE_MODS> DEVICE float exponent(float s, float scale_log2, float base)
 {
     return SCORE_MODS ? in_base_2(s) - base : fmaf(s, scale_log2, -base);
 }
 
-/* The tiles of keys that a block's queries [q0, q1) see. Each of tiles [first, last) has a key that at least one query
- * sees. All queries see all keys of tiles [free_first, free_last), which therefore need no causal or window test. */
+/* The tiles of keys of queries [q0, q1): each of tiles [first, last) has a key that one of them sees; in tiles
+ * [free_first, free_last), all of them see all keys. */
 struct key_range {
     int first, last, free_first, free_last;
 };

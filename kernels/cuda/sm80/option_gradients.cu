@@ -1,31 +1,15 @@
-/* option_gradients.cu: dbias and dalibi_slopes on tensor cores by mma.sync, for 16-bit inputs and head dims up to 256.
- * Both families of kernels (sm80, sm90) launch this kernel after those of dq, dk and dv. It computes once more, tile by
- * tile:
+/* option_gradients.cu: dbias and dalibi_slopes on tensor cores by mma.sync, for 16-bit inputs and head dims up to 256,
+ * after the kernels for dq, dk and dv. It recomputes S = Q K^T, dP = dO V^T, P = exp(S with all options - lse) and dZ =
+ * P (dP - delta), tile by tile, in launches of four kinds:
  *
- *     S = Q K^T       dP = dO V^T       P = exp(S with all options - lse)       dZ = P (dP - delta)
+ * EACH_PAIR: dbias is not shared, and each tile of dZ is a tile of dbias.
+ * OVER_HEADS: dbias is shared by batch rows or heads; a block owns a tile of dbias, and adds up their dZ.
+ * OVER_QUERIES: dbias is shared by queries; a block owns 128 keys, and adds up dZ of all queries.
+ * OF_ROWS: for dalibi_slopes, a block computes the sum of dZ times distance of 128 queries (then head_sums.cu).
  *
- * A launch is of one of four kinds (enum sum_kind). The kind says which pairs a block visits, and what the block adds
- * up:
- *
- *   EACH_PAIR     dbias of all batch rows, heads and queries: each tile of dZ is a tile of dbias
- *   OVER_HEADS    dbias shared by batch rows or heads: a block owns a tile of dbias, and adds up dZ of all heads and
- *                 batch rows in registers
- *   OVER_QUERIES  dbias shared by queries: a block owns 128 keys, and adds up dZ of all queries that see the keys
- *   OF_ROWS       dalibi_slopes: a block owns 128 queries and computes the sum of dZ times distance of each query;
- *                 head_sums.cu adds up the queries of a head
- *
- * Every sum has a fixed order, so results have the same bits in every run. If a problem has few tiles of dbias, the
- * terms of a tile are divided among several blocks. Each of these blocks writes its sum to the workspace, and add_parts
- * adds up the sums in order. The number of blocks per tile depends on the problem alone.
- *
- * A block has 8 warps and a tile of 128 queries by 128 keys; a warp computes 32 queries by 64 keys. Tiles of Q, K, dO
- * and V arrive in chunks of 64 channels, first all chunks of Q and K, then those of dO and V, so registers and shared
- * memory of a block do not depend on the head size. Blocks of EACH_PAIR and OF_ROWS have one tile of queries and visit
- * one tile of keys after the other. If Q and dO fit, these blocks keep them in shared memory, which halves the bytes
- * that they read from the L2.
- *
- * Scores stay in registers. If a score is not finite, or P cannot be computed from lse in base 2, the block computes
- * this tile's P and dZ pair by pair, without tensor cores (careful_block()). */
+ * Every sum has a fixed order. If dbias has few tiles, several blocks share the terms of a tile, and add_parts adds up
+ * their sums. A block has 8 warps and a tile of 128 queries by 128 keys, which arrive in chunks of 64 channels. If a
+ * score is not finite, or P cannot be computed from lse in base 2, careful_block() computes the tile pair by pair. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/pair.cuh"
 #include "kernels/cuda/simple/head_sums.h"
@@ -41,42 +25,36 @@ enum {
     SIDE = 128, /* number of queries, and of keys, of a tile */
     CHUNK = 64, /* number of channels (columns of q, k, v, dout) of a chunk */
     THREADS = 256,
-    STAGES = 3, /* number of chunks for which shared memory has room; some of them are being loaded, and one is in
-                 * use */
+    STAGES = 3, /* number of chunks in shared memory: one is in use, the others are being loaded */
     MT = 2,     /* a warp computes MT blocks of 16 queries x NT blocks of 8 keys */
     NT = 8,
     PIECE = SIDE * CHUNK, /* number of elements of a chunk of one tensor */
-    BLOCK = 16,           /* careful_block() computes pairs of BLOCK queries and BLOCK keys */
+    BLOCK = 16,           /* careful_block() computes BLOCK x BLOCK pairs at a time */
     LINE = BLOCK + 2
 };
 
-/* What one launch computes: the pairs that its blocks visit, and the address to which it writes sums. */
 struct work {
     saved s;
-    attn_view to; /* where the launch writes its sums: dbias itself, or the workspace with separate sums for each
-                   * block */
-    /* distance, in elements of `to`, between the sums of two consecutive blocks that compute terms of the same tile */
+    attn_view to; /* where sums are written: dbias, or the workspace with separate sums for each block */
+    /* number of elements between the sums of two blocks that share a tile */
     int64_t part_elements;
-    int batches, heads;     /* an element of dbias is a sum over this many batch rows, and over this many heads */
-    int q_tiles, key_tiles; /* number of tiles of queries, and of keys, of one head */
-    int parts;              /* number of blocks among which the terms of each element of dbias are divided */
-    /* true: Q and dO stay in shared memory while the block visits one tile of keys after the other */
+    int batches, heads; /* an element of dbias is a sum over this many batch rows and heads */
+    int q_tiles, key_tiles;
+    int parts; /* number of blocks that share the terms of an element of dbias */
+    /* true: Q and dO stay in shared memory while the block visits tiles of keys */
     bool resident;
-    bool bias_stays; /* true: the block's tile of the bias stays in shared memory (shared_bias) */
-    bool given;      /* true: the client gave out and lse; false: out and lse are recomputed */
-    /* bias_in_pairs: elements 2 n and 2 n + 1 of a row of the bias are aligned, so that one instruction can read both.
-     * dbias_in_pairs: one instruction can write both elements of a row of dbias. */
+    bool bias_stays; /* true: the block's tile of the bias stays in shared memory */
+    bool given;
+    /* true: one instruction can read elements 2 n and 2 n + 1 of a row of the bias, or write those of dbias */
     bool bias_in_pairs, dbias_in_pairs;
 };
 
-/* A tile of pairs in head h of sequence b: the queries from i0 on and the keys from j0 on. */
 struct pair_tile_place {
     int b, h, i0, j0;
 };
 
 /* ---- Which tiles a block visits ---------------------------------------------------------------------------------- */
 
-/* The tiles of pairs that a block visits, one after the other: place(n) for n from `begin` to `end` - 1. */
 template <sum_kind KIND> struct visits {
     int b, h, i0, j0, part, begin, end;
     int heads, q_tiles;
@@ -88,8 +66,8 @@ template <sum_kind KIND> struct visits {
         return { b + term / heads, h + term % heads, KIND == OVER_QUERIES ? tile * SIDE : i0, j0 };
     }
 
-    /* Returns the index of the first tile, from tile n on, that has a pair which causal, window and lengths leave
-     * visible; `end` if there is none. */
+    /* Returns the first tile from n on with a pair that causal, window and lengths leave visible, or `end` if there is
+     * none. */
     DEVICE int visible_from(const attn_geometry &g, int n) const
     {
         const auto is_visible = [&](const pair_tile_place &at) {
@@ -103,7 +81,6 @@ template <sum_kind KIND> struct visits {
     }
 };
 
-/* Sets the range of tiles of keys that the block's queries see. */
 template <sum_kind KIND> DEVICE void visit_keys(visits<KIND> &v, const attn_geometry &g, const attn_sequence &s)
 {
     const attn_range keys = attn_keys_of_rows(&g, &s, v.i0, attn_min64(v.i0 + SIDE, s.Sq));
@@ -139,12 +116,11 @@ template <sum_kind KIND> DEVICE visits<KIND> visits_of(const cuda_args &a, const
 
 /* ---- Loading chunks to shared memory ----------------------------------------------------------------------------- */
 
-/* Where chunks (64 channels of a tile) lie in shared memory. If work.resident is true, all chunks of Q and dO come
- * first, and then STAGES buffers with a chunk of K or V each. If it is false, there are only STAGES buffers, each with
- * a chunk of K or V and then a chunk of Q or dO. */
+/* Where chunks (64 channels of a tile) lie in shared memory. If `resident` is true: all chunks of Q and dO, then STAGES
+ * buffers for K or V. If it is false: STAGES buffers, each for a chunk of K or V and one of Q or dO. */
 struct chunks {
     uint16_t *memory;
-    /* `of_qk`: number of chunks of Q (and of K) of a tile; `all`: number of chunks of Q and dO together */
+    /* of_qk: number of chunks of Q (and of K) of a tile; all: number of chunks of Q and dO together */
     int of_qk, all;
     bool resident;
 
@@ -179,7 +155,7 @@ DEVICE void load_keys(const cuda_args &a, const pair_tile_place &at, const chunk
                  of_qk ? g.dims.D : g.dims.Dv, (of_qk ? chunk : chunk - c.of_qk) * CHUNK, c.keys(stage), at.j0);
 }
 
-/* The chunk that the block loads next: chunk number `chunk` of tile n. */
+/* The next chunk to load: chunk number `chunk` of tile n. */
 template <sum_kind KIND> struct load_cursor {
     int n, chunk;
 
@@ -193,7 +169,6 @@ template <sum_kind KIND> struct load_cursor {
         }
         cp_async_commit();
     }
-    /* Begins to load the first chunks of tile n into the first stages (buffers). */
     DEVICE void begin(const cuda_args &a, const visits<KIND> &v, const chunks &c, int first)
     {
         n = first, chunk = 0;
@@ -203,18 +178,18 @@ template <sum_kind KIND> struct load_cursor {
 
 /* ---- Computing P and dZ from scores ------------------------------------------------------------------------------ */
 
-/* The pairs that a warp computes of a tile. Element e of block (mt, nt) of a lane is the pair of query i + 16 mt + 8 (e
- * / 2) and key j + 8 nt + e % 2. */
+/* A warp's pairs of a tile. Element e of block (mt, nt) of a lane is the pair of query i + 16 mt + 8 (e / 2) and key j
+ * + 8 nt + e % 2. */
 struct warp_pairs {
     head_args x;
     limits limit;
-    int i, j; /* the lane's first query and key */
+    int i, j;
 };
 typedef float pair_numbers[MT][NT][4];
 typedef float row_numbers[MT][2];
 
-/* Calls visit(mt, half, i) for each query i of the lane. The lane has two rows in each of the warp's blocks of 16 rows.
- * The query is the lane's row `half` (0 or 1) of block mt. */
+/* Calls visit(mt, half, i) for each query i of the lane, which is the lane's row `half` (0 or 1) in block mt of 16
+ * rows. */
 template <class F> DEVICE void for_queries(const warp_pairs &x, F visit)
 {
 #pragma unroll
@@ -233,7 +208,7 @@ DEVICE void load_row_numbers(const cuda_args &a, const saved &s, const warp_pair
     });
 }
 
-/* Adds the bias to scores in base 2. IN_PAIRS: two neighbouring elements of the bias are read at once. */
+/* Adds the bias to scores in base 2. IN_PAIRS: reads two neighbouring elements at once. */
 template <attn_dtype DTYPE, bool IN_PAIRS>
 DEVICE void add_bias_of(const cuda_args &a, const warp_pairs &x, pair_numbers &S)
 {
@@ -272,9 +247,8 @@ template <bool IN_PAIRS> DEVICE void add_bias(const cuda_args &a, const warp_pai
     }
 }
 
-/* A tile of the bias in shared memory, in base 2, for blocks of kind OVER_HEADS. Such a block adds up dZ over heads and
- * batch rows that have the same bias, so it loads the tile only once. Rows are 136 floats apart, so that a warp's
- * accesses have no bank conflict. */
+/* A tile of the bias, in base 2, for OVER_HEADS, where a block adds up heads and batch rows with the same bias. Rows
+ * are 136 floats apart to avoid bank conflicts. */
 struct shared_bias {
     float z[SIDE][SIDE + 8];
 };
@@ -284,7 +258,7 @@ DEVICE shared_bias &bias_behind_stages(void *memory)
     return *(shared_bias *)((uint16_t *)memory + 2 * STAGES * PIECE);
 }
 
-/* Loads the block's tile of the bias. A barrier must follow before any thread reads the tile. */
+/* Loads the block's tile of the bias. A barrier must follow before any thread reads it. */
 template <sum_kind KIND> DEVICE void load_bias(const cuda_args &a, const visits<KIND> &v, shared_bias &to)
 {
     const attn_view &bias = a.g.view[ATTN_T_bias];
@@ -297,7 +271,6 @@ template <sum_kind KIND> DEVICE void load_bias(const cuda_args &a, const visits<
     }
 }
 
-/* Adds the bias to scores in base 2. i0 and j0 are the first query and key of the block's tile. */
 DEVICE void add_bias_of_block(const shared_bias &bias, const warp_pairs &x, int i0, int j0, pair_numbers &S)
 {
     for_queries(x, [&](int mt, int half, int i) {
@@ -310,7 +283,6 @@ DEVICE void add_bias_of_block(const shared_bias &bias, const warp_pairs &x, int 
     });
 }
 
-/* Returns the distance between the positions of the lane's query i and of its first key j: i + Sk - Sq - j. */
 DEVICE float first_distance(const warp_pairs &x, int i)
 {
     return (float)(i + x.x.s.Sk - x.x.s.Sq - x.j);
@@ -363,8 +335,8 @@ DEVICE void hide_by_flash_mask(const cuda_args &a, const warp_pairs &x, pair_num
         }
 }
 
-/* Multiplies dP by the factors of dropout. Four lanes have the same queries; each of the four computes the random bits
- * of two of the warp's eight blocks of keys. */
+/* Multiplies dP by the factors of dropout. Of the four lanes with the same queries, each computes the random bits of
+ * two of the warp's eight blocks of keys. */
 DEVICE void drop_pairs(const cuda_args &a, const warp_pairs &x, int lane, pair_numbers &dP)
 {
     uint32_t mine[2] = {};
@@ -384,7 +356,7 @@ DEVICE void drop_pairs(const cuda_args &a, const warp_pairs &x, int lane, pair_n
     }
 }
 
-/* Returns whether all scores are finite in base 2, given S = q.k. */
+/* Returns whether all scores are finite in base 2; S is q.k. */
 DEVICE bool scores_are_finite(const warp_pairs &x, const pair_numbers &S)
 {
     const float factor = x.x.scale * LOG2E;
@@ -394,13 +366,11 @@ DEVICE bool scores_are_finite(const warp_pairs &x, const pair_numbers &S)
 #pragma unroll
         for (int nt = 0; nt < NT; nt++)
 #pragma unroll
-            /* `zero` stays 0 if all scores are finite, and else becomes NaN, because 0 times infinity or NaN is NaN */
+            /* `zero` becomes NaN if a score is not finite */
             for (int e = 0; e < 4; e++) zero = fmaf(S[mt][nt][e] * factor, 0, zero);
     return zero == 0;
 }
 
-/* Turns the products S = q.k into scores in base 2, with softcap. The options are tested once per tile, not once per
- * pair. */
 DEVICE void scale_scores(const warp_pairs &x, pair_numbers &S)
 {
     const float cap = x.x.options.softcap;
@@ -414,8 +384,8 @@ DEVICE void scale_scores(const warp_pairs &x, pair_numbers &S)
             for (int e = 0; e < 4; e++) S[mt][nt][e] = cap * LOG2E * tanhf(S[mt][nt][e]);
 }
 
-/* Replaces scores in base 2 by probabilities P, and dP by dZ, the gradient of the scores after softcap. If the bias is
- * in shared memory (w.bias_stays), the caller must have added it to the scores. */
+/* Replaces scores in base 2 by P, and dP by dZ, the gradient of the scores after softcap. With w.bias_stays, the caller
+ * has already added the bias. */
 DEVICE void gradients_of_pairs(const cuda_args &a, const work &w, const warp_pairs &x, int lane,
                                const row_numbers &lse2, const row_numbers &delta, pair_numbers &S, pair_numbers &dP)
 {
@@ -425,7 +395,7 @@ DEVICE void gradients_of_pairs(const cuda_args &a, const work &w, const warp_pai
     if (x.x.slope != 0) add_alibi(x, S);
     if (g.view[ATTN_T_keep_mask].data) hide_by_keep_mask(a, x, S);
     if (g.view[ATTN_T_mask_startend_rows].data) hide_by_flash_mask(a, x, S);
-    const int i = x.i - lane / 4, j = x.j - lane % 4 * 2; /* the warp's first query and key */
+    const int i = x.i - lane / 4, j = x.j - lane % 4 * 2;
     if (j < i + 31 + x.limit.lo || j + 63 >= min(i + x.limit.hi, x.limit.Sk))
 #pragma unroll
         for (int mt = 0; mt < MT; mt++) hide_keys(S[mt], x.limit, x.i + mt * 16, x.j);
@@ -437,20 +407,19 @@ DEVICE void gradients_of_pairs(const cuda_args &a, const work &w, const warp_pai
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float p = exp2_fast(S[mt][nt][e] - lse2[mt][e / 2]);
-                /* If P is 0 (the pair is hidden, or P was rounded to 0), dS must be 0 even if dP is not finite. */
+                /* a pair with a P of 0 has a dZ of 0, even if dP is not finite */
                 dP[mt][nt][e] = p > 0 ? p * (dP[mt][nt][e] - delta[mt][e / 2]) : 0;
                 S[mt][nt][e] = p > 0 ? p : 0;
             }
 }
 
-/* A warp's shared memory for BLOCK x BLOCK pairs: q.k, later overwritten by the probability P; and dP, later
- * overwritten by dZ. */
+/* A warp's BLOCK x BLOCK pairs: q.k, later P; and dP, later dZ. */
 struct careful_pairs {
     float z[BLOCK][LINE], w[BLOCK][LINE];
 };
 
-/* Computes P and dZ of the pairs of BLOCK queries from i on and BLOCK keys from j on, without tensor cores, one pair
- * after the other. The whole warp calls it. */
+/* Computes P and dZ of BLOCK queries from i on and BLOCK keys from j on, without tensor cores. The whole warp calls
+ * it. */
 __device__ __noinline__ void careful_block(const cuda_args &a, const saved &s, const head_args &x, const limits &limit,
                                            int i, int j, careful_pairs &pairs)
 {
@@ -466,7 +435,7 @@ __device__ __noinline__ void careful_block(const cuda_args &a, const saved &s, c
         float p = hidden ? 0 : exp2_fast(exponent_of(a, s, x, query, z, lse_in_base_2(lse)));
         const float drop = hidden ? 0 : dropout(a, x, query, key);
         float dz = p == 0 ? 0 : p * (drop == 0 ? -delta : drop * pairs.w[r][c] - delta);
-        /* If P is NaN although lse is not, recompute P from the rows of q and k. */
+        /* P is NaN although lse is not: recompute it from the rows of q and k */
         unsigned again = __ballot_sync(ALL_LANES, p != p && lse == lse);
         for (; again; again &= again - 1) {
             const int from = __ffs(again) - 1, m = n - (int)threadIdx.x % 32 + from;
@@ -479,13 +448,11 @@ __device__ __noinline__ void careful_block(const cuda_args &a, const saved &s, c
     __syncwarp();
 }
 
-/* Replaces q.k by P, and dP by dZ, with careful_block(), which computes one pair at a time. */
 DEVICE void careful_gradients(const cuda_args &a, const work &w, const warp_pairs &x, int lane, careful_pairs &pairs,
                               pair_numbers &S, pair_numbers &dP)
 {
     const int r = lane / 4, c = lane % 4 * 2;
-    /* copies of x.x and x.limit, because careful_block() takes references: if it got a reference to a member of `x`,
-     * the compiler could not keep `x` in registers */
+    /* these are copies, because a reference to a member of `x` would keep `x` out of registers */
     const head_args head = x.x;
     const limits limit = x.limit;
 #pragma unroll
@@ -512,7 +479,6 @@ DEVICE void careful_gradients(const cuda_args &a, const work &w, const warp_pair
 
 /* ---- Storing or adding up dZ ------------------------------------------------------------------------------------- */
 
-/* Writes dZ of the lane's pairs to rows of dbias or to the block's sums in the workspace. */
 DEVICE void store_pairs(const cuda_args &a, const work &w, const warp_pairs &x, int64_t at, const pair_numbers &dZ)
 {
     const int Sq = (int)a.g.dims.Sq, Sk = (int)a.g.dims.Sk;
@@ -529,7 +495,7 @@ DEVICE void store_pairs(const cuda_args &a, const work &w, const warp_pairs &x, 
     });
 }
 
-/* Writes zeros to the block's rows of dbias, for keys that none of the block's queries sees. */
+/* Writes zeros to the block's rows of dbias, for keys that none of its queries sees. */
 DEVICE void store_zeros(const cuda_args &a, const work &w, const visits<EACH_PAIR> &v)
 {
     const int Sk = (int)a.g.dims.Sk, rows = (int)attn_min64(SIDE, a.g.dims.Sq - v.i0);
@@ -539,8 +505,8 @@ DEVICE void store_zeros(const cuda_args &a, const work &w, const visits<EACH_PAI
             if (j < v.begin * SIDE || j >= v.end * SIDE) ((float *)w.to.data)[at + r * w.to.row + j] = 0;
 }
 
-/* Four sums over the keys of a query: of P, of dZ, of P times distance, and of dZ times distance. Distance is the
- * distance between the positions of query and key. */
+/* Sums over the keys of a query: of P, of dZ, of P times distance, and of dZ times distance (between the positions of
+ * query and key). */
 struct far_sums {
     float p, dz, p_far, dz_far;
 };
@@ -558,7 +524,7 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
                 const float far = fabsf(first - (float)(nt * 8 + e)), p = P[mt][nt][half * 2 + e],
                             dz = dZ[mt][nt][half * 2 + e];
                 sum.dz_far = fmaf(dz, far, sum.dz_far);
-                if (GIVEN) continue; /* if the client gave out and lse, far_of_row() reads only the sum dz_far */
+                if (GIVEN) continue; /* far_of_row() reads the other sums only if the client gave no out and lse */
                 sum.p += p;
                 sum.dz += dz;
                 sum.p_far = fmaf(p, far, sum.p_far);
@@ -566,8 +532,8 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
     });
 }
 
-/* Adds up the partial sums of each query, which are in four lanes of each of two warps. Writes the query's sum of dZ
- * times distance, computed by far_of_row(). `other` is shared memory for one sum per query. */
+/* Adds up each query's partial sums over four lanes of two warps, and writes its sum of dZ times distance
+ * (far_of_row()). `other`: shared memory, one sum per query. */
 DEVICE void store_far(const cuda_args &a, const work &w, const warp_pairs &x, far_sums (&sums)[MT][2], far_sums *other)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -591,8 +557,7 @@ DEVICE void store_far(const cuda_args &a, const work &w, const warp_pairs &x, fa
     });
 }
 
-/* Adds up the columns of dZ over the block's queries, and writes the sums. `columns` is shared memory with one sum for
- * each key and each group of 32 queries. */
+/* Writes the sums of dZ over the block's queries. `columns`: shared memory, one sum per key and group of 32 queries. */
 DEVICE void store_columns(const cuda_args &a, const work &w, int64_t at, int j0, float (&sums)[NT][2],
                           float (*columns)[SIDE])
 {
@@ -612,7 +577,6 @@ DEVICE void store_columns(const cuda_args &a, const work &w, int64_t at, int j0,
 
 /* ---- The kernels ------------------------------------------------------------------------------------------------- */
 
-/* The sums in registers to which a block adds while it visits its tiles. */
 template <sum_kind KIND> struct kept_sums {
     float pairs[KIND == OVER_HEADS ? MT : 1][NT][4] = {};
     float columns[NT][2] = {};
@@ -650,8 +614,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         row_numbers lse2, delta;
         load_row_numbers(a, w.s, x, lse2, delta);
 
-        /* Adds the products of chunk number `chunk` to `to`, and begins to load the chunk that comes STAGES - 1 chunks
-         * later. */
+        /* adds the products of chunk number `chunk` to `to`, and begins to load the chunk STAGES - 1 later */
         const auto add_product = [&](float(&to)[MT][NT][4], int chunk) {
             cp_async_wait<STAGES - 2>();
             /* after this barrier the chunk has arrived, and no thread reads the buffer that the next copy overwrites */
@@ -673,7 +636,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         for_queries(x, [&](int mt, int half, int) { odd |= lse2[mt][half] != lse2[mt][half]; });
         if (__syncthreads_or(odd)) {
             cp_async_wait<0>();
-            /* after this barrier no thread uses the buffers of chunks, so careful_gradients() may overwrite them */
+            /* after this barrier no thread uses the chunks, so careful_gradients() may overwrite them */
             __syncthreads();
             careful_gradients(a, w, x, lane, ((careful_pairs *)c.keys(0))[warp], S, dP);
             __syncthreads();
@@ -701,8 +664,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 }
     }
     cp_async_wait<0>();
-    __syncthreads(); /* after this barrier no thread reads or writes the buffers of chunks, so they may be
-                      * overwritten */
+    __syncthreads(); /* after this barrier no thread uses the chunks */
     const int64_t to = attn_at(&w.to, v.b, v.h, 0) + v.part * w.part_elements;
     x.i = v.i0 + row + lane / 4;
     x.j = v.j0 + column + lane % 4 * 2;
@@ -714,8 +676,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-/* For each element of dbias, several blocks have written partial sums, numbered 0 to parts - 1. Adds up these sums in
- * order. */
+/* Adds up, in order, the sums that several blocks have written for each element of dbias. */
 __global__ void __launch_bounds__(256)
     add_parts(attn_view to, const float *from, int64_t Sk, int64_t Sq, int64_t heads, int64_t elements, int parts)
 {
@@ -729,21 +690,19 @@ __global__ void __launch_bounds__(256)
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* How the elements of dbias are divided among launches and blocks. */
 struct division {
     sum_kind kind;
-    /* cells: number of tiles of dbias; terms: number of tiles of dZ that are added up to one tile of dbias, which is
-     * batches * heads, and for OVER_QUERIES also times the tiles of queries */
+    /* cells: number of tiles of dbias; terms: number of tiles of dZ that are added up to one tile of dbias */
     int64_t elements, cells, terms, batches, heads;
-    int64_t nb, nh, nq; /* the sizes of dbias along batch rows, heads and queries; 1 if dbias is shared along that
-                         * axis */
+    int64_t nb, nh, nq; /* sizes of dbias along batch rows, heads and queries; 1 along an axis over which it is
+                         * shared */
     int parts;
 };
 
-/* The number of thread blocks that a launch should have: twice the number of multiprocessors of a large GPU. The number
- * is a constant, so that the order of sums does not depend on the GPU. */
+/* The number of blocks that a launch should have: twice the multiprocessors of a large GPU. It is a constant, so that
+ * the order of sums does not depend on the GPU. */
 const int64_t ENOUGH_BLOCKS = 264;
-/* The terms of one tile of dbias are divided among at most this many blocks. */
+/* At most this many blocks share the terms of one tile of dbias. */
 const int64_t MOST_PARTS = 64;
 
 division division_of(const attn_plan *plan)
@@ -764,7 +723,7 @@ division division_of(const attn_plan *plan)
     return x;
 }
 
-/* Returns whether elements 2 n and 2 n + 1 of each row are aligned, so that one instruction can read or write both. */
+/* Returns whether one instruction can read or write elements 2 n and 2 n + 1 of each row. */
 bool in_pairs(const attn_view &view, int64_t Sk)
 {
     const size_t pair = view.dtype == ATTN_F32 ? 8 : 4;
@@ -787,11 +746,10 @@ work work_of(const cuda_chip *chip, const attn_plan *plan, const cuda_args &a, c
     return w;
 }
 
-/* A launch takes at most this constant times the estimate tile_seconds(). In measurements on an H200, dbias with head
- * size 64 took 1.97 ms instead of the estimated 1.7 ms; other launches took less than the estimate. */
+/* A launch takes at most this constant times tile_seconds(): dbias with head size 64 took 1.97 ms instead of 1.7 ms
+ * (H200). */
 const double SECONDS_OVER_TILES = 1.2;
 
-/* Launches the tiles of `grid` in several launches, so that no launch takes long. */
 template <sum_kind KIND>
 cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a, work w,
                          dim3 grid)

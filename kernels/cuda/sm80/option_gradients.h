@@ -1,15 +1,13 @@
-/* option_gradients.h: dbias and dalibi_slopes on tensor cores, for backwards with 16-bit inputs and head dims up to
- * TILE_HEAD_DIM. For other backwards, simple/simple.cu computes these gradients. */
+/* option_gradients.h: dbias and dalibi_slopes on tensor cores, for 16-bit inputs and head dims up to TILE_HEAD_DIM.
+ * Otherwise simple/simple.cu computes them. */
 #ifndef ATTN_SM80_OPTION_GRADIENTS_H
 #define ATTN_SM80_OPTION_GRADIENTS_H
 
 #include "kernels/cuda/common/rows.cuh"
 
-/* Returns the bytes of workspace that option_gradients() needs. */
 size_t option_gradient_bytes(const attn_plan *plan);
 
-/* Computes those of dbias, dalibi_slopes and dsinks that the problem requests. `s` has, for each row, lse, rest (the
- * second part of a huge lse), delta and out. */
+/* Computes dbias, dalibi_slopes and dsinks, if the problem requests them, from lse, rest, delta and out in `s`. */
 cudaError_t option_gradients(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
                              const saved &s, float *workspace);
 

@@ -19,14 +19,14 @@ DEVICE uint32_t smem_addr(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* Copies 16 bytes from global to shared memory, without storing them in the L1 cache. If `valid` is false, it reads
- * nothing and writes zeros. PTX ISA 9.7.9.25.3.1. */
+/* Copies 16 bytes from global to shared memory, past the L1 cache. If `valid` is false, reads nothing and writes zeros.
+ * PTX ISA 9.7.9.25.3.1. */
 DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
-/* Makes a cache policy for data that is read once: the L2 cache evicts such data first. PTX ISA 9.7.9.16. The
- * instruction is volatile; otherwise the compiler would keep its result in two registers throughout a loop. */
+/* Returns a cache policy for data that is read once: the L2 cache evicts it first. PTX ISA 9.7.9.16. The instruction is
+ * volatile; otherwise the compiler would keep its result in two registers throughout a loop. */
 DEVICE uint64_t evict_first()
 {
     uint64_t policy;
@@ -43,15 +43,14 @@ DEVICE void cp_async_commit()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
-/* Waits for the copies of this thread that are in flight, except those of the newest N groups. */
+/* Waits for this thread's copies, except those of the newest N groups. */
 template <int N> DEVICE void cp_async_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 #if __CUDA_ARCH__ >= 900
-/* Adds four floats to four floats in global memory, which are 16-byte aligned. Each of the four additions is atomic.
- * PTX ISA 9.7.13.7. */
+/* Adds four floats to four 16-byte aligned floats in global memory; each addition is atomic. PTX ISA 9.7.13.7. */
 DEVICE void red_add_4(float *to, const float (&x)[4])
 {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]),
@@ -61,15 +60,14 @@ DEVICE void red_add_4(float *to, const float (&x)[4])
 
 #endif
 
-/* Writes four zeros to global memory, at a 16-byte aligned address, by one store instruction. For an assignment the
- * compiler would use two. */
+/* Writes four zeros to a 16-byte aligned address by one instruction; for an assignment the compiler would use two. */
 DEVICE void zero_4(float *to)
 {
     asm volatile("st.global.v4.f32 [%0], {%1,%1,%1,%1};" ::"l"(to), "f"(0.f) : "memory");
 }
 
-/* Waits until all THREADS threads (a multiple of 32) have reached barrier ID (1 to 15, because __syncthreads() uses
- * barrier 0). PTX ISA 9.7.13.1. */
+/* Waits until all THREADS threads (a multiple of 32) have reached barrier ID (1 to 15; __syncthreads() uses 0). PTX ISA
+ * 9.7.13.1. */
 template <int ID, int THREADS> DEVICE void barrier()
 {
     asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
@@ -92,8 +90,7 @@ DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
                  : "memory");
 }
 
-/* Computes C += A B on tensor cores, for A of 16 x 16 and B of 16 x 8 elements, with float32 sums. PTX ISA
- * 9.7.14.5.14. */
+/* Computes C += A B on tensor cores: A is 16 x 16, B 16 x 8, and sums are float32. PTX ISA 9.7.14.5.14. */
 template <typename T> DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 template <> DEVICE void mma<__half>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
@@ -110,7 +107,7 @@ template <> DEVICE void mma<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4]
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* Packs two floats as 16-bit elements into one 32-bit register, `low` into the lower half. */
+/* Packs two floats as 16-bit elements; `low` is the lower half. */
 template <typename T> DEVICE uint32_t pack(float low, float high);
 template <> DEVICE uint32_t pack<__half>(float low, float high)
 {
@@ -125,7 +122,7 @@ template <> DEVICE uint32_t pack<__nv_bfloat16>(float low, float high)
     return r;
 }
 
-/* The functions below convert two float16 to floats, and multiply pairs of float16. PTX ISA 9.7.4.4. */
+/* These functions convert two float16 to floats, and multiply pairs of float16. PTX ISA 9.7.4.4. */
 DEVICE float2 floats_of_halves(uint32_t x)
 {
     return __half22float2(*reinterpret_cast<const __half2 *>(&x));
@@ -137,8 +134,7 @@ DEVICE uint32_t multiply_halves(uint32_t x, uint32_t y)
     return r;
 }
 #if __CUDA_ARCH__ >= 890
-/* Converts two of four float8_e4m3 to float16: byte 2 PAIR goes to the low half of the result, byte 2 PAIR + 1 to the
- * high half. PTX ISA 9.7.9.21. */
+/* Converts bytes 2 PAIR and 2 PAIR + 1 from float8_e4m3 to float16 (low and high half). PTX ISA 9.7.9.21. */
 template <int PAIR> DEVICE uint32_t halves_of_e4m3(uint32_t bytes)
 {
     uint32_t r;
@@ -154,7 +150,6 @@ template <int PAIR> DEVICE uint32_t halves_of_e4m3(uint32_t bytes)
 }
 #endif
 
-/* Returns sum + x . y, where x and y are two 16-bit elements each. */
 template <typename T> DEVICE float dot_pair(uint32_t x, uint32_t y, float sum);
 template <> DEVICE float dot_pair<__half>(uint32_t x, uint32_t y, float sum)
 {
@@ -186,17 +181,16 @@ DEVICE float max_or_nan(float x, float y)
 
 /* ---- Programmatic dependent launch (PTX ISA 9.7.13.13) ----------------------------------------------------------- */
 
-/* Tells the GPU that this block allows the stream's next kernel to start. When every block has called this function,
- * the GPU starts the next kernel, if it was launched as a programmatic dependent launch. Before compute capability 9.0
- * the function does nothing. */
+/* Allows the stream's next kernel to start when every block has called this, if it was launched as a programmatic
+ * dependent launch. Does nothing before compute capability 9.0. */
 DEVICE void launch_dependents()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-/* Waits until the stream's previous kernel has ended and its writes are visible. Before compute capability 9.0 kernels
- * do not overlap, and the function does nothing. */
+/* Waits until the stream's previous kernel has ended and its writes are visible. Does nothing before compute capability
+ * 9.0, where kernels do not overlap. */
 DEVICE void wait_for_prerequisites()
 {
 #if __CUDA_ARCH__ >= 900

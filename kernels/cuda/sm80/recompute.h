@@ -1,4 +1,4 @@
-/* recompute.h: plans and launches the forward that a backward runs first if the client has not given out and lse. */
+/* recompute.h: plans the forward that a backward runs first if the client has not given out and lse. */
 #ifndef ATTN_CUDA_RECOMPUTE_H
 #define ATTN_CUDA_RECOMPUTE_H
 
@@ -6,23 +6,22 @@
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 
-/* The forward that a backward runs first if the client has not given out and lse: its problem, made from the backward's
- * tensors, and its plan. Do not copy this struct: `plan` has pointers to `problem`. */
+/* The forward that a backward runs first if the client has not given out and lse: its problem and its plan. Do not copy
+ * this struct: `plan` has pointers to `problem`. */
 struct recomputed_forward {
     attn_problem problem;
     attn_plan plan;
 };
 
 /* Returns whether the recomputed forward computes the two parts (lse and rest) of a huge lse on tensor cores. It does
- * if all kernels of the backward take scores from in_base_2(). It does not if dbias or dalibi_slopes of float32 inputs
- * is requested, because simple.cu computes these gradients and adds up scores in another order. */
+ * not if dbias or dalibi_slopes of float32 inputs is requested, because simple.cu computes these and adds up scores in
+ * another order. */
 static inline bool parts_by_tiles(const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
     return has_options(plan) && (p->q.dtype != ATTN_F32 || (!p->dbias.rank && !p->dalibi_slopes.rank));
 }
 
-/* Return the sizes in bytes of the out and of the lse that a backward recomputes. */
 static inline size_t recomputed_out_bytes(const attn_dims &d)
 {
     return (size_t)query_rows(d) * (size_t)d.Dv * sizeof(float);
@@ -32,8 +31,8 @@ static inline size_t recomputed_lse_bytes(const attn_dims &d)
     return (size_t)query_rows(d) * sizeof(float);
 }
 
-/* Plans the forward that recomputes out (of `dtype`) and lse for a backward. `out` and `lse` may be NULL if the caller
- * needs only the plan's workspace size. Returns false if `kernel` does not compute this forward. */
+/* Plans the forward that recomputes out (of `dtype`) and lse. `out` and `lse` may be NULL if only the workspace size is
+ * needed. Returns false if `kernel` does not compute this forward. */
 static inline bool plan_recomputed(recomputed_forward *f, const cuda_kernel &kernel, const cuda_chip *chip,
                                    const attn_plan *backward, void *out, void *lse, attn_dtype dtype = ATTN_F32)
 {
@@ -55,10 +54,9 @@ static inline bool plan_recomputed(recomputed_forward *f, const cuda_kernel &ker
     return attn_kernel_takes(&kernel.takes, &p, f->plan.features) && kernel.plan(chip, &f->plan);
 }
 
-/* Calls plan_recomputed() with the first of the chip's kernels that can compute the problem. Returns this kernel, or
- * NULL. out is float32 if the kernel can write float32, and otherwise has q's dtype. Kernels that use decode.cu for
- * short sequences are not used, because the dtype and the bits of a sequence's out would depend on the batch's other
- * sequences. */
+/* Calls plan_recomputed() with the chip's first kernel that can compute the problem, and returns this kernel, or NULL.
+ * out is float32 if the kernel can write it, otherwise q's dtype. Kernels that use decode.cu for short sequences are
+ * skipped, because dtype and bits of a sequence's out would depend on the other sequences. */
 static inline const cuda_kernel *plan_first_recomputed(recomputed_forward *f, const cuda_chip *chip,
                                                        const attn_plan *backward, void *out, void *lse)
 {

@@ -1,21 +1,16 @@
-/* scores.cuh: the steps between q, k, v and O: the scores S, the probabilities P, and the product P V. All kernels of
- * this folder use them.
+/* scores.cuh: the steps between q, k, v and O that all kernels of this folder share. A warp's 16 x N scores are the
+ * accumulators of mma.m16n8k16: element e of block n of a lane is row e / 2 * 8 + lane / 4, column n * 8 + lane % 4 * 2
+ * + e % 2. In forward, decode and dq, rows are queries and columns keys; in dkdv (S^T) rows are keys and columns
+ * queries. In the order of a kernel's loop:
  *
- * A warp's 16 x N scores are the accumulators of mma.m16n8k16: element e of block n of a lane is row e / 2 * 8 + lane /
- * 4, column n * 8 + lane % 4 * 2 + e % 2. In the kernels of forward, decode and dq, rows are queries and columns are
- * keys; in dkdv (S^T) rows are keys and columns are queries. The steps, in the order of a kernel's loop:
- *
- *   scores              S = A B^T
- *   change_scores       applies options (softcap, bias, masks, ...): rows go through shared memory, so that one small
- *                       loop treats every element
- *   hide_outside        hides pairs by causal and window, in registers, where there are no options
- *   largest_of_row, exponents_of_row
- *                       the two halves of a step of the online softmax; between them each kernel has its own code
- *                       (when to rescale, the unit of P)
- *   kept_of, drop       apply dropout
- *   to_operand          converts P to an operand
- *   accumulate          O += P V
- *   accumulate_turned   O^T += V^T P^T */
+ * scores: S = A B^T
+ * change_scores: applies options (softcap, bias, masks, ...); rows go through shared memory, so that one small loop
+ * treats every element
+ * hide_outside: hides pairs by causal and window, in registers
+ * largest_of_row, exponents_of_row: the two halves of a step of the online softmax
+ * kept_of, drop: dropout
+ * to_operand: converts P to an operand
+ * accumulate: O += P V; accumulate_turned: O^T += V^T P^T */
 #ifndef ATTN_SM80_SCORES_CUH
 #define ATTN_SM80_SCORES_CUH
 
@@ -25,8 +20,7 @@
 /* ---- Matrix products --------------------------------------------------------------------------------------------- */
 
 /* Computes S += A B^T over D channels, for MT blocks of 16 rows of A and NT blocks of 8 rows of B. rows_of_a(fragment,
- * mt, kk) and rows_of_b(fragment, nt, kk) load the operands (fragments) of channels 16 kk .. 16 kk + 15. rows_of_b()
- * loads blocks nt and nt + 1. */
+ * mt, kk) and rows_of_b(fragment, nt, kk), which loads blocks nt and nt + 1, load channels 16 kk .. 16 kk + 15. */
 template <typename T, int D, int MT, int NT, typename A, typename B>
 DEVICE void scores(float (&S)[MT][NT][4], A rows_of_a, B rows_of_b)
 {
@@ -48,15 +42,14 @@ DEVICE void scores(float (&S)[MT][NT][4], A rows_of_a, B rows_of_b)
     }
 }
 
-/* Converts columns 16 kk .. 16 kk + 15 of a product to operand A of the next product. */
 template <typename T, int NT> DEVICE void to_operand(uint32_t (&a)[4], const float (&c)[NT][4], int kk)
 {
 #pragma unroll
     for (int e = 0; e < 4; e++) a[e] = pack<T>(c[kk * 2 + e / 2][e % 2 * 2], c[kk * 2 + e / 2][e % 2 * 2 + 1]);
 }
 
-/* Computes O += P B, where B is V or another tile in shared memory. columns_of_b(fragment, dt, kk) loads rows 16 kk ..
- * 16 kk + 15 of column blocks dt and dt + 1. */
+/* Computes O += P B, where B is a tile in shared memory. columns_of_b(fragment, dt, kk) loads rows 16 kk .. 16 kk + 15
+ * of column blocks dt and dt + 1. */
 template <typename T, int MT, int NT, int DT, typename B>
 DEVICE void accumulate(float (&O)[MT][DT][4], const float (&P)[MT][NT][4], B columns_of_b)
 {
@@ -78,9 +71,8 @@ DEVICE void accumulate(float (&O)[MT][DT][4], const float (&P)[MT][NT][4], B col
     }
 }
 
-/* These functions compute O^T += V^T P^T for at most 8 rows of O. columns_of_a(fragment, dt, kk) loads columns 16 dt ..
- * 16 dt + 15 of rows 16 kk .. 16 kk + 15 of V. The registers that hold the upper 8 rows of P already have the layout of
- * an operand, so lanes exchange no numbers. */
+/* Computes O^T += V^T P^T for at most 8 rows of O. columns_of_a(fragment, dt, kk) loads columns 16 dt .. 16 dt + 15 of
+ * rows 16 kk .. 16 kk + 15 of V. P in registers already has the layout of an operand. */
 template <typename T, int NT> DEVICE void to_turned_operand(uint32_t (&b)[2], const float (&P)[NT][4], int kk)
 {
 #pragma unroll
@@ -104,8 +96,7 @@ DEVICE void accumulate_turned(float (&O)[DT][4], const float (&P)[NT][4], A colu
 
 /* ---- Masks and options of scores --------------------------------------------------------------------------------- */
 
-/* Sets the scores of a row outside the columns lo to hi - 1 to -inf. Columns are counted from this lane's first
- * column. */
+/* Sets the scores of a row outside columns lo to hi - 1 to -inf. Columns are counted from this lane's first column. */
 template <int NT> DEVICE void hide_outside(float (&S)[NT][4], int half, int lo, int hi)
 {
 #pragma unroll
@@ -115,8 +106,8 @@ template <int NT> DEVICE void hide_outside(float (&S)[NT][4], int half, int lo, 
             if (nt * 8 + e < lo || nt * 8 + e >= hi) S[nt][half * 2 + e] = -CUDART_INF_F;
 }
 
-/* Sets the scores that causal, window and lengths hide to -inf. The rows of S are queries: `i` is the query of this
- * lane's upper row, `key` the key of this lane's first column. */
+/* Sets the scores that causal, window and lengths hide to -inf. The rows of S are queries; `i` is the lane's upper row,
+ * `key` its first column. */
 template <int NT> DEVICE void hide_keys(float (&S)[NT][4], const limits &limit, int i, int key)
 {
 #pragma unroll
@@ -124,9 +115,9 @@ template <int NT> DEVICE void hide_keys(float (&S)[NT][4], const limits &limit, 
         hide_outside(S, half, i + half * 8 + limit.lo - key, min(i + half * 8 + limit.hi, limit.Sk) - key);
 }
 
-/* Sets the scores that causal and window hide to -inf. The rows of S are keys. Query i sees the keys [i + lo, i + hi)
- * (struct limits), so key j is seen by the queries i with j - hi < i <= j - lo. The argument `j` is this lane's upper
- * row, `i` its first column. */
+/* Sets the scores that causal and window hide to -inf, where the rows of S are keys. `j` is the lane's upper row, `i`
+ * its first column. Query i sees keys i + lo to i + hi - 1 (struct limits), so key j is seen by the queries i with j -
+ * hi < i <= j - lo. */
 template <int NT> DEVICE void hide_queries(float (&S)[NT][4], const limits &limit, int j, int i)
 {
 #pragma unroll
@@ -136,8 +127,8 @@ template <int NT> DEVICE void hide_queries(float (&S)[NT][4], const limits &limi
     }
 }
 
-/* Returns the score of query i and key `key` with all options, in base 2. Returns -inf if the query does not exist or
- * does not see the key. */
+/* Returns the score of query i and key `key` with all options, in base 2; -inf if the query does not exist or does not
+ * see the key. */
 DEVICE float score_log2(const cuda_args &a, const head_args &x, const limits &limit, bool exists, int i, int key,
                         float dot, float *derivative)
 {
@@ -146,15 +137,14 @@ DEVICE float score_log2(const cuda_args &a, const head_args &x, const limits &li
     return sees ? in_base_2(score(a, x, i, key, dot, derivative)) : -CUDART_INF_F;
 }
 
-/* Returns a reference to `memory` as an array of 16 lines of LINE floats. */
 template <int LINE> DEVICE float (&lines_of(void *memory))[16][LINE]
 {
     return *reinterpret_cast<float(*)[16][LINE]>(memory);
 }
 
-/* Replaces every element of S by change(row, column, score). Elements pass through the shared memory `line`, so that
- * neighbouring lanes have neighbouring keys and read neighbouring elements of masks and biases. Keys are the columns of
- * S, or the rows of S if ROWS_FIRST is true. */
+/* Replaces every element of S by change(row, column, score). Elements pass through shared memory (`line`), so that
+ * neighbouring lanes read neighbouring elements of masks and biases. Keys are the columns of S, or with ROWS_FIRST the
+ * rows. */
 template <bool ROWS_FIRST, int NT, int LINE, typename F>
 DEVICE void change_scores(float (&S)[NT][4], float (&line)[16][LINE], int lane, F change)
 {
@@ -192,7 +182,6 @@ template <int NT> DEVICE float largest_of_row(const float (&S)[NT][4], int half)
     return fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
 }
 
-/* Replaces the scores S of a row by 2^(c S + offset). Returns this lane's part of the row's sum. */
 template <int NT> DEVICE float exponents_of_row(float (&S)[NT][4], int half, float c, float offset)
 {
     float sum = 0;
@@ -209,8 +198,8 @@ template <int NT> DEVICE float exponents_of_row(float (&S)[NT][4], int half, flo
 
 /* ---- Dropout ----------------------------------------------------------------------------------------------------- */
 
-/* Returns 8 bits for query i, one for each of the keys 8 * eighth to 8 * eighth + 7. A bit is 1 if dropout keeps the
- * pair. One call of the generator (Philox) decides all eight. `head` is b * H + h. */
+/* Returns a bit for each of the keys 8 * eighth to 8 * eighth + 7: 1 if dropout keeps the pair with query i. One call
+ * of Philox decides all eight. `head` is b * H + h. */
 DEVICE uint32_t kept_of(const cuda_args &a, int64_t head, int64_t i, int64_t eighth)
 {
     const attn_philox words = attn_dropout_words(a.seed, head, i, eighth);
@@ -219,9 +208,9 @@ DEVICE uint32_t kept_of(const cuda_args &a, int64_t head, int64_t i, int64_t eig
     return bits;
 }
 
-/* Applies dropout to S, whose rows are queries: multiplies elements that dropout keeps by `scale` and sets the others
- * to 0. draw(row, block) returns kept_of() for a block of eight keys; `kept` is shared memory for 16 * NT such results.
- * Call this function after the row's sum was computed, because dropout does not change lse. */
+/* Multiplies elements of S (rows are queries) that dropout keeps by `scale`, and sets the others to 0. draw(row, block)
+ * is kept_of() of eight keys; `kept` is shared memory for 16 * NT of them. Call it after the row's sum, because dropout
+ * does not change lse. */
 template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept, float scale, int lane, F draw)
 {
 #pragma unroll 1
@@ -237,8 +226,8 @@ template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept
 
 /* ---- Transposed scores S^T, whose rows are keys ------------------------------------------------------------------ */
 
-/* Shared memory for a warp's 16 keys x BM queries while options are applied: the scores, 1 - tanh^2 (the derivative of
- * softcap), and one bit for each pair, which is 1 if dropout keeps the pair. */
+/* A warp's 16 keys x BM queries in shared memory, for options: the scores, 1 - tanh^2 (the derivative of softcap), and
+ * a bit for each pair that dropout keeps. */
 template <int BM> struct staged_queries {
     float z[16][BM + 2];
     float cap[16][BM + 2];
@@ -246,8 +235,8 @@ template <int BM> struct staged_queries {
 };
 
 /* Applies all options to the scores of keys from j0 on and queries from i0 on (Sq queries exist), and computes which
- * pairs dropout keeps. Before the call, S times `unit` is q.k. Afterwards S is log2 of P, or log2 of P plus `bits` if
- * `lse2` is the queries' lse in base 2 minus `bits`. */
+ * pairs dropout keeps. S times `unit` is q.k before the call; after it, S is log2 of P, plus `bits` if `lse2` is the
+ * lse in base 2 minus `bits`. */
 template <int BM, int NT>
 DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_args &a, const saved &s,
                           const head_args &x, const limits &limit, int Sq, int i0, int j0, float unit,
@@ -267,8 +256,7 @@ DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_
     __syncwarp();
 }
 
-/* Sets the scores of pairs that causal and window hide to -inf. If every pair of the warp's part of the tile is
- * visible, the function does nothing. */
+/* Sets the scores that causal and window hide to -inf, unless all pairs of the warp are visible. */
 template <int BM, int NT>
 DEVICE void hide_hidden_queries(float (&S)[NT][4], const limits &limit, int Sk, int i0, int j0, int lane)
 {

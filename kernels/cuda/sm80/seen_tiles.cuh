@@ -1,11 +1,6 @@
-/* seen_tiles.cuh: functions that find which tiles of pairs have a pair that FlashMask and keep_mask leave visible. A
- * block skips the other tiles.
- *
- *   list_seen_keys(), list_seen_rounds()    make a list: one bit per tile, 1 if a pair is visible
- *   seen_tile_below(), seen_tile_above()    return the next tile of the list
- *
- * Causal, window and lengths limit the visible tiles to a range, which needs no list. A hidden tile would add P V with
- * P = 0, so skipping it changes no bit of a result except the sign of a 0. */
+/* seen_tiles.cuh: a list of the tiles in which FlashMask and keep_mask leave a pair visible, one bit per tile. A block
+ * skips the other tiles, which changes no bit of a result except the sign of a 0. Causal, window and lengths limit the
+ * tiles to a range, which needs no list. */
 #ifndef ATTN_SM80_SEEN_TILES_CUH
 #define ATTN_SM80_SEEN_TILES_CUH
 
@@ -13,14 +8,14 @@
 
 #include "kernels/cuda/common/args.cuh"
 
-/* number of bits of the list of visible tiles; tiles with higher numbers have no bit and count as visible */
+/* number of bits of the list; tiles with higher numbers count as visible */
 enum { SEEN_TILES = 4096 };
 struct seen_tiles {
     uint32_t bits[SEEN_TILES / 32];
 };
 
-/* Returns whether a FlashMask leaves any of keys j0 to j1 - 1 visible to any of queries i0 to i1 - 1. The result may be
- * true although all these pairs are hidden, but is never false if one of them is visible. The whole warp calls it. */
+/* Returns whether a FlashMask may leave any of keys j0 to j1 - 1 visible to any of queries i0 to i1 - 1. The result is
+ * never false if one of these pairs is visible. The whole warp calls it. */
 DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
     const attn_view &view = a.g.view[ATTN_T_mask_startend_rows];
@@ -37,8 +32,8 @@ DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int
     return attn_mask_classify(&e, i0, i1) != ATTN_TILE_HIDDEN;
 }
 
-/* Returns whether a keep_mask leaves at least one of the keys [j0, j1) visible to at least one of the queries [i0, i1).
- * The search stops at the first row of the mask that keeps a key, which in most tiles is the first row. */
+/* Returns whether a keep_mask leaves any of keys [j0, j1) visible to any of queries [i0, i1). In most tiles the first
+ * row already keeps a key. */
 DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
     enum { TOGETHER = 8 }; /* number of rows of the mask that are loaded together, to hide latency */
@@ -58,14 +53,12 @@ DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int 
     return false;
 }
 
-/* A tile of pairs: the queries i0 to i1 - 1 of head h, and the keys j0 to j1 - 1. */
 struct pair_tile {
     int h, i0, i1, j0, j1;
 };
 
-/* Writes the bits of tiles `first` to `last` - 1 of sequence b to the bitmap `seen`. A bit is 0 only if FlashMask or
- * keep_mask hides every pair of a query and a key of the tile. place(n) returns the head, queries and keys of tile n.
- * All threads of the block call this function. */
+/* Sets the bits of tiles `first` to `last` - 1 of sequence b; a bit is 0 only if FlashMask or keep_mask hides the whole
+ * tile. place(n) returns tile n. All threads of the block call it. */
 template <int THREADS, class PLACE>
 DEVICE void list_seen_tiles(const cuda_args &a, int b, int first, int last, seen_tiles &seen, PLACE place)
 {
@@ -83,7 +76,6 @@ DEVICE void list_seen_tiles(const cuda_args &a, int b, int first, int last, seen
     __syncthreads();
 }
 
-/* Lists the tiles of BN keys in which at least one key is visible to a query from i0 to i1 - 1 of head h. */
 template <int BN, int THREADS>
 static __device__ __noinline__ void list_seen_keys(const cuda_args &a, int b, int h, int i0, int i1, int first,
                                                    int last, seen_tiles &seen)
@@ -94,8 +86,8 @@ static __device__ __noinline__ void list_seen_keys(const cuda_args &a, int b, in
     });
 }
 
-/* Lists the rounds (tiles of BM queries) in which at least one query sees a key from j0 to j1 - 1. The rounds are the
- * tiles `first` to `first` + `tiles` - 1 of each head of the group, head after head. */
+/* Lists the rounds (tiles of BM queries) that see keys j0 to j1 - 1: tiles `first` to `first` + `tiles` - 1 of each
+ * head of the group, head after head. */
 template <int BM, int THREADS>
 static __device__ __noinline__ void list_seen_rounds(const cuda_args &a, int b, int hk, int j0, int j1, int first,
                                                      int tiles, seen_tiles &seen)
@@ -127,9 +119,8 @@ DEVICE int seen_tile_above(const seen_tiles &seen, int n, int end)
     return min(n, end);
 }
 
-/* last_tile() and tile_below() visit the key tiles [first, last) that a tile of queries sees, from the last to the
- * first. last_tile() makes the list of visible tiles, and returns the index of the last visible tile plus 1. If LISTED
- * is false, there is no list, and all tiles from `first` to `last` - 1 are visited. */
+/* last_tile() lists the visible tiles among the key tiles [first, last), and returns the last visible tile plus 1;
+ * tile_below() returns the visible tile before n. Without LISTED, all tiles count as visible. */
 template <bool LISTED, int BN, int THREADS, class SEEN>
 DEVICE int last_tile(const cuda_args &a, int b, int h, int i0, int i1, int first, int last, SEEN &seen)
 {

@@ -1,46 +1,27 @@
-/* split.cuh: float32 on tensor cores that multiply 16-bit numbers.
+/* split.cuh: float32 on tensor cores that multiply 16-bit numbers. A float32 number, multiplied by a power of two that
+ * brings it into float16's range, is the sum of two float16 numbers with 11 of its bits each:
  *
- * A float32 number, multiplied by a power of two that brings it into float16's range, is the sum of two float16 numbers
- * with 11 of its bits each:
+ * x 2^e = hi + lo / 2048, hi = f16(x 2^e), lo = f16((x 2^e - hi) 2048)
+ * sum_k x_k y_k = 2^-(ex + ey) ( sum hi hi' + (sum hi lo' + sum lo hi') / 2048 )
  *
- *     x 2^e = hi + lo / 2048          hi = f16(x 2^e),  lo = f16((x 2^e - hi) 2048)
+ * Three float16 products make one float32 product; lo lo' is too small to matter. Because float16 has a small range,
+ * every 128 rows of one head of one sequence (a tile) share an exponent e, which brings the largest number between 2^7
+ * and 2^15. e is a multiple of 8, so that the bits of a row seldom depend on the other rows.
  *
- *     sum_k x_k y_k = 2^-(ex + ey) ( sum hi hi' + (sum hi lo' + sum lo hi') / 2048 )
+ * The error of hi + lo is at most 2^-22 of the number itself, down to 2^-21 of the tile's largest number; below, it is
+ * at most 2^-42 of the largest. If all numbers of a row, except zeros, are below 2^-22 of the largest, the tile is
+ * `wide`, and results that depend on it are computed row by row in float32 (rows.cuh).
  *
- * Three products of float16 thus make one product of float32; the fourth product, lo lo', is too small to matter.
+ * Largest errors against float64, divided by the largest value (lse: not divided), for N(0, 1), lengths 1024 to 4096, D
+ * 64 to 256, causal and not: out 1.2e-6, lse 1e-6, dq 1.9e-6, dk 1.5e-6, dv 1.3e-6; with q three times as large: out
+ * 9e-7, lse 5e-6, dq 1.4e-6, dk 1.2e-6, dv 1.2e-6. Sums in float32 have about the same error. (One NVIDIA H200,
+ * 2026-11-20.)
  *
- * Three float16 products take half the time of three TF32 products, because TF32 has the same 11 bits at half the rate.
- * They also take half the time of the six products that a sum of three bfloat16 numbers would need. float16 has a small
- * range. Every 128 rows of one head of one sequence (a tile) therefore share an exponent e, which brings the tile's
- * largest number between 2^7 and 2^15. e is a multiple of 8, so that most tiles have the same e and the last bits of a
- * row seldom depend on the other rows of its tile.
+ * Tensor cores truncate when they add, so over thousands of additions the errors would add up. They therefore add only
+ * the products of one tile, from 0 on; a rounded multiply-add adds this sum to the running sum.
  *
- * The error of hi + lo: for numbers down to 2^-21 of the tile's largest number, it is at most 2^-22, and mostly 2^-23,
- * of the number itself. For smaller numbers it is at most 2^-42 of the tile's largest number, so only rows of small
- * numbers lose accuracy. If all numbers of a row, except zeros, are below 2^-22 of the tile's largest number, the tile
- * is `wide`. Results that depend on a wide tile are computed row by row in float32 (rows.cuh), which is slow. In dout,
- * rows of small numbers do not make a tile wide, because their terms of a gradient are small in the same proportion.
- *
- * Errors of the results were measured against the float64 reference, for inputs from N(0, 1), lengths 1024 to 4096, D
- * 64 to 256, causal and not. An error is the largest difference divided by the largest value; for lse it is the largest
- * difference. The errors are: out 1.2e-6, lse 1e-6, dq 1.9e-6, dk 1.5e-6, dv 1.3e-6. With q three times as large they
- * are: out 9e-7, lse 5e-6, dq 1.4e-6, dk 1.2e-6, dv 1.2e-6. Sums in float32 have about the same error. (One NVIDIA
- * H200, 2026-11-20.)
- *
- * Tensor cores truncate when they add. Over thousands of additions to one sum, the errors would all have the same sign
- * and add up. Tensor cores therefore add only the products of one tile, from 0 on; a rounded multiply-add then adds
- * this sum to the running sum. The small products are summed separately.
- *
- *   split_row()         splits some numbers of a row in registers into hi and lo
- *   split_tensors()     writes hi and lo of whole tensors to "planes": tiles of [2][128][D] float16, with zeros beyond
- *                       the last row and column. Later kernels can copy pieces of 16 bytes, whatever the tensor's
- *                       strides
- *   load_planes()       copies some rows of a tile to shared memory, swizzled as in tile.cuh
- *   split_fragments()   splits P and dS, in registers
- *   multiply_rows()     the three products of Q K^T
- *   multiply_columns()  the three products of P V
- *
- * NaN and infinity become NaN in hi and 0 in lo, and do not count for the tile's largest number. */
+ * Tensors are stored as "planes": tiles of [2][128][D] float16 (hi, then lo), with zeros beyond the last row and
+ * column. NaN and infinity become NaN in hi and 0 in lo, and do not count for the largest number. */
 #ifndef ATTN_SM80_SPLIT_CUH
 #define ATTN_SM80_SPLIT_CUH
 
@@ -54,19 +35,19 @@ const float LO_UNIT = 1.0f / 2048;
 struct split_stats {
     int exponent;
     int wide;
-    float top;  /* the largest magnitude of a number in the tile */
-    float norm; /* the largest Euclidean norm of the tile's rows, multiplied by 2^exponent */
+    float top;
+    float norm; /* the largest Euclidean norm of the tile's rows, times 2^exponent */
 };
 
-/* The planes (float16 parts hi and lo) of all tiles of a tensor. A head has `tiles` tiles. In a packed problem sequence
- * b has the tiles from number start / 128 + b on, where `start` is its first row (see tile_grid() in args.cuh). */
+/* The planes (float16 parts hi and lo) of a tensor. A head has `tiles` tiles of 128 rows; in a packed problem, sequence
+ * b has the tiles from number start / 128 + b on, where `start` is its first row. */
 struct split_planes {
     uint16_t *data;
     split_stats *stats;
     int64_t tiles;
     int heads, width;
-    int queries; /* 1: the tensor's rows are queries; 0: the tensor's rows are keys */
-    /* 1: sequences are packed, and in each head the tiles of all sequences follow each other; 0: not packed */
+    int queries; /* 1: the tensor's rows are queries; 0: they are keys */
+    /* 1: sequences are packed, and in each head the tiles of all sequences follow each other */
     int packed;
 };
 
@@ -88,8 +69,8 @@ static inline size_t split_align(size_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
-/* Lays out the planes (float16 parts hi and lo) of tensor `id` of a problem at `memory`, and sets *bytes to their size.
- * If `memory` is NULL, the function only computes *bytes. */
+/* Lays out the planes (float16 parts hi and lo) of tensor `id` at `memory`, and sets *bytes to their size. If `memory`
+ * is NULL, it only sets *bytes. */
 static inline split_planes split_planes_of(const attn_dims &d, attn_tensor_id id, void *memory, size_t *bytes)
 {
     split_planes p;
@@ -107,21 +88,21 @@ static inline split_planes split_planes_of(const attn_dims &d, attn_tensor_id id
     return p;
 }
 
-/* Computes the planes (float16 parts hi and lo) of `count` (at most 4) tensors; ids[n] belongs to planes[n]. The
- * function is in f32_split.cu. */
+/* Computes the planes (float16 parts hi and lo) of `count` (at most 4) tensors; ids[n] belongs to planes[n] (in
+ * f32_split.cu). */
 cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const attn_tensor_id *ids, int count,
                           cudaStream_t stream);
 
 /* ---- Functions of the device ------------------------------------------------------------------------------------- */
 
-/* Returns 2^e, where |e| <= 126. */
+/* Returns 2^e; |e| must be at most 126. */
 DEVICE float power_of_two(int e)
 {
     return __int_as_float((e + 127) << 23);
 }
 
-/* Copies rows row to row + ROWS - 1 of a tile to shared memory. The high float16 halves go to to[0 .. ROWS * D), and
- * the low halves go behind them. `tile` is the address of the tile's high halves, which its low halves follow. */
+/* Copies rows `row` to `row` + ROWS - 1 of a tile to shared memory: high halves to to[0 .. ROWS * D), low halves
+ * behind. `tile` is the tile's high halves, which its low halves follow. */
 template <int D, int ROWS, int THREADS> DEVICE void load_planes(uint16_t *to, const uint16_t *tile, int row)
 {
     const int PIECES = D / 8, STEP = THREADS / PIECES;
@@ -137,8 +118,8 @@ template <int D, int ROWS, int THREADS> DEVICE void load_planes(uint16_t *to, co
                         from + plane * SPLIT_ROWS * D + n * STEP * D, true);
 }
 
-/* Splits each of two numbers below 65504 in magnitude into float16 numbers hi and lo, so that the number is hi + lo /
- * LO. LO is 2048 for tiles in memory, and 1 for operands in registers. */
+/* Splits two numbers below 65504 in magnitude into hi + lo / LO. LO is 2048 for tiles in memory, 1 for operands in
+ * registers. */
 template <int LO> DEVICE void split_pair(uint32_t &hi, uint32_t &lo, float x, float y)
 {
     hi = pack<__half>(x, y);
@@ -146,8 +127,7 @@ template <int LO> DEVICE void split_pair(uint32_t &hi, uint32_t &lo, float x, fl
     lo = pack<__half>((x - there.x) * LO, (y - there.y) * LO);
 }
 
-/* Splits the sums of a matrix product (16 rows x N columns) into two operands A of 16-bit numbers, hi and lo, which add
- * up to the sums. */
+/* Splits 16 rows x N columns of a matrix product into operands hi and lo, which add up to it. */
 template <int N>
 DEVICE void split_fragments(uint32_t (&ah)[N / 16][4], uint32_t (&al)[N / 16][4], const float (&S)[N / 8][4])
 {
@@ -159,12 +139,10 @@ DEVICE void split_fragments(uint32_t (&ah)[N / 16][4], uint32_t (&al)[N / 16][4]
     }
 }
 
-/* The functions below return addresses of fragments. Piece c (16 bytes) of row r of a tile is stored as piece c ^ (r %
- * 8). Tiles are 1024-byte aligned, so the address of piece 2 n + c is the address of piece c, exclusive-or 32 n. A lane
- * thus keeps one address per tile, and row offsets are constants.
- *
- *   by_16  lane l addresses row l % 16, piece l / 16                  A by rows, B by columns (trans)
- *   by_8   lane l addresses row l % 8 + 8 (l / 16), piece l / 8 % 2   B by rows, A by columns (trans) */
+/* Addresses of fragments in a tile. Piece c (16 bytes) of row r is stored as piece c ^ (r % 8), so piece 2 n + c has
+ * the address of piece c, exclusive-or 32 n: a lane keeps one address per tile (tiles are 1024-byte aligned).
+ * by_16: row l % 16, piece l / 16 for lane l (A by rows, B by columns with trans).
+ * by_8: row l % 8 + 8 (l / 16), piece l / 8 % 2 for lane l (B by rows, A by columns with trans). */
 template <int D> DEVICE uint32_t by_16(const uint16_t *tile, int lane)
 {
     return smem_addr(tile + at<D>(lane % 16, lane / 16));
@@ -174,17 +152,16 @@ template <int D> DEVICE uint32_t by_8(const uint16_t *tile, int lane)
     return smem_addr(tile + at<D>(lane % 8 + lane / 16 * 8, lane / 8 % 2));
 }
 
-/* Hides the value of x from the compiler. Without this call in a loop, the compiler would compute values from x before
- * the loop and keep them all in registers, which are scarce. */
+/* Hides the value of x from the compiler, which would otherwise compute values from x before a loop and keep them all
+ * in registers. */
 DEVICE void opaque(uint32_t &x)
 {
     asm volatile("" : "+r"(x));
 }
 
-/* Computes S = A B^T over D channels, for 16 MT rows of A and N rows of B. Each float32 number of A and B is two
- * float16 numbers hi and lo in shared memory. Tensor cores truncate when they add, so small products would lose bits in
- * a sum of large products. The small products (hi times lo) are therefore summed separately from hi times hi. A_ROWS:
- * number of rows of A in shared memory. */
+/* Computes S = A B^T over D channels, for 16 MT rows of A and N rows of B, which are float16 parts hi and lo in shared
+ * memory. Small products (hi times lo) are summed separately, because tensor cores truncate when they add. A_ROWS: rows
+ * of A in shared memory. */
 template <int D, int MT, int N, int A_ROWS, bool TURNED = false>
 DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
 {
@@ -233,9 +210,9 @@ DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
             for (int e = 0; e < 4; e++) S[mt][nt][e] = fmaf(rest[mt][nt][e], LO_UNIT, S[mt][nt][e]);
 }
 
-/* Computes sum += A B for 16 rows of B and PAIRS times 16 columns. A is in registers, as hi + lo. B consists of planes
- * hi' and lo' in shared memory, PLANE bytes apart, and is read by columns from address b on. The three products are
- * added to one sum. A low half lo' of B stands for lo' / 2048, so it is multiplied by hi / 2048. */
+/* Computes sum += A B for 16 rows of B and PAIRS times 16 columns. A is in registers as hi + lo. B is planes hi' and
+ * lo' in shared memory, PLANE bytes apart, read by columns from address b on. lo' is multiplied by hi / 2048, because
+ * it stands for lo' / 2048. */
 template <int MT, int PAIRS, int PLANE>
 DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah)[MT][4], const uint32_t (&al)[MT][4],
                              uint32_t b, int pair, int offset)
@@ -267,9 +244,8 @@ DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah
         for (int mt = 0; mt < MT; mt++) mma<__half>(sum[mt][n], ah[mt], bh[n / 2][n % 2 * 2], bh[n / 2][n % 2 * 2 + 1]);
 }
 
-/* Loads ROWS neighbouring rows of a float32 tensor to a warp's registers: a lane gets D / 32 columns of each row.
- * Elements outside the tensor are 0. `pages` is the problem if the tensor is its keys or values in pages, otherwise
- * NULL. */
+/* Loads ROWS rows of a float32 tensor to a warp's registers, D / 32 columns per lane. Elements outside the tensor are
+ * 0. `pages`: the problem, if the tensor is its keys or values in pages, otherwise NULL. */
 template <int D, int ROWS>
 DEVICE void load_rows(float (&x)[ROWS][D / 32], const attn_view &view, int64_t b, int64_t h, int64_t start,
                       int64_t first, int64_t count, int width, const attn_geometry *pages = nullptr)
@@ -310,8 +286,8 @@ DEVICE bool is_number(float x)
     return x - x == 0;
 }
 
-/* Finds the largest magnitude in each row. `top` becomes the largest of these row maxima, and `least` the smallest of
- * them that is not 0 (+inf if all are 0). */
+/* Finds each row's largest magnitude. `top` is the largest of them, `least` the smallest that is not 0 (+inf if all are
+ * 0). */
 template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], float &top, float &least)
 {
     top = 0, least = CUDART_INF_F;
@@ -321,15 +297,15 @@ template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], 
 #pragma unroll
         for (int v = 0; v < V; v++)
             if (is_number(x[r][v])) most = fmaxf(most, fabsf(x[r][v]));
-        /* magnitudes are not negative, and floats that are not negative compare like their bits as integers */
+        /* floats that are not negative compare like their bits as integers */
         most = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(most)));
         top = fmaxf(top, most);
         if (most > 0) least = fminf(least, most);
     }
 }
 
-/* Returns a tile's exponent e, a multiple of 8 and at most 120, for the tile's largest magnitude `top`. With this
- * exponent, top * 2^e is at least 2^7 and below 2^15, unless e is 120. */
+/* Returns a tile's exponent e, a multiple of 8 and at most 120, so that top * 2^e is below 2^15, and at least 2^7
+ * unless e is 120. */
 DEVICE int exponent_of(float top)
 {
     const int E = (int)(__float_as_uint(top) >> 23) - 127;
@@ -341,8 +317,8 @@ DEVICE bool is_wide(float top, float least)
     return least < top * (1.0f / (1 << 22));
 }
 
-/* Splits one lane's part of a row, times `factor`, into high halves (written at `to`) and low halves (written `plane`
- * elements behind them). Returns the sum of the squares of the part. */
+/* Splits a lane's part of a row, times `factor`, into high halves (at `to`) and low halves (`plane` elements behind).
+ * Returns the sum of squares. */
 template <int V> DEVICE float split_row(uint16_t *to, int plane, const float (&x)[V], float factor)
 {
     uint32_t hi[V / 2], lo[V / 2];
@@ -368,8 +344,8 @@ template <int V> DEVICE float split_row(uint16_t *to, int plane, const float (&x
     return square;
 }
 
-/* Returns whether any of the tiles `first` to `last` - 1 is wide. A wide tile has a row whose numbers are all too small
- * for the tile's exponent. All threads of the block call this. */
+/* Returns whether any of tiles `first` to `last` - 1 is wide (has a row whose numbers are all too small for the tile's
+ * exponent). All threads of the block call it. */
 DEVICE bool any_wide(const split_stats *stats, int first, int last)
 {
     bool wide = false;

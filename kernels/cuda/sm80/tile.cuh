@@ -1,27 +1,18 @@
-/* tile.cuh: functions for tiles of rows in shared memory, and for the interval of keys that a row sees. All kernels of
- * this folder use them.
- *
- * A row of a tile has D 16-bit elements, in pieces of 16 bytes. Piece c of row r is stored as piece c ^ (r % 8), so
- * that neither copies nor ldmatrix have bank conflicts. A fragment is read from a tile in four ways (mma.m16n8k16, see
- * ptx.cuh):
- *
- *   a_rows     rows of the tile are rows of A (Q in Q K^T)
- *   a_columns  columns of the tile are rows of A
- *   b_rows     rows of the tile are columns of B (K in Q K^T)
- *   b_columns  columns of the tile are columns of B (V in P V) */
+/* tile.cuh: tiles of rows in shared memory, and the interval of keys that a row sees, for all kernels of this folder. A
+ * row has D 16-bit elements, in pieces of 16 bytes. Piece c of row r is stored as piece c ^ (r % 8), so that neither
+ * copies nor ldmatrix have bank conflicts. */
 #ifndef ATTN_SM80_TILE_CUH
 #define ATTN_SM80_TILE_CUH
 
 #include "ptx.cuh"
 
-/* Returns the offset of piece c (16 bytes) of row r in a tile in shared memory, in 16-bit elements. With D = 32 two
- * rows together span all banks of shared memory. */
+/* Returns the offset of piece c (16 bytes) of row r in a tile, in 16-bit elements. With D = 32, two rows together span
+ * all banks. */
 template <int D> DEVICE int at(int r, int c)
 {
     return r * D + (c ^ (D >= 64 ? r & 7 : r / 2 & 3)) * 8;
 }
 
-/* Converts a float8_e4m3 number to T without rounding. */
 template <typename T> DEVICE uint16_t widened(uint8_t x)
 {
     return attn_bf16_from_f32(attn_e4m3_to_f32(x));
@@ -31,12 +22,11 @@ template <> DEVICE uint16_t widened<__half>(uint8_t x)
     return __half_as_ushort(__float2half_rn(attn_e4m3_to_f32(x)));
 }
 
-/* How elements of a tile are stored in shared memory. If T is a 16-bit type, float8 elements are converted to T. If T
- * is uint8_t, float8 elements are not converted, and a row has D bytes. */
+/* How elements of a tile are stored in shared memory: float8 is converted to a 16-bit T; if T is uint8_t, it is not,
+ * and a row has D bytes. */
 template <typename T, int D> struct tile_row {
     static const int BYTES = sizeof(T), PIECE = 16 / BYTES, WIDTH = D * BYTES / 2, PIECES = D / PIECE;
 
-    /* Sets element d of the tile's row r to element `index` of `data`, or to 0 if not `valid`. */
     static DEVICE void put(uint16_t *to, int r, int d, attn_dtype dtype, const void *data, int64_t index, bool valid)
     {
         if constexpr (BYTES == 1) {
@@ -50,21 +40,19 @@ template <typename T, int D> struct tile_row {
     }
 };
 
-/* Copies tiles of one head's rows to shared memory. A thread copies column piece c (16 bytes) of rows r, r + STEP, ...
- * of every tile. If STEP is a multiple of 8, the swizzle puts this piece at the same offset in all of these rows. ONCE:
- * only this block reads these rows. T: the type of elements in shared memory (see tile_row). */
+/* Copies tiles of one head's rows to shared memory. A thread copies piece c (16 bytes) of rows r, r + STEP, ...; if
+ * STEP is a multiple of 8, the swizzle puts it at the same offset in all of them. ONCE: only this block reads these
+ * rows. T: see tile_row. */
 template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loader {
     typedef tile_row<T, D> tile;
     static const int W = tile::WIDTH, PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    /* if `pieces` is true: the address of the thread's first piece, in row threadIdx.x / PIECES; if false: the address
-     * of row 0 */
+    /* if `pieces`: the address of the thread's first piece, in row threadIdx.x / PIECES; otherwise of row 0 */
     const char *data;
     const attn_view *view;
-    int row_bytes; /* number of bytes from one row to the next; set only if rows can be copied 16 bytes at a time */
-    int rows;      /* number of rows of the sequence; zeros are stored in place of later rows */
+    int row_bytes; /* number of bytes from one row to the next; set only if `pieces` */
+    int rows;      /* number of rows of the sequence; later rows become zeros */
     int columns;
-    /* true: rows are copied in pieces of 16 bytes, because every row is 16-byte aligned and its length is a multiple of
-     * 16 bytes */
+    /* true: every row is 16-byte aligned and a multiple of 16 bytes, so it is copied in pieces of 16 bytes */
     bool pieces;
 
     DEVICE loader(const attn_view &tensor, int64_t b, int64_t h, int64_t line, int64_t count, int64_t width)
@@ -80,8 +68,7 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
         if (pieces) data += (int64_t)(threadIdx.x / PIECES) * row_bytes + threadIdx.x % PIECES * 16;
     }
 
-    /* Loads rows [first, first + ROWS) of the sequence. Rows past the sequence and columns past the tensor become
-     * zeros. */
+    /* Loads rows [first, first + ROWS). Rows past the sequence and columns past the tensor become zeros. */
     template <int ROWS> DEVICE void load(uint16_t *to, int first) const
     {
         if (pieces) {
@@ -109,8 +96,7 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
     }
 };
 
-/* Loads tiles of K or V. If PAGED is true, K and V are in pages, and the loader looks up the page of each row in
- * page_table. */
+/* Loads tiles of K or V. If PAGED is true, the rows lie in the pages of page_table. */
 template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_loader : loader<D, THREADS, ONCE, T> {
     DEVICE key_loader(const attn_geometry &, const attn_view &tensor, int64_t b, int64_t hk, int64_t line,
                       int64_t count, int64_t width)
@@ -121,13 +107,13 @@ template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_load
 template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THREADS, ONCE, true> {
     typedef tile_row<T, D> tile;
     static const int PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    /* Number of rows in a chunk. If the page size is a multiple of CHUNK, each chunk lies in one page, so only one
-     * entry of page_table is read for it. */
+    /* Number of rows of a chunk. If the page size is a multiple of CHUNK, a chunk needs only one entry of
+     * page_table. */
     static const int CHUNK = STEP > 16 ? STEP : 16;
     const attn_geometry *g;
     const attn_view *view;
-    /* this sequence's entries of page_table; if each tile lies in one page, `table` is advanced to the entry of the
-     * next tile's page */
+    /* this sequence's entries of page_table; if each tile lies in one page, `table` is advanced to the next tile's
+     * entry */
     const int32_t *table;
     /* address of this thread's piece of 16 bytes in row threadIdx.x / PIECES of page 0 */
     const char *data;
@@ -135,13 +121,12 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
     int page_size, row_bytes;
     int b, hk, rows, columns;
     int next = -1, page,
-        /* `next`: the row after the last loaded row, where the next call probably begins; `page`: the page of row
-         * `next`; `slot`: the index of row `next` in this page. They are computed before that call, to hide latency. */
+        /* next: the row where the next call probably begins; page and slot: its page and its index in the page,
+         * computed early to hide latency */
         slot;
-    /* true: rows are copied in pieces of 16 bytes, because every row of a page is 16-byte aligned and its length is a
-     * multiple of 16 bytes */
+    /* true: every row is 16-byte aligned and a multiple of 16 bytes, so it is copied in pieces of 16 bytes */
     bool pieces;
-    bool chunks; /* true: `pieces` is true, and a page consists of whole chunks of CHUNK rows */
+    bool chunks; /* true: `pieces`, and a page consists of whole chunks */
 
     DEVICE key_loader(const attn_geometry &geometry, const attn_view &tensor, int64_t b, int64_t hk, int64_t,
                       int64_t count, int64_t width)
@@ -171,8 +156,8 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
         else cp_async_16(piece, from, valid);
     }
 
-    /* Loads ROWS rows from row `first` on; `first` is a multiple of ROWS. A call takes less time if its rows directly
-     * follow the rows of the previous call. */
+    /* Loads ROWS rows from row `first`, a multiple of ROWS. A call is faster if its rows directly follow those of the
+     * previous call. */
     template <int ROWS> DEVICE void load(uint16_t *to, int first)
     {
         static_assert(CHUNK % STEP == 0 && ROWS % STEP == 0, "a thread's rows of a chunk are whole steps");
@@ -218,7 +203,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
 #pragma unroll 1
             for (int n = 0; n < ROWS / STEP; n++) {
                 const int line = first + r + n * STEP;
-                /* page_table has no entry for rows past the sequence's end, so it is not read for them */
+                /* page_table has no entry for rows past the sequence's end */
                 const bool valid = column && line < rows;
                 copy(to, r + n * STEP, c,
                      (const char *)view->data +
@@ -236,15 +221,14 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
     }
 };
 
-template <typename T> constexpr int exponent_mask = 0x7f80; /* the exponent's bits in a bfloat16 number */
+template <typename T> constexpr int exponent_mask = 0x7f80;
 template <> constexpr int exponent_mask<__half> = 0x7c00;
 template <typename T> DEVICE bool not_finite(uint16_t x)
 {
     return (x & 0x7fff) >= exponent_mask<T>;
 }
 
-/* The limits that causal, window and lengths set, in 32 bits: query i of a sequence sees keys max(0, i + lo) to min(Sk,
- * i + hi) - 1. */
+/* Causal, window and lengths in 32 bits: query i sees keys max(0, i + lo) to min(Sk, i + hi) - 1. */
 struct limits {
     int lo, hi, Sk;
 };
@@ -252,23 +236,23 @@ struct limits {
 DEVICE limits limits_of(const attn_geometry &g, const attn_sequence &s)
 {
     const int64_t far = INT64_C(1) << 30,
-                  /* a window is clamped to `far` to fit in 32 bits, which changes no result for lengths up to 2^30 */
+                  /* a window is clamped to fit in 32 bits, which changes no result for lengths up to 2^30 */
         align = attn_align(&g, &s);
     return limits{ (int)attn_clamp64(align - g.left, -far, far), (int)attn_clamp64(align + g.right + 1, -far, far),
                    (int)s.Sk };
 }
 
-/* Returns x, but the compiler does not know that the result equals x. It therefore recomputes values from the result,
- * and does not keep values that it computed from x in registers. */
+/* Returns x, but hides this from the compiler, so that it recomputes values and does not keep those computed from x in
+ * registers. */
 DEVICE uint32_t kept(uint32_t x)
 {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-/* The query rows of a block, found by row_place_of(). If all sequences have the same length, row_place_of() computes in
- * 32 bits, which is faster (the block's first copies wait for the result), and its argument `whole` is
- * limits_of_whole() from the host. Otherwise row_place_of() calls tile_place_of(). */
+/* A block's query rows, found by row_place_of(). If all sequences have the same length, row_place_of() computes in 32
+ * bits from `whole` (limits_of_whole()), because the block's first copies wait for the result. Otherwise it calls
+ * tile_place_of(). */
 struct row_place {
     int b, h, hk, i0, Sq;
     int64_t q_start, k_start;
@@ -320,15 +304,14 @@ template <int rows> DEVICE row_place row_place_of(const cuda_args &a, const limi
 
 /* ---- Loading fragments (operands of mma.sync) from shared memory ----------------------------------------------------
  *
- * `tile` is the address of a tile with rows of D elements; it is a multiple of 1024. `lane` is threadIdx.x % 32.
- *   a_rows     rows m .. m + 15, elements k .. k + 15        b_rows     rows n .. n + 15, elements k .. k + 15
- *   a_columns  elements m .. m + 15 of rows k .. k + 15      b_columns  elements n .. n + 15 of rows k .. k + 15
- * A load of operand B gives two fragments: {b0 b1} for n .. n + 7, and {b0 b1} for n + 8 .. n + 15.
+ * `tile` is the address of a tile with rows of D elements, a multiple of 1024.
+ * a_rows: operand A from rows m .. m + 15, elements k .. k + 15
+ * a_columns: operand A from elements m .. m + 15 of rows k .. k + 15
+ * b_rows, b_columns: the same as operand B, from n on: {b0 b1} for n .. n + 7, and {b0 b1} for n + 8 .. n + 15
  *
- * A lane computes the address of its 16-byte piece in the first 16 x 16 elements of a tile once. Every other address
- * takes one instruction: the offset of rows is added, and the offset of pieces is combined by xor. This is correct
- * because rows are added in multiples of eight, which do not change the swizzle, and because a tile's address has zeros
- * in the bits that count pieces. */
+ * A lane computes the address of its piece in the first 16 x 16 elements once. For every other address, row offsets are
+ * added, and piece offsets are combined by xor. Rows are added in multiples of eight, which do not change the
+ * swizzle. */
 template <int D> DEVICE uint32_t lane_down(int lane)
 {
     return lane % 16 * (D * 2) + ((lane / 16) ^ (lane % 8)) * 16;
@@ -338,9 +321,9 @@ template <int D> DEVICE uint32_t lane_across(int lane)
     return (lane % 8 + lane / 16 * 8) * (D * 2) + ((lane / 8 % 2) ^ (lane % 8)) * 16;
 }
 
-/* The functions below whose names end in _of load an operand from a tile. The caller passes two parts of the lane's
- * address, which it computes once: `down` with lane_down(), `across` with lane_across(). `tile` is the tile's address,
- * or an offset in shared memory if `down` or `across` includes the start of shared memory. */
+/* The functions below whose names end in _of take the lane's address, which is computed once: `down` with lane_down(),
+ * `across` with lane_across(). `tile` is the tile's address, or its offset in shared memory if `down` or `across`
+ * includes the start. */
 template <int D> DEVICE void a_rows_of(uint32_t (&a)[4], uint32_t down, uint32_t tile, int m, int k)
 {
     ldmatrix_x4(a, (down ^ (k * 2)) + (tile + m * (D * 2)));
@@ -375,7 +358,7 @@ template <int D> DEVICE void b_columns(uint32_t (&b)[4], uint32_t tile, int n, i
     b_columns_of<D>(b, lane_down<D>(lane), tile, n, k);
 }
 
-/* Loads an operand of a matrix product from a tile. The address of the tile may be any multiple of 16 bytes. */
+/* Loads an operand from a tile whose address may be any multiple of 16 bytes. */
 template <int D> DEVICE void a_rows(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {
     ldmatrix_x4(a, smem_addr(tile + at<D>(m + lane % 16, k / 8 + lane / 16)));
@@ -393,8 +376,8 @@ template <int D> DEVICE void b_columns(uint32_t (&b)[4], const uint16_t *tile, i
     ldmatrix_x4_trans(b, smem_addr(tile + at<D>(k + lane % 8 + lane / 8 % 2 * 8, n / 8 + lane / 16)));
 }
 
-/* Computes C += A B for MT blocks of 16 rows of A and NT blocks of 8 columns of B, in KK steps of 16. load_a and load_b
- * load the operands of a step while the products of the previous step are computed. */
+/* Computes C += A B for MT blocks of 16 rows and NT blocks of 8 columns, in KK steps of 16. load_a and load_b load a
+ * step's operands while the previous products are computed. */
 template <typename T, int KK, int MT, int NT, typename A, typename B>
 DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
 {
@@ -417,31 +400,28 @@ DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
 
 /* ---- Storing results ------------------------------------------------------------------------------------------------
  *
- * Rows of a result go from registers to shared memory, so that a warp writes whole pieces of 16 bytes. Results that
- * cannot be written in pieces (because of their dtype or odd strides) lie in shared memory as floats, D per row. They
- * are converted and written element by element, in a loop that is not unrolled, because unrolled code would not fit in
- * the instruction caches. */
+ * Rows go from registers to shared memory, so that a warp writes whole pieces of 16 bytes. Results that cannot be
+ * written in pieces (dtype, odd strides) lie there as floats, D per row. They are written one by one in a loop that is
+ * not unrolled, because unrolled code would not fit in the instruction caches. */
 template <typename T> constexpr attn_dtype dtype_of = ATTN_BF16;
 template <> constexpr attn_dtype dtype_of<__half> = ATTN_F16;
 
-/* Returns whether rows of `width` elements of the tensor, from row `line` on, can be written 16 bytes at a time. */
+/* Returns whether rows of `width` elements, from row `line` on, can be written 16 bytes at a time. */
 template <typename T> DEVICE bool in_pieces(const attn_view &view, int64_t b, int64_t h, int64_t line, int64_t width)
 {
     return view.dtype == dtype_of<T> && width % 8 == 0 && view.row % 8 == 0 &&
            ((uint64_t)view.data + 2 * attn_at(&view, b, h, line)) % 16 == 0;
 }
 
-/* Stores elements d and d + 1 (d is even) of row r of a result in shared memory, from which rows are copied to global
- * memory. The elements are stored as T if rows are copied 16 bytes at a time, otherwise as floats. */
+/* Stores elements d and d + 1 (d is even) of row r in shared memory: as T with `pieces`, otherwise as floats. */
 template <typename T, int D> DEVICE void stage_pair(void *staged, bool pieces, int r, int d, float low, float high)
 {
     if (pieces) *(uint32_t *)((uint16_t *)staged + at<D>(r, d / 8) + d % 8) = pack<T>(low, high);
     else *(float2 *)((float *)staged + r * D + d) = make_float2(low, high);
 }
 
-/* Writes `count` rows of the array `staged` in shared memory to the tensor, from row `first` of the array on. Row r of
- * the array becomes row `line` + r of the tensor. THREADS threads call this function; `thread` is the number of the
- * calling thread. */
+/* Writes `count` rows of `staged` (shared memory), from row `first` on: row r becomes row `line` + r of the tensor.
+ * THREADS threads call it; `thread` is the caller's number. */
 template <int D, int THREADS>
 DEVICE void store_rows(const attn_view &view, int64_t b, int64_t h, int64_t line, int first, int count, int width,
                        const void *staged, bool pieces, int thread)

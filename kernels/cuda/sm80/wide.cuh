@@ -1,5 +1,5 @@
-/* wide.cuh: code that wide_forward.cu and wide_backward.cu share. These files compute any head size, and read a chunk
- * of columns of a tile at a time. */
+/* wide.cuh: code that wide_forward.cu and wide_backward.cu share. They compute any head size, and read a chunk of
+ * columns of a tile at a time. */
 #ifndef ATTN_SM80_WIDE_CUH
 #define ATTN_SM80_WIDE_CUH
 
@@ -9,7 +9,6 @@ namespace {
 
 enum { COLUMNS = 256 }; /* number of columns of a result that a block computes */
 
-/* Returns a view of the tensor's columns from `first` on. */
 DEVICE attn_view columns_from(attn_view view, int first)
 {
     const int bytes = view.dtype == ATTN_F32 ? 4 : view.dtype == ATTN_F8E4M3 ? 1 : 2;
@@ -17,8 +16,8 @@ DEVICE attn_view columns_from(attn_view view, int first)
     return view;
 }
 
-/* Computes S += A B^T over a chunk of CHUNK channels (columns); only `channels` of them exist in the tensors. tileA and
- * tileB are offsets from the start of shared memory; the warp's rows of A begin at row `first`. */
+/* Computes S += A B^T over a chunk of CHUNK channels, of which `channels` exist. tileA and tileB are offsets in shared
+ * memory; the warp's rows of A begin at row `first`. */
 template <typename T, int CHUNK, int MT, int NT>
 DEVICE void add_chunk(float (&S)[MT][NT][4], uint32_t start, uint32_t tileA, uint32_t tileB, int first, int channels)
 {
@@ -34,16 +33,15 @@ DEVICE void add_chunk(float (&S)[MT][NT][4], uint32_t start, uint32_t tileA, uin
     else scores<T, CHUNK / 2>(S, rows_of_a, rows_of_b);
 }
 
-/* Writes a block's COLUMNS columns of a result, from `column0` on, to rows of the tensor from `line` on. Only `width`
- * of the columns exist. A warp writes its own `count` rows, through shared memory (`staged`). `staged` has COLUMNS / 2
- * floats for each row of the block. */
+/* Writes a block's COLUMNS columns of a result, from `column0` on (`width` of them exist), to rows from `line` on. A
+ * warp writes its own `count` rows through `staged`, shared memory of COLUMNS / 2 floats for each row of the block. */
 template <typename T, int MT, int DT>
 DEVICE void store_columns(const attn_view &result, int64_t b, int64_t h, int64_t line, int count, int column0,
                           int width, const float (&O)[MT][DT][4], void *staged)
 {
     const int HALF = COLUMNS / 2, lane = threadIdx.x % 32, mine = threadIdx.x / 32 * MT * 16;
-    /* All warps of the block must store their columns with the same type, T or float. With different types a warp could
-     * overwrite rows that another warp has stored. */
+    /* `pieces` must be the same for all warps of the block; otherwise a warp could overwrite rows that another warp has
+     * stored */
     const bool pieces = in_pieces<T>(columns_from(result, column0), b, h, line, width);
 #pragma unroll
     for (int part = 0; part < 2; part++) {

@@ -1,23 +1,16 @@
-/* wide_backward.cu: the backward for head sizes above those of backward.cu, up to ATTN_MAX_HEAD_DIM. Its need for
- * shared memory and registers does not grow with D or Dv.
+/* wide_backward.cu: the backward for head sizes above those of backward.cu, up to ATTN_MAX_HEAD_DIM, with constant
+ * shared memory and registers. A block computes ROWS rows and COLUMNS columns of dq, dk or dv. For dq it visits the
+ * tiles of TILE keys that its rows see; for dk and dv the tiles of TILE queries that see its rows, for every head of
+ * the group. While a product reads one of two buffers, copies fill the other:
  *
- * A block computes ROWS rows and COLUMNS columns of one gradient: dq, dk or dv. For dq, the block visits in order the
- * tiles of TILE keys that its rows see. For dk and dv, it visits the tiles of TILE queries that see its rows, for every
- * head of the group. Shared memory has two stages (buffers). While a product reads one stage, copies fill the other:
+ * dq: S += Q K^T and dP += dO V^T (chunk by chunk of channels), P = exp(S - lse), dS = P (dP - delta), dq += dS K
+ * dk: the same with S^T and dP^T, dk += dS^T Q
+ * dv: S^T += K Q^T, P = exp(S - lse), dv += P^T dO
  *
- *           for each chunk of D                 for each chunk of Dv          then, with COLUMNS columns
- *     dq    S   += Q K^T      P  = exp(S - lse)    dP   += dO V^T    dS = P (dP - delta)      dq += dS K
- *     dk    S^T += K Q^T      P  = exp(S - lse)    dP^T += V dO^T    dS = P (dP - delta)      dk += dS^T Q
- *     dv    S^T += K Q^T      P  = exp(S - lse)                                               dv += P^T dO
- *
- * A warp keeps P in shared memory (park()) while dP takes the registers of S. S and dP are recomputed for every COLUMNS
- * columns, by a different block. For each pair of a query and a key, dq and dk each take ceil(D / COLUMNS) (D + Dv +
- * COLUMNS) multiplications, and dv takes ceil(Dv / COLUMNS) (D + COLUMNS). Compared with the usual five products, the
- * three gradients together take 2.6 times as many multiplications at D = Dv = 512, and 4.6 times as many at 1024.
- * Blocks share no sums, so all gradients are deterministic.
- *
- * If a row's result is not finite, the kernel only marks the row, as in wide_forward.cu; later launches compute the
- * marked rows. */
+ * S and dP are recomputed for every COLUMNS columns, by a different block: compared with the usual five products, 2.6
+ * times as many multiplications at D = Dv = 512, 4.6 times at 1024. Blocks share no sums, so all gradients are
+ * deterministic. Rows whose result is not finite are only marked, as in wide_forward.cu; later launches compute
+ * them. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 #include "backward_common.cuh"
@@ -31,17 +24,15 @@ enum { ROWS = 128, TILE = QUERY_TILE, CHUNK = 64, WARPS = ROWS / 16, THREADS = 3
 
 union stage {
     struct {
-        /* a chunk of columns: `own` has the chunk for the block's rows, `other` for the rows of the tile that the block
-         * visits */
+        /* a chunk of columns: `own` of the block's rows, `other` of the tile that the block visits */
         uint16_t own[ROWS * CHUNK], other[TILE * CHUNK];
     } chunk;
     uint16_t columns[TILE * COLUMNS];
 };
 static_assert(sizeof(stage) % 1024 == 0, "fragments' swizzle");
 
-/* Shared memory for a warp's 16 queries x TILE keys. `z` has the scores while options are applied, and later P.
- * `cap` has 1 - tanh^2 (the derivative of softcap). `kept` has one bit for each pair, which is 1 if dropout keeps
- * the pair. */
+/* Shared memory for a warp's 16 queries x TILE keys. `z` has scores, for options, and later P; `cap` has 1 - tanh^2
+ * (the derivative of softcap); `kept` has a bit for each pair that dropout keeps. */
 struct staged_keys {
     float z[16][TILE + 2], cap[16][TILE + 2], lse2[16];
     uint32_t kept[16][TILE / 8];
@@ -50,23 +41,20 @@ struct parked {
     float z[16][TILE + 2];
 };
 
-/* Which rows and columns of the gradient the block computes. */
 struct block_place {
     attn_sequence s;
     limits limit;
-    /* `h`: the query head of the tile that the block visits; blocks of dk and dv visit all query heads of their
-     * key/value head, one after the other */
+    /* `h`: the query head of the present tile; blocks of dk and dv visit all query heads of `hk` */
     int b, h, hk;
-    int row0; /* the block's first row, counted from the start of the sequence */
-    int rows; /* how many rows of the gradient the block writes */
+    int row0;
+    int rows;
     int column0;
-    /* The rounds (iterations) of the block's loop have the numbers `begin` to `end` - 1. A round computes one tile of
-     * keys (for dq), or one tile of queries, head after head (for dk and dv). */
+    /* The rounds of the block's loop have the numbers `begin` to `end` - 1. A round is a tile of keys (for dq), or a
+     * tile of queries, head after head (for dk and dv). */
     int begin, end;
-    /* in blocks of dk and dv: the index of the first query tile that the block visits in each head, and the number of
-     * tiles that it visits in each head */
+    /* in blocks of dk and dv: the first query tile in each head, and the number of query tiles */
     int first_tile, tiles;
-    head_args head; /* arguments of score() for head h */
+    head_args head;
 };
 
 template <gradient G, bool SCORE_MODS> struct shared {
@@ -81,8 +69,8 @@ static_assert(2 * sizeof(stage) >= sizeof(float) * ROWS * COLUMNS / 2, "results 
 
 /* ---- Which rows, keys and columns a block computes --------------------------------------------------------------- */
 
-/* Finds the rows and columns of dq that a thread block computes. Blocks of the same queries have successive numbers, so
- * that they run together and find the keys, which all of them read, in the L2 cache. */
+/* Finds the block's rows and columns of dq. Blocks of the same queries have successive numbers, so that they find their
+ * common keys in the L2 cache. */
 DEVICE void find_queries_of_block(const cuda_args &a, const limits &whole, int column_blocks, block_place &p)
 {
     const int n = (int)(gridDim.x - 1 - blockIdx.x);
@@ -100,8 +88,8 @@ DEVICE void find_queries_of_block(const cuda_args &a, const limits &whole, int c
     p.first_tile = p.tiles = 0;
 }
 
-/* Finds the rows and columns of a block of dk or dv. Blocks of the same keys have successive numbers, so that they run
- * together and find the queries, which all of them read, in the L2 cache. */
+/* Finds the block's rows and columns of dk or dv. Blocks of the same keys have successive numbers, so that they find
+ * their common queries in the L2 cache. */
 DEVICE void find_keys_of_block(const cuda_args &a, const limits &whole, int column_blocks, block_place &p)
 {
     key_place place = key_place_of<ROWS>(a, whole, make_uint3(blockIdx.x / column_blocks, blockIdx.y, blockIdx.z));
@@ -117,8 +105,8 @@ DEVICE void find_keys_of_block(const cuda_args &a, const limits &whole, int colu
     p.end = place.rows > 0 ? p.tiles * (int)a.g.group : 0;
 }
 
-/* tile_row() returns the first row of the tile that the block visits in round n; head_of_round() returns the tile's
- * query head. */
+/* tile_row() returns the first row, and head_of_round() the query head, of the tile that the block visits in round
+ * n. */
 template <gradient G> DEVICE int tile_row(const block_place &p, int n)
 {
     return (G == DQ ? n : p.first_tile + n % p.tiles) * TILE;
@@ -128,8 +116,7 @@ template <gradient G> DEVICE int head_of_round(const cuda_args &a, const block_p
     return G == DQ ? p.h : p.hk * (int)a.g.group + n / p.tiles;
 }
 
-/* Returns the first round after round n that has a visible pair. A round is the loop's iteration for one tile of keys
- * or queries. */
+/* Returns the first round (tile of keys or queries) after round n that has a visible pair. */
 template <bool SCORE_MODS, class SEEN> DEVICE int round_after(const SEEN &seen, int n, int end)
 {
     if constexpr (SCORE_MODS) return seen_tile_above(seen, n, end);
@@ -138,8 +125,6 @@ template <bool SCORE_MODS, class SEEN> DEVICE int round_after(const SEEN &seen, 
 
 /* ---- Loading tiles to shared memory ------------------------------------------------------------------------------ */
 
-/* Begins to copy COUNT rows of a tensor, from `row` on, and WIDTH of their columns, from `column` on, to shared
- * memory. */
 template <int COUNT, int WIDTH>
 DEVICE void load_rows(const cuda_args &a, const block_place &p, attn_tensor_id id, int h, int row, int column,
                       uint16_t *to)
@@ -152,8 +137,7 @@ DEVICE void load_rows(const cuda_args &a, const block_place &p, attn_tensor_id i
     from.template load<COUNT>(to, row);
 }
 
-/* Begins to copy a chunk of columns of the tile of round n to shared memory. If VALUES is true, the chunk is of dout
- * and v, otherwise of q and k. */
+/* Begins to copy a chunk of columns of round n's tile: of dout and v with VALUES, otherwise of q and k. */
 template <gradient G, bool VALUES>
 DEVICE void load_chunk(const cuda_args &a, const block_place &p, stage &to, int n, int chunk)
 {
@@ -164,8 +148,7 @@ DEVICE void load_chunk(const cuda_args &a, const block_place &p, stage &to, int 
     cp_async_commit();
 }
 
-/* Begins to load an operand of the last product of round n: the block's columns of the tile's k, q or dout. The product
- * multiplies them by dS or P. */
+/* Begins to copy the block's columns of k, q or dout, which the last product of round n multiplies by dS or P. */
 template <gradient G> DEVICE void load_columns(const cuda_args &a, const block_place &p, stage &to, int n)
 {
     load_rows<TILE, COLUMNS>(a, p,
@@ -176,8 +159,7 @@ template <gradient G> DEVICE void load_columns(const cuda_args &a, const block_p
     cp_async_commit();
 }
 
-/* Loads what the tile of round n needs besides its rows: lse and delta of its queries, and its head's arguments for
- * options. A round is one tile of keys or queries that the block visits. */
+/* Loads lse and delta of the queries of round n's tile, and its head's arguments for options. */
 template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, const saved &s, Shared &sm, int n)
 {
     block_place &p = sm.place;
@@ -193,14 +175,12 @@ template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, c
 
 /* ---- Computing P and dS ------------------------------------------------------------------------------------------ */
 
-/* In a block of dq: lse and delta of this thread's rows, which are queries. A block of dk or dv does not use this
- * struct: its rows are keys, and lse and delta of the queries are in shared memory. */
+/* In a block of dq: lse and delta of this thread's rows. In other blocks, rows are keys, and the struct is unused. */
 template <gradient G> struct row_numbers {
     float lse2[G == DQ ? 2 : 1], delta[G == DQ ? 2 : 1];
 };
 
-/* Returns lse in base 2 (as x) and delta (as y) of one query. Element e of block nt of this lane's accumulators belongs
- * to that query. */
+/* Returns lse in base 2 (x) and delta (y) of the query of element e of block nt. */
 template <gradient G, class Shared> DEVICE float2 numbers_of(const Shared &sm, const row_numbers<G> &own, int nt, int e)
 {
     if constexpr (G == DQ) return make_float2(own.lse2[e / 2], own.delta[e / 2]);
@@ -208,7 +188,7 @@ template <gradient G, class Shared> DEVICE float2 numbers_of(const Shared &sm, c
     return make_float2(sm.values.lse2[query], sm.values.delta[query]);
 }
 
-/* Returns dropout's factor for the pair (as x), and the derivative of softcap, 1 - tanh^2 (as y). */
+/* Returns dropout's factor (x) and the derivative of softcap, 1 - tanh^2 (y). */
 template <gradient G, bool SCORE_MODS, class Shared>
 DEVICE float2 factors_of(const cuda_args &a, const Shared &sm, int nt, int e)
 {
@@ -224,7 +204,7 @@ DEVICE float2 factors_of(const cuda_args &a, const Shared &sm, int nt, int e)
     return factors;
 }
 
-/* Turns the scores S of the tile of round n into P: applies masks and options, then computes 2^(S - lse). */
+/* Turns the scores S of round n's tile into P: masks and options, then 2^(S - lse). */
 template <gradient G, bool SCORE_MODS, int NT, class Shared>
 DEVICE void scores_to_p(float (&S)[NT][4], const cuda_args &a, const saved &s, Shared &sm, const row_numbers<G> &own,
                         int n, float scale_log2)
@@ -262,8 +242,7 @@ DEVICE void scores_to_p(float (&S)[NT][4], const cuda_args &a, const saved &s, S
         }
 }
 
-/* park() writes each lane's elements of P to shared memory, to free registers. to_ds() reads P back and turns dP into
- * dS. */
+/* park() writes P to shared memory, to free registers. to_ds() reads it back and turns dP into dS. */
 template <int NT, class Shared> DEVICE void park(Shared &sm, float (&P)[NT][4])
 {
     auto &z = sm.options[threadIdx.x / 32].z;
@@ -330,7 +309,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
     const uint32_t start = smem_addr(&sm);
     float sums[1][DT][4] = {};
-    /* `at`: index (0 or 1) of the stage (shared memory buffer) that is read next */
+    /* `at`: the buffer (0 or 1) that is read next */
     int n = round_after<SCORE_MODS>(sm.seen, p.begin - 1, end), at = 0;
     if (n < end) load_chunk<G, false>(a, p, sm.stages[at], n, 0);
     while (n < end) {
@@ -344,8 +323,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll 1
         for (int d = 0; d < D; d += CHUNK) {
             cp_async_wait<0>();
-            /* After this barrier the chunk of columns is in buffer number `at`. No thread reads the other buffer any
-             * more, so the next copy may overwrite it. */
+            /* after this barrier the chunk is in buffer `at`, and no thread reads the other buffer */
             __syncthreads();
             if (d + CHUNK < D) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, d / CHUNK + 1);
             else if (G != DV) load_chunk<G, true>(a, p, sm.stages[at ^ 1], n, 0);
@@ -366,8 +344,8 @@ __global__ void __launch_bounds__(THREADS, 1)
             to_ds<G, SCORE_MODS>(S[0], a, sm, own);
         }
         cp_async_wait<0>();
-        /* After this barrier stage (buffer) number `at` has the columns of k, q or dout that load_columns() loads. No
-         * thread uses the other stage, or lse and delta of the tile's queries, any more. */
+        /* after this barrier the columns of load_columns() are in buffer `at`, and no thread uses the other buffer or
+         * the queries' lse and delta */
         __syncthreads();
         n = round_after<SCORE_MODS>(sm.seen, n, end);
         if (n < end) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, 0);
@@ -378,7 +356,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 
     const bool finite = scale_block(sums, G == DV ? 1 : (float)g.scale);
-    /* after this barrier no thread reads the buffers of chunks, so results may be stored in their memory */
+    /* after this barrier no thread reads the chunks, so their memory can take the results */
     const bool poisoned = __syncthreads_or(!finite);
     const attn_view &result = g.view[G == DQ ? ATTN_T_dq : G == DK ? ATTN_T_dk : ATTN_T_dv];
     const int64_t line = (G == DQ ? p.s.q_start : p.s.k_start) + p.row0;
@@ -394,8 +372,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* The number of bytes in the workspace before the marks of rows; the first of these bytes is cuda_args.rows_found. A
- * row's mark is one byte, which is not 0 if a later launch must compute the row. */
+/* number of bytes before the marks of rows in the workspace; a mark is one byte per row, and not 0 if a later launch
+ * must compute the row */
 enum { MARKS_HEAD = 16 };
 
 size_t mark_bytes(const attn_dims &d)
@@ -450,8 +428,8 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return others > 0;
 }
 
-/* Launches the kernels of one backward. In the workspace, the marks of rows (one byte for each row that a later launch
- * must compute) lie behind the memory that begin_backward() uses. */
+/* In the workspace, the marks of rows (one byte per row that a later launch must compute) lie behind the memory of
+ * begin_backward(). */
 cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -468,8 +446,8 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     const auto before = [&](const cuda_chip *part) {
         cuda_args now = a;
         if (!is_first_share(part)) return cudaSuccess;
-        /* If the marks of rows are this file's own (`own`), no later launch computes the two parts of a huge lse.
-         * simple_delta() must therefore compute the parts at once, which it does if rows_later is NULL. */
+        /* If the marks are this file's own (`own`), no later launch computes the two parts of a huge lse.
+         * simple_delta() computes them at once if rows_later is NULL. */
         if (own) now.rows_later = nullptr;
         simple_delta(now, run.scratch.s, true, stream);
         return own ? cudaMemsetAsync(a.rows_found, 0, mark_bytes(d), stream) : cudaSuccess;

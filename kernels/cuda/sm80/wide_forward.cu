@@ -1,26 +1,14 @@
-/* wide_forward.cu: the forward for head sizes above those of forward.cu, up to ATTN_MAX_HEAD_DIM. Its need for shared
- * memory and registers does not grow with D or Dv.
+/* wide_forward.cu: the forward for head sizes above those of forward.cu, up to ATTN_MAX_HEAD_DIM, with constant shared
+ * memory and registers. A block computes COLUMNS columns of O for BM queries of one head, and visits their keys in
+ * tiles of BN, from the last to the first. S is the sum over chunks of CHUNK columns of Q and K; while a product reads
+ * one of two buffers, copies fill the other.
  *
- * A block computes COLUMNS columns of O for BM queries of one head. It visits the keys that these queries may see in
- * tiles of BN, from the last to the first. Shared memory has two stages (buffers). While a product reads one stage,
- * copies fill the other:
+ * If Dv is above COLUMNS, several blocks compute the same S, which takes 1.5 times as many multiplications at D = Dv =
+ * 512, and 2.5 times at 1024. The block with the first columns writes lse.
  *
- *     for each tile j of keys:  S = 0
- *                               for each chunk c of D:  S += Q[c] K[j][c]^T      one stage: CHUNK columns of Q and K
- *                               mask;  m, l, P = softmax_step(S)
- *                               O = rescale O + P V[j]                           one stage: COLUMNS columns of V
- *
- * Q is read from memory for each tile of keys, because BM rows of 1024 numbers do not fit in shared memory. If Dv is
- * above COLUMNS, several blocks compute the same S, each for its own columns of O. For a pair of a query and a key, a
- * block takes D + COLUMNS multiplications, and all blocks together take ceil(Dv / COLUMNS) (D + COLUMNS) instead of D +
- * Dv. This is 1.5 times as many at D = Dv = 512, and 2.5 times as many at 1024. Blocks that exchange P would take fewer
- * multiplications, but would have to wait for each other.
- *
- * All blocks that share a row compute the same m and l. The block with the first columns writes lse. A row that tensor
- * cores cannot compute is computed by one warp for all columns, but a block sees only its own columns. A block
- * therefore only marks these rows (cuda_args.rows_later), and a later launch computes them. The marks lie in the
- * workspace, unless the caller provides memory for them. forward.cu explains how blocks handle NaN and infinity in
- * V. */
+ * A block only marks rows that tensor cores cannot compute (cuda_args.rows_later), because it has only its own columns;
+ * a later launch computes them with one warp for all columns. The marks lie in the workspace, unless the caller
+ * provides memory. forward.cu explains how blocks handle NaN and infinity in V. */
 #include "forward_steps.cuh"
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/rows.cuh"
@@ -38,8 +26,8 @@ template <bool SCORE_MODS_> struct shape {
     static_assert(BM == 16 * MT * WARPS, "a warp has 16 MT rows");
 };
 
-/* A buffer in shared memory for a chunk (some columns) of Q and K, or for columns of V. While options are applied, the
- * buffer of the last multiplied chunk holds scores. */
+/* A buffer for a chunk of columns of Q and K, or for columns of V. While options are applied, scores overwrite the
+ * chunk that was multiplied last. */
 template <class X> union stage {
     struct {
         uint16_t Q[X::BM * CHUNK], K[X::BN * CHUNK];
@@ -48,12 +36,11 @@ template <class X> union stage {
     scores_on_their_way<X> way;
 };
 
-/* Which rows and columns of out the block computes. The struct lies in shared memory, because O and S take nearly all
- * registers. */
+/* The block's rows and columns of out. The struct is in shared memory, because O and S take nearly all registers. */
 struct block_place {
     row_place rows;
     head_args head;
-    int column0; /* the block's first column of v and of out */
+    int column0;
 };
 
 template <class X> struct shared {
@@ -65,9 +52,8 @@ static_assert(sizeof(stage<shape<true>>) % 1024 == 0 && sizeof(stage<shape<false
 
 static_assert(sizeof(shared<shape<false>>) >= sizeof(float) * shape<false>::BM * COLUMNS / 2, "results are staged");
 
-/* Finds which rows and columns of out the block computes. Blocks of the same queries have successive numbers, so that
- * they run together and find the keys, which all of them read, in the L2 cache. All threads of a block call this
- * function. */
+/* Finds the block's rows and columns of out. Blocks of the same queries have successive numbers, so that they find
+ * their common keys in the L2 cache. All threads of a block call it. */
 template <int BM> DEVICE void find_place(const cuda_args &a, const limits &whole, int column_blocks, block_place &place)
 {
     const int n = (int)(gridDim.x - 1 - blockIdx.x);
@@ -79,7 +65,6 @@ template <int BM> DEVICE void find_place(const cuda_args &a, const limits &whole
     __syncthreads();
 }
 
-/* Begins to copy one chunk of columns of Q and of tile j of K to shared memory. */
 template <typename T, class X, bool PAGED>
 DEVICE void load_chunk(const cuda_args &a, const row_place &place, stage<X> &to, int chunk, int j)
 {
@@ -94,7 +79,6 @@ DEVICE void load_chunk(const cuda_args &a, const row_place &place, stage<X> &to,
     cp_async_commit();
 }
 
-/* Begins to copy tile j of V to shared memory, but only the columns that the block computes. */
 template <typename T, class X, bool PAGED>
 DEVICE void load_values(const cuda_args &a, const block_place &place, stage<X> &to, int j)
 {
@@ -106,8 +90,7 @@ DEVICE void load_values(const cuda_args &a, const block_place &place, stage<X> &
     cp_async_commit();
 }
 
-/* Divides the sums O by l. Returns false if at least one of this thread's rows has a result that tensor cores cannot
- * compute. */
+/* Divides O by l. Returns false if tensor cores cannot compute one of this thread's rows. */
 template <class X, int DT>
 DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2], const row_place &place, float v_scale)
 {
@@ -117,7 +100,7 @@ DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2],
         row.l = whole_sum(row.l);
         const float factor = row.l == 0 ? 0 : v_scale / row.l;
         sound &= is_sound_score<X::SCORE_MODS>(row.m) && row.l - row.l == 0;
-        /* a maximum of -inf is correct only if the row sees no key; otherwise the row must be recomputed */
+        /* a maximum of -inf is correct only if the row sees no key */
         if (!X::SCORE_MODS && row.m == -CUDART_INF_F) {
             const int i = place.i0 + r;
             sound &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);
@@ -134,7 +117,7 @@ DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2],
     return sound;
 }
 
-/* Writes the block's columns of out. The block that has the first columns also writes lse. */
+/* Writes the block's columns of out, and lse if these are the first columns. */
 template <typename T, class X, int DT>
 DEVICE void store_results(const cuda_args &a, const row_place &place, int column0, const float (&O)[X::MT][DT][4],
                           const softmax_row (&rows)[X::MT][2], void *staged)
@@ -174,28 +157,27 @@ __global__ void __launch_bounds__(shape<SCORE_MODS>::THREADS, 1)
                                                            (end + BN - 1) / BN, sm.seen);
     const uint32_t start = smem_addr(&sm);
     const float c = SCORE_MODS ? 1 : scale_log2;
-    bool clean = false; /* true in the second pass of the loop, in which zeros replace infinities and NaN of V */
+    bool clean = false; /* true: the second pass of the loop, where zeros replace infinities and NaN of V */
 again:
     float O[1][DT][4];
     softmax_row rows[1][2];
     const float sink = sink_in_base_2(sink_of(a, place.h));
     begin_rows(O, rows, sink, sink != -CUDART_INF_F && lane % 4 == 0 ? 1 : 0);
-    int at = 0; /* index (0 or 1) of the shared memory buffer that is read next */
+    int at = 0;
     if (first < last) load_chunk<T, X, PAGED>(a, place, sm.stages[at], 0, last - 1);
     for (int j = last - 1, next; j >= first; j = next) {
         float S[1][NT][4] = {};
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++, at ^= 1) {
             cp_async_wait<0>();
-            /* After this barrier the chunk of columns is in buffer number `at`. No thread reads the other buffer any
-             * more, so the next copy may overwrite it. */
+            /* after this barrier the chunk is in buffer `at`, and no thread reads the other buffer */
             __syncthreads();
             if (chunk + 1 < chunks) load_chunk<T, X, PAGED>(a, place, sm.stages[at ^ 1], chunk + 1, j);
             else load_values<T, X, PAGED>(a, sm.place, sm.stages[at ^ 1], j);
             const uint32_t tileQ = at * (uint32_t)sizeof(stage<X>);
             add_chunk<T, CHUNK>(S, start, tileQ, tileQ + BM * CHUNK * 2, threadIdx.x / 32 * 16, D - chunk * CHUNK);
         }
-        /* after this barrier no thread reads the chunk that was multiplied last, so scores may overwrite it */
+        /* after this barrier scores may overwrite the chunk that was multiplied last */
         if (SCORE_MODS) __syncthreads();
         const bool bounded = j * BN < q_last + limit.lo || j * BN + BN > min(place.i0 + limit.hi, limit.Sk);
         change_or_hide<X>(S, sm.stages[at ^ 1].way, a, x, limit, place.Sq, place.i0, j, bounded, 1);
@@ -203,8 +185,7 @@ again:
         drop_some<X>(S, sm.stages[at ^ 1].way, a, dropout_head(a, x.b, x.h), place.i0, j);
 
         cp_async_wait<0>();
-        /* After this barrier V[j] is in buffer number `at`. No thread uses the other buffer any more, so the next copy
-         * may overwrite it. */
+        /* after this barrier V[j] is in buffer `at`, and no thread uses the other buffer */
         __syncthreads();
         if (clean) clear_not_finite<T, X, COLUMNS>(sm.stages[at].V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
@@ -231,8 +212,8 @@ again:
 
 /* ---- Functions of the host that launch the kernel ---------------------------------------------------------------- */
 
-/* The number of bytes in the workspace before the marks of rows; the first of these bytes is cuda_args.rows_found. A
- * row's mark is one byte, which is not 0 if a later launch must compute the row. */
+/* number of bytes before the marks of rows in the workspace; a mark is one byte per row, and not 0 if a later launch
+ * must compute the row */
 enum { MARKS_HEAD = 16 };
 
 template <typename T, bool SCORE_MODS, bool PAGED>

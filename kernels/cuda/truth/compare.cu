@@ -1,5 +1,4 @@
-/* compare.cu: attn_truth_compare() for GPUs: measures how far results are from the float64 results that truth.cu
- * computes. */
+/* compare.cu: attn_truth_compare() for GPUs: measures how far results are from the float64 results of truth.cu. */
 #include "kernels/cuda/truth/rows.cuh"
 #include "kernels/cuda/truth/truth.h"
 
@@ -9,14 +8,13 @@ enum { COMPARE_THREADS = 256, COMPARE_BLOCKS = 1 << 12 };
 
 struct compared {
     attn_geometry g;
-    attn_view view; /* the tensor (address and strides) that is compared with the float64 result */
+    attn_view view;
     const double *truth;
     int64_t rows, columns;
     bool keys;
     attn_truth_distance *to;
 };
 
-/* Returns whether the row exists: it is neither padding nor in a gap between packed sequences. */
 DEVICE bool row_exists(const attn_geometry &g, bool keys, const row_place &row)
 {
     const bool packed = packed_rows(g.dims, keys);
@@ -25,14 +23,13 @@ DEVICE bool row_exists(const attn_geometry &g, bool keys, const row_place &row)
     return row.line - (!packed ? 0 : keys ? s.k_start : s.q_start) < (keys ? s.Sk : s.Sq);
 }
 
-/* Sets *to to x if x is larger. Neither number is negative. Doubles that are not negative compare like their bits as
- * integers, so the integer atomicMax() works. */
+/* Sets *to to x if x is larger. Doubles that are not negative compare like their bits as integers, so atomicMax()
+ * works. */
 DEVICE void raise(double *to, double x)
 {
     atomicMax((unsigned long long *)to, (unsigned long long)__double_as_longlong(x));
 }
 
-/* Compares a result with the float64 result that truth.cu computed. A warp compares one row at a time. */
 __global__ void __launch_bounds__(COMPARE_THREADS) compare(const __grid_constant__ compared c)
 {
     const int lane = threadIdx.x % 32, warps = COMPARE_THREADS / 32;

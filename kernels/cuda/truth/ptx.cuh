@@ -9,8 +9,8 @@
 
 #include "kernels/cuda/common/args.cuh"
 
-/* Computes C += A B on tensor cores, in double. Before compute capability 9.0 this instruction exists only for matrices
- * of 8 x 8 x 4. PTX ISA 9.0, 9.7.14.5.14. */
+/* Computes C += A B on tensor cores, in double. Before compute capability 9.0, the instruction exists only for 8 x 8 x
+ * 4. PTX ISA 9.0, 9.7.14.5.14. */
 DEVICE void mma_f64(double (&c)[4], const double (&a)[8], const double (&b)[4])
 {
 #if __CUDA_ARCH__ >= 900

@@ -1,4 +1,4 @@
-/* rows.cuh: the arguments of the kernels of truth.cu (attention in float64), and how they find rows of tensors. */
+/* rows.cuh: the arguments of the kernels of truth.cu (attention in float64), and where rows lie in arrays. */
 #ifndef ATTN_TRUTH_ROWS_CUH
 #define ATTN_TRUTH_ROWS_CUH
 
@@ -7,27 +7,27 @@
 namespace {
 
 enum { ROWS = 64, COLUMNS = 32, THREADS = ROWS * 2, WARPS = THREADS / 32 };
-/* CHUNK: number of channels of q, k, v and dout that are loaded at a time for S and dP; WIDTH: number of columns of the
- * result that a block computes */
+/* CHUNK: number of channels of q, k, v and dout that are loaded at a time; WIDTH: number of columns of the result that
+ * a block computes */
 enum { CHUNK = 32, WIDTH = 128, STAGES = 3 };
-/* LINE, Z_LINE: distance in floats from one row to the next in shared memory. It is 4 more than the length of a row, so
- * that a warp's loads are spread over all banks. */
+/* number of floats from one row to the next in shared memory: 4 more than a row has, to spread a warp's loads over all
+ * banks */
 enum { LINE = CHUNK + 4, Z_LINE = WIDTH + 4 };
 enum { N_TILES = COLUMNS / 8, N_WIDTH = WIDTH / 8 };
 
 enum pass { FORWARD, DQ, DK, DV };
 
-/* The softmax of a query's row: the largest score (top), the logarithm of the sum of exponentials relative to `top`
- * (rest), and delta. `only` is the score of the row's only key, or NaN if the row does not see exactly one key. */
+/* The softmax of a query's row: the largest score (top), the logarithm of the sum of exp(score - top) (rest), and
+ * delta. `only`: the score of the row's only key, or NaN if it does not see exactly one key. */
 struct row_sum {
     double top, rest, delta, only;
 };
 
-/* A copy of a tensor in float32, which widen() has made: rows of `width` floats. `width` is a multiple of CHUNK; the
- * columns behind the tensor's own are zeros. */
+/* A float32 copy of a tensor, made by widen(): rows of `width` floats, a multiple of CHUNK, with zeros behind the
+ * tensor's columns. */
 struct dense {
     float *data;
-    uint8_t *strange; /* for each row one byte: 1 if the row has a NaN or an infinity */
+    uint8_t *strange; /* one byte per row: 1 if the row has a NaN or an infinity */
     int width;
 };
 
@@ -35,8 +35,8 @@ struct truth_args {
     cuda_args a;
     dense q, k, v, dout;
     row_sum *sums;
-    /* The addresses to which results are written; NULL: the result is not requested. A backward always has an address
-     * for out, because delta is computed from out. */
+    /* Addresses of the results; NULL: not requested. A backward always has an address for out, because delta needs
+     * out. */
     attn_truth to;
     attn_score_options_as<double> scores;
     double drop_scale;
@@ -55,15 +55,15 @@ static inline int64_t dense_rows(const attn_dims &d, bool keys)
     return (keys ? d.Sk * d.Hk : d.Sq * d.H) * (packed_rows(d, keys) ? 1 : d.B);
 }
 
-/* Returns the index of the first row of sequence b in head h. Rows are counted over all heads. */
+/* Returns the index of the first row of sequence b in head h, counted over all heads. */
 DEVICE int64_t first_row(const attn_dims &d, const attn_sequence &s, bool keys, int64_t b, int64_t h)
 {
     const int64_t rows = keys ? d.Sk : d.Sq, heads = keys ? d.Hk : d.H;
     return packed_rows(d, keys) ? h * rows + (keys ? s.k_start : s.q_start) : (b * heads + h) * rows;
 }
 
-/* The position of a row in a tensor, computed from the row's index (see first_row()): batch row b, head h, and row
- * number `line`. If sequences are packed, `line` counts from the start of the tensor, and b is 0. */
+/* The position of a row: batch row b, head h, and row number `line`. In packed tensors, `line` counts from the start of
+ * the tensor, and b is 0. */
 struct row_place {
     int64_t b, h, line;
 };

@@ -1,5 +1,4 @@
-/* steps.cuh: functions with which the passes of truth.cu compute scores, products and softmax of a tile of 32
- * columns. */
+/* steps.cuh: scores, products and softmax of a tile of 32 columns, for truth.cu. */
 #ifndef ATTN_TRUTH_STEPS_CUH
 #define ATTN_TRUTH_STEPS_CUH
 
@@ -10,22 +9,21 @@ namespace {
 
 /* ---- Scores: masks and options ----------------------------------------------------------------------------------- */
 
-/* Shared memory for the scores of a warp's 16 rows while options (softcap, bias, masks) are applied to them. */
+/* Shared memory for the scores of a warp's 16 rows, while options (softcap, bias, masks) are applied. */
 struct exchange {
-    /* `slope`: the derivative of the score, which is never negative; its sign bit is free and is 1 if dropout drops the
-     * pair */
+    /* slope: the derivative of the score, which is never negative; its sign bit is 1 if dropout drops the pair */
     double z[16][COLUMNS + 2], slope[16][COLUMNS + 2];
 };
 
 struct truth_memory {
     float stage[STAGES][COLUMNS * Z_LINE];
-    exchange warp[WARPS]; /* only for problems with options (softcap, bias, masks, ...) */
+    exchange warp[WARPS];
 };
 static_assert((ROWS + COLUMNS) * LINE <= COLUMNS * Z_LINE, "a chunk of X and Y fits a stage");
 static_assert(sizeof(truth_memory) <= 99 * 1024, "fits a block of every chip from 8.0 on");
 
-/* The numbers of a warp's 16 rows and a tile's columns that one lane has: x[n][2 r + e] is in row lane / 4 + 8 r and in
- * column 8 n + 2 (lane % 4) + e. */
+/* A lane's numbers of a warp's 16 rows of a tile: x[n][2 r + e] is in row lane / 4 + 8 r, column 8 n + 2 (lane % 4) +
+ * e. */
 typedef double fragment[N_TILES][4];
 
 DEVICE int row_of(int e)
@@ -37,7 +35,7 @@ DEVICE int column_of(int n, int e)
     return 8 * n + threadIdx.x % 4 * 2 + e % 2;
 }
 
-/* Calls visit(n, e) for each number that a lane has of a tile: element e of the tile's block n of 8 columns. */
+/* Calls visit(n, e) for each number of a lane: element e of the tile's block n of 8 columns. */
 template <typename F> DEVICE void for_each(F visit)
 {
 #pragma unroll
@@ -48,7 +46,7 @@ template <typename F> DEVICE void for_each(F visit)
 
 DEVICE double saturated_double(double z)
 {
-    /* the comparisons are false for NaN, so a NaN stays NaN */
+    /* comparisons with NaN are false, so NaN stays NaN */
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
 }
 
@@ -57,8 +55,7 @@ DEVICE bool is_hidden(double p)
     return p == 0 && signbit(p);
 }
 
-/* Turns the products q.k in ex.z into scores with every option; hidden pairs get -inf. Each lane works on one
- * column. */
+/* Turns q.k in ex.z into scores with every option; hidden pairs get -inf. */
 template <bool BY_KEYS>
 DEVICE void apply_options(const truth_args &t, const head_args &x, double scale, exchange &ex, int row0, int column0)
 {
@@ -82,7 +79,7 @@ DEVICE void apply_options(const truth_args &t, const head_args &x, double scale,
 
 /* ---- Products of a warp, in float64 ------------------------------------------------------------------------------ */
 
-/* Adds X Y^T over a chunk of channels to `c`. Each warp multiplies 16 rows of X by all rows of Y. */
+/* Adds X Y^T over a chunk of channels to `c`; a warp has 16 rows of X and all rows of Y. */
 DEVICE void add_scores(fragment &c, const float *x, const float *y)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -107,8 +104,8 @@ DEVICE void add_scores(fragment &c, const float *x, const float *y)
 
 typedef double result_fragment[N_WIDTH][4];
 
-/* Adds P Z to `result`. With g = lane / 4 and q = lane % 4, a lane's p[n][2 r + e] belongs to row g + 8 r and column 8
- * n + 2 q + e of operand A, which is P. Rows of Z are loaded in the order of A's columns. */
+/* Adds P Z to `result`. With g = lane / 4 and q = lane % 4, p[n][2 r + e] belongs to row g + 8 r and column 8 n + 2 q +
+ * e of operand A = P; rows of Z are loaded in the order of A's columns. */
 DEVICE void add_product(result_fragment &result, const fragment &p, const float *z, int width)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -157,7 +154,7 @@ DEVICE void add_strange_product(result_fragment &result, const fragment &p, cons
 
 /* ---- The softmax of rows ----------------------------------------------------------------------------------------- */
 
-/* Returns the larger of two numbers, or NaN if one is NaN. */
+/* Returns the larger of two numbers, or NaN if one of them is NaN. */
 DEVICE double larger(double m, double z)
 {
     return z > m || z != z ? z : m;
@@ -173,23 +170,22 @@ template <typename T> DEVICE T sum_of_quad(T x)
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-/* The online softmax of a row: maximum m, sum l, and the number of visible pairs (`seen`). Four lanes share a row. They
- * all have the row's m; l, `seen` and `seen_z` of a lane are over the lane's own columns. */
+/* The online softmax of a row. All four lanes of the row have its maximum m; l, `seen` (the number of visible pairs)
+ * and `seen_z` are over a lane's own columns. */
 struct online_row {
-    double m, l, seen_z; /* `seen_z`: the sum of the scores of visible keys; with one visible key it is this key's
-                          * score */
+    double m, l, seen_z; /* seen_z: the sum of the scores of visible keys */
     int seen;
 };
 
-/* Returns the state of a row before its first tile. The row's four lanes add up their sums at the end, so only one
- * lane's l begins with the sink's exponential. */
+/* Returns the state before the first tile. Only one of the row's four lanes begins with the sink's exponential, because
+ * their l are added up at the end. */
 DEVICE online_row first_of_row(double sink)
 {
     return { sink, sink == -INFINITY || threadIdx.x % 4 != 0 ? 0.0 : 1.0, 0, 0 };
 }
 
-/* Updates the row's maximum m with the scores z, and replaces z by exp(z - m). Returns the factor by which earlier sums
- * must be multiplied. */
+/* Updates the maximum m with the scores z, and replaces z by exp(z - m). Returns the factor by which earlier sums must
+ * be multiplied. */
 template <int R> DEVICE double softmax_step(online_row &row, fragment &z)
 {
     double m = -INFINITY;

@@ -1,32 +1,19 @@
-/* truth.cu: computes attention in float64 on tensor cores (attn_truth_some()). Other results are compared with these
- * results.
+/* truth.cu: computes attention in float64 on tensor cores (attn_truth_some()), for comparison with other results.
  *
- *   widen       converts q, k, v and dout exactly to float32 without gaps, whatever their dtype, strides or pages. A
- *               byte per row says whether the row has a NaN or an infinity.
- *   FORWARD     computes out, and lse in two parts
- *   close_rows  before gradients: computes delta of each row, and uses the client's lse if there is one
- *   DQ, DK, DV  compute one gradient each
+ * The kernel widen converts q, k, v and dout exactly to float32 without gaps. FORWARD computes out, and lse in two
+ * parts. close_rows computes delta, and takes the client's lse if there is one. DQ, DK and DV compute one gradient
+ * each.
  *
- * The four passes FORWARD, DQ, DK and DV are one kernel. A block has 64 rows of a head (queries, or keys for DK and DV)
- * and WIDTH columns of the result. The block visits tiles of 32 columns of S (keys, or queries for DK and DV), and
- * computes for each tile
+ * FORWARD, DQ, DK and DV are one kernel. A block has 64 rows of a head (queries, or keys for DK and DV) and WIDTH
+ * columns of the result, and visits tiles of 32 columns of S (keys, or queries for DK and DV):
+ * S = X Y^T (X: q, or k; Y: k, or q), then the scores and their P
+ * dP = X2 Y2^T (X2: dout, or v; Y2: v, or dout), only DQ and DK, then dS
+ * result += P Z (Z: v, k, q or dout), with dS in place of P in DQ and DK
  *
- *   S = X Y^T      X: q, or k           Y: k, or q          then the scores and their P
- *   dP = X2 Y2^T   X2: dout, or v       Y2: v, or dout      only DQ and DK; then dS
- *   result += P Z  Z: v, k, q or dout                       dS in place of P in DQ and DK
- *
- * Operands are copied to shared memory as float32, in chunks, through a ring of stages (buffers). A lane converts them
- * to double when it loads fragments. P stays in registers: mma_f64() may take the columns of a tile in any order, if
- * the order is the same for P and for Z. A lane can therefore use its numbers of a result C as its numbers of an
- * operand A (see add_product()).
- *
- * Invariants
- * 1. P of a hidden pair is -0, and P of a visible pair is never -0. In products with finite numbers, hidden pairs add
- *    nothing. If a row of Z has a NaN or an infinity, the product is computed without tensor cores, and skips hidden
- *    pairs.
- * 2. All sums are in double, in an order that depends on the problem alone. Two doubles hold lse: the row's largest
- *    score, and the logarithm of the sum of exponentials relative to it. cpu/reference.c computes the same results on
- *    the CPU. */
+ * P of a hidden pair is -0, and P of a visible pair is never -0. Rows of Z with a NaN or an infinity are multiplied
+ * without tensor cores, skipping hidden pairs. All sums are in double, in an order that depends on the problem alone.
+ * Two doubles hold lse: the row's largest score, and the logarithm of the sum of exponentials relative to it.
+ * cpu/reference.c computes the same on the CPU. */
 #include "kernels/cuda/sm80/ptx.cuh"
 #include "kernels/cuda/truth/steps.cuh"
 #include "kernels/cuda/truth/truth.h"
@@ -37,7 +24,6 @@ namespace {
 
 enum { SMALL_BLOCK = 256, SMALL_ROWS = SMALL_BLOCK / 32, MOST_BLOCKS = 1 << 16 };
 
-/* Converts a tensor to a dense float32 tensor. A warp copies one row at a time. */
 __global__ void __launch_bounds__(SMALL_BLOCK)
     widen(const __grid_constant__ truth_args t, attn_tensor_id id, bool keys, int64_t rows, int64_t D, dense to)
 {
@@ -78,7 +64,7 @@ constexpr bool has_two_products(pass p)
     return p == DQ || p == DK;
 }
 
-/* The operands of a pass (forward, dq, dk or dv), which computes S = X Y^T, dP = X2 Y2^T and result += P Z. */
+/* The operands of a pass (FORWARD, DQ, DK or DV), which computes S = X Y^T, dP = X2 Y2^T, result += P Z. */
 struct operands {
     dense x, y, x2, y2, z;
 };
@@ -92,8 +78,8 @@ template <pass PASS> ATTN_HD operands operands_of(const truth_args &t)
     }
 }
 
-/* Returns the number of tiles of rows per head in a pass (the computation of one result). In packed problems this is
- * the number for all sequences together. Each tile has one block for every WIDTH columns of the result. */
+/* Returns the number of tiles of rows per head; in packed problems, of all sequences together. Each tile has one block
+ * for every WIDTH columns of the result. */
 static inline int64_t row_tiles(const attn_dims &d, bool keys)
 {
     return packed_rows(d, keys) ? (keys ? d.Sk : d.Sq) / ROWS + d.B : attn_tiles(keys ? d.Sk : d.Sq, ROWS);
@@ -103,7 +89,7 @@ struct block_shape {
 };
 
 struct block_place {
-    int64_t b, h; /* h: a query head in the passes FORWARD and DQ; a key/value head in DK and DV */
+    int64_t b, h; /* query head in FORWARD and DQ, key/value head in DK and DV */
     int row, part;
     attn_sequence s;
 };
@@ -129,8 +115,7 @@ DEVICE block_place place_of_block(const truth_args &t, const block_shape &shape,
     return place;
 }
 
-/* Returns the range of columns that form visible pairs with a row. If the row is a query, columns are keys; if the row
- * is a key, columns are queries. */
+/* Returns the columns (keys, or queries if the row is a key) that form visible pairs with a row. */
 template <bool BY_KEYS> DEVICE attn_range columns_of(const attn_geometry &g, const attn_sequence &s, int64_t row)
 {
     return BY_KEYS ? attn_rows_of(&g, &s, row) : attn_keys_of(&g, &s, row);
@@ -138,28 +123,27 @@ template <bool BY_KEYS> DEVICE attn_range columns_of(const attn_geometry &g, con
 
 /* ---- The work of a block ----------------------------------------------------------------------------------------- */
 
-/* What one block computes. In the passes FORWARD and DQ its rows are queries and its columns are keys; in DK and DV its
- * rows are keys and its columns are queries. */
+/* What one block computes. In FORWARD and DQ rows are queries and columns keys; in DK and DV rows are keys and columns
+ * queries. */
 struct block_work {
     operands o;
     attn_sequence s;
-    int64_t b, h, hk;  /* `h`: the head to which the rows belong */
-    int64_t first_row; /* index of the first row of the block's tile, counted over the rows of all heads */
-    /* `row`: the tile's first row in the sequence; `rows` and `columns`: how many rows and columns the sequence has */
+    int64_t b, h, hk;
+    int64_t first_row; /* index of the tile's first row, counted over the rows of all heads */
+    /* row: the tile's first row in its sequence; rows, columns: how many the sequence has */
     int row, rows, columns;
-    int begin, end;      /* rows of the tile can see only the columns `begin` to `end` - 1 */
-    int chunks, chunks2; /* `chunks`, `chunks2`: number of chunks of channels of X Y^T, and of X2 Y2^T */
-    /* `members`: number of query heads that the block visits; `part`: which group of WIDTH columns of the result the
-     * block computes */
+    int begin, end;      /* rows of the tile can see only columns `begin` to `end` - 1 */
+    int chunks, chunks2; /* number of chunks of channels of X Y^T, and of X2 Y2^T */
+    /* members: number of query heads that the block visits; part: which WIDTH columns of the result the block
+     * computes */
     int members, part;
-    /* `from_z`: first column of Z and of the result that the block computes; `width`: number of these columns */
     int from_z, width;
-    /* for each of the lane's two rows: causal, window and lengths let the row see the columns lo to hi - 1 */
+    /* causal, window and lengths let each of the lane's two rows see columns lo to hi - 1 */
     int lo[2], hi[2];
     double scale;
 };
 
-/* An iteration of a block's loop. It loads chunk number `part` of the channels, for the tile that begins at column
+/* An iteration of a block's loop: it loads chunk number `part` of the channels, for the tile that begins at column
  * `column`, and for query head number `member` of the group. */
 struct cursor {
     int part, column, member;
@@ -173,14 +157,12 @@ DEVICE void advance(const block_work &w, cursor &at)
     at.member++;
 }
 
-/* Returns the query head that is number `member` of the group of heads that the block visits. */
 template <pass PASS> DEVICE int64_t query_head(const truth_args &t, const block_work &w, int member)
 {
     return is_by_keys(PASS) ? w.h * t.a.g.group + member : w.h;
 }
 
-/* Returns the index of the sequence's column 0, counted over the columns of all heads. Columns are keys, or queries in
- * the passes DK and DV. */
+/* Returns the index of the sequence's column 0 (a key, or in DK and DV a query), counted over all heads. */
 template <pass PASS> DEVICE int64_t first_column(const truth_args &t, const block_work &w, int member)
 {
     constexpr bool BY_KEYS = is_by_keys(PASS);
@@ -199,8 +181,8 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
     w.row = place.row, w.part = place.part;
     w.rows = (int)(BY_KEYS ? w.s.Sk : w.s.Sq), w.columns = (int)(BY_KEYS ? w.s.Sq : w.s.Sk);
     w.first_row = first_row(g.dims, w.s, BY_KEYS, w.b, w.h) + w.row;
-    /* The first and the last column that a row sees do not decrease from row to row. The tile's range of columns
-     * therefore begins with the first column of its first row, and ends with the last column of its last row. */
+    /* from row to row, the first and the last visible column do not decrease, so the tile's columns begin with those of
+     * its first row */
     w.begin = (int)columns_of<BY_KEYS>(g, w.s, w.row).lo / COLUMNS * COLUMNS;
     w.end = (int)columns_of<BY_KEYS>(g, w.s, min(w.row + ROWS, w.rows) - 1).hi;
     w.chunks = w.o.x.width / CHUNK, w.chunks2 = has_two_products(PASS) ? w.o.x2.width / CHUNK : 0;
@@ -218,11 +200,10 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
     return w;
 }
 
-/* Copies `wide` columns, beginning with column `channel`, of `count` rows to shared memory. Only the first `valid` rows
- * exist; the others become zeros. */
+/* Copies `wide` columns from `channel` on, of `count` rows, to shared memory; rows from `valid` on become zeros. */
 DEVICE void load_rows(float *to, int line, const dense &from, int64_t row0, int channel, int count, int wide, int valid)
 {
-    const int pieces = wide / 4; /* number of 16-byte pieces that are copied from each row */
+    const int pieces = wide / 4;
     for (int n = threadIdx.x; n < count * pieces; n += THREADS) {
         const int row = n / pieces, piece = n % pieces;
         cp_async_16(smem_addr(to + row * line + piece * 4),
@@ -230,8 +211,7 @@ DEVICE void load_rows(float *to, int line, const dense &from, int64_t row0, int 
     }
 }
 
-/* Begins the asynchronous copies of the data that iteration `at` of the loop reads. The copies form one group; past the
- * last tile the group is empty. */
+/* Begins to copy what iteration `at` reads, as one group of copies, which is empty past the last tile. */
 template <pass PASS> DEVICE void load(const truth_args &t, const block_work &w, float *to, const cursor &at)
 {
     if (at.member < w.members && w.begin < w.end) {
@@ -247,8 +227,7 @@ template <pass PASS> DEVICE void load(const truth_args &t, const block_work &w, 
     cp_async_commit();
 }
 
-/* Turns products q.k into scores; hidden pairs get -inf. In problems with options, the function also sets ex.slope to
- * the scores' derivatives, which score_gradients() needs. */
+/* Turns q.k into scores; hidden pairs get -inf. With options, ex.slope becomes the scores' derivatives. */
 template <pass PASS>
 DEVICE void finish_scores(const truth_args &t, const block_work &w, const cursor &at, fragment &S, exchange &ex)
 {
@@ -268,15 +247,13 @@ DEVICE void finish_scores(const truth_args &t, const block_work &w, const cursor
     });
 }
 
-/* Returns the softmax numbers (row_sum) of a pair's query. The query is the pair's row in the pass DQ, and the pair's
- * column in DK and DV. */
+/* Returns the row_sum of a pair's query, which is the pair's row in DQ, and its column in DK and DV. */
 template <pass PASS>
 DEVICE const row_sum &sum_of(const row_sum (&of_rows)[2], const row_sum *of_columns, const cursor &at, int n, int e)
 {
     return is_by_keys(PASS) ? of_columns[at.column + column_of(n, e)] : of_rows[e / 2];
 }
 
-/* Turns scores into probabilities P in a backward. P of a hidden pair is -0. */
 template <pass PASS>
 DEVICE void probabilities(const row_sum (&of_rows)[2], const row_sum *of_columns, const cursor &at, fragment &S)
 {
@@ -290,14 +267,13 @@ DEVICE void probabilities(const row_sum (&of_rows)[2], const row_sum *of_columns
     });
 }
 
-/* Returns the factor of dropout for a pair: 0 if dropout drops it. The pair is element e of block n of the lane's
- * fragment. */
+/* Returns dropout's factor for element e of block n of the lane's fragment, or 0 if dropout drops the pair. */
 DEVICE double kept(const truth_args &t, const exchange &ex, int n, int e)
 {
     return !t.a.drop_below ? 1 : signbit(ex.slope[row_of(e)][column_of(n, e)]) ? 0 : t.drop_scale;
 }
 
-/* Replaces P, which is stored in S, by dS. Sets dP to 0 for the next tile. */
+/* Replaces P (in S) by dS, and sets dP to 0 for the next tile. */
 template <pass PASS>
 DEVICE void score_gradients(const truth_args &t, const row_sum (&of_rows)[2], const row_sum *of_columns,
                             const cursor &at, fragment &S, fragment &dP, const exchange &ex)
@@ -312,8 +288,8 @@ DEVICE void score_gradients(const truth_args &t, const row_sum (&of_rows)[2], co
     });
 }
 
-/* Completes the softmax of row number r of this lane, and stores lse. Returns the factor by which the caller must
- * multiply the row of the result. */
+/* Completes the softmax of the lane's row r, and stores lse. Returns the factor by which the row of the result must be
+ * multiplied. */
 DEVICE double close_softmax(const truth_args &t, const block_work &w, const online_row &online, int r)
 {
     const double l = sum_of_quad(online.l), z = sum_of_quad(online.seen_z);
@@ -367,8 +343,7 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
     for (int n = 0; n < STAGES - 1; n++, advance(w, next)) load<PASS>(t, w, sm.stage[n], next);
     for (int step = 0, stage = 0; step < tiles * (w.chunks + w.chunks2 + 1); step++, advance(w, at)) {
         cp_async_wait<STAGES - 2>();
-        /* After this barrier the data of this stage (buffer) have arrived. No warp reads the previous stage any more,
-         * so the next copy may overwrite it. */
+        /* after this barrier the data of this stage (buffer) have arrived, and no warp reads the previous stage */
         __syncthreads();
         load<PASS>(t, w, sm.stage[stage == 0 ? STAGES - 1 : stage - 1], next);
         advance(w, next);
@@ -379,7 +354,7 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
         else if (at.part < w.chunks + w.chunks2) add_scores(dP, from, from + ROWS * LINE);
 
         const int64_t column0 = first_column<PASS>(t, w, at.member);
-        if (at.part == w.chunks - 1) { /* true if S is complete: all chunks of q and k have been added */
+        if (at.part == w.chunks - 1) { /* S is complete: all chunks of q and k have been added */
             finish_scores<PASS>(t, w, at, S, ex);
             if (PASS == FORWARD) {
                 const double rescale[2] = { softmax_step<0>(online[0], S), softmax_step<1>(online[1], S) };
@@ -393,7 +368,7 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
                     if (!is_hidden(S[n][e])) S[n][e] *= kept(t, ex, n, e);
                 });
         }
-        /* true if dP is complete: all chunks of dout and v have been added */
+        /* dP is complete: all chunks of dout and v have been added */
         if (has_two_products(PASS) && at.part == w.chunks + w.chunks2 - 1)
             score_gradients<PASS>(t, sums, t.sums + column0, at, S, dP, ex);
         if (at.part == w.chunks + w.chunks2) {
@@ -413,9 +388,9 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
 
 /* ---- The kernels that run between the forward and the gradients -------------------------------------------------- */
 
-/* Replaces the computed softmax of a row by the lse that the client gave for the backward, by the rules of
- * cpu/reference.c. An lse with |lse| >= ATTN_LSE_MOST is ignored, except -inf. If the row sees only one key, and lse
- * differs from the key's score only by rounding, that score replaces lse, so that P is exactly 1. */
+/* Replaces a row's computed softmax by the client's lse, as cpu/reference.c does. An lse with |lse| >= ATTN_LSE_MOST is
+ * ignored, except -inf. If the row sees only one key, and lse differs from its score only by rounding, the score
+ * replaces lse, so that P is exactly 1. */
 DEVICE void take_given_lse(row_sum &sum, double lse)
 {
     const bool counts = fabs(lse) < ATTN_LSE_MOST;
@@ -425,8 +400,7 @@ DEVICE void take_given_lse(row_sum &sum, double lse)
     sum.rest = 0;
 }
 
-/* Prepares rows for a backward: computes delta, and uses the lse of the client, if the client gave one, instead of the
- * computed lse. A warp computes one row. */
+/* Computes delta, and takes the client's lse if there is one. A warp computes one row. */
 __global__ void __launch_bounds__(SMALL_BLOCK) close_rows(const __grid_constant__ truth_args t, int64_t rows)
 {
     const attn_geometry &g = t.a.g;
@@ -453,11 +427,10 @@ __global__ void __launch_bounds__(SMALL_BLOCK) close_rows(const __grid_constant_
 
 /* ---- Functions of the host that plan and launch ------------------------------------------------------------------ */
 
-/* RATE: operations per second on chips whose tensor cores compute doubles. RATE_OF_FEW: operations per second on chips
- * of compute capability 8.6, 8.7 and 8.9, which compute doubles at a 64th of their float32 rate. OPTIONS_COST: factor
- * by which options lengthen a problem. Measured with head size 128: an H100 makes 2.1e13 operations per second in a
- * forward and 1.8e13 in a backward, an A100 0.3 times as many, and all options together make a forward 3.8 times as
- * long. */
+/* Operations per second on chips whose tensor cores compute doubles (RATE), and on chips of compute capability 8.6, 8.7
+ * and 8.9 (RATE_OF_FEW), which compute doubles at a 64th of their float32 rate. OPTIONS_COST: factor by which options
+ * lengthen a problem. Measured with head size 128: H100 2.1e13 (forward) and 1.8e13 (backward), A100 0.3 times as many;
+ * all options together: 3.8 times as long. */
 const double RATE = 1.8e13, RATE_OF_FEW = 2.5e11, OPTIONS_COST = 4;
 const double BYTES_PER_SECOND = 5e11;
 
@@ -473,7 +446,6 @@ int padded(int64_t channels)
     return (int)(attn_tiles(channels, CHUNK) * CHUNK);
 }
 
-/* Returns the number of operations that a pass (forward, dq, dk or dv) makes for a pair of a query and a key. */
 double flops_of_pair(const attn_dims &d, pass p)
 {
     const int D = padded(d.D), Dv = padded(d.Dv), width = p == FORWARD || p == DV ? Dv : D;
@@ -487,7 +459,7 @@ struct layout {
 };
 
 /* Reserves `count` elements in the workspace, and sets `to` to their address. `base` is the start of the workspace, or
- * NULL if the caller needs only the size of the workspace. */
+ * NULL if only the size is needed. */
 template <typename T> void take(layout &l, char *base, T *&to, int64_t count, int64_t each)
 {
     int64_t bytes;
@@ -515,8 +487,8 @@ layout lay_out(const attn_problem *p, const attn_truth *to, char *base)
     if (backward) {
         take_dense(l.t.dout, queries, g.dims.Dv);
         take(l, base, l.t.sums, queries, 1);
-        /* Memory for out in the workspace. It is reserved even if the caller provides memory for out, so that the
-         * workspace's size does not depend on which results are requested. */
+        /* Memory for out in the workspace. It is reserved even if the caller has memory for out, so that the size does
+         * not depend on the requested results. */
         double *out;
         take(l, base, out, queries, g.dims.Dv);
         if (!l.t.to.out) l.t.to.out = out;
@@ -549,8 +521,8 @@ template <pass PASS> cudaError_t launch_pass(const cuda_chip *chip, cudaStream_t
     return cudaPeekAtLastError();
 }
 
-/* Converts the inputs to dense float32 tensors. Fills the results with 0, and lse with -inf: these are the results of
- * padding rows, which no pass writes. */
+/* Converts the inputs to float32. Fills the results with 0, and lse with -inf, for padding rows, which no pass
+ * writes. */
 cudaError_t prepare(cudaStream_t stream, const truth_args &t, bool backward)
 {
     const attn_dims &d = t.a.g.dims;
