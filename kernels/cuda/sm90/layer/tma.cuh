@@ -1,5 +1,5 @@
-/* tma.cuh: loads of tiles by TMA (the Tensor Memory Accelerator, a unit of Hopper GPUs that copies boxes of a tensor to
- * and from shared memory). The host makes the tensor maps; one thread issues the loads.
+/* tma.cuh: loads of tiles by TMA, the unit of Hopper GPUs that copies boxes of a tensor to and from shared memory. The
+ * host makes the tensor maps; one thread issues the loads.
  *
  * A tile lies in shared memory as chunks of 128 bytes of columns, one after the other. A chunk has rows of 128 bytes,
  * with the 128-byte swizzle: the 16-byte piece c of row r is stored as piece c ^ (r & 7) of that row. Elements past the
@@ -49,18 +49,18 @@ static inline tma_tensor tma_bytes_of(const void *data, int64_t B, int64_t H, in
     return { data, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, B, H, rows, columns, batch, head, row };
 }
 
-/* Returns whether the tensor's strides and address allow TMA and accesses of 16 bytes. `unit`: number of elements in 16
+/* Returns whether TMA can load the tensor, and accesses of 16 bytes are aligned. `unit`: number of elements in 16
  * bytes. */
 static inline bool tma_walkable(const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t columns, int unit)
 {
     if ((view.batch == 0 && B > 1) || (view.head == 0 && H > 1) || (view.row == 0 && rows > 1))
-        return false; /* TMA cannot load an axis of stride 0 and size above 1 (a broadcast axis) */
+        return false; /* TMA cannot load a broadcast axis (stride 0, size above 1) */
     return (uint64_t)view.data % 16 == 0 && columns % unit == 0 && view.row % unit == 0 && view.head % unit == 0 &&
            view.batch % unit == 0;
 }
 
-/* Returns the driver's function that makes tensor maps, or NULL if the driver has none. The first call asks the driver.
- * Several threads may make a first call at the same time. */
+/* Returns the driver's function that makes tensor maps, or NULL. Several threads may make the first call at the same
+ * time. */
 inline PFN_cuTensorMapEncodeTiled_v12000 tma_encoder()
 {
     static std::atomic<PFN_cuTensorMapEncodeTiled_v12000> known;
@@ -95,7 +95,7 @@ static inline bool tma_map(CUtensorMap *map, const tma_tensor &t, int box_rows, 
 
 /* ---- Functions of the device: loads and stores of tiles ---------------------------------------------------------- */
 
-/* Where a tile begins in its tensor: the coordinates of its first element. */
+/* The coordinates of a tile's first element. */
 struct tma_place {
     int column, row, h, b;
 };
@@ -120,7 +120,6 @@ DEVICE void store_tile(uint32_t from, const CUtensorMap *map, const tma_place &t
     bulk_commit();
 }
 
-/* Prefetches a tile into the L2 cache. */
 template <int CHUNKS, int COLUMNS> DEVICE void prefetch_tile(const CUtensorMap *map, const tma_place &from)
 {
     for (int c = 0; c < CHUNKS; c++) tma_prefetch_4d(map, from.column + c * COLUMNS, from.row, from.h, from.b);

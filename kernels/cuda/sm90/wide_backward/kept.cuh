@@ -26,28 +26,25 @@ enum { KEEP_KEYS = 128 };
 /* HALF_TILE: elements of P (or of dS) for a row tile and a key tile; TILE: elements of P and dS together */
 enum { HALF_TILE = ROWS * KEYS, TILE = 2 * HALF_TILE };
 enum { THREADS = 384, STAGES = 4 };
-/* Number of pieces of work whose descriptions shared memory holds at the same time. The producer is at most STAGES
- * buffers ahead of the slower consumer, and each piece of work takes at least one buffer. */
+/* Number of pieces of work in shared memory. The producer is at most STAGES buffers ahead of the slower consumer, and
+ * each piece of work takes at least one buffer. */
 enum { WORKS = STAGES + 2 };
 
-/* A part of the problem: key/value heads `head` to head + heads - 1, counted over all batch rows, and row tiles `row`
- * to row + rows - 1 of each of these heads. If a part does not have all row tiles of its head, then it has one head
- * only. */
+/* Key/value heads `head` to head + heads - 1, counted over all batch rows, and row tiles `row` to row + rows - 1 of
+ * each. A part without all row tiles of its head has one head only. */
 struct kept_part {
     int head, heads, row, rows;
-    bool first, last; /* first: true if this part contains the first row tile of its heads; last: true if it contains
-                       * the last one */
+    bool first, last; /* whether this part contains the first, and the last, row tile of its heads */
 };
 
 struct kept_plan {
     kept_part part;
-    uint16_t *kept;  /* P and dS of this part of the problem; each row tile (128 queries) has `width` times TILE
-                      * elements */
+    uint16_t *kept;  /* P and dS of this part; each row tile (128 queries) has `width` times TILE elements */
     float *sums;     /* float32 sums of dK and dV, which one part of a head leaves for the next part */
     int width;       /* the largest number of key tiles (256 keys each) that a row tile (128 queries) sees */
     int query_tiles; /* number of row tiles of a query head; in packed problems some row tiles have no rows */
     int key_blocks;  /* number of blocks of 128 keys of a key/value head; in packed problems some have no rows */
-    int columns_D, columns_Dv; /* number of blocks of columns: columns_D of dQ and of dK, columns_Dv of dV */
+    int columns_D, columns_Dv; /* number of blocks of columns of dQ and dK (columns_D), and of dV (columns_Dv) */
     saved s;
     flash_mask mask;
     kept_bits keep; /* keep_mask as bits, for tiles of KEEP_KEYS keys */
@@ -59,13 +56,12 @@ struct kept_plan {
 };
 
 struct kept_maps {
-    CUtensorMap Q, K, V, dO;             /* tensor maps of scores_of_part: a box has ROWS queries or KEYS keys */
-    CUtensorMap Q_step, K_step, dO_step; /* tensor maps of products_of_part: a box has STEP queries or keys */
+    CUtensorMap Q, K, V, dO;             /* for scores_of_part: a box has ROWS queries or KEYS keys */
+    CUtensorMap Q_step, K_step, dO_step; /* for products_of_part: a box has STEP queries or keys */
 };
 
 /* ---- Row tiles: their queries, and the keys that these see ------------------------------------------------------- */
 
-/* What a block needs to know of a row tile (ROWS queries of one query head). */
 struct row_tile {
     attn_sequence s;
     int b, h, hk, i0, Sq;
@@ -106,7 +102,7 @@ DEVICE row_tile row_tile_of(const cuda_args &a, const kept_plan &p, int head, in
     return x;
 }
 
-/* Returns whether FlashMask and keep_mask may leave a pair of a row tile and a key tile visible. */
+/* Returns whether FlashMask and keep_mask leave a pair of a row tile and a key tile visible. */
 DEVICE bool shows(const cuda_args &a, const kept_plan &p, int b, int h, int i0, int Sq, int key_tile)
 {
     if (p.mask.bounds) {
@@ -121,8 +117,8 @@ DEVICE bool shows(const cuda_args &a, const kept_plan &p, int b, int h, int i0, 
     return some & SOME_SEEN;
 }
 
-/* Returns the address at which P of a row tile and a key tile is stored; dS follows P. `head` is counted from the
- * part's first head. `first` is the first key tile that the row tile sees. */
+/* Returns the address of P of a row tile and a key tile; dS follows. `head` is counted from the part's first head.
+ * `first` is the first key tile that the row tile sees. */
 DEVICE uint16_t *kept_at(const kept_plan &p, int head, int row, int first, int key_tile)
 {
     return p.kept + (((int64_t)head * p.part.rows + row - p.part.row) * p.width + key_tile - first) * TILE;
@@ -130,15 +126,13 @@ DEVICE uint16_t *kept_at(const kept_plan &p, int head, int row, int first, int k
 
 /* ---- The pipeline of a block: shared memory and barriers --------------------------------------------------------- */
 
-/* Shared memory of a block. FIRST and SECOND: how many elements of the first and of the second operand a buffer holds.
- * WORK: the type that describes a piece of work; the producer writes such a description before it fills the first
- * buffer for this work. */
+/* FIRST and SECOND: number of elements of the first and of the second operand in a buffer. WORK: the description of a
+ * piece of work, which the producer writes before it fills the first buffer for this work. */
 template <int FIRST, int SECOND, class WORK> struct kept_shared {
     struct alignas(1024) stage {
         uint16_t first[FIRST], second[SECOND];
     } stages[STAGES];
-    /* rows: number of rows of the second operand that exist; last: whether this is the last buffer of a piece of
-     * work */
+    /* rows: number of rows of the second operand that exist; last: this is the last buffer of a piece of work */
     struct {
         int rows;
         bool last;
@@ -147,7 +141,7 @@ template <int FIRST, int SECOND, class WORK> struct kept_shared {
     barrier_pairs<STAGES> bars;
 };
 
-/* Begins a kernel: initialises the barriers, and waits for the end of the stream's previous kernel. */
+/* Initialises the barriers, and waits for the end of the stream's previous kernel. */
 template <class SHARED> DEVICE void begin_block(SHARED &sm)
 {
     if (threadIdx.x == 0) {
