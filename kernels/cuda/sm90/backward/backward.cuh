@@ -145,7 +145,7 @@ DEVICE void load_dO(SHARED &sm, const cuda_args &a, const maps &m, const block_p
  * a barrier. */
 template <int ROWS, int CHUNKS> DEVICE void zero_rows(uint16_t *tile, int first)
 {
-    const int n = (int)threadIdx.x - 128, piece = n % 8; /* a row of 64 numbers has 8 pieces of 16 bytes */
+    const int n = (int)threadIdx.x - 128, piece = n % 8;
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++)
         for (int row = first + n / 8; row < ROWS; row += CONSUMERS / 8)
@@ -185,8 +185,8 @@ template <int BM> DEVICE void exponents_of(float (&S)[BM / 2], const row_values 
     }
 }
 
-/* Turns dP into dS = P (dP - delta) for queries FIRST to LAST - 1 of the tile. instead_of(pair, n) returns the two
- * numbers that replace the n-th pair of neighbouring registers of P. */
+/* Turns dP into dS = P (dP - delta) for queries FIRST to LAST - 1 of the tile. instead_of(pair, n) returns the numbers
+ * that take the place of the n-th pair of P. */
 template <int FIRST, int LAST, int N, class F>
 DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values *values, int lane, F instead_of)
 {

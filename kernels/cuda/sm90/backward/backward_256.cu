@@ -27,13 +27,13 @@ template <class X> struct shared_keys {
     uint4 P[X::STAGES_P][X::BM / 16][128];
     alignas(16) row_values values[X::STAGES][X::UNITS];
     barrier_pairs<X::STAGES> bars_Q, bars_dO;
-    /* [warp]: barriers for warp `warp` of both consumers, which exchange P */
+    /* one pair of barriers per warp, by which it hands P to the same warp of the other consumer */
     barrier_pairs<X::STAGES_P> bars_P[4];
     uint64_t K_full, V_full;
     block_place place;
 };
 
-/* Loads the block's keys, then the tiles of queries, head after head. One thread of the producer runs this. */
+/* Loads the block's keys, then the tiles of queries. One thread of the producer runs this. */
 template <class X>
 DEVICE void load_rounds(shared_keys<X> &sm, const cuda_args &a, const plan &p, const maps &m, const block_place &x)
 {
@@ -174,7 +174,6 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
         multiply_held<T, BM, X::D / 16>(S, held, K, stage_of<sizeof sm.Q[0]>(first_Q, at.stage));
     }
 
-    /* Computes P from S, and passes it to the other consumer, which needs it for dS. */
     DEVICE void make_P(operand &P, float (&S)[BM / 2])
     {
         if (tile < free.first || tile >= free.last)
@@ -215,8 +214,8 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
                 issue_dV(dV, P);
                 this->next_round();
                 issue_S(S, held);
-                /* Wait for the product dV, which reads the registers of the next P. All warps have then read lse and
-                 * delta too. */
+                /* Wait for the product dV, because the next P overwrites registers that it reads. By then all warps
+                 * have also read lse and delta. */
                 wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 me.release(sm.bars_dO, now);
@@ -226,8 +225,7 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
             issue_dV(dV, P);
             retire<0>(dV);
         }
-        /* dV passes through sm.K on its way to global memory; after this warp's last product with K no other warp reads
-         * sm.K */
+        /* dV passes through the memory of K on its way to global memory */
         this->template finish<X::DV>(dV, 1, ATTN_T_dv, a.g.dims.Dv, sm.K, t);
     }
 };
@@ -266,13 +264,11 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
         differences_of_rounded<T, BM>(dS, dP, sm.values[at.stage], me.lane);
     }
 
-    /* Copies dS of a warp's 16 keys through shared memory to global memory. */
     DEVICE void keep_dS(const operand &dS)
     {
         if (!KEEP) return;
         uint16_t *const rows = sm.dS + me.warp * 16 * BM;
         const int i = me.lane % 16;
-        /* the previous copy must have read the staging memory */
         if (me.lane == 0) bulk_wait_read<0>();
         __syncwarp();
 #pragma unroll
@@ -314,8 +310,8 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
                 keep_dS(dS);
                 this->next_round();
                 issue_dP(dP, held);
-                /* Wait for the product dK, which reads the registers of the next dS. All warps have then read lse and
-                 * delta too. */
+                /* Wait for the product dK, because the next dS overwrites registers that it reads. By then all warps
+                 * have also read lse and delta. */
                 wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 retire<0>(dP);
@@ -370,7 +366,6 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* Recomputes dK and dV of the 16 keys of each warp that has set its flag, key by key. */
 template <class X>
 __global__ void __launch_bounds__(128) repair_keys(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
@@ -385,7 +380,6 @@ __global__ void __launch_bounds__(128) repair_keys(const __grid_constant__ cuda_
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* Returns the number of blocks of keys of all heads. */
 int64_t key_blocks_of(const attn_dims &d)
 {
     return key_tiles_per_head(d, KEYS) * d.Hk * (d.packed ? 1 : d.B);
@@ -411,14 +405,11 @@ int64_t kept_width(const attn_geometry &g)
     if (g.seqlens_k) return 2 * keys;
     const attn_sequence whole = { 0, 0, d.Sq, d.Sk };
     const int64_t align = attn_align(&g, &whole), left = attn_min64(g.left, FAR), right = attn_min64(g.right, FAR);
-    const auto seen =
-        /* Returns how many tiles of keys a tile of queries sees. */
-        [&](int64_t tile) {
-            const int64_t first = attn_max64(tile * QUERY_TILE + align - left, 0) / KEYS,
-                          last = attn_tiles(attn_max64(attn_min64((tile + 1) * QUERY_TILE + align + right, d.Sk), 0),
-                                            KEYS);
-            return attn_max64(last - first, 0);
-        };
+    const auto seen = [&](int64_t tile) {
+        const int64_t first = attn_max64(tile * QUERY_TILE + align - left, 0) / KEYS,
+                      last = attn_tiles(attn_max64(attn_min64((tile + 1) * QUERY_TILE + align + right, d.Sk), 0), KEYS);
+        return attn_max64(last - first, 0);
+    };
     int64_t width = 1;
     for (int64_t n = 0; n <= tiles - 1 - n; n++)
         width = attn_max64(width, seen(n) + (n < tiles - 1 - n ? seen(tiles - 1 - n) : 0));
@@ -529,7 +520,7 @@ template <typename T, class X> cudaError_t launch(const backward_job &job)
 }
 
 struct shape_row {
-    int D, Dv;                                      /* largest head sizes of the shape */
+    int D, Dv;
     cudaError_t (*launch[2])(const backward_job &); /* [0]: bfloat16, [1]: float16 */
 };
 template <class X> constexpr shape_row row()

@@ -20,7 +20,6 @@ namespace {
 /* KEYS: keys per block of backward_keys. QUERIES: queries per block of backward_queries. */
 const int KEYS = 64, QUERIES = 128;
 
-/* The shape of a kernel instance, for head sizes up to D of q and k, and up to DV of v. */
 template <int D_, int DV_> struct shape {
     static const int D = D_, DV = DV_, BM = QUERY_TILE, BN = KEYS, UNITS = 1, THREADS = 384;
     static const int CHUNKS = D / 64, CHUNKS_V = DV / 64;
@@ -95,7 +94,7 @@ struct query_place {
     attn_sequence s;
     int b, h, hk, i0, Sq; /* i0 >= Sq means that the tile of queries has no rows */
     key_band band;
-    key_tiles keys; /* tiles of keys that at least one query of the tile sees */
+    key_tiles keys;
 };
 
 /* Returns tile t of queries. The last tiles of a head come first, because under a causal mask they see most keys. */
@@ -180,13 +179,13 @@ template <typename T, class X> struct query_gradients {
     shared_queries<X> &sm;
     const query_place &x;
     consumer<2> me;
-    const int row0;        /* index of this warpgroup's first query */
+    const int row0;
     ring<X::STAGES_KV> at; /* position of this warpgroup's newest tile in the ring of K and V */
     int tile;              /* this warpgroup's newest tile of keys */
     /* all rows of this warpgroup see all keys of tiles free_first to free_last - 1 */
     int free_first, free_last;
-    float lse2[2], delta[2];     /* lse in base 2, and delta, of the thread's two rows */
-    const k_major_low<BM> Q, dO; /* operands: this warpgroup's rows of Q and of dO */
+    float lse2[2], delta[2]; /* lse in base 2, and delta, of the thread's two rows */
+    const k_major_low<BM> Q, dO;
     const k_major_low<BN> first_KV;
     const mn_major_low<BN> first_K_down;
 
@@ -205,7 +204,6 @@ template <typename T, class X> struct query_gradients {
         }
     }
 
-    /* Waits for the tile of K or V at ring position `at`. Sets rows past the end of the sequence to zero. */
     template <int CHUNKS> DEVICE void await_tile()
     {
         await_full(sm.bars, at);
@@ -281,7 +279,7 @@ template <typename T, class X> struct query_gradients {
                 tile++;
                 at.next();
                 issue_dP(dP);
-                /* the product dQ reads the registers of the next S */
+                /* the next S overwrites registers that the product dQ reads */
                 wgmma_wait<1>();
                 release_last();
                 at.next();
@@ -332,7 +330,6 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* Recomputes the rows of dQ of each warp that has set its flag, one by one. */
 template <class X>
 __global__ void __launch_bounds__(128)
     repair_queries(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)

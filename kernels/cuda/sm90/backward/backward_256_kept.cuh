@@ -71,7 +71,6 @@ template <typename T, class X> struct sums_of_kept {
     {
     }
 
-    /* Waits for the tile at ring position `at`. Sets rows of K past the end of the sequence to zero. */
     DEVICE void await_tile()
     {
         await_full(sm.bars, at);

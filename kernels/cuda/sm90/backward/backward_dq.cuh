@@ -8,7 +8,6 @@
 
 namespace {
 
-/* Recomputes dQ of a unit of queries (32 or 64 queries of a head), one query at a time. */
 template <class X> static __device__ __noinline__ void repair_queries_of(const cuda_args &a, const saved &s, int n)
 {
     const query_unit x = query_unit_of<X>(a, n);

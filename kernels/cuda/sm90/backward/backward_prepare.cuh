@@ -70,7 +70,7 @@ template <typename T, class X> struct preparer {
     {
         const attn_view &lse = a.g.view[ATTN_T_lse], &dlse = a.g.view[ATTN_T_dlse];
         const int64_t line = x.s.q_start + x.i0;
-        const int first = x.i0 % QUERY_TILE; /* index of the first query in its tile of queries */
+        const int first = x.i0 % QUERY_TILE;
         /* lse (y) and dlse (less) of the lane's rows, loaded before the products and used after them */
         float y[ROWS / 32], less[ROWS / 32];
 #pragma unroll

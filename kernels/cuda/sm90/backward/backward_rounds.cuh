@@ -31,7 +31,7 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
     /* whether keep_mask's words are copied to shared memory one tile of queries ahead; D = 64 has no room for them */
     static const bool COPIES_KEPT = PAIRS && D == 128;
     static const int CHUNKS = D / 64, CHUNKS_V = CHUNKS, THREADS = 384;
-    static const int UNITS = BM / QUERY_TILE; /* number of units of QUERY_TILE (64) queries per tile */
+    static const int UNITS = BM / QUERY_TILE;
     /* channels of dQ that a consumer computes at a time, for 64 queries */
     static const int DQ_COLUMNS = D / (2 / UNITS);
     /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
@@ -59,7 +59,6 @@ enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, DS_FREE = 13 };
 
 /* ---- The plan (parameters of the kernel), and shared memory ------------------------------------------------------ */
 
-/* The parameters of the kernels besides cuda_args. */
 struct plan {
     tile_order order; /* the order in which tiles of keys are claimed; in packed problems some tiles have no rows */
     int *counter;     /* number of tiles of keys that blocks have claimed */
@@ -94,7 +93,6 @@ struct plan {
     int mask_heads;
 };
 
-/* The plan of the variants with bias, keep_mask or dropout (pairs.cuh). */
 struct pair_plan : plan {
     pair_bias bias;
     kept_columns kept;
@@ -106,7 +104,7 @@ template <class X> using plan_of = std::conditional_t<X::PAIRS, pair_plan, plan>
 /* What the loader tells the consumers about a round (a tile of queries of one head). */
 struct round_record {
     int tile, h;
-    bool more;        /* true: another round follows */
+    bool more;
     bool bounded;     /* true: FlashMask hides some pairs of the tile of queries with the block's keys */
     bool partly_kept; /* true: keep_mask hides some pairs of the tile of queries with the block's keys */
     float slope;      /* the head's ALiBi slope times log2(e); 0: no ALiBi */
@@ -139,7 +137,6 @@ template <class X> struct shared {
     block_place place;   /* the tile of keys that the consumers process at present */
 };
 
-/* Returns number t of the order of tiles of keys. */
 DEVICE head_tile keys_of(const plan &p, int t)
 {
     head_tile at = head_tile_of(p.order, t);
@@ -364,7 +361,7 @@ template <class X> struct sender {
     const cuda_args &a;
     const plan_of<X> &p;
     shared<X> &sm;
-    const int w; /* number of the consumer, 0 or 1 */
+    const int w;
 
     DEVICE void run()
     {
@@ -384,7 +381,7 @@ template <class X> struct sender {
 
     DEVICE void send(const block_place &x, bool sends)
     {
-        /* unended: index of the word of p.begun that other blocks wait for until it is `becomes`; -1: none */
+        /* index of the word of p.begun that this thread must set to `becomes` before other blocks go on; -1: none */
         int unended = -1;
         uint32_t becomes = 0;
 #pragma unroll 1

@@ -39,12 +39,11 @@ template <typename T, class X, typename R> struct gradients {
     ring<X::STAGES_DO> o;
     /* positions in the ring of dS: the buffer to write next (`mine`), and the buffer to read next for dQ (`whole`) */
     ring<X::STAGES_DS> mine, whole;
-    uint32_t phase = 0; /* parity of the phase to wait for next at the barriers of K and V */
-    int tile;           /* the next tile of queries */
+    uint32_t phase = 0;
+    int tile;
     /* all queries of tiles free_first to free_last - 1 see all keys of this warpgroup */
     int free_first, free_last;
-    /* Operands of products. own_: this warpgroup's keys. first_: the first buffer of a ring. K_down: K for this
-     * warpgroup's part of dQ. */
+    /* Operands of products: own_ for this warpgroup's keys, first_ in the first buffer of a ring, K_down for dQ. */
     k_major_low<BN> own_K, own_V;
     const k_major_low<BM> first_Q, first_dO, first_dS;
     const mn_major_low<BM> first_Q_down, first_dO_down;
@@ -80,7 +79,6 @@ template <typename T, class X, typename R> struct gradients {
     DEVICE mn_major_low<BM> Q_down(int stage) const { return stage_of<sizeof sm.Q[0]>(first_Q_down, stage); }
     DEVICE mn_major_low<BM> dO_down(int stage) const { return stage_of<sizeof sm.dO[0]>(first_dO_down, stage); }
 
-    /* Sets rows of the tile past the end of the sequence to zero. */
     DEVICE void zero_past_end(uint16_t *queries) const
     {
         if (a.ends_of_queries && (tile + 1) * BM > x.Sq) zero_rows<BM, X::CHUNKS>(queries, x.Sq - tile * BM);
@@ -106,7 +104,6 @@ template <typename T, class X, typename R> struct gradients {
         multiply<T, BM, D / 16>(dP, anew(own_V), anew(dO_along(o.stage)));
     }
 
-    /* Turns S into P without options. */
     DEVICE void exponents(float (&S)[BM / 2], const row_values *values) const
     {
         if (tile < free_first || tile >= free_last)
@@ -180,7 +177,6 @@ template <typename T, class X, typename R> struct gradients {
         return x.j0 + me.w * 64 + me.warp * 16 + me.lane / 4;
     }
 
-    /* Returns the address of the bias of the thread's first pair in the next tile of queries. */
     DEVICE const char *first_bias() const
     {
         const int64_t column = (int64_t)first_key() * (p.bias.dtype == ATTN_F32 ? 4 : 2);
@@ -215,7 +211,6 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Converts a loaded bias to float32. */
     DEVICE static float widened(float word, attn_dtype dtype)
     {
         const uint32_t bits = __float_as_uint(word);
@@ -323,7 +318,6 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Turns S into P with bias, keep_mask, ALiBi and FlashMask. */
     DEVICE void exponents_of_pairs(float (&S)[BM / 2], const row_values *values) const
     {
         if constexpr (X::PAIRS) {
@@ -628,7 +622,6 @@ template <typename T, class X, typename R> struct gradients {
         share_dS(dS);
     }
 
-    /* Computes dQ of the last tile of queries, and calls the function `meanwhile` while the product runs. */
     template <class F> DEVICE void last_dQ(F meanwhile)
     {
         float dQ[X::DQ_COLUMNS / 2];
@@ -744,7 +737,8 @@ template <typename T, class X, typename R> struct gradients {
         }
         issue_S(S);
         wgmma_fence();
-        /* the waits below count groups of products; this empty group stands for dK of the round before the first */
+        /* the waits below count groups of products; this empty group stands for dK of an earlier round, which the first
+         * round lacks */
         wgmma_commit();
         mbarrier_wait(smem_addr(&sm.V_full), phase);
         issue_dP(dP);
@@ -881,14 +875,13 @@ __global__ void __launch_bounds__(X::THREADS, 1)
 
 /* ---- Functions of the host that launch the kernel ---------------------------------------------------------------- */
 
-const int KEYS = 128; /* number of keys of a block in all shapes */
+const int KEYS = 128;
 
 int64_t per_head_of(const attn_dims &d)
 {
     return key_tiles_per_head(d, KEYS);
 }
 
-/* Returns the number of tiles of 64 queries of all heads together. */
 int64_t query_tiles_of(const attn_dims &d)
 {
     return query_tiles_per_head(d, QUERY_TILE) * d.H * (d.packed ? 1 : d.B);
@@ -1069,8 +1062,6 @@ bool plan_tiles(const cuda_chip *chip, attn_plan *plan)
     return true;
 }
 
-/* Launches the kernel of `rows` for the variant `takes` and the problem's head sizes, and the kernels that must run
- * before and after it. */
 template <int ROWS>
 cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory,
                          const shape_row (&rows)[ROWS], variant takes)

@@ -27,7 +27,6 @@ __global__ void __launch_bounds__(tall_shape<D>::THREADS, tall_shape<D>::BLOCKS)
     walk_stack<T, X, copies_by_engine>(a, p, memory, kept);
 }
 
-/* The ring of buffers for tiles in decode_few(). */
 template <typename T, int D, keys_as AS> using few_ring = copies_by_engine<T, few_shape<D, true, AS>>;
 template <typename T, int D, keys_as AS>
 constexpr size_t few_bytes = sizeof(typename few_ring<T, D, AS>::memory) + sizeof(ring_barriers);

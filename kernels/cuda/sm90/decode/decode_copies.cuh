@@ -25,7 +25,7 @@ namespace {
 
 /* number of rows after which the swizzle repeats; a box (one load of TMA) has at least this many rows */
 enum { LEAST_BOX = 8 };
-enum { MOST_SLOTS = 12 }; /* the largest number of slots of any shape */
+enum { MOST_SLOTS = 12 };
 
 /* Where a box (one load of TMA) starts: its page, and the row within the page. */
 struct box_place {
@@ -117,7 +117,6 @@ template <typename T, class X> struct copies_by_engine {
 
     template <class F> DEVICE void begin(F queries)
     {
-        /* request the first tiles, as many as there are slots */
         filled = keys.steps < SLOTS ? keys.steps : SLOTS;
         if constexpr (X::FEW) { /* each of the four warps loads the tile of one slot */
             const int warp = threadIdx.x / 32, slot = at.slot + warp;

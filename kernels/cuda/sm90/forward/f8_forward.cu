@@ -47,7 +47,6 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
-    /* true: consumer warps help to transpose V (help_to_transpose()) */
     static const bool HELPS = SHORT_ENDS && D == 256;
     /* SECTION: the most bytes of K and V in a section, a group of heads whose work tiles are ordered together
      * (ending_order). Sections are small, so that V^T of the first section is ready soon. */
@@ -80,7 +79,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* true: promoted sums are floats; false: bfloat16, because shared memory has no room for floats. A thread has D / 2
      * sums. */
     static const bool FLOAT_SUMS = D <= 128;
-    static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* number of 32-bit words of four sums */
+    static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2;
 };
 
 /* A work tile: rows i0 to i0 + BM - 1 of head h of batch row b, with tiles of keys `first` to `last` - 1. */
@@ -124,8 +123,8 @@ template <class X> struct shared {
 /* Which of a warp's 16 rows of a work tile must be recomputed at the end of the block. In `rows`, bit 4 i is set if row
  * i has huge scores, and bit 4 i + 1 if row i + 8 has (i = 0 .. 7). */
 struct repair_note {
-    uint32_t rows; /* one bit for each row with huge scores, and the bits LOOK and V_NAN */
-    int before;    /* the warp's previous work tile with a repair_note; -1: none */
+    uint32_t rows;
+    int before; /* the warp's previous work tile with a repair_note; -1: none */
 };
 /* bit of repair_note::rows: a result was not finite, so the rows that see a NaN must be found */
 enum { LOOK = 4 };
@@ -263,10 +262,9 @@ DEVICE float high_bf16(uint32_t pair)
     return __uint_as_float(pair & 0xffff0000);
 }
 
-/* Returns l of the thread's two rows where the product P V computes l too. V has 8 additional columns, which are 1 and
- * 1.75 in turn; a thread has two of them. O and l then lose the same parts of small P, and out = O / l loses less. The
- * mean of 1 and 1.75 has the smallest error of the numbers tried (kernels/MEASUREMENTS.md, changes to the float8
- * forward). */
+/* Values of 8 additional columns of V, by which the product P V computes l too, see counted(). O and l then lose the
+ * same parts of small P, and out = O / l loses less. The mean of the sums for 1 and for 1.75 has the smallest error of
+ * the numbers tried (kernels/MEASUREMENTS.md, changes to the float8 forward). */
 enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* words of four equal e4m3 numbers, 1 or 1.75 */
 DEVICE float2 counted(const float *sums)
 {
@@ -346,7 +344,6 @@ template <class X> struct promoted_sums {
         left[0] = left[1] = 1;
     }
 
-    /* Adds the promoted sums in shared memory to O and to l. */
     DEVICE void add_to(float (&O)[X::COLUMNS / 2], float (&l)[2], const words &sums, const softmax &state, float c,
                        int lane)
     {
@@ -389,7 +386,6 @@ template <class X> struct attention {
 
     DEVICE attention(const plan &p_, shared<X> &sm_, int w) : p(p_), sm(sm_), me(sm_, w), Q(smem_addr(sm_.Q[w])) {}
 
-    /* Return the operands K and V in the buffers that this consumer reads next. */
     DEVICE k_major_described<BN> K() const { return k_major_described<BN>(smem_addr(sm.K[me.k.stage])); }
     DEVICE k_major_described<X::COLUMNS> V() const
     {
@@ -683,7 +679,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
  * writes 16 bytes. */
 __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 {
-    launch_dependents(); /* forward_tiles may start; it waits for the end of this kernel */
+    launch_dependents();
     /* the stream's previous kernel may still use this scratch memory */
     wait_for_prerequisites();
     const int64_t n = blockIdx.x * (int64_t)256 + threadIdx.x;
@@ -692,7 +688,6 @@ __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* The counters at the beginning of the scratch memory. */
 struct run_counters {
     /* the next work tile (`tile`) and the next unit of V^T (`unit`) that a warp will claim */
     int tile, unit;
@@ -726,8 +721,6 @@ struct f8_job {
     layout place;
 };
 
-/* Plans the transposition of V. The order of units mixes several heads, because blocks begin with work tiles of several
- * heads. */
 transpose_plan make_transpose_plan(const f8_job &job, int section, int sweep_rows)
 {
     const attn_geometry &g = job.given.g;
@@ -769,7 +762,6 @@ plan make_plan(const f8_job &job, int BM, int row_bytes, int sweep_rows, int64_t
     return p;
 }
 
-/* Makes the tensor maps of V^T, q and k, and converts q and k first if they are multiplied as bfloat16. */
 template <class X> cudaError_t make_maps(const f8_job &job, const plan &p, kv_maps &maps)
 {
     const attn_geometry &g = job.given.g;

@@ -69,7 +69,6 @@ cudaError_t launch_shapes(const forward_job &job, bool f16, bool score_mods)
     return cudaErrorInvalidValue;
 }
 
-/* Converts q, k and v to bfloat16 in scratch memory. */
 cudaError_t widen_all(forward_job &job)
 {
     attn_geometry &g = job.read.g;

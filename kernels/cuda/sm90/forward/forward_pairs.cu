@@ -7,7 +7,7 @@ namespace {
 
 struct pair_row {
     int D, BN;
-    bool bias; /* true: kernels of this shape can add a bias */
+    bool bias;
     /* [0]: bfloat16, [1]: float16 */
     cudaError_t (*launch[2])(const forward_job &, int least_Sk, int most_Sk);
 };

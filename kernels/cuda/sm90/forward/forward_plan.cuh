@@ -42,7 +42,7 @@ struct plan {
     int decode_rows;
     /* sequences whose keys this rule splits are left to forward_split.cu */
     split_rule splits;
-    int *counter; /* the counter from which blocks claim work tiles */
+    int *counter;
 };
 
 /* The plan of kernels for bias, keep_mask or dropout (pairs.cuh). With a bias, a score is q.k times `unit`, plus the
@@ -234,7 +234,7 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
 /* Offsets in scratch memory of the parts after struct layout: keep_mask as bits, and FlashMask's smallest and largest
  * bounds for each tile of BN keys. */
 struct pair_layout {
-    int64_t kept, extremes, bytes; /* offsets in bytes; `bytes`: size of the scratch memory */
+    int64_t kept, extremes, bytes;
 };
 pair_layout pair_layout_of(const attn_problem *p, const attn_geometry &g, int BN)
 {

@@ -91,9 +91,8 @@ int64_t heads_of(const split_rule &r, const attn_dims &d)
     return extent_of(d).B * (d.H >> r.shift);
 }
 
-/* The number of work tiles, and where in the workspace the sums of splits lie. See split_plan. */
 struct split_layout {
-    int64_t per_head, heads, tiles; /* tiles: of all heads together */
+    int64_t per_head, heads, tiles;
     int most;
     bool in_turn;
     int64_t slots, of_row, sums, bytes; /* of_row, sums, bytes: offsets in the workspace, in bytes */
@@ -115,7 +114,6 @@ bool runs_in_turn(const cuda_chip *chip, const attn_dims &d, int64_t tiles, int6
     return tiles * 2 > fill && ((double)tiles > MOST_TILES * (double)fill || tiles * count > MANY * fill);
 }
 
-/* Sets the offsets of of_row and sums in the workspace. */
 void place_sums(split_layout &x, int DV)
 {
     const int64_t warps = SPLIT_BM / 16;

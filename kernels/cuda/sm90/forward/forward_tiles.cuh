@@ -44,7 +44,6 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     /* true: a consumer may skip tiles at the beginning of a work tile's keys, because with a window only rows of other
      * consumers see them */
     static const bool PASSES_FIRST = VARIANT == WINDOWED;
-    /* number of chunks of 64 columns that a row takes in shared memory */
     static const int CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64;
     static const int PRODUCER = C == 2 ? 40 : 32, CONSUMER = C == 2 ? 232 : C == 3 ? 160 : 112;
     /* true: shared memory has room for O beside Q, K and V */
@@ -109,7 +108,7 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     work_tile work; /* the newest work tile, and the tiles of keys that each consumer computes */
     warpgroup_tile parts[X::C];
     recent_work<X::C> recent[RECENT];
-    head_mods heads[X::SCORE_MODS ? X::C * 4 : 1]; /* [warp]: softcap and ALiBi of the warp's head */
+    head_mods heads[X::SCORE_MODS ? X::C * 4 : 1];
     int any_nonfinite;
     /* the newest work tile of the block, where the list plan::before begins; -1: none */
     int newest;
@@ -154,7 +153,6 @@ template <class X> DEVICE int tile_below(const plan_of<X> &p, const tile_bits *s
 
 /* ---- The warps that load tiles and hand out work (producer) ------------------------------------------------------ */
 
-/* Returns the work tile that this block computed before work tile t, or -1. */
 DEVICE int tile_before(const plan &p, int t)
 {
     return *(volatile int *)(p.before + t);
@@ -353,7 +351,6 @@ template <typename T, class X> DEVICE void zero_nonfinite_tiles(shared<X> &sm)
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* What a consumer's thread needs to know of a work tile. */
 struct thread_tile {
     int slot; /* index in sm.recent */
     work_tile x;
@@ -417,7 +414,6 @@ template <typename T, class X> struct attention {
     {
     }
 
-    /* Return the operands K and V in the buffers that this consumer reads next. */
     DEVICE auto K() const { return operand.K(me.k.stage); }
     DEVICE auto V() const { return operand.V(me.v.stage); }
 
@@ -474,7 +470,6 @@ template <typename T, class X> struct attention {
         me.meet();
     }
 
-    /* Begins to load keep_mask's bits for tile j. */
     DEVICE void ask_for_kept(pair_values<X> &values, const thread_tile &t, int j) const
     {
         if constexpr (X::PAIRS) {
@@ -485,7 +480,6 @@ template <typename T, class X> struct attention {
                 values.kept[half] = kept_words(p.kept, x.b, x.h, min(t.i0 + half * 8, x.Sq - 1), j, lane());
         }
     }
-    /* Begins to load the bias of tile j. */
     DEVICE void ask_for_bias(pair_values<X> &values, const thread_tile &t, int j) const
     {
         if constexpr (X::BIAS) {
@@ -563,7 +557,8 @@ template <typename T, class X> struct attention {
         me.await_K();
     }
 
-    /* Issues S = Q K^T for the first N keys of the first tile that is computed. The caller must retire() it. */
+    /* Issues S = Q K^T for the first N keys of the first tile that is computed. The caller must call retire() before it
+     * reads S. */
     template <int N> DEVICE void multiply_first(float (&S)[N / 2])
     {
         me.await_turn();
@@ -685,7 +680,6 @@ template <typename T, class X> struct attention {
         me.await_V();
     }
 
-    /* Sets the factors of softcap, ALiBi and scales for the head of work tile x. */
     DEVICE void begin_head(const work_tile &x)
     {
         if constexpr (X::PAIRS) {
@@ -749,7 +743,6 @@ template <typename T, class X> struct attention {
         return y;
     }
 
-    /* Ends the softmax of a split, whose lse is not stored. */
     DEVICE split_end end_split(softmax &state, const thread_tile &t)
     {
         const row_ends ends = end_rows(state, reference, -CUDART_INF_F, 1);
@@ -824,7 +817,6 @@ template <typename T, class X> struct attention {
                                                 { 0, x.q_start + row, x.h, p.cu_q ? 0 : x.b });
         }
     }
-    /* Waits until this warp's copies to global memory are complete. */
     DEVICE void await_copies()
     {
         if (!X::STAGES_OUT) return;
@@ -857,7 +849,6 @@ template <typename T, class X> struct attention {
         return true;
     }
 
-    /* Computes this consumer's rows of all work tiles that the block claims. */
     DEVICE void compute_all()
     {
         float S[BN / 2]; /* with BEGINS_EARLY: the scores of the first tile of keys of the next work tile */
@@ -960,7 +951,6 @@ __global__ void __launch_bounds__(X::THREADS, 1)
 
 /* ---- The function of the host that launches the kernel ----------------------------------------------------------- */
 
-/* Launches the kernel with shape X for sequences of least_Sk to most_Sk keys. */
 template <typename T, class X> cudaError_t launch(const forward_job &job, int least_Sk, int most_Sk)
 {
     static_assert(4 * X::C <= MOST_WARPS && X::BM >= LEAST_BM, "what layout_of has room for");

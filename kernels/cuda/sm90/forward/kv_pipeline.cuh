@@ -83,7 +83,6 @@ template <class SM> DEVICE void release_work(SM &sm)
     mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
 }
 
-/* Loads Q of all consumers. The first consumer's rows begin at `row`. */
 template <int C, int CHUNKS, int COLUMNS, class SM>
 DEVICE void load_Q(SM &sm, const CUtensorMap *map, int row, int h, int b, ring<1> &at)
 {
@@ -150,7 +149,6 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         v.next();
     }
 
-    /* Releases the next tile of K, which this warpgroup does not multiply. */
     DEVICE void pass_K()
     {
         this->pass_turn();

@@ -13,12 +13,11 @@
  * of each nearly fill the 132 multiprocessors of an H100. */
 enum { SPLIT_TILES = 17 };
 
-/* The numbers of a problem that determine how long splits are. */
 struct split_rule {
     /* Sequences of at most most_queries queries and at least least_keys keys are split, if they have four keys or more
      * per query. */
     int most_queries, least_keys;
-    int BN;      /* number of keys per tile */
+    int BN;
     int least;   /* the least number of keys that a split may have */
     int queries; /* number of queries of the whole problem, if only a part of the problem is computed; 0: all of it is
                   * computed */

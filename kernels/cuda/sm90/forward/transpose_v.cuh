@@ -37,7 +37,7 @@ struct transpose_plan {
     int Hk, Sk, Dv;
     /* blocks of 128 keys per head, blocks of 64 channels per head, and units of all heads */
     int key_blocks, channel_blocks, units;
-    tile_order order; /* order in which the blocks of keys are transposed */
+    tile_order order;
     /* true: each consumer warp transposes one unit before its other work (help_to_transpose()), because the first heads
      * have more units than the grid has warps that only transpose */
     bool in_haste;
@@ -68,7 +68,6 @@ template <int STEPS> struct transpose_memory {
     unit units[TRANSPOSERS][2];
 
     static DEVICE uint32_t index() { return thread_anew() / 32 - FIRST_TRANSPOSER; }
-    /* Returns the address of the calling warp's buffer. */
     DEVICE uint32_t own_staging() const { return smem_addr(staging[index()]); }
     DEVICE unit &own_unit(int which) { return units[index()][which]; }
 };
@@ -134,7 +133,7 @@ template <int STEPS, class MEMORY> struct transposer {
 #pragma unroll(STEPS == 1 ? 4 : 1)
         for (int key = lane / step_shape::CELLS; key < step_shape::LINES; key += step_shape::SWEEP, from += p.sweep)
             cp_async_16(staging + step_shape::cell(key, n), from, key < keys);
-        if (STEPS > 1 && step == 0) /* prefetch the rows of all steps into the L2 cache */
+        if (STEPS > 1 && step == 0)
 #pragma unroll 1
             for (int key = lane; key < min(x.keys, KEYS); key += 32) prefetch_L2(p.V + x.from + key * p.row);
     }
@@ -192,7 +191,6 @@ template <int STEPS, class MEMORY> struct transposer {
         }
     }
 
-    /* Transposes one unit, if any is left. */
     DEVICE void make_one() const
     {
         if (threadIdx.x % 32 == 0) at(0) = unit_of(p, claim(p.next_unit));
@@ -209,7 +207,6 @@ template <int STEPS, class MEMORY> struct transposer {
         publish(at(0));
     }
 
-    /* Transposes units until none is left. One lane claims and describes them. */
     DEVICE void run() const
     {
         const bool claimer = threadIdx.x % 32 == 0;
@@ -243,7 +240,6 @@ template <int STEPS, class MEMORY> struct transposer {
 DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
 {
     while (ready > wanted) {
-        /* index of the mark that this lane reads */
         const int below = ready * p.channel_blocks - 1 - (int)(thread_anew() % 32);
         const bool missing = below >= 0 &&
                              load_acquire(p.marks + (head * p.key_blocks * p.channel_blocks + below)) == 0;

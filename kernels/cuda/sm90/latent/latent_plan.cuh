@@ -58,7 +58,6 @@ inline int64_t most_splits_of(int64_t keys, bool wide)
     return attn_max64(splits_of(keys, wide), splits_of(attn_min64(keys, group_of_shortest), wide));
 }
 
-/* How the keys of a sequence are divided into splits. */
 struct sequence_place {
     attn_sequence s;
     int rows;

@@ -134,7 +134,7 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
         const int i = lane / PIECES, piece = lane % PIECES;
         const int rows_left = piece * 8 < Dv ? count - i : 0;
         T *to = rows + i * stride + piece * 8;
-        uint4 words[D / 16]; /* loaded before the first word is stored, so that the loads overlap */
+        uint4 words[D / 16];
 #pragma unroll
         for (int n = 0; n < D / 16; n++) words[n] = word_of(i + n * STEP, piece);
         /* without this call ptxas would move the last load after the stores */

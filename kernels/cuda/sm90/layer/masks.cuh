@@ -78,7 +78,6 @@ template <class KIND> DEVICE void list_tiles(key_tiles &tiles, tile_bits &seen, 
     __syncwarp();
 }
 
-/* Returns the smallest and largest FlashMask bounds of each tile of keys of a head. */
 DEVICE const attn_mask_extremes *extremes_of(const flash_mask &mask, int b, int h, int H)
 {
     return mask.extremes + ((int64_t)b * (H / mask.group) + h / mask.group) * mask.key_tiles;

@@ -213,7 +213,6 @@ static inline int64_t plan_kept_columns(const attn_geometry &g, bool given, void
     return (words + kinds + 127) / 128 * 128;
 }
 
-/* Returns the address of the two words of key j for a tile of queries. */
 DEVICE const uint2 *column_words(const kept_columns &kept, int b, int h, int j, int tile)
 {
     return kept.words + ((b * kept.batch + h * kept.head) * kept.keys + j) * kept.tiles + (kept.tiles > 1 ? tile : 0);
@@ -259,7 +258,7 @@ __global__ void __launch_bounds__(128)
     uint32_t even[4], odd[4], some = 0, every = ALL;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        uint32_t bytes[16]; /* all loads start before the first byte is used */
+        uint32_t bytes[16];
 #pragma unroll
         for (int n = 0; n < 16; n++) {
             bytes[n] = ALL;
@@ -362,7 +361,6 @@ DEVICE void load_bias(uint32_t (&raw)[N / 2], const pair_bias &bias, const char 
     }
 }
 
-/* Computes S = unit S + bias. */
 template <int N> DEVICE void add_bias(float (&S)[N / 2], const uint32_t (&raw)[N / 2], attn_dtype dtype, float unit)
 {
     if (dtype == ATTN_F32) {

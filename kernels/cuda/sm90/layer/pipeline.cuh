@@ -15,7 +15,6 @@
 
 /* ---- Pairs of barriers, `full` and `empty`, for each buffer ------------------------------------------------------ */
 
-/* The barriers of a ring of STAGES buffers, in shared memory. */
 template <int STAGES> struct barrier_pairs {
     uint64_t full[STAGES], empty[STAGES];
 };
@@ -103,7 +102,6 @@ template <int C> struct consumer {
         if (w == 0) await_turn();
     }
 
-    /* Waits until all four warps of this warpgroup have called it. */
     DEVICE void meet() const { named_barrier_sync(GROUP_BARRIER + w, 128); }
     /* meet() that returns whether x is true in all threads of the warpgroup. The vote tells ptxas that all lanes get
      * the same result. */

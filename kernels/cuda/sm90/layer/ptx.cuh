@@ -102,12 +102,10 @@ DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
-/* Copies 8 bytes from global to shared memory. */
 DEVICE void cp_async_8(uint32_t to, const void *from)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
 }
-/* Waits until all cp.async copies of this thread have arrived. */
 DEVICE void cp_async_wait_all()
 {
     asm volatile("cp.async.wait_all;" ::: "memory");

@@ -16,8 +16,8 @@ const int LAST_TILES = 264; /* number of short work tiles at the end of an endin
 /* ---- The order of work tiles ------------------------------------------------------------------------------------- */
 
 struct tile_order {
-    int tiles;      /* number of work tiles of all heads together */
-    int per_head;   /* number of work tiles per head */
+    int tiles; /* number of work tiles of all heads together */
+    int per_head;
     int heads;      /* number of heads of the whole batch */
     int section;    /* number of heads in a section (heads whose work tiles are ordered together) */
     int first, end; /* this launch computes work tiles `first` to `end` - 1 */
@@ -49,8 +49,8 @@ struct head_tile {
     int head, tile; /* `tile` is counted backwards, from the head's last work tile */
 };
 
-/* Returns number t of the order. A section begins with the last rows of its heads, which see most keys under a causal
- * mask. Neighbouring numbers belong to different heads of the section. */
+/* Returns the head and the tile with number t in the order. A section begins with the last rows of its heads, which see
+ * most keys under a causal mask. Neighbouring numbers belong to different heads of the section. */
 DEVICE head_tile head_tile_of(const tile_order &x, int t)
 {
     const int in_section = x.section * x.per_head, s = t / in_section, r = t - s * in_section;
@@ -60,8 +60,8 @@ DEVICE head_tile head_tile_of(const tile_order &x, int t)
 
 /* A tile_order that ends with short work tiles (few keys) of the last heads. */
 struct ending_order : tile_order {
-    int last_heads;  /* number of the first of the last heads */
-    int short_tiles; /* number of short work tiles of each of the last heads */
+    int last_heads; /* number of the first of the last heads */
+    int short_tiles;
 };
 
 /* Plans an ending_order that ends with about at_end short work tiles. short_tiles: number of short work tiles of a
@@ -110,7 +110,8 @@ static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_
                            share);
 }
 
-/* Return the block's first work tile, and the next one from the counter, which all lanes get. */
+/* first_tile() returns the block's first work tile. claim_tile() returns the next one, from the counter, to all
+ * lanes. */
 DEVICE int first_tile(const tile_order &x)
 {
     return x.first + (int)blockIdx.x;

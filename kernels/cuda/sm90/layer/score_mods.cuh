@@ -68,7 +68,6 @@ static inline score_mods score_mods_of(const attn_geometry &g, float unit)
     return x;
 }
 
-/* softcap and ALiBi for one head. */
 struct head_mods {
     float cap, slope; /* softcap and slope of score_mods, for products q.k that are not scaled yet */
     float factor;     /* scores are multiplied by `factor` before softcap and ALiBi */

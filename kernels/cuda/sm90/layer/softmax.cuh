@@ -173,7 +173,6 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
         if (SUMS) x.l[half] = sum[half * 2] + sum[half * 2 + 1];
 }
 
-/* Multiplies each of the thread's two rows of O by its factor. */
 template <int N> DEVICE void multiply_rows(float (&O)[N], const float (&factor)[2])
 {
 #pragma unroll

@@ -19,7 +19,7 @@
 struct tma_tensor {
     const void *data;
     CUtensorMapDataType type;
-    int element; /* size of an element in bytes */
+    int element;
     int64_t B, H, rows, columns, batch, head, row;
 };
 
@@ -34,7 +34,6 @@ static inline extent extent_of(const attn_dims &d)
     return { d.B, d.Sq, d.Sk };
 }
 
-/* Describes a 16-bit tensor of a problem as a tma_tensor. */
 static inline tma_tensor tma_tensor_of(const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t columns)
 {
     const CUtensorMapDataType type = view.dtype == ATTN_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
@@ -42,7 +41,6 @@ static inline tma_tensor tma_tensor_of(const attn_view &view, int64_t B, int64_t
     return { view.data, type, 2, B, H, rows, columns, view.batch, view.head, view.row };
 }
 
-/* Describes a tensor of any type as a tma_tensor of bytes. */
 static inline tma_tensor tma_bytes_of(const void *data, int64_t B, int64_t H, int64_t rows, int64_t columns,
                                       int64_t batch, int64_t head, int64_t row)
 {

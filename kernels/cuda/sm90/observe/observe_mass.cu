@@ -12,7 +12,7 @@
 
 namespace {
 
-const int BQ = 64; /* number of queries in a tile */
+const int BQ = 64;
 /* number of tiles of queries whose P a consumer adds up in float32, before it adds the sums in double */
 const int FOLD = 8;
 const int SUMS_BARRIER = 10;
@@ -168,7 +168,6 @@ DEVICE void fold(float (&sum)[BN / 4], double (&total)[4], int lane)
     for (int n = 0; n < BN / 4; n++) sum[n] = 0;
 }
 
-/* Returns the column of a lane's n-th sum after fold(). */
 DEVICE int column_of_fold(int lane, int n)
 {
     const int at = lane / 4 * 4 + n;

@@ -13,7 +13,7 @@ namespace {
 template <int D_> struct rows_shape {
     static const int D = D_, C = 2, BM = 64 * C, CHUNKS = D / 64, THREADS = 128 * C + 32;
     static const int STAGES = D == 64 ? 4 : D == 192 ? 3 : 2;
-    static const int BLOCKS = D <= 128 ? 2 : 1; /* number of blocks per multiprocessor */
+    static const int BLOCKS = D <= 128 ? 2 : 1;
     static_assert(BM == SM90_OBSERVE_ROWS, "what observe.cu plans for");
 };
 
@@ -34,7 +34,6 @@ DEVICE rows_part rows_part_of(const key_band &band, int row0, int Sq)
 }
 
 template <class X> struct rows_memory {
-    /* Q of each consumer: CHUNKS chunks of 64 rows of 64 numbers */
     alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS];
     alignas(1024) uint16_t K[X::STAGES][BN * 64 * X::CHUNKS];
     /* [row]: over the chunks of OBSERVE_CHUNK keys visited so far, the largest score (x), the sums l and e relative to
@@ -113,7 +112,6 @@ template <int SUMS> DEVICE void add_tile(const float (&S)[BN / 2], lane_row (&ro
     }
 }
 
-/* Fills the ring of keys with this block's tiles. One thread calls this. */
 template <class X>
 DEVICE void load_rows(rows_memory<X> &sm, const cuda_args &a, const qk_maps &maps, const tile_place &place,
                       const own_tiles &tiles)
@@ -134,7 +132,6 @@ DEVICE void load_rows(rows_memory<X> &sm, const cuda_args &a, const qk_maps &map
     }
 }
 
-/* Computes the maxima and sums of the 64 rows of consumer w. */
 template <typename T, class X, int SUMS>
 DEVICE void sum_rows(rows_memory<X> &sm, const cuda_args &a, const tile_place &place, const own_tiles &tiles, int w,
                      float scale_log2, const observed_parts &parts)

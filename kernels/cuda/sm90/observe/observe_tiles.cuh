@@ -14,7 +14,7 @@
 
 namespace {
 
-const int BN = 128; /* number of keys in a tile */
+const int BN = 128;
 
 /* The tensor maps of q and k. A load brings 64 rows of q, or BN rows of k. */
 struct qk_maps {

@@ -61,7 +61,6 @@ struct passed {
                        * factors (z, w) */
 };
 
-/* A work tile in shared memory. */
 struct wide_work {
     work_tile x;
     warpgroup_tile y;
@@ -117,7 +116,6 @@ struct wide_plan : plan {
 /* number of flags (bytes) of a work tile in plan::nonfinite, indexed by consumer and warp */
 enum { FLAGS = 2 * 4 };
 
-/* The tiles of keys of a work tile, in the order in which a block visits them. */
 template <class X> struct key_walk {
     const tile_bits *seen; /* NULL: all tiles are visible */
     int first;
@@ -256,13 +254,12 @@ template <typename T, class X, int W> struct wide_consumer {
     ring<X::STAGES> at;
     ring<1> q;
     ring<2> work;
-    /* which keys each row sees */
     key_band band;
     int i0; /* the thread's rows are i0 and i0 + 8 */
     int free_first, free_last;
     head_mods head;
-    softmax x;                  /* x.l: sums of P over only those tiles whose scores this consumer computes */
-    uint32_t kept[KEPT * 4][4]; /* the last KEPT boxes of Q, as operands in registers */
+    softmax x; /* x.l: sums of P over only those tiles whose scores this consumer computes */
+    uint32_t kept[KEPT * 4][4];
 
     DEVICE wide_consumer(const wide_plan &p_, shared<X> &sm_) : p(p_), sm(sm_) {}
 
@@ -343,7 +340,6 @@ template <typename T, class X, int W> struct wide_consumer {
         retire_values<1>(O);
         finish_scores(S, passes);
     }
-    /* The right-hand consumer waits for its turn, and then computes the scores of its next tile of keys. */
     DEVICE void score_in_turn(float (&S)[BN / 2])
     {
         if (X::TAKES_TURNS) named_barrier_sync(TURN, 256);
@@ -534,7 +530,6 @@ template <typename T, class X, int W> struct wide_consumer {
         }
     }
 
-    /* Stores out = O / l and lse, and reports rows that tensor cores cannot compute. */
     DEVICE void finish(float (&O)[BOXES][32], const work_tile &t, int column0, int number)
     {
         float2(&l)[2][128] = sm.l[work.stage];
@@ -636,7 +631,6 @@ __global__ void __launch_bounds__(THREADS, 1)
     else wide_consumer<T, X, RIGHT>(p, sm).run();
 }
 
-/* Recomputes, one by one, the rows of warps of wide_tiles() that have set their flag. */
 __global__ void __launch_bounds__(128)
     repair_wide(const __grid_constant__ wide_plan p, const __grid_constant__ cuda_args a)
 {

@@ -66,7 +66,7 @@ struct row_tile {
     attn_sequence s;
     int b, h, hk, i0, Sq;
     key_band band;
-    key_tiles keys; /* the key tiles (256 keys each) that the row tile's queries see */
+    key_tiles keys;
 };
 
 /* Returns the number, within a head, of the first row tile of sequence b. */
@@ -75,7 +75,6 @@ DEVICE int first_row_tile(const attn_geometry &g, int b)
     return g.dims.packed ? g.cu_q[b] / ROWS + b : 0;
 }
 
-/* Returns the key tiles (256 keys each) that at least one of the ROWS queries from i0 on sees. */
 DEVICE key_tiles keys_of_rows(const key_band &band, int i0, int Sq)
 {
     if (i0 >= Sq) return { 0, 0 };

@@ -69,7 +69,6 @@ template <int COLUMNS> struct product_loader {
         if (++work == WORKS) work = 0;
     }
 
-    /* Loads the waiting step. `last`: it is the last step of the piece of work. */
     DEVICE void load(bool last)
     {
         const uint32_t bar = smem_addr(&sm.bars.full[at.stage]), first = smem_addr(sm.stages[at.stage].first),
@@ -155,7 +154,6 @@ template <int COLUMNS> struct product_loader {
         end(p.part.first || p.part.last);
     }
 
-    /* Loads the operands for dQ of a row tile; n is the number of the block of columns. */
     DEVICE void load_queries(int head, int row, int n)
     {
         const attn_dims &d = a.g.dims;
@@ -176,8 +174,7 @@ template <int COLUMNS> struct product_loader {
         end(true);
     }
 
-    /* Loads the operands of all products that the block claims. The longest sums under a causal mask, those of the
-     * first keys and of the last queries, come first. */
+    /* The longest sums under a causal mask, those of the first keys and of the last queries, come first. */
     DEVICE void run()
     {
         const attn_geometry &g = a.g;

@@ -138,7 +138,6 @@ template <typename T, score_form FORM> struct score_maker {
         multiply<T, KEYS, STEP / 16>(S, stage_of<sizeof(scores_shared::stage)>(first_rows, at.stage),
                                      stage_of<sizeof(scores_shared::stage)>(first_keys, at.stage), add);
     }
-    /* Computes S, the sum of the products of the operands in the next `steps` buffers. */
     DEVICE void multiply_stages(float (&S)[KEYS / 2], int steps)
     {
         issue(S, 0);

@@ -65,7 +65,6 @@ kept_layout layout_of(const attn_problem *p, const attn_geometry &g)
     /* `seen` neighbouring keys lie in at most (seen - 2) / KEYS + 2 tiles */
     x.width = attn_min64(attn_tiles(extent_of(d).rows_k, KEYS), (seen - 2) / KEYS + 2);
     const int64_t row_bytes = x.width * TILE * 2, fit = KEPT_LIMIT / row_bytes, rows = x.query_tiles * g.group;
-    /* makes all parts about equal */
     const auto even = [](int64_t count, int64_t most) { return attn_tiles(count, attn_tiles(count, most)); };
     if (fit == 0) return x;
     const int64_t most = rows <= fit ? attn_min64(fit / rows, x.heads) : 1;
@@ -91,7 +90,7 @@ struct kept_job {
     cuda_args args;
     kept_plan plan;
     kept_maps maps;
-    int64_t products; /* number of products for dK, dV and dQ of one part */
+    int64_t products;
 };
 
 template <auto kernel, class SHARED> cudaError_t launch_part(const kept_job &job, int64_t blocks)
@@ -102,7 +101,6 @@ template <auto kernel, class SHARED> cudaError_t launch_part(const kept_job &job
                             job.args, job.plan, job.maps);
 }
 
-/* The functions that launch scores_of_part (for each score_form) and products_of_part (for each number of columns). */
 struct kept_launchers {
     cudaError_t (*scores[3])(const kept_job &, int64_t);
     cudaError_t (*products[4])(const kept_job &, int64_t);
@@ -150,7 +148,6 @@ bool plan_kept(const cuda_chip *chip, attn_plan *plan)
     return bytes > 0;
 }
 
-/* Calls launch() for each part of the problem, one after the other. */
 template <typename F>
 cudaError_t in_kept_parts(const cuda_chip *chip, const kept_layout &x, int64_t rows, double seconds, F launch)
 {
