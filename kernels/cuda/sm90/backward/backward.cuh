@@ -84,7 +84,7 @@ DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &
     x.Sq = (int)x.s.Sq;
     x.band = band_of(g, x.s);
     x.rows = max(min((int)(g.dims.packed ? x.s.Sk : g.dims.Sk) - x.j0, X::BN), 0);
-    /* Query i sees keys i + lo to i + hi - 1, so key j is seen by the queries i with j - hi < i <= j - lo. */
+    /* key j is seen by the queries i with j - hi < i <= j - lo */
     const int last_key = min(x.j0 + X::BN, x.band.Sk) - 1;
     int first = 0, last = 0;
     if (last_key >= x.j0) {
@@ -185,8 +185,8 @@ template <int BM> DEVICE void exponents_of(float (&S)[BM / 2], const row_values 
     }
 }
 
-/* Turns dP into dS = P (dP - delta) for queries FIRST to LAST - 1 of the tile. instead_of(pair, n) returns the numbers
- * that take the place of the n-th pair of P. */
+/* Turns dP into dS = P (dP - delta) for queries FIRST to LAST - 1 of the tile. instead_of(pair, n) may replace the n-th
+ * pair of P. */
 template <int FIRST, int LAST, int N, class F>
 DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values *values, int lane, F instead_of)
 {

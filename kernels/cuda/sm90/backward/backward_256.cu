@@ -55,8 +55,8 @@ DEVICE void load_rounds(shared_keys<X> &sm, const cuda_args &a, const plan &p, c
 
 /* ---- Blocks of keys: the warpgroups that multiply (consumers) ---------------------------------------------------- */
 
-/* Loads the first STEPS steps (16 channels each) of a K-major operand into registers, which saves bandwidth of shared
- * memory. The operand has ROWS rows per chunk of 64 channels. */
+/* Loads STEPS steps (16 channels each) of a K-major operand into registers, which saves bandwidth of shared memory.
+ * ROWS: rows of the operand per chunk of 64 channels. */
 template <int STEPS, int ROWS>
 DEVICE void hold_steps(uint32_t (&held)[STEPS][4], const uint16_t *tile, int warp, int lane)
 {
@@ -121,8 +121,8 @@ template <typename T, class X> struct half_of_keys {
             zero_rows<BN, X::CHUNKS_V>(sm.V, keys);
         }
     }
-    /* Waits for the newest tile of queries, and sets rows past the end of the sequence to zero. Both consumers must
-     * call it before their first product with the tile, because it may contain a barrier. */
+    /* Waits for the newest tile of queries. Both consumers must call this before their first product with the tile,
+     * because it may contain a barrier. */
     DEVICE void await_queries(barrier_pairs<X::STAGES> &bars)
     {
         await_full(bars, at);
@@ -389,8 +389,8 @@ int64_t query_blocks_of(const attn_dims &d)
     return query_tiles_per_head(d, QUERIES) * d.H * (d.packed ? 1 : d.B);
 }
 
-/* The most memory for dS, in bytes: enough for one head of 16384 queries and keys, or for two such heads under a causal
- * mask. The GPU emulator of the tests has a smaller limit, so that its small problems have several parts too. */
+/* The most memory for dS, in bytes: enough for one head of 16384 queries and keys. The GPU emulator of the tests has a
+ * smaller limit, so that its small problems have several parts too. */
 #ifndef ATTN_KEPT_BYTES
 #define ATTN_KEPT_BYTES (520 << 20)
 #endif
@@ -416,7 +416,7 @@ int64_t kept_width(const attn_geometry &g)
     return width;
 }
 
-/* How dS is stored. `heads`: number of key/value heads whose dS is in memory at the same time; 0: dS is not stored. */
+/* `heads`: number of key/value heads whose dS is in memory at the same time; 0: dS is not stored. */
 struct kept_part {
     int64_t heads, width, bytes;
 };
@@ -427,7 +427,6 @@ kept_part kept_part_of(const attn_plan *plan)
     const auto wanted = [&](attn_tensor_id t) { return plan->problem->tensor[t].rank != 0; };
     if (d.packed || g.seqlens_q || !wanted(ATTN_T_dq) || !(wanted(ATTN_T_dk) || wanted(ATTN_T_dv))) return {};
     const int64_t heads = d.B * d.Hk, width = kept_width(g), fit = KEPT_BYTES / (KEPT_TILE * 2);
-    /* number of tiles of dS of one query head */
     const int64_t tiles = attn_tiles(query_tiles_per_head(d, QUERY_TILE), 2) * width;
     if (tiles > fit || tiles * g.group > fit) return {};
     const int64_t most = attn_min64(fit / (tiles * g.group), heads);

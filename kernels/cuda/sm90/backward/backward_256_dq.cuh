@@ -32,10 +32,9 @@ template <int D_, int DV_> struct shape {
     static const int PRODUCER = 24, CONSUMER = 240;
 };
 
-/* dS in global memory. A tile of dS has 64 keys by 64 queries, with a row of 128 bytes per key, swizzled as by TMA
- * (tma.cuh). The n-th tile of queries of a head and the n-th from the end share memory for `width` tiles of dS, because
- * under a causal mask one sees few keys where the other sees many. One fills this memory from its start, the other from
- * its end. */
+/* A tile of dS in memory has 64 keys by 64 queries, with a row of 128 bytes per key, swizzled as by TMA (tma.cuh). The
+ * n-th tile of queries of a head and the n-th from the end share memory for `width` tiles of dS, because under a causal
+ * mask one sees few keys where the other sees many. */
 enum { KEPT_TILE = KEYS * QUERY_TILE };
 struct kept_tiles {
     uint16_t *tiles; /* NULL: dS is not stored, and dQ is computed from S and dP */
@@ -52,14 +51,14 @@ struct kept_tiles {
     }
 };
 
-/* The kernels' parameters besides cuda_args. The heads of a problem are divided into parts, which are computed one
- * after the other. */
+/* The kernels' parameters besides cuda_args. The heads are divided into parts, which are computed one after the
+ * other. */
 struct plan {
     /* the orders of the tiles of keys and of queries in one part of the heads; in packed problems some tiles have no
      * rows */
     tile_order keys, queries;
-    int heads; /* number of key/value heads of the batch */
-    /* parts: number of parts of the heads; part: the part that this launch computes */
+    int heads;
+    /* number of parts of the heads, and the part that this launch computes */
     int parts, part;
     kept_tiles kept;
     backward_scratch scratch;
@@ -69,8 +68,8 @@ struct plan {
     uint8_t *nonfinite, *nonfinite_queries;
 };
 
-/* Returns tile t, counted over the tiles of all heads. `order` is the order within one part of the heads; the last part
- * may have fewer heads. */
+/* Returns tile t of all heads. `order` is the order within one part of the heads; the last part may have fewer
+ * heads. */
 DEVICE head_tile tile_of_parts(tile_order order, int heads, int t)
 {
     const int part = t / order.tiles, before = part * order.heads;
@@ -160,8 +159,8 @@ template <class X> DEVICE void load_keys(shared_queries<X> &sm, const cuda_args 
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* Returns a copy of the operand that ptxas cannot recognise as a copy. ptxas then computes the addresses of the
- * operand's steps at each use, and does not keep them in registers. */
+/* Returns a copy that ptxas cannot recognise as a copy. ptxas then computes the operand's addresses at each use, and
+ * does not keep them in registers. */
 template <class OPERAND> DEVICE OPERAND made_anew(const OPERAND &x)
 {
     OPERAND y = x;

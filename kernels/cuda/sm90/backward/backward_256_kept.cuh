@@ -31,7 +31,6 @@ DEVICE bool holds(const key_tiles &x, int tile)
     return x.first <= tile && tile < x.last;
 }
 
-/* Loads K and dS of all tiles of keys that the block's queries see. One thread of the producer runs this. */
 template <class X>
 DEVICE void load_kept(shared_kept<X> &sm, const cuda_args &a, const plan &p, const maps &m, const query_place &x)
 {

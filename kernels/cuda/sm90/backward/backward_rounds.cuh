@@ -20,8 +20,8 @@ enum variant {
     WITH_BIAS     /* all options, including bias, keep_mask and dropout, but no softcap */
 };
 
-/* The shape of a kernel instance: head sizes up to D, BM queries per tile. Variants that keep more numbers in shared
- * memory until dS is computed have one buffer less for Q or for dS. */
+/* Head sizes up to D, BM queries per tile. Variants that keep more numbers in shared memory until dS is computed have
+ * one buffer less for Q or for dS. */
 template <int D_, int BM_, variant VARIANT_> struct shape {
     static const variant VARIANT = VARIANT_;
     static const bool BIAS = VARIANT == WITH_BIAS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS,
@@ -37,11 +37,9 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
     /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
     static const int PRODUCER = 24, CONSUMER = 240;
     static const bool TURNS =
-        /* Whether the two consumers take turns with their exponentials, which is faster at D = 64, with half the
-         * products of D = 128. */
+        /* Whether the two consumers take turns with their exponentials, which is faster at D = 64. */
         VARIANT == CAPPED || (D == 64 && !OPTIONS);
-    /* Number of parts in which dV is computed. At D = 64 registers are scarce, so dV is computed for one half of a
-     * tile's queries and then for the other. */
+    /* Number of parts in which dV is computed: at D = 64 registers are scarce. */
     static const int DV_PARTS = D == 64 && VARIANT != CAPPED ? 2 : 1;
     static const bool S_BEFORE_DK = D != 64 && VARIANT == PLAIN;
     /* whether a consumer skips a tile of queries that sees none of the consumer's keys */
@@ -101,7 +99,6 @@ struct pair_plan : plan {
 };
 template <class X> using plan_of = std::conditional_t<X::PAIRS, pair_plan, plan>;
 
-/* What the loader tells the consumers about a round (a tile of queries of one head). */
 struct round_record {
     int tile, h;
     bool more;
@@ -174,8 +171,8 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
     x.last = max(last, x.first);
 }
 
-/* Visits the rounds of a block: the tiles of queries of each head that see its keys. Skips rounds that FlashMask or
- * keep_mask hides completely. */
+/* Visits the rounds of a block, except those that FlashMask or keep_mask hides completely. A round is a tile of queries
+ * of one head. */
 template <class X> struct round_walk {
     const plan_of<X> &p;
     const block_place &x;
@@ -229,9 +226,9 @@ DEVICE tma_place keys_at(const block_place &x, const cuda_args &a)
     return { 0, (int)x.s.k_start + x.j0, x.hk, a.g.dims.packed ? 0 : x.b };
 }
 
-/* Claims tiles of keys and publishes them in shared memory; rows = NO_ROWS means that no tile is left. One thread runs
- * this. It claims a tile only after all loads of the previous one are issued, because blocks wait for each other's dQ
- * in the order of claims. */
+/* One thread claims tiles of keys and publishes them in shared memory; rows = NO_ROWS: no tile is left. It claims a
+ * tile only after all loads of the previous one are issued, because blocks wait for each other's dQ in the order of
+ * claims. */
 template <class X> struct scheduler {
     const cuda_args &a;
     const plan_of<X> &p;
@@ -289,8 +286,7 @@ template <class X> struct scheduler {
     }
 };
 
-/* Loads K and V of each tile of keys, and keeps the rings of Q and dO full, also across tiles of keys. One thread runs
- * this. */
+/* One thread loads K and V of each tile of keys, and keeps the rings of Q and dO full, also across tiles of keys. */
 template <class X> struct loader {
     const cuda_args &a;
     const plan_of<X> &p;
@@ -353,10 +349,10 @@ template <class X> struct loader {
     }
 };
 
-/* Sends one consumer's parts of dQ to the sums in global memory, where TMA adds them. One warp per consumer runs this.
- * A word of p.begun has the state of a sum. 0: no block has come. 1: the first block is storing its part. PART_THERE:
- * other blocks may add. With `deterministic` the word counts the additions, and each block waits for its turn. A block
- * waits only for tiles that running blocks have claimed earlier, so there is no deadlock. */
+/* One warp per consumer sends the consumer's parts of dQ to the sums in global memory, where TMA adds them. A word of
+ * p.begun is 0 if no block has come yet, 1 while the first block stores its part, and PART_THERE when other blocks may
+ * add. With `deterministic` it counts the additions, and each block waits for its turn. There is no deadlock: a block
+ * waits only for tiles that running blocks have claimed earlier. */
 template <class X> struct sender {
     const cuda_args &a;
     const plan_of<X> &p;

@@ -26,8 +26,8 @@ namespace {
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* The gradients of a consumer. R is the type of dK and dV in memory, T or float. A test of the type in store() instead
- * would make ptxas run products one after the other. */
+/* R is the type of dK and dV in memory, T or float. A test of the type in store() instead would make ptxas run products
+ * one after the other. */
 template <typename T, class X, typename R> struct gradients {
     static const int D = X::D, BM = X::BM, BN = X::BN;
     const cuda_args &a;
@@ -64,8 +64,8 @@ template <typename T, class X, typename R> struct gradients {
         me.leader = dQ_at == (uint32_t)me.w * QUERY_TILE * X::DQ_COLUMNS;
     }
 
-    /* Returns a copy of the operand that ptxas cannot recognise as a copy. ptxas then computes the addresses of the
-     * operand's steps at each use, and does not keep them in registers. */
+    /* Returns a copy that ptxas cannot recognise as a copy. ptxas then computes the operand's addresses at each use,
+     * and does not keep them in registers. */
     template <class OPERAND> static DEVICE OPERAND anew(OPERAND x)
     {
         x.low = opaque(x.low);
@@ -217,8 +217,8 @@ template <typename T, class X, typename R> struct gradients {
         return dtype == ATTN_F32 ? word : dtype == ATTN_BF16 ? __uint_as_float(bits << 16) : unpack<__half>(bits).x;
     }
 
-    /* Converts the loaded bias in S to float32 and divides it by the scale, so that the product can add q.k. A quotient
-     * of -inf gives P = 0, which is right unless the row's lse is huge (see exponents_in_parts()). */
+    /* Converts the loaded bias in S to float32 and divides it by the scale, so that the product can add q.k. A huge lse
+     * needs exponents_in_parts() instead. */
     DEVICE void scale_bias(float (&S)[BM / 2]) const
     {
         if (p.bias.dtype == ATTN_F32)
@@ -286,8 +286,8 @@ template <typename T, class X, typename R> struct gradients {
         return __any_sync(0xffffffff, any);
     }
 
-    /* Turns S into P for a tile with rows whose lse is stored as two numbers. The bias of these rows is so huge that
-     * q.k does not count. */
+    /* Turns S into P for a tile with rows whose lse is stored as two numbers. Their bias is so huge that q.k does not
+     * count. */
     DEVICE void exponents_in_parts(float (&S)[BM / 2], const row_values *values) const
     {
         if constexpr (X::BIAS) {
@@ -346,8 +346,8 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Draws dropout's bits for the next tile of queries; 1: the pair is kept. Byte n of word k belongs to query 64 k +
-     * 32 (n / 2) + lane, and to half n % 2 of the warp's 16 keys. */
+    /* Draws dropout's bits (1: keep) for the next tile of queries. Byte n of word k belongs to query 64 k + 32 (n / 2)
+     * + lane, and to half n % 2 of the warp's 16 keys. */
     DEVICE void draw_pairs(uint32_t (&drawn)[BM / 64]) const
     {
         if constexpr (X::PAIRS) {
@@ -393,9 +393,8 @@ template <typename T, class X, typename R> struct gradients {
                 P[half * 2] * derivative[half * 2], P[half * 2 + 1] * derivative[half * 2 + 1]);
     }
 
-    /* Turns S into P where softcap is the only option. Of each two registers, one then holds two P, and the other these
-     * P times the softcap's derivative, as 16-bit numbers. EDGE: some pairs of the tile are hidden. NEAR: all scores
-     * are near 0. */
+    /* Turns S into P where softcap is the only option. Of two registers, one then holds two P, and the other these P
+     * times the softcap's derivative, as 16-bit numbers. EDGE: some pairs are hidden. NEAR: all scores are near 0. */
     template <bool EDGE, bool NEAR> DEVICE void capped_exponents(float (&S)[BM / 2], const row_values *values) const
     {
         /* for each of the thread's two keys: the range of queries that see it, counted from the thread's first query */
@@ -558,9 +557,9 @@ template <typename T, class X, typename R> struct gradients {
         retire<0>(dP); /* also waits for dK, which was issued before dP */
     }
 
-    /* Computes one round: dV, dS and dK of a tile of queries from its P and dP, and dQ of the previous tile. MORE: also
-     * P and dP of the next tile. No product may be running when it is called, because ptxas keeps a product in flight
-     * from one iteration to the next only if no code reads its result. In the first round dQ is computed but not used,
+    /* Computes dV, dS and dK of a tile of queries from its P and dP, and dQ of the previous tile; with MORE also P and
+     * dP of the next tile. No product may be running when it is called, because ptxas keeps a product in flight from
+     * one iteration to the next only if no code reads its result. In the first round dQ is computed but not used,
      * because a branch around the product would cost registers. */
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
@@ -570,8 +569,8 @@ template <typename T, class X, typename R> struct gradients {
         const ring<X::STAGES_Q> now = q;
         q.next();
         if constexpr (X::DV_PARTS == 2) add_dV<0>(dV, dP, S, P, sm.values[now.stage]);
-        /* This call must stand exactly here: it makes ptxas compute dS while the last products run. Elsewhere ptxas
-         * would compute dS after the wait for them, which costs 10 % of the time at D = 128. */
+        /* This call must stand exactly here. Elsewhere ptxas would compute dS after the wait for the last products,
+         * which costs 10 % of the time at D = 128. */
         if (!X::OPTIONS) next_tile_of_queries();
         add_dV<X::DV_PARTS - 1>(dV, dP, S, P, sm.values[now.stage]);
         wgmma_wait<0>(); /* for the product dV */
@@ -683,8 +682,8 @@ template <typename T, class X, typename R> struct gradients {
         if (any) *(volatile int *)&sm.any_nonfinite = 1;
     }
 
-    /* Returns whether the first (with `first`) or the last tile of queries sees none of this warpgroup's keys, so that
-     * the warpgroup can skip it. Returns false if there is only one tile. */
+    /* Returns whether this warpgroup can skip the first (with `first`) or the last tile of queries, which sees none of
+     * its keys. */
     DEVICE bool passes(bool first, int rounds) const
     {
         if (!X::PASSES || rounds < 2 || x.begin != x.first) return false;
@@ -765,8 +764,8 @@ template <typename T, class X, typename R> struct gradients {
         swap_keys();
     }
 
-    /* Waits for the next tile of keys, and copies its description to sm.place. Returns false if there are no more
-     * tiles. All threads of both consumers call this function. */
+    /* Waits for the next tile of keys, and copies it to sm.place. Returns false if there is none. All threads of both
+     * consumers must call this. */
     DEVICE bool next_tile(ring<2> &at)
     {
         /* dK and dV have passed through the memory of dS, which may be overwritten after this barrier */
@@ -808,8 +807,8 @@ template <typename T, class X, typename R> struct gradients {
     }
 };
 
-/* Recomputes keys of the block's tiles whose dK or dV this warp has found not finite, one by one. Not inlined, so that
- * the loop over tiles of queries keeps its registers. */
+/* Recomputes the keys whose dK or dV this warp has found not finite, one by one. Not inlined, so that the loop over
+ * tiles of queries keeps its registers. */
 template <class X> static __device__ __noinline__ void repair_own_keys(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -896,8 +895,7 @@ int64_t words_of(const attn_plan *plan)
 }
 
 /* Returns whether prepare_ahead zeroes the sums of dQ. Otherwise the first block with dQ for some queries stores it,
- * and other blocks wait for that store. In a long causal sequence at D = 128, with one query head per key/value head,
- * that wait costs more time. */
+ * and other blocks wait for that store, which may take longer in a long causal sequence. */
 bool wants_zeros(const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -946,8 +944,8 @@ struct backward_job {
     bool deterministic, zeros;
 };
 
-/* With `deterministic` and without a mask, blocks claim tiles of keys from up to HEADS_IN_TURNS heads in turn. About 8
- * of 132 blocks then begin with the same head at a time. */
+/* With `deterministic` and without a mask, blocks claim tiles of keys from up to HEADS_IN_TURNS heads in turn, so that
+ * few blocks begin with the same head at a time. */
 const int HEADS_IN_TURNS = 16;
 
 cudaError_t make_plan(const backward_job &job, plan &p)
@@ -1013,8 +1011,8 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
     p.units_of_head = p.units / p.order.heads;
     const int tiles = p.order.end - p.order.first;
     const int blocks = p.makes_dq ? job.chip->multiprocessors : std::min(tiles, job.chip->multiprocessors);
-    /* A share is the part of the tiles that one launch computes. Later shares read what the first one prepared, so they
-     * start only after the share before has ended, without launch_dependent(). */
+    /* Later shares of the tiles read what the first launch prepared, so they start only after the share before has
+     * ended, without launch_dependent(). */
     if (!is_first_share(job.chip)) {
         if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(job.run.args, p, m);
         return cudaPeekAtLastError();

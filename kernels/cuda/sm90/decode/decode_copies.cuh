@@ -93,7 +93,7 @@ template <typename T, class X> struct copies_by_engine {
     }
 
     /* Issues the loads of a step's tile into `slot`, which must be free. One warp calls this. FIRST: find_boxes() has
-     * not yet looked up where the boxes start. */
+     * not run yet. */
     template <bool FIRST = false> DEVICE void fill(int step, int slot) const
     {
         /* COLUMNS: width of a chunk (128 bytes of a row, or the whole row) in elements of the tensor */
@@ -213,8 +213,7 @@ __global__ void __launch_bounds__(threads_of<D>, (blocks_of<D, false>))
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* Fills *to with the description of K or V that TMA needs. Returns false if TMA cannot load a tensor with these
- * strides, or if the tensor is empty. */
+/* Describes K or V for TMA. Returns false if TMA cannot load a tensor with these strides, or if the tensor is empty. */
 inline bool walkable_as(tma_tensor *to, const attn_view &view, const attn_dims &d, int64_t columns)
 {
     const int64_t B = d.pages, rows = d.page_size;
@@ -224,9 +223,8 @@ inline bool walkable_as(tma_tensor *to, const attn_view &view, const attn_dims &
     return B > 0 && rows > 0 && tma_walkable(view, B, d.Hk, rows, columns, bytes ? 16 : 8);
 }
 
-/* Makes the tensor maps of K and V. Returns false if TMA cannot or shall not load them, or if decode_by_engine() has no
- * kernel for the problem. tile: the least number of keys per tile, over all shapes. row_bytes: the bytes of a row of a
- * tile in shared memory. */
+/* Makes the tensor maps of K and V. Returns false if TMA cannot or shall not load them, or if there is no kernel for
+ * the problem. tile: the least number of keys per tile. row_bytes: the bytes of a row of a tile in shared memory. */
 inline bool plan_copies(copy_plan *copies, const cuda_chip *chip, const attn_plan *of, const cuda_args &a, int tile,
                         int row_bytes)
 {

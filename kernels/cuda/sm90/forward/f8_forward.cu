@@ -32,24 +32,23 @@ typedef __nv_bfloat16 bf16;
 
 /* ---- Shapes of kernel instances; the table at the end of this file says which problem takes which shape ---------- */
 
-/* A promotion adds O to sums in shared memory, because an accumulator of e4m3 products loses up to 2^-13 of its value
- * with each key. PROMOTED: the largest number of keys between two promotions; PROMOTED_COUNTED: the same where products
- * also compute l. SHIFT: P is 2^SHIFT where a row's score is its maximum. Measured errors: kernels/MEASUREMENTS.md
- * (float8 forward: changes 22, 25). */
+/* PROMOTED: the most keys after which O is added to sums in shared memory, because an e4m3 product loses up to 2^-13 of
+ * its sum with each key. PROMOTED_COUNTED: the same where products also compute l. SHIFT: P is 2^SHIFT where a row's
+ * score is its maximum. Measured errors: kernels/MEASUREMENTS.md (float8 forward: changes 22, 25). */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
-/* The shape of a kernel instance. D: the largest head size. C: number of consumers, with 64 rows each. BN: keys per
- * tile. STAGES: number of buffers in each ring of tiles. T: the type in which q and k are multiplied. */
+/* D: the largest head size. C: number of consumers, with 64 rows each. BN: keys per tile. STAGES: number of buffers in
+ * each ring of tiles. T: the type in which q and k are multiplied. */
 template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {
     typedef T_ T;
-    /* true: in a work tile's first tile of keys only scores that some row sees are computed, and its softmax ends while
-     * its last product runs. This is faster where a work tile has few or wide tiles of keys. */
+    /* true: a work tile's first and last tiles of keys take less time, which is faster where it has few or wide tiles
+     * of keys */
     static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
     static const bool HELPS = SHORT_ENDS && D == 256;
-    /* SECTION: the most bytes of K and V in a section, a group of heads whose work tiles are ordered together
-     * (ending_order). Sections are small, so that V^T of the first section is ready soon. */
+    /* the most bytes of K and V in a section (heads whose work tiles are ordered together); small, so that V^T of the
+     * first section is ready soon */
     static const int64_t SECTION = (HELPS ? 16 : 8) << 20;
     /* number of chunks of 128 bytes in a row of q or k (CHUNKS), and in a row of V^T (CHUNKS_V) */
     static const int ROW_BYTES = D * (int)sizeof(T), CHUNKS = (ROW_BYTES + 127) / 128, CHUNKS_V = (BN + 127) / 128;
@@ -120,8 +119,8 @@ template <class X> struct shared {
 
 /* ---- The plan: the numbers of a problem that the kernel reads, in 32 bits ---------------------------------------- */
 
-/* Which of a warp's 16 rows of a work tile must be recomputed at the end of the block. In `rows`, bit 4 i is set if row
- * i has huge scores, and bit 4 i + 1 if row i + 8 has (i = 0 .. 7). */
+/* Which of a warp's 16 rows must be recomputed at the end of the block. In `rows`, bit 4 i is set if row i has huge
+ * scores, and bit 4 i + 1 if row i + 8 has. */
 struct repair_note {
     uint32_t rows;
     int before; /* the warp's previous work tile with a repair_note; -1: none */
@@ -262,17 +261,17 @@ DEVICE float high_bf16(uint32_t pair)
     return __uint_as_float(pair & 0xffff0000);
 }
 
-/* Values of 8 additional columns of V, by which the product P V computes l too, see counted(). O and l then lose the
- * same parts of small P, and out = O / l loses less. The mean of the sums for 1 and for 1.75 has the smallest error of
- * the numbers tried (kernels/MEASUREMENTS.md, changes to the float8 forward). */
+/* Values of 8 additional columns of V, by which the product P V computes l too. O and l then lose the same parts of
+ * small P, and out = O / l loses less. The mean of the sums for 1 and for 1.75 has the smallest error of the numbers
+ * tried (kernels/MEASUREMENTS.md, changes to the float8 forward). */
 enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* words of four equal e4m3 numbers, 1 or 1.75 */
 DEVICE float2 counted(const float *sums)
 {
     return make_float2(0.5f * sums[0] + 0.5f / 1.75f * sums[1], 0.5f * sums[2] + 0.5f / 1.75f * sums[3]);
 }
 
-/* A warp's promoted sums (sums of O over many tiles of keys), in shared memory. A new work tile does not clear them but
- * multiplies them by 0, so they must always be finite. */
+/* A warp's sums of O over many tiles of keys, in shared memory. A new work tile multiplies them by 0, so they must
+ * always be finite. */
 template <class X> struct promoted_sums {
     typedef sum_words<X> words;
     /* factors by which the thread's two rows were rescaled since the last promotion; the sums in shared memory do not
@@ -300,7 +299,7 @@ template <class X> struct promoted_sums {
     }
 
     /* Must be called before the sums in shared memory are used. If products compute l, sets `left`, and returns l of
-     * the thread's two rows (x, y) from shared memory. Otherwise does nothing. */
+     * the thread's two rows. */
     DEVICE float2 find_left(const words &sums, const softmax &state, float c, int lane)
     {
         if (!X::COUNTS) return {};
@@ -365,8 +364,8 @@ template <class X> struct promoted_sums {
     }
 };
 
-/* The largest |m c| of a row that this kernel can compute, where m is the row's largest score and c converts scores to
- * base 2. A larger one is rounded so coarsely that P may exceed 448, the largest e4m3 number. */
+/* The largest |m c| that this kernel can compute (m: a row's largest score; c converts scores to base 2). A larger one
+ * is rounded so coarsely that P may exceed 448, the largest e4m3 number. */
 const float BASE_MOST = 1 << 23;
 
 /* The results of a work tile's softmax: the factors for the thread's two rows of O, bits of repair_note::rows, and
@@ -397,8 +396,7 @@ template <class X> struct attention {
     DEVICE int row_of(const work_tile &x) const { return x.i0 + me.w * 64 + me.warp * 16 + me.lane / 4; }
 
     /* Turns raw scores of the first N keys of tile j into P. CAREFUL: some keys may be hidden, or scores must change
-     * their sign. With SHORT_ENDS and N > 128, all rows see the first 64 keys, so these are not masked. `midway`: see
-     * softmax_step_early(). */
+     * their sign. With SHORT_ENDS and N > 128, the first 64 keys are not masked, because all rows see them. */
     template <int N, bool CAREFUL, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
                             softmax &state, float (&rescale)[2], F midway)
@@ -448,8 +446,8 @@ template <class X> struct attention {
         me.release_V();
     }
 
-    /* Computes O = P V over the tiles of keys that this warpgroup's rows see, from the last to the first. With
-     * SHORT_ENDS it also does the work of end_softmax(). */
+    /* Computes O = P V over the tiles of keys that this warpgroup's rows see. With SHORT_ENDS it also does the work of
+     * end_softmax(). */
     DEVICE void attend(float (&O)[X::COLUMNS / 2], softmax &state, const work_tile &x, const warpgroup_tile &y,
                        tile_end &end)
     {
@@ -459,8 +457,8 @@ template <class X> struct attention {
         float S[BN / 2], rescale[2];
         uint32_t P[BN / 32][4];
 
-        /* promotes(j): whether O is promoted (added to the sums in shared memory) after the softmax of tile j. `many`:
-         * whether this work tile has a promotion; always true with ZEROS. */
+        /* promotes(j): whether O is added to the sums in shared memory after the softmax of tile j. `many`: whether
+         * this ever happens in this work tile; always true with ZEROS. */
         const auto promotes = [](int j) { return (j + 1) % X::PROMOTE == 0; };
         const bool many = X::ZEROS || (y.last_visible - 1) / X::PROMOTE > first / X::PROMOTE;
         if (many) promoted.begin(sums, me.lane);
@@ -597,8 +595,8 @@ template <class X> struct attention {
 
 /* ---- Recomputing rows, and helping to transpose V ---------------------------------------------------------------- */
 
-/* Recomputes the rows of this warp's repair_notes one by one. If this were inlined, or the loop over work tiles did not
- * end by a vote (__any_sync), ptxas would keep descriptors in registers of each thread in the loop over keys. */
+/* Recomputes the rows of this warp's repair_notes one by one. Inlined, or without the vote in the loop over work tiles,
+ * it would make ptxas keep descriptors in registers of each thread in the loop over keys. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -620,7 +618,7 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
 }
 
 /* Lets each consumer warp transpose one unit of V before its other work, through the memory of its sums. The two warps
- * that only transpose V are too slow under a mask, where blocks begin with different heads, and at head size 256. */
+ * that only transpose V are too slow alone under a mask and at head size 256. */
 template <class X> struct helper_memory {
     shared<X> &sm;
     static DEVICE uint32_t index() { return thread_anew() / 32 - 4; }
@@ -695,8 +693,8 @@ struct run_counters {
     int unused[29];
 };
 
-/* Where in scratch memory each part begins: the counters and the marks of V^T, a repair_note per work tile and warp,
- * V^T, and then q and k as bfloat16. */
+/* Where in scratch memory each part begins: counters and marks of V^T, a repair_note per work tile and warp, V^T, q and
+ * k as bfloat16. */
 struct layout {
     int64_t notes, V, wide[2], bytes; /* offsets in bytes; `bytes`: size of the scratch memory */
 };
@@ -803,9 +801,8 @@ template <class X> cudaError_t launch(const f8_job &job)
                             sizeof(shared<X>), job.stream, p, maps, job.given);
 }
 
-/* The shapes. A problem takes the first shape whose head size is sufficient and whose least number of keys it reaches:
- * least_masked_Sk under a mask, otherwise least_Sk. If lse is wanted, only shapes that convert q and k to bfloat16 are
- * used. */
+/* A problem takes the first shape whose head size suffices and whose least number of keys it reaches (least_masked_Sk
+ * under a mask). If lse is wanted, only shapes that convert q and k to bfloat16 are used. */
 struct shape_row {
     int D;
     bool wide;

@@ -15,8 +15,8 @@ namespace {
 
 const int LEAST_BN = 64; /* the smallest number of keys per tile of any shape */
 
-/* Work tiles of different lengths are ordered in sections, which are groups of heads (see ending_order). K and V of a
- * section have FEW_KEYS_SECTION bytes if there are fewer than MANY_KEYS keys, and SECTION bytes otherwise. */
+/* K and V of a section (a group of heads, see ending_order) have FEW_KEYS_SECTION bytes if there are fewer than
+ * MANY_KEYS keys, and SECTION bytes otherwise. */
 const int MANY_KEYS = 2048;
 const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
 
@@ -45,8 +45,8 @@ struct plan {
     int *counter;
 };
 
-/* The plan of kernels for bias, keep_mask or dropout (pairs.cuh). With a bias, a score is q.k times `unit`, plus the
- * bias, and reference.c and largest_unit refer to that score. */
+/* The plan for bias, keep_mask or dropout (pairs.cuh). With a bias, a score is q.k times `unit`, plus the bias, and
+ * reference.c refers to that score. */
 struct pair_plan : plan {
     pair_bias bias;
     kept_bits kept;
@@ -78,9 +78,9 @@ DEVICE key_band band_of(const plan &p, const work_tile &x)
     return key_band_of(x.align, p.left, p.right, x.Sk);
 }
 
-/* Returns work tile t of the order. In packed problems the tiles of sequence b begin with number cu_q[b] / BM + b. Row
- * r belongs to query r >> shift; with shift > 0, h is the first of 2^shift query heads, and Sq counts rows. SPLIT: the
- * launch computes only sequences whose keys are split; otherwise only the other sequences. */
+/* Returns work tile t of the order. Row r belongs to query r >> shift; with shift > 0, h is the first of 2^shift query
+ * heads, and Sq counts rows. SPLIT: the launch computes only sequences whose keys are split; otherwise only the other
+ * sequences. */
 template <int BM, int BN, bool SPLIT = false> DEVICE work_tile work_tile_of(const plan &p, int t, int shift = 0)
 {
     work_tile x;
@@ -140,8 +140,8 @@ const int MOST_WARPS = 16;             /* the largest number of consumer warps i
 const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per work tile: four for plan::before, and one flag per
                                         * warp */
 
-/* Where parts of the scratch memory begin, after plan::before and plan::nonfinite: FlashMask's smallest and largest
- * bounds for each tile of keys; for float8, copies of q, k and v in bfloat16. */
+/* Where parts of the scratch memory begin, after plan::before and plan::nonfinite: FlashMask's extremes for each tile
+ * of keys; for float8, q, k and v as bfloat16. */
 struct layout {
     int64_t extremes, wide[3], bytes; /* offsets in bytes; `bytes`: size of the scratch memory */
 };
@@ -231,8 +231,8 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
 
 /* ---- Functions of the host: bias, keep_mask and dropout ---------------------------------------------------------- */
 
-/* Offsets in scratch memory of the parts after struct layout: keep_mask as bits, and FlashMask's smallest and largest
- * bounds for each tile of BN keys. */
+/* Offsets in scratch memory of the parts after struct layout: keep_mask as bits, and FlashMask's extremes for each tile
+ * of BN keys. */
 struct pair_layout {
     int64_t kept, extremes, bytes;
 };

@@ -98,17 +98,17 @@ struct split_layout {
     int64_t slots, of_row, sums, bytes; /* of_row, sums, bytes: offsets in the workspace, in bytes */
 };
 
-/* If there are at most MANY splits and at most MOST_TILES tiles of rows per multiprocessor, each split is a work tile.
- * The sums of MANY splits per multiprocessor fit into the L2. */
+/* With at most MANY splits and MOST_TILES tiles of rows per multiprocessor, each split is a work tile. The sums of MANY
+ * splits per multiprocessor fit into the L2. */
 const int MANY = 6;
 const double MOST_TILES = 1.6;
 
-/* Returns whether a work tile computes all splits of its rows, which does not change the results' bits. tiles: number
- * of tiles of rows. count: the largest number of splits. */
+/* Returns whether a work tile computes all splits of its rows, which does not change the results' bits. `count`: the
+ * largest number of splits. */
 bool runs_in_turn(const cuda_chip *chip, const attn_dims &d, int64_t tiles, int64_t count)
 {
-    /* The host does not know the lengths of packed sequences. If each had work tiles for the largest possible number of
-     * splits, most work tiles would be empty. */
+    /* The host does not know the lengths of packed sequences. With work tiles for the largest possible number of
+     * splits, most would be empty. */
     if (d.packed) return true;
     const int64_t fill = chip->multiprocessors;
     return tiles * 2 > fill && ((double)tiles > MOST_TILES * (double)fill || tiles * count > MANY * fill);
@@ -122,8 +122,7 @@ void place_sums(split_layout &x, int DV)
     x.bytes = x.sums + x.slots * SPLIT_BM * DV * (int64_t)sizeof(float);
 }
 
-/* Divides a problem into work tiles, and plans the memory for the sums of splits. At least one sequence must have
- * splits. */
+/* Divides a problem, in which at least one sequence has splits, into work tiles, and plans the memory for the sums. */
 split_layout split_layout_of(const cuda_chip *chip, const split_rule &r, const attn_dims &d, int DV)
 {
     split_layout x;
@@ -245,7 +244,7 @@ size_t split_workspace(const cuda_chip *chip, const attn_plan *plan)
     const int64_t bytes = x.bytes;
     if (d.packed || !x.in_turn) return (size_t)bytes;
     /* device.cu may compute this problem in parts with the same workspace. In a part each split may be a work tile,
-     * which needs more memory for sums. */
+     * which needs more memory. */
     const int64_t count = split_count(r, (int)d.Sq, (int)d.Sk);
     x.tiles = x.slots = attn_max64(chip->multiprocessors / 2 * count, (int64_t)MANY * chip->multiprocessors);
     place_sums(x, DV);

@@ -32,9 +32,9 @@ namespace {
  * WITH_PAIRS, but without a bias, which takes registers. SPLIT: like PLAIN, for forward_split.cu. */
 enum variant { PLAIN, WINDOWED, WITH_OPTIONS, WITHOUT_BIAS, WITH_PAIRS, SPLIT };
 
-/* The shape of a kernel instance. D: the largest head size of q and k. C: number of consumers, with 64 rows each. BN:
- * keys per tile. STAGES: number of buffers in each ring of tiles. DV: the largest head size of v. PRODUCER and CONSUMER
- * are registers per thread (the C + 1 warpgroups of a block share 65536). */
+/* D: the largest head size of q and k. C: number of consumers, with 64 rows each. BN: keys per tile. STAGES: number of
+ * buffers in each ring of tiles. DV: the largest head size of v. PRODUCER and CONSUMER are registers per thread (the C
+ * + 1 warpgroups of a block share 65536). */
 template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = PLAIN> struct shape {
     static const int D = D_, C = C_, DV = DV_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool BIAS = VARIANT == WITH_PAIRS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS;
@@ -64,7 +64,7 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     /* true: largest_by_bits() finds maxima; other shapes have no register for it */
     static const bool BY_BITS = D < 256 && !SCORE_MODS;
     /* true: the first product of the next work tile is issued right after the last one of the present work tile, and
-     * runs while the output is written. This is faster for some shapes only. */
+     * runs while the output is written */
     static const bool BEGINS_EARLY = D == 96 || D == 192 || (D != 128 && SCORE_MODS && !PAIRS);
     /* the largest number of tiles, at either end of a work tile's keys, that only some of the consumers see */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
@@ -80,9 +80,9 @@ template <class X> DEVICE bool lists_tiles(const plan_of<X> &p)
     else return X::SCORE_MODS && p.mask.bounds;
 }
 
-/* Number of work tiles in shared memory: one that a consumer still reads, the next one, and one that the scheduler
- * publishes meanwhile. The newest one is also in shared::work, because ptxas treats only values read from a fixed
- * address as warp-uniform. */
+/* Number of work tiles in shared memory: one that a consumer still reads, the next one, and one that is published
+ * meanwhile. The newest is also in shared::work, because ptxas treats only values read from a fixed address as
+ * warp-uniform. */
 const int RECENT = 3;
 template <int C> struct recent_work {
     work_tile work;
@@ -274,8 +274,8 @@ template <class X> struct tile_loader {
         v.next();
     }
 
-    /* Loads Q of all consumers where a work tile has rows of several heads. The rows of the tensor map are heads, and
-     * its heads are queries. */
+    /* Loads Q where a work tile has rows of several heads. The rows of the tensor map are heads, and its heads are
+     * queries. */
     DEVICE void load_Q_of_group(const split_plan &plan, int i0, int q_start, int h, int b)
     {
 #pragma unroll 1
@@ -540,16 +540,16 @@ template <typename T, class X> struct attention {
     }
 
     /* With LATE_WAIT, releases the buffer of K in the middle of the softmax, because ptxas moves the wait for the
-     * product O up to the nearest earlier release. The condition always holds, because a sum is never below -slack, but
-     * ptxas cannot know that and does not move the release. */
+     * product O up to the nearest earlier release. The condition always holds (a sum is never below -slack), but ptxas
+     * cannot know that. */
     DEVICE void release_K_late(float sum)
     {
         if (X::LATE_WAIT && me.leader && !(sum < -reference.slack))
             mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
     }
 
-    /* Releases the last `passed` tiles of keys, which this warpgroup's rows do not see. Waits for Q and for the first
-     * tile of keys to compute. */
+    /* Releases the last `passed` tiles of keys, which this warpgroup's rows do not see, and waits for Q and for the
+     * first tile to compute. */
     DEVICE void await_first(int passed)
     {
         me.await_Q();
@@ -566,9 +566,9 @@ template <typename T, class X> struct attention {
         me.next_turn();
     }
 
-    /* With BEGINS_EARLY, issues the first S = Q K^T of `work`, the next work tile. The product is issued, but not used,
-     * even if this warpgroup's rows see no keys, because ptxas would wait for a product within the branch that issues
-     * it. Nothing overwrites its operands until this warpgroup releases `work`. */
+    /* With BEGINS_EARLY, issues the first S = Q K^T of the next work tile, even if this warpgroup's rows see no keys,
+     * because ptxas would wait for a product within the branch that issues it. Nothing overwrites its operands until
+     * this warpgroup releases `work`. */
     DEVICE void begin(float (&S)[BN / 2], const next_work &work)
     {
         if (warp_uniform(work.sees)) {
@@ -583,8 +583,8 @@ template <typename T, class X> struct attention {
         if (warp_uniform(work.sees)) me.next_turn();
     }
 
-    /* Computes P of the first N keys of the last tile that this warpgroup's rows see, which is computed first. `all`:
-     * this tile's scores, if begin() has computed them. */
+    /* Computes P of the first N keys of the last tile that this warpgroup's rows see. `all`: this tile's scores, if
+     * begin() has computed them. */
     template <int N>
     DEVICE void first_tile(uint32_t (&P)[BN / 16][4], float (&all)[BN / 2], const thread_tile &t, const tile_bits *seen,
                            softmax &state, pair_values<X> &values)
@@ -628,8 +628,8 @@ template <typename T, class X> struct attention {
         return X::PASSES_FIRST ? first_visible(t) - first_of_block(t) : 0;
     }
 
-    /* Adds P V to O for the tiles of keys that this warpgroup's rows see, except the first tile. V of the first tile
-     * has then arrived, and the caller must add its P V. With BEGINS_EARLY, `begun` has the scores of the last tile. */
+    /* Adds P V to O for the tiles of keys that this warpgroup's rows see, except the first tile, whose P V the caller
+     * must add. With BEGINS_EARLY, `begun` has the scores of the last tile. */
     DEVICE void attend(float (&O)[DV / 2], uint32_t (&P)[BN / 16][4], float (&begun)[BN / 2], softmax &state,
                        const thread_tile &t)
     {
@@ -698,8 +698,7 @@ template <typename T, class X> struct attention {
         }
     }
 
-    /* Returns whether row i, whose largest score is -inf, sees keys. Its q.k are then beyond float32, and the row must
-     * be recomputed. */
+    /* Returns whether row i, whose largest score is -inf, sees keys: its q.k are then beyond float32. */
     DEVICE bool has_lost_keys(const work_tile &x, int i) const
     {
         if (std::is_same<T, __half>::value || p.mask.bounds || i >= x.Sq) return false;
@@ -781,8 +780,7 @@ template <typename T, class X> struct attention {
         else copy_rows(O, x, row, count, rows, staging);
     }
 
-    /* Stores a split's sums, or, after the last split of rows that this block computes alone, the results. Sets flags
-     * as the other finish() does. */
+    /* Stores a split's sums, or, after the last split of rows that this block computes alone, the results. */
     DEVICE void finish(float (&O)[DV / 2], split_end end, const thread_tile &t)
     {
         const work_tile &x = t.x;
@@ -799,8 +797,8 @@ template <typename T, class X> struct attention {
         }
     }
 
-    /* Stores the 16 rows of a warp. TMA drops rows past the end of the tensor. Where rows past the end of the sequence
-     * belong to another sequence or to padding, ordinary stores write only the rows that exist. */
+    /* Stores the 16 rows of a warp by TMA, or by ordinary stores if rows past the end of the sequence belong to another
+     * sequence or to padding. */
     DEVICE void copy_rows(const float (&O)[DV / 2], const work_tile &x, int row, int count, T *rows, uint16_t *staging)
     {
         if (lane() == 0) bulk_wait_read<0>();
@@ -894,12 +892,12 @@ template <typename T, class X> struct attention {
     }
 };
 
-/* Recomputes the rows that see a NaN or infinity in work tiles whose flag this warp has set, one by one. All flags and
- * plan::before are written when STOP is published. Not inlined, so that the loop over keys keeps its uniform
+/* Recomputes the rows of work tiles that this warp has flagged, if they see a NaN or infinity, one by one. All flags
+ * and plan::before are written when STOP is published. Not inlined, so that the loop over keys keeps its uniform
  * registers. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan_of<X> &p, const cuda_args &a)
 {
-    /* channels per lane; one number for all shapes would make ptxas spill registers in shapes with small heads */
+    /* one number for all shapes would make ptxas spill registers in shapes with small heads */
     constexpr int channels = (X::D > X::DV ? X::D : X::DV) / 32;
     const int warp = threadIdx.x / 32 - 4, newest = block_memory<shared<X>>().newest;
     repair_begins();

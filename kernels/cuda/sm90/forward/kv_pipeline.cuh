@@ -43,8 +43,8 @@ DEVICE void prefetch_maps(const kv_maps &maps)
     prefetch_tensormap(&maps.V);
 }
 
-/* Lets the GPU start the stream's next kernel, and waits for the previous one, which may have written this kernel's
- * inputs. All threads must call this after one of them has initialised the barriers. */
+/* Lets the GPU start the stream's next kernel, and waits for the previous one. All threads must call this after one of
+ * them has initialised the barriers. */
 DEVICE void begin_block()
 {
     __syncthreads();
@@ -104,8 +104,8 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
 
     DEVICE kv_consumer(SM &sm_, int w) : consumer<C>(w), sm(sm_) {}
 
-    /* Waits for the next work tile x and this consumer's part y of it, and calls read(x, y). If read() returns true,
-     * the work tile is released; otherwise release_work() must be called later. */
+    /* Waits for the next work tile x and this consumer's part y, and calls read(x, y). If read() returns false,
+     * release_work() must be called later. */
     template <class F> DEVICE void take(F read)
     {
         await_full(sm.bars.work, at);
@@ -156,8 +156,8 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     }
     DEVICE void pass_V() { this->pass(sm.bars.V, v); }
 
-    /* Releases the first `count` tiles of keys of a work tile, at most MOST. A loop that ends at `count` would cost 2
-     * to 4 % of the time, because ptxas would keep buffer numbers and descriptors in registers of each thread. */
+    /* Releases the first `count` tiles of keys, at most MOST. A loop that ends at `count` would cost 2 to 4 % of the
+     * time, because ptxas would keep descriptors in registers of each thread. */
     template <int MOST> DEVICE void pass_K(int count)
     {
 #pragma unroll
@@ -188,7 +188,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
 
 /* Calls step(j, MASKED, BY_BITS) for tile j, below(j) and so on down to `first`. MASKED and BY_BITS are types that hold
  * a bool, so that each combination has its own loop. MASKED: some keys may be hidden; with FREE_LOOP it is false below
- * tile `free`. BY_BITS: largest_by_bits() may find maxima; true only with HIGH_LOOP, once high() has returned true. */
+ * tile `free`. BY_BITS: high() has returned true; only with HIGH_LOOP. */
 template <bool FREE_LOOP, bool HIGH_LOOP, class BELOW, class STEP, class HIGH>
 DEVICE void walk_down(int j, int free, int first, const BELOW &below, const STEP &step, const HIGH &high)
 {

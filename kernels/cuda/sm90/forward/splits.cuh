@@ -40,8 +40,7 @@ template <int BM, int BN> DEVICE work_tile split_rows_of(const split_plan &p, in
     return x;
 }
 
-/* Returns work tile t, with all keys that its rows see and the number of its split. If the rows have no such split, i0
- * is SKIP. */
+/* Returns work tile t with the number of its split. If the rows have no such split, i0 is SKIP. */
 template <int BM, int BN> DEVICE work_tile split_tile_of(const split_plan &p, int t)
 {
     work_tile x = split_rows_of<BM, BN>(p, t / p.most);
@@ -53,8 +52,7 @@ template <int BM, int BN> DEVICE work_tile split_tile_of(const split_plan &p, in
 
 /* ---- The sums of splits ------------------------------------------------------------------------------------------ */
 
-/* Combines two partial results of a row. Two kernels must get the same bits, so its operations are intrinsics, whose
- * rounding the compiler cannot change. */
+/* Combines two partial results of a row. Its operations are intrinsics, because two kernels must get the same bits. */
 struct fold {
     float top, keep, add;
     DEVICE fold(float before, float next)
@@ -68,8 +66,8 @@ struct fold {
     DEVICE float operator()(float before, float next) const { return fmaf(add, next, __fmul_rn(keep, before)); }
 };
 
-/* Adds the sums of all earlier splits to O and `end`. `before` has top and l of both rows for the earlier splits.
- * O_of(n) returns four numbers of their O, two for each row. */
+/* Adds the sums of all earlier splits to O and `end`. `before` has their top and l of both rows. O_of(n) returns four
+ * numbers of their O, two for each row. */
 template <int N, class F> DEVICE void add_split(const float4 &before, F O_of, float (&O)[N], split_end &end)
 {
     const fold first(before.x, end.top[0]), second(before.z, end.top[1]);
@@ -113,8 +111,8 @@ template <int N> DEVICE bool is_finite(const float (&O)[N])
 
 /* ---- Storing the results of rows --------------------------------------------------------------------------------- */
 
-/* Stores WIDTH columns of out, from `column` on, of the thread's rows i0 and i0 + 8; with column 0 also their lse. O
- * and `end` are the sums over all splits. Returns whether all results are finite. */
+/* Stores WIDTH columns of out, from `column` on, of rows i0 and i0 + 8; with column 0 also their lse. Returns whether
+ * all results are finite. */
 template <typename T, int WIDTH>
 DEVICE bool store_split_rows(const split_plan &p, const work_tile &x, int i0, int column, float (&O)[WIDTH / 2],
                              const split_end &end, int lane)

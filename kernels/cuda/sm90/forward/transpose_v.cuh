@@ -27,8 +27,7 @@ enum { THERE = 1, THERE_NONFINITE = 3 };
 
 struct transpose_plan {
     const uint8_t *V;
-    /* strides of V in bytes; sweep: distance in bytes between rows that a warp requests at one time and rows that it
-     * requests next */
+    /* strides of V in bytes; sweep: distance in bytes from rows that a warp requests to those that it requests next */
     int64_t batch, head, row, sweep;
     uint8_t *to; /* V^T, a dense tensor [B, Hk, Dv, pitch] */
     int64_t to_head, pitch;
@@ -38,8 +37,8 @@ struct transpose_plan {
     /* blocks of 128 keys per head, blocks of 64 channels per head, and units of all heads */
     int key_blocks, channel_blocks, units;
     tile_order order;
-    /* true: each consumer warp transposes one unit before its other work (help_to_transpose()), because the first heads
-     * have more units than the grid has warps that only transpose */
+    /* true: each consumer warp transposes one unit before its other work (help_to_transpose()), because the transposing
+     * warps alone would be too slow */
     bool in_haste;
     int *next_unit;
     uint32_t *any_nan; /* set to 1 if a warp found a NaN in V */
@@ -52,8 +51,8 @@ static inline int64_t transpose_units(const attn_dims &d)
 
 /* ---- Units of V^T: what a warp transposes at a time -------------------------------------------------------------- */
 
-/* A unit of V^T: where it begins in V and in V^T, the index of its mark, and how many keys and channels it has. keys =
- * 0: no unit is left. */
+/* Where a unit begins in V and in V^T, the index of its mark, and how many keys and channels it has. keys = 0: no unit
+ * is left. */
 struct unit {
     int64_t from, to;
     int mark;
@@ -61,8 +60,8 @@ struct unit {
     int keys, channels;
 };
 
-/* Shared memory of the warps that transpose V: a buffer for one of a unit's STEPS steps, and the descriptions of the
- * present and the next unit, for which registers do not suffice. */
+/* Memory of the warps that transpose V: a buffer for one of a unit's STEPS steps, and the descriptions of the present
+ * and the next unit. */
 template <int STEPS> struct transpose_memory {
     alignas(128) uint8_t staging[TRANSPOSERS][KEYS * CHANNELS_V / STEPS];
     unit units[TRANSPOSERS][2];
@@ -99,7 +98,7 @@ DEVICE uint32_t without_nan(uint32_t word)
 }
 
 /* Layout in shared memory of one step: LINES keys with CELLS cells (16 channels of one key) each. The 8 rows that
- * ldmatrix reads for one matrix (keys 16 i and 16 i + 1) lie in different banks. */
+ * ldmatrix reads for one matrix lie in different banks. */
 template <int STEPS> struct transpose_step_shape {
     static const int LINES = STEPS == 1 ? KEYS : 64, CELLS = STEPS == 1 ? CHANNELS_V / 16 : 1, SWEEP = 32 / CELLS;
     static_assert(LINES * CELLS * 16 * STEPS == KEYS * CHANNELS_V, "all of the unit");
@@ -139,8 +138,7 @@ template <int STEPS, class MEMORY> struct transposer {
     }
 
     /* Transposes the numbers of one step. With g = lane / 4 and q = lane % 4, ldmatrix gives a lane channels 2 g and 2
-     * g + 1 (of 16) of keys 16 q to 16 q + 15 (of 64), two keys per register. The lane makes 16 neighbouring bytes of
-     * V^T from each of the two channels. */
+     * g + 1 (of 16) of keys 16 q to 16 q + 15 (of 64), two keys per register. */
     DEVICE void transpose(int which, int step) const
     {
         const uint32_t lane = thread_anew() % 32, row = lane % 8, key = 16 * (row / 2) + 2 * (lane / 8) + row % 2;
@@ -236,7 +234,7 @@ template <int STEPS, class MEMORY> struct transposer {
 /* ---- Functions for warps that read V^T --------------------------------------------------------------------------- */
 
 /* Waits until V^T of a key/value head is ready from block of keys `wanted` to the last. Returns the first block from
- * which on all are ready. `ready` is the result of the previous call. All lanes of the warp must call this. */
+ * which on all are ready; `ready` is the previous result. All lanes of the warp must call this. */
 DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
 {
     while (ready > wanted) {
@@ -257,8 +255,8 @@ DEVICE int key_blocks_below(const transpose_plan &p, int end)
     return min((end + KEYS - 1) / KEYS, p.key_blocks);
 }
 
-/* Returns whether V had a NaN in a unit that has been transposed so far. The result covers every unit that the caller
- * has waited for, and every unit whose V^T has arrived in shared memory. */
+/* Returns whether V had a NaN in a unit transposed so far: at least in all units that the caller has waited for, or
+ * whose V^T has arrived in shared memory. */
 DEVICE bool had_any_nan(const transpose_plan &p)
 {
     return *(volatile uint32_t *)p.any_nan;

@@ -25,11 +25,9 @@ namespace {
 enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 };
 /* a tile of keys arrives in PIECES loads: four of 128 columns each, and one of 64 columns */
 enum { PIECES = 5 };
-/* the consumers keep the last KEPT boxes (64 columns each) of Q in registers */
 enum { KEPT = 3 };
 
-/* The left and the right consumer warpgroup, and the halves of a buffer of keys: each has the columns of V that one
- * warpgroup multiplies. */
+/* The left and the right consumer warpgroup, and the halves of a buffer of keys whose columns of V they multiply. */
 enum { LEFT, RIGHT };
 
 /* Numbers of the named barriers. The 256 consumer threads meet at barriers below MEET, the 128 threads of a warpgroup
@@ -55,8 +53,8 @@ struct shared {
 
 /* ---- The warp that loads tiles (producer) ------------------------------------------------------------------------ */
 
-/* Loads the tiles of keys. One warp runs this. Its lanes look up the pages and rows of 32 tiles well ahead, so that no
- * load waits for the page table. */
+/* Loads the tiles of keys. One warp runs this. Its lanes look up pages of 32 tiles ahead, so that no load waits for the
+ * page table. */
 DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map)
 {
     const int b = sm.place.b, page_size = (int)g.dims.page_size, lane = threadIdx.x % 32;
@@ -86,8 +84,7 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
         };
 #pragma unroll
         for (int turn = 0; turn < 2; turn++) {
-            /* halves are requested in the order in which they are released: first the left half in buffer 0, the right
-             * half in buffer 1 */
+            /* halves are requested in the order in which they are released */
             const int half = turn ^ s;
             /* only lane 0 waits, because a lane that comes late to the wait might miss the phase */
             if (lane == 0) {
@@ -123,7 +120,7 @@ template <typename T, int W> struct warpgroup {
     {
     }
 
-    /* Returns the shared-memory address of `tile`, computed anew at each call to save registers. */
+    /* Computed anew at each call, to save registers. */
     DEVICE uint32_t address(const uint16_t *tile) const
     {
         return memory_anew() + (uint32_t)((const char *)tile - (const char *)&sm);
@@ -165,8 +162,8 @@ template <typename T, int W> struct warpgroup {
         }
     }
 
-    /* Turns the scores S of the tile of keys that begins at key j0 into P, and updates the thread's sums and references
-     * in `x`. `rescale` gets the factors by which the thread's two rows of O must be multiplied. */
+    /* Turns the scores S of the tile of keys at key j0 into P. `rescale` gets the factors by which the thread's two
+     * rows of O must be multiplied. */
     DEVICE void exponentiate(float (&S)[BN / 2], float (&rescale)[2], int j0)
     {
         if (j0 < place.open_lo || j0 + BN > place.open_hi) {
@@ -185,8 +182,7 @@ template <typename T, int W> struct warpgroup {
     }
 
     /* Writes P, the references and the rescale factors to shared memory, for the other warpgroup. P overwrites the last
-     * 64 columns of the tile's keys, which no warp reads once all warps of this warpgroup have computed their
-     * scores. */
+     * 64 columns of the tile's keys, after all warps of this warpgroup have computed their scores. */
     DEVICE void give(const uint32_t (&P)[BN / 16][4], const float (&rescale)[2]) const
     {
         /* read thread numbers again, because addresses made from earlier copies would stay in registers */
@@ -355,8 +351,8 @@ template <typename T, int W> struct warpgroup {
         rescale_rows(O, rescale);
     }
 
-    /* Ends a split: adds its result to the sum of this block's earlier splits. Writes the sum to `out` if this block
-     * has computed all splits of the sequence, otherwise to the workspace. */
+    /* Ends a split: adds its result to the sum of this block's earlier splits. Writes the sum to `out` if the block has
+     * computed all splits, otherwise to the workspace. */
     DEVICE void end(float (&O)[HALF / 2], int split)
     {
         const bool joins = split > place.begin, last = split + 1 == place.end, out = last && place.q.ends_in_block(p);
@@ -463,8 +459,7 @@ template <typename T, int W> struct warpgroup {
     }
 };
 
-/* Loads the block's rows of Q, with zeros past the last row, and determines which keys each row sees. All threads of
- * both consumers call this. */
+/* Loads the block's rows of Q, and determines which keys each row sees. All threads of both consumers call this. */
 DEVICE void load_queries(const attn_geometry &g, shared &sm)
 {
     const attn_view &q = g.view[ATTN_T_q];
@@ -520,13 +515,11 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- The kernels that combine partial results -------------------------------------------------------------------- */
 
-/* COMBINE_PARTS: number of parts in which a row's split groups (four splits each) are added up. Part n adds up groups
- * n, n + 4, n + 8 and so on. */
+/* COMBINE_PARTS: number of parts in which a row's split groups (four splits each) are added up */
 enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* number of blocks per multiprocessor */ };
 
-/* Adds up the results of a row's splits, one row per block. 128 threads add up a part (every fourth split group); if no
- * part has more than one group, PARTS is 1. A row that tensor cores could not compute (see is_sound()) is recomputed by
- * one warp. */
+/* Adds up the results of a row's splits, one row per block. 128 threads add up a part (every fourth split group). A row
+ * that tensor cores could not compute (see is_sound()) is recomputed by one warp. */
 template <int PARTS>
 __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
     combine_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
@@ -629,8 +622,8 @@ __global__ void __launch_bounds__(128)
 
 /* ---- Functions of the host that plan and launch ------------------------------------------------------------------ */
 
-/* The grid, and the offsets in the workspace. A block computes a split group or a single split, whichever needs fewer
- * waves of blocks; the results have the same bits. */
+/* A block computes a split group or a single split, whichever needs fewer waves of blocks; the results have the same
+ * bits. */
 struct launch_plan {
     int tiles, units, walks;
     bool all_end; /* true: the blocks write all results, so that no kernel has to combine splits */

@@ -50,8 +50,8 @@ __host__ __device__ inline int64_t splits_of(int64_t keys, bool wide)
     return attn_max64(1, attn_tiles(keys, split_keys(keys, wide)));
 }
 
-/* Returns the largest number of splits that a sequence of at most `keys` keys can have. A shorter sequence may have
- * more splits than one of `keys` keys. */
+/* Returns the largest number of splits that a sequence of at most `keys` keys can have; a shorter one may have more
+ * than a longer one. */
 inline int64_t most_splits_of(int64_t keys, bool wide)
 {
     const int64_t group_of_shortest = SPLIT_GROUP * least_split_keys(wide);
@@ -109,8 +109,8 @@ DEVICE block_place block_place_of(const attn_geometry &g, const plan &p, int blo
     return y;
 }
 
-/* The layout of a unit's result. A row has PIECES_OF_ROW pieces of four floats: piece n has columns c, c + 1, c + 8 and
- * c + 9, where c = first_column(n). Pieces lie in the order of the threads, so that a warp writes whole cache lines. */
+/* The layout of a unit's result. A row has pieces of four floats: piece n has columns c, c + 1, c + 8 and c + 9, where
+ * c = first_column(n). Pieces lie in the order of the threads, so that a warp writes whole cache lines. */
 enum { PIECES_OF_ROW = DV / 4, UNIT = BM * PIECES_OF_ROW };
 DEVICE int first_column(int n)
 {
@@ -123,8 +123,7 @@ DEVICE int piece_of(int row, int n)
 
 /* ---- Combining two partial results ------------------------------------------------------------------------------- */
 
-/* Combines two partial results of a row. Two kernels must get the same bits, so its operations are intrinsics, whose
- * rounding the compiler cannot change. */
+/* Combines two partial results of a row. Its operations are intrinsics, because two kernels must get the same bits. */
 struct fold {
     float m, keep, add;
     DEVICE fold(float m_before, float m_next)

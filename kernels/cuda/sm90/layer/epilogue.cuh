@@ -42,7 +42,7 @@ struct row_ends {
 };
 
 /* Adds the sink to the sum l of each row, and computes v_scale / l, the factors of O. x.l must be this lane's part of
- * each sum or, with WHOLE, the whole sum; afterwards it is the whole sum. */
+ * each sum or, with WHOLE, the whole sum. */
 template <bool WHOLE = false, class REFERENCE>
 DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, float v_scale)
 {
@@ -66,8 +66,8 @@ DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, flo
     return y;
 }
 
-/* Stores lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8, if they are below Sq. The exponentials in l are
- * divided by 2^top. BY_IN_BASE_2: top comes from in_base_2(), which returns huge scores unchanged. */
+/* Stores lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8, if they are below Sq. BY_IN_BASE_2: top comes from
+ * in_base_2(), which returns huge scores unchanged. */
 template <bool BY_IN_BASE_2 = false>
 DEVICE void store_lse(const results &to, int b, int h, int64_t q_start, int i0, int Sq, const softmax &x,
                       const row_ends &ends, int lane)
@@ -153,7 +153,7 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
 }
 
 /* Returns where piece `piece` (16 bytes) of row i lies, counted in pieces, in the layout of store_tile(): chunks of 64
- * columns one after the other, with 8 pieces per row of a chunk. */
+ * columns, with 8 pieces per row. */
 DEVICE int place_in_chunks(int i, int piece)
 {
     return piece / 8 * 128 + i * 8 + (piece % 8 ^ (i & 7));
@@ -254,8 +254,8 @@ DEVICE void store_floats(float *rows, int64_t stride, int count, int width, cons
                 *(float2 *)(rows + n * 8) = make_float2(sums[n * 4 + half * 2], sums[n * 4 + half * 2 + 1]);
 }
 
-/* Stores `count` rows of a gradient, from element `place` of the tensor on, as float32 or in type T. `rest` has the
- * last arguments of store_rows(): shared memory, if any, and the lane. */
+/* Stores `count` rows of a gradient, from element `place` of the tensor on, as float32 or in type T. `rest`: the last
+ * arguments of store_rows(). */
 template <typename T, int D, class... REST>
 DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int width, const float (&sums)[D / 2],
                            REST... rest)
@@ -267,8 +267,7 @@ DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int wi
 
 /* ---- Recomputing rows whose results are not finite --------------------------------------------------------------- */
 
-/* Calls repair(n, word), with all lanes of a warp, for each n below `flags` whose word flag(n) is not 0. A flag stands
- * for the 16 rows of a work tile that one warp computed, or in latent.cu for one row. */
+/* Calls repair(n, word), with all lanes of a warp, for each n below `flags` whose word flag(n) is not 0. */
 template <class FLAG, class REPAIR> DEVICE void for_flagged_warps(int flags, FLAG flag, REPAIR repair)
 {
     for (int base = (blockIdx.x * 4 + threadIdx.x / 32) * 32; base < flags; base += gridDim.x * 128) {

@@ -8,9 +8,9 @@
 
 /* ---- Masks that let a row see a band of keys: causal, window, lengths -------------------------------------------- */
 
-/* Sets scores to -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see the key. The tile's keys
- * begin at j0, and all rows see the first FIRST keys. RIGHT_ONLY: the mask hides no key on the left. Row r belongs to
- * query r >> shift. */
+/* Sets scores to -inf where rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see the key. The tile's keys begin at j0.
+ * RIGHT_ONLY: the mask hides no key on the left. FIRST: all rows see the first FIRST keys. Row r belongs to query r >>
+ * shift. */
 template <int N, bool RIGHT_ONLY = false, int FIRST = 0>
 DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int lane, int shift = 0)
 {
@@ -51,15 +51,15 @@ static inline flash_mask flash_mask_of(const attn_geometry &g, int BN, void *ext
     return x;
 }
 
-/* Two bits per tile of keys, for one work tile. `some`: at least one pair of a query and a key is visible. `part`: some
- * but not all of these pairs are visible. */
+/* Two bits per tile of keys, for one work tile. `some`: some pair of a query and a key is visible. `part`: some but not
+ * all pairs are visible. */
 enum { MOST_KEY_TILES = 4096 };
 struct tile_bits {
     uint32_t some[MOST_KEY_TILES / 32], part[MOST_KEY_TILES / 32];
 };
 
-/* Lists the tiles of keys that are not hidden in `seen`, and narrows `tiles` to the range from the first of them to the
- * last. kind_of(j) must return the attn_tile_kind of tile j. All lanes of the warp must call this. */
+/* Lists the tiles of keys that are not hidden in `seen`, and narrows `tiles` to their range. kind_of(j) must return the
+ * attn_tile_kind of tile j. All lanes of the warp must call this. */
 template <class KIND> DEVICE void list_tiles(key_tiles &tiles, tile_bits &seen, KIND kind_of)
 {
     const int lane = threadIdx.x % 32;
@@ -101,16 +101,15 @@ DEVICE int listed_tile_below(const tile_bits *seen, int j)
     return n * 32 + 31 - __clz(bits);
 }
 
-/* Sets scores to -inf where FlashMask hides a key from one of the thread's rows, i0 and i0 + 8. The keys begin at j0. x
- * is the work tile; its members b, h, Sq and Sk are read. */
+/* Sets scores to -inf where FlashMask hides a key from rows i0 and i0 + 8. The keys begin at j0. Of the work tile x,
+ * the members b, h, Sq and Sk are read. */
 template <int N, class WORK>
 DEVICE void hide_by_bounds(float (&S)[N / 2], const flash_mask &mask, const WORK &x, int i0, int j0, int lane)
 {
     static_assert(N <= 128, "hidden has 32 bits");
     const int32_t *const bounds = mask.bounds + x.b * mask.batch + x.h / mask.group * mask.head;
     const int column = j0 + lane % 4 * 2;
-    /* one bit per score for each of the two rows; the loop is not unrolled, because then all bounds would be in
-     * registers at once */
+    /* one bit per score for each row; not unrolled, because then all bounds would be in registers at once */
     uint32_t hidden[2] = { 0, 0 };
 #pragma unroll 1
     for (int n = 0; n < N / 4; n++) {
@@ -127,7 +126,7 @@ DEVICE void hide_by_bounds(float (&S)[N / 2], const flash_mask &mask, const WORK
         if (hidden[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1) S[i] = -CUDART_INF_F;
 }
 
-/* Finds the smallest and the largest FlashMask bounds in each tile of BN keys. Each warp handles one tile at a time. */
+/* Finds the smallest and the largest FlashMask bounds in each tile of BN keys. */
 template <int BN>
 __global__ void __launch_bounds__(128)
     tile_extremes(const __grid_constant__ flash_mask mask, int B, int H, int Sq, int Sk, attn_mask_extremes *extremes)

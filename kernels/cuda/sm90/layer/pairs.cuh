@@ -17,9 +17,9 @@
 
 /* ---- The softmax of rows whose scores may be huge ---------------------------------------------------------------- */
 
-/* The choice of a row's reference (the number subtracted from its scores before exp2, see softmax.cuh) where a bias may
- * make scores huge, such as -3.4e38. Scores are converted to base 2 unless the row's reference is huge: P is then 1 for
- * the largest score and 0 for all others, in any base. */
+/* The choice of a row's reference (see softmax.cuh) where a bias may make scores huge, such as -3.4e38. Scores are
+ * converted to base 2 unless the reference is huge: P is then 1 for the largest score and 0 for all others, in any
+ * base. */
 struct exact_reference {
     float c, slack;
     DEVICE float factor(float m) const { return fabsf(m) * c < SCORE_MOST ? c : 1; }
@@ -40,9 +40,9 @@ struct largest_in_base_2 {
 
 /* ---- keep_mask as bits, row by row ------------------------------------------------------------------------------- */
 
-/* A keep_mask as bits, in scratch memory. Each row (query) has four words per tile of keys. Bit n of word e belongs to
- * key 4 n + e of the tile. A bit is 1 for keys that are kept, and for keys that do not exist. `kinds` has one byte
- * (bits of tile_kind) for each block of 64 rows by one tile of keys. */
+/* A keep_mask as bits. Each row (query) has four words per tile of keys; bit n of word e belongs to key 4 n + e of the
+ * tile, and is 1 if the key is kept or does not exist. `kinds` has one byte (bits of tile_kind) for each block of 64
+ * rows by one tile of keys. */
 struct kept_bits {
     const uint4 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
@@ -58,8 +58,8 @@ static inline int64_t kept_rows_of(const attn_geometry &g, bool batch, bool head
     return (batch ? g.dims.B : 1) * (head ? g.dims.H : 1) * (row ? g.dims.Sq : 1);
 }
 
-/* Plans keep_mask's bits for tiles of BN keys. Returns the bytes of scratch memory that they take, or 0 without a
- * keep_mask. `memory` may be NULL if the caller only needs the size. */
+/* Plans keep_mask's bits for tiles of BN keys. Returns the bytes of scratch memory that they take. `memory` may be NULL
+ * if the caller only needs the size. */
 static inline int64_t plan_kept_bits(const attn_geometry &g, bool given, int BN, void *memory, kept_bits &x)
 {
     const attn_view &keep = g.view[ATTN_T_keep_mask];
@@ -83,8 +83,8 @@ DEVICE uint8_t kind_of(const kept_bits &kept, int b, int h, int i, int tile)
     return kept.kinds[(head * blocks + (kept.row ? i / KIND_ROWS : 0)) * kept.tiles + tile];
 }
 
-/* Returns keep_mask's bits for row i, a tile of keys and this lane's columns. Of columns 8 n to 8 n + 7 a lane has two;
- * bit 2 n + lane % 4 / 2 of x belongs to the left one, and the same bit of y to the right one. */
+/* Returns keep_mask's bits of this lane's columns, for row i and a tile of keys. Of columns 8 n to 8 n + 7 a lane has
+ * two; bit 2 n + lane % 4 / 2 of x belongs to the left one, and the same bit of y to the right one. */
 DEVICE uint2 kept_words(const kept_bits &kept, int b, int h, int i, int tile, int lane)
 {
     const uint4 *const at = kept.words + (b * kept.batch + h * kept.head + i * kept.row) * kept.tiles + tile;
@@ -181,10 +181,9 @@ template <int BN> cudaError_t make_kept_bits(const attn_geometry &g, const kept_
 
 /* ---- keep_mask as bits, key by key ------------------------------------------------------------------------------- */
 
-/* A keep_mask as bits by key, in scratch memory. Each key has two words per COLUMN_QUERIES queries. Bit n of the first
- * word is query 2 n; bit n of the second is query 2 n + 1. Bits are 1 for queries that see the key, and for queries and
- * keys that do not exist. `kinds` has one byte (bits of tile_kind) for each block of KIND_KEYS keys by COLUMN_QUERIES
- * queries. */
+/* A keep_mask as bits by key. Each key has two words per COLUMN_QUERIES queries: bit n of the first is query 2 n, bit n
+ * of the second is query 2 n + 1. Bits are also 1 for queries and keys that do not exist. `kinds` has one byte (bits of
+ * tile_kind) for each block of KIND_KEYS keys by COLUMN_QUERIES queries. */
 const int COLUMN_QUERIES = 64, KIND_KEYS = 128;
 struct kept_columns {
     const uint2 *words; /* NULL: the problem has no keep_mask */
@@ -239,9 +238,8 @@ DEVICE uint32_t column_of(const uint32_t (&rows)[4], int k)
 
 namespace {
 
-/* Converts a keep_mask to bits, ordered by key. A warp has KIND_KEYS keys, four per lane, and one tile of queries.
- * Eight rows of bytes (0 or 1) are added, row n shifted left by n bits; each byte of the sum then has the eight bits of
- * one key. */
+/* Converts a keep_mask to bits, ordered by key. Eight rows of bytes (0 or 1) are added, row n shifted left by n bits;
+ * each byte of the sum then has the eight bits of one key. */
 __global__ void __launch_bounds__(128)
     keep_columns(const __grid_constant__ attn_geometry g, const __grid_constant__ kept_columns kept, int heads)
 {
@@ -326,9 +324,8 @@ static inline pair_bias pair_bias_of(const attn_geometry &g)
     return x;
 }
 
-/* Loads the bias of the thread's two rows and N keys from j0 on into `raw`, in the order of the scores. A float32
- * number takes one register; two 16-bit numbers take one together. rows[r] is the address of the bias of the thread's
- * row r, at column lane % 4 * 2. */
+/* Loads the bias of the thread's two rows and N keys from j0 on into `raw`, in the order of the scores. Two 16-bit
+ * numbers share a register. rows[r] is the address of the bias of the thread's row r, at column lane % 4 * 2. */
 template <int N>
 DEVICE void load_bias(uint32_t (&raw)[N / 2], const pair_bias &bias, const char *const (&rows)[2], int j0, int lane)
 {

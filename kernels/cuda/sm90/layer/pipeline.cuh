@@ -31,8 +31,8 @@ template <int STAGES> DEVICE void init_pairs(barrier_pairs<STAGES> &pairs, int r
 
 /* ---- Rings of buffers -------------------------------------------------------------------------------------------- */
 
-/* A position in a ring: the number of the buffer (stage), and the phase of its barriers. The warp that fills the ring
- * has its own position, and so has each reader. */
+/* A position in a ring: the buffer (stage), and the phase of its barriers. The warp that fills the ring and each reader
+ * have their own position. */
 template <int STAGES> struct ring {
     int stage = 0;
     uint32_t phase = 0;

@@ -10,8 +10,8 @@
 
 /* ---- Operands of tensor-core products (wgmma) -------------------------------------------------------------------- */
 
-/* A K-major operand in shared memory: chunks of 128 bytes of columns with ROWS rows each, as tma.cuh loads them. The
- * columns are the product's dimension k. Each descriptor is made from the address, to save registers. */
+/* A K-major operand in shared memory: chunks of 128 bytes of columns with ROWS rows each (tma.cuh). Each descriptor is
+ * made from the address, to save registers. */
 template <int ROWS> struct k_major {
     uint32_t address;
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k / 4 * ROWS * 128 + k % 4 * 32, 16, 1024); }
@@ -24,15 +24,15 @@ template <int ROWS> struct k_major_described {
     DEVICE uint64_t step(int k) const { return first + ((uint32_t)(k / 4 * ROWS * 128 + k % 4 * 32) >> 4); }
 };
 
-/* An MN-major operand in shared memory: chunks of 128 bytes of columns with ROWS rows each, as tma.cuh loads them. The
- * rows are the product's dimension k; the columns are M or N. */
+/* An MN-major operand in shared memory: chunks of 128 bytes of columns with ROWS rows each (tma.cuh). The rows are the
+ * product's dimension k. */
 template <int ROWS> struct mn_major {
     uint32_t address;
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k * 2048, ROWS * 128, 1024); }
 };
 
-/* Operands that store only the low word of a descriptor; the high word is the same in all descriptors. The descriptor
- * of another step or stage takes one addition, where making it from an address takes four operations. */
+/* Operands that store only the low word of a descriptor; the high word is the same in all. The descriptor of another
+ * step or stage takes one addition. */
 DEVICE uint64_t descriptor_of(uint32_t low)
 {
     return wgmma_descriptor(0, 0, 1024) | low;

@@ -361,8 +361,7 @@ DEVICE uint32_t opaque(uint32_t x)
         "118,%119,%120,"                                                                                               \
         "%121,%122,%123,%124,%125,%126,%127"
 /* Calls the macro X for each number N of columns that a product may have. X gets N, the accumulators as text for the
- * instruction, the accumulators as operands, the numbers of the operands that follow them, and the arguments of WGMMA_N
- * after X. */
+ * instruction and as operands, the numbers of the operands that follow, and the arguments of WGMMA_N after X. */
 #define WGMMA_N(X, ...)                                                                                  \
     X(48, O24, (F8(0), F8(8), F8(16)), 24, 25, 26, 27, 28, 29, __VA_ARGS__)                              \
     X(64, O32, (F32(0)), 32, 33, 34, 35, 36, 37, __VA_ARGS__)                                            \

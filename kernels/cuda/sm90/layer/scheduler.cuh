@@ -50,7 +50,7 @@ struct head_tile {
 };
 
 /* Returns the head and the tile with number t in the order. A section begins with the last rows of its heads, which see
- * most keys under a causal mask. Neighbouring numbers belong to different heads of the section. */
+ * most keys under a causal mask. */
 DEVICE head_tile head_tile_of(const tile_order &x, int t)
 {
     const int in_section = x.section * x.per_head, s = t / in_section, r = t - s * in_section;
@@ -65,8 +65,7 @@ struct ending_order : tile_order {
 };
 
 /* Plans an ending_order that ends with about at_end short work tiles. short_tiles: number of short work tiles of a
- * head, or 0 if all take the same time. The last heads are at least one section, and more only if the L2 cache can hold
- * their K and V. */
+ * head, or 0 if all take the same time. */
 static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, int64_t short_tiles,
                                            int at_end, int64_t share)
 {
@@ -147,10 +146,9 @@ template <int BN> DEVICE key_tiles key_tiles_of(const key_band &band, int begin,
     return { first, hi > lo ? (hi + BN - 1) / BN : first };
 }
 
-/* The part of a work tile that one consumer computes. All rows of the consumer see all keys of tiles [free_first,
- * free_last). None of its rows sees a key of tile last_visible or of later ones. few_keys: its rows see only the first
- * FEW keys of tile last_visible - 1. If the consumer has no rows, or no tiles, last_visible equals `first`, the work
- * tile's first tile of keys. */
+/* The part of a work tile that one consumer computes. Its rows see all keys of tiles [free_first, free_last), and no
+ * key of tile last_visible or of later ones. few_keys: they see only the first FEW keys of tile last_visible - 1. A
+ * consumer without rows or tiles has last_visible = `first`, the work tile's first tile of keys. */
 struct __align__(16) warpgroup_tile
 {
     int free_first, free_last, last_visible, few_keys;
@@ -175,8 +173,8 @@ DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, 
 
 namespace {
 
-/* A counter has two words: the number of work tiles that blocks have claimed, and the number of blocks that have ended.
- * Both are 0 between kernels. Each stream has its own counter (cuda_chip.counter). */
+/* A counter has two words: the number of work tiles claimed, and the number of blocks that have ended. Both are 0
+ * between kernels. Each stream has its own counter (cuda_chip.counter). */
 
 /* Every block must call this at its end. The last block resets the counter for the stream's next kernel. */
 DEVICE void leave_counter(int *counter)

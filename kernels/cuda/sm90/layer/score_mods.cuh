@@ -36,8 +36,8 @@ const float LEAST_C = 1e-30f;
 
 /* ---- Softcap and ALiBi ------------------------------------------------------------------------------------------- */
 
-/* The largest softcap of these functions, whose tanh(x) = 1 - 2 / (1 + e^2x) gives a score, and lse, an error of 1.2e-7
- * times the softcap. lse must be exact to 2e-5. */
+/* The largest softcap: tanh(x) = 1 - 2 / (1 + e^2x) gives lse an error of 1.2e-7 times the softcap, but lse must be
+ * exact to 2e-5. */
 const double MOST_SOFTCAP = 64;
 const int EXACT = 1 << 24; /* limit on ALiBi's distances: float32 holds all integers up to this number */
 
@@ -94,7 +94,7 @@ DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale,
 
 /* Computes tanh(x ln 2 / 2) = 1 - 2 / (1 + 2^x) of four numbers with one division, with an error below 3e-7. x is
  * limited to 30, where tanh is 1, so that the product of the four denominators stays finite. A NaN becomes 1, and does
- * not change the other three results; its P still becomes NaN, because the row's lse is NaN. */
+ * not change the other three results. */
 DEVICE void tanh_of_four(float (&x)[4])
 {
     float d[4];
@@ -130,7 +130,7 @@ DEVICE float tanh_near_0(const near_tanh &by, float s)
     return s * fmaf(fmaf(fmaf(by.a[3], y, by.a[2]), y, by.a[1]), y, by.a[0]);
 }
 
-/* Applies softcap and ALiBi to the scores of rows i0 and i0 + 8 with the keys from j0 on. x is the work tile; its
+/* Applies softcap and ALiBi to the scores of rows i0 and i0 + 8 with the keys from j0 on. Of the work tile x, the
  * members Sq and Sk are read. between() is called between softcap and ALiBi. */
 template <int N, class WORK, class F>
 DEVICE void modify_scores(float (&S)[N / 2], const score_mods &mods, const head_mods &head, const WORK &x, int i0,

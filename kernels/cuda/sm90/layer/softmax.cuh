@@ -38,25 +38,24 @@ template <int SHIFT> struct shifted_reference {
     DEVICE float change(float m, float b, float) const { return __fsub_rn(base(m), b); }
 };
 
-/* The softmax of the thread's two rows: m is the row's reference (the score that is subtracted from its scores before
- * exp2), and l this lane's part of the row's sum. */
+/* The softmax of the thread's two rows: m is the row's reference (subtracted from its scores before exp2), and l this
+ * lane's part of the row's sum. */
 struct softmax {
     float m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 };
 };
 
-/* Returns whether largest_by_bits(), which compares scores as integers, may search for the next maxima: in both rows a
- * score must exceed a number >= 0 to move the reference. Once true it stays true, because a reference never falls. */
+/* Returns whether largest_by_bits(), which compares scores as integers, may find the next maxima: in both rows a score
+ * must exceed a number >= 0 to move the reference. Once true it stays true. */
 template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE &reference)
 {
     return reference.least(x.m[0]) >= 0 && reference.least(x.m[1]) >= 0;
 }
 
 /* Turns S into P. `rescale` gets the factors for the rows of O, which are exactly 1 where the reference stays.
- * midway(sum) is called when a row's maximum and a quarter of its exponentials are known. `sum` is >= 0 or NaN and
- * depends on these values, so that ptxas cannot move code that uses it to an earlier place. IN_TURN = 1 makes the
- * second row's maximum depend on the first row's, without a change of the result, so that ptxas schedules it during the
- * first row's exponentials. With IN_TURN = 2 it also depends on the first of these exponentials. BY_BITS: is_high() is
- * true for all rows. */
+ * midway(sum) is called when a row's maximum and a quarter of its exponentials are known; `sum` is >= 0 or NaN and
+ * depends on them, so that ptxas cannot move code that uses it up. IN_TURN = 1 makes the second row's maximum depend on
+ * the first row's, so that ptxas schedules it during the first row's exponentials. With IN_TURN = 2 it also depends on
+ * the first of these exponentials. BY_BITS: is_high() is true for all rows. */
 template <int N, int IN_TURN = 0, bool BY_BITS = false, class REFERENCE, class F>
 DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
@@ -114,10 +113,10 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
     softmax_step<N, 0, BY_BITS>(S, x, rescale, reference, [](float) {});
 }
 
-/* Turns S into P, as softmax_step() does, but O can be rescaled while exponentials are computed: midway(sum) is called
- * when both rows' maxima and one exponential are known. `sum` is >= 0 or NaN and depends on both maxima. The second
- * row's maximum is found in CHAINS (1 or 2) chains of operations beside the first row's exponentials. HIDDEN: a row may
- * have seen no key yet. BY_BITS: is_high() is true for all rows. SUMS: the sums are wanted. */
+/* Turns S into P like softmax_step(), but O can be rescaled meanwhile: midway(sum) is called when both rows' maxima and
+ * one exponential are known. `sum` is >= 0 or NaN and depends on both maxima. CHAINS: number of chains of operations (1
+ * or 2) that find the second row's maximum. HIDDEN: a row may have seen no key yet. BY_BITS: is_high() is true for all
+ * rows. SUMS: the sums are wanted. */
 template <int N, bool HIDDEN, int CHAINS, bool BY_BITS, bool SUMS, class REFERENCE, class F>
 DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
@@ -132,8 +131,8 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
     top[0] = fmaxf(top[0], other);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        /* The search for the second row's maximum begins with a number that depends on an exponential of the first row,
-         * but changes no result. ptxas therefore places it beside the first row's exponentials. */
+        /* The second row's maximum begins with a number that depends on an exponential of the first row, but changes no
+         * result. ptxas therefore finds this maximum beside the first row's exponentials. */
         if (half == 1) {
             S[0] = exp2_fast(fmaf(S[0], reference.c, -base[0]));
             if (BY_BITS) top[1] = fmaxf(reference.least(x.m[1]), -fabsf(S[0]));

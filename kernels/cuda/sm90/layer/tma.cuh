@@ -72,9 +72,8 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tma_encoder()
     return encode;
 }
 
-/* Makes a tensor map. One load copies a box: box_bytes bytes (128, or 64 with a 64-byte swizzle) of each of box_rows
- * rows, from box_heads heads. In a tensor map an axis of size 1 may have any stride but 0. `promotion`: number of bytes
- * that the L2 fetches from memory when some of them are wanted. */
+/* Makes a tensor map. One load copies box_bytes bytes (128, or 64 with a 64-byte swizzle) of each of box_rows rows,
+ * from box_heads heads. `promotion`: number of bytes that the L2 fetches from memory when some of them are wanted. */
 static inline bool tma_map(CUtensorMap *map, const tma_tensor &t, int box_rows, int box_bytes = 128,
                            CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B, int box_heads = 1)
 {
@@ -98,8 +97,8 @@ struct tma_place {
     int column, row, h, b;
 };
 
-/* Issues the load of a tile of ROWS rows and CHUNKS chunks of COLUMNS columns. In shared memory the chunks are PITCH
- * rows apart. The tile's bytes count towards barrier `bar`, together with `more` bytes that the caller loads. */
+/* Issues the load of a tile of ROWS rows and CHUNKS chunks of COLUMNS columns; in shared memory the chunks are PITCH
+ * rows apart. The tile's bytes count towards barrier `bar`, with `more` bytes that the caller loads. */
 template <int ROWS, int CHUNKS, int COLUMNS, int PITCH = ROWS>
 DEVICE void load_tile(uint32_t to, const CUtensorMap *map, const tma_place &from, uint32_t bar, uint32_t more = 0)
 {
@@ -108,8 +107,8 @@ DEVICE void load_tile(uint32_t to, const CUtensorMap *map, const tma_place &from
         tma_load_4d(to + c * PITCH * 128, map, from.column + c * COLUMNS, from.row, from.h, from.b, bar);
 }
 
-/* Stores a tile to the tensor, and drops rows and columns outside the tensor. The store joins the thread's bulk group.
- * If ordinary instructions wrote the tile to shared memory, call fence_proxy_async_shared() before this function. */
+/* Stores a tile to the tensor, without rows and columns outside the tensor. The store joins the thread's bulk group.
+ * After ordinary writes to shared memory, fence_proxy_async_shared() must come first. */
 template <int ROWS, int CHUNKS, int COLUMNS>
 DEVICE void store_tile(uint32_t from, const CUtensorMap *map, const tma_place &to)
 {

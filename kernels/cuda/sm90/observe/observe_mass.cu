@@ -126,8 +126,7 @@ DEVICE two_ends ends_of(const cuda_args &a, const mass_tile &k, const tile_rows 
     return x;
 }
 
-/* Adds P of the thread's two rows to the sums of its columns. A row whose base is INFINITY adds nothing, even where a
- * score is NaN or infinite. */
+/* Adds P of the thread's two rows to the sums of its columns. A row whose base is INFINITY adds nothing. */
 DEVICE void add_columns(float (&sum)[BN / 4], float (&S)[BN / 2], const two_ends &x, float scale_log2)
 {
     const bool skips = x.end[0].x == CUDART_INF_F || x.end[1].x == CUDART_INF_F;
@@ -143,8 +142,8 @@ DEVICE void add_columns(float (&sum)[BN / 4], float (&S)[BN / 2], const two_ends
     }
 }
 
-/* Halves the number of a lane's sums. Of two lanes whose numbers differ by COUNT, each keeps COUNT of its 2 COUNT sums,
- * and adds the other lane's sums of the same columns. */
+/* Two lanes whose numbers differ by COUNT have 2 COUNT sums each. Each lane keeps COUNT of them, and adds the other
+ * lane's sums of the same columns. */
 template <int COUNT> DEVICE void halve(float (&sum)[BN / 4], int lane)
 {
     const bool upper = lane & COUNT;
@@ -174,8 +173,7 @@ DEVICE int column_of_fold(int lane, int n)
     return at / 2 * 8 + lane % 4 * 2 + at % 2;
 }
 
-/* Writes the sums of a work tile's keys from the sums of each warp. NULL: no query sees a key, so zeros are written.
- * The first consumer calls this. */
+/* Writes the sums of a work tile's keys, or zeros if `sums` is NULL. The first consumer calls this. */
 template <class X> DEVICE void store_mass(const cuda_args &a, const mass_tile &k, const float (*sums)[BN])
 {
     const attn_view &view = a.g.view[ATTN_T_key_mass];

@@ -69,7 +69,7 @@ struct own_tiles {
 };
 
 /* Updates the largest score and the sums of the thread's two rows by the scores S of a tile. `bounded`: a score may be
- * -inf (hidden pair); its exponent is replaced by -1000, because 0 * -inf would be NaN. */
+ * -inf; its exponent is replaced by -1000, because 0 * -inf would be NaN. */
 template <int SUMS> DEVICE void add_tile(const float (&S)[BN / 2], lane_row (&rows)[2], float scale_log2, bool bounded)
 {
 #pragma unroll
@@ -188,8 +188,8 @@ DEVICE void sum_rows(rows_memory<X> &sm, const cuda_args &a, const tile_place &p
         if (i0 + half * 8 < Sq) parts.part[at + half * 8] = sums[half * 8];
 }
 
-/* Computes three numbers of each row: the largest score m, l = sum exp2(z - m), and e = sum exp2(z - m) (z - m), where
- * z are the row's scores in base 2. SUMS: 0: only m; 1: m and l; 2: m, l and e. */
+/* Computes for each row the largest score m, l = sum exp2(z - m), and e = sum exp2(z - m) (z - m), where z are its
+ * scores in base 2. SUMS: 0: only m; 1: m and l; 2: all. */
 template <typename T, class X, int SUMS>
 __global__ void __launch_bounds__(X::THREADS, X::BLOCKS)
     observe_rows_wgmma(const __grid_constant__ cuda_args a, const __grid_constant__ qk_maps maps, float scale_log2,

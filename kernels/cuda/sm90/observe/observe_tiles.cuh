@@ -51,8 +51,7 @@ DEVICE int tensor_batch(const attn_geometry &g, int64_t b)
     return g.dims.packed ? 0 : (int)b;
 }
 
-/* Calls visit() with the smallest of 64, 128, 192 and 256 that is at least D. The argument's type holds this number, so
- * that it can be a template argument. */
+/* Calls visit() with the smallest of 64, 128, 192 and 256 that is at least D, as a std::integral_constant. */
 template <class F> auto with_head_size(int64_t D, F visit)
 {
     return D <= 64    ? visit(std::integral_constant<int, 64>())

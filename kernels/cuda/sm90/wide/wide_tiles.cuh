@@ -36,8 +36,7 @@ enum { LEFT, RIGHT };
  * scores. */
 enum { P_READY = 1, ENDED = 9, MEET = 10, TURN = 12 };
 
-/* The shape of a kernel instance. DC: number of boxes of 64 columns of q and k. DVC: number of boxes of 64 columns of
- * out per work tile. */
+/* DC: number of boxes of 64 columns of q and k. DVC: number of boxes of 64 columns of out per work tile. */
 template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
     static const int DC = DC_, DVC = DVC_;
     static const bool SCORE_MODS = SCORE_MODS_;
@@ -48,8 +47,8 @@ template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
     /* number of Q's last boxes (64 columns each) that consumers keep in registers, to save bandwidth of shared
      * memory */
     static const int KEPT = MOST_BOXES > 3 ? 2 : SCORE_MODS ? 3 : 4;
-    /* true: the right-hand consumer begins its scores when the left-hand consumer has issued box TURN_BOX of its own,
-     * so that the left-hand softmax runs beside them. With more than 8 boxes of K per tile this is slower. */
+    /* true: the right-hand consumer begins its scores when the left-hand one has issued box TURN_BOX of its own. With
+     * more than 8 boxes of K per tile this is slower. */
     static const bool TAKES_TURNS = DC <= 8;
     static const int TURN_BOX = 3;
 };
@@ -134,8 +133,8 @@ template <class X> struct key_walk {
 
 /* ---- The warps that load tiles and hand out work (producer) ------------------------------------------------------ */
 
-/* The warp that hands out work tiles. It claims the next one when the present one's last keys begin to be loaded; an
- * earlier claim would take work from blocks that are free sooner. */
+/* The warp that hands out work tiles. It claims the next one when the present one's last keys begin to be loaded;
+ * earlier it would take work from blocks that are free sooner. */
 template <class X> DEVICE void schedule(const wide_plan &p, shared<X> &sm)
 {
     const bool scheduler = threadIdx.x % 32 == 0;
@@ -263,7 +262,7 @@ template <typename T, class X, int W> struct wide_consumer {
 
     DEVICE wide_consumer(const wide_plan &p_, shared<X> &sm_) : p(p_), sm(sm_) {}
 
-    /* Returns the shared-memory address of the array `of`, computed anew at each call to save registers. */
+    /* Computed anew at each call, to save registers. */
     DEVICE uint32_t address(const uint16_t *of) const
     {
         return memory_anew() + (uint32_t)((const char *)of - (const char *)&sm);
@@ -400,8 +399,8 @@ template <typename T, class X, int W> struct wide_consumer {
         meet();
     }
 
-    /* Multiplies O by rescale, and issues O += P V for tile j. With EARLY, also waits for the product of each box of V
-     * except the last, and releases the box. */
+    /* Multiplies O by rescale, and issues O += P V for tile j. With EARLY, also releases each box of V, except the
+     * last, after its product. */
     template <bool EARLY = true>
     DEVICE void multiply_values(float (&O)[BOXES][32], const uint32_t (&P)[BN / 16][4], const float (&rescale)[2],
                                 const work_tile &t, int j)
@@ -425,8 +424,8 @@ template <typename T, class X, int W> struct wide_consumer {
             }
         }
     }
-    /* Waits for the product O += P V, and releases the boxes of V that multiply_values() has not released. LATER:
-     * number of products issued after O += P V, which may still run. */
+    /* Waits for O += P V, and releases the boxes of V that multiply_values() has not released. LATER: number of
+     * products issued afterwards, which may still run. */
     template <int LATER, bool EARLY = true> DEVICE void retire_values(float (&O)[BOXES][32])
     {
         wgmma_wait<LATER>();
@@ -503,16 +502,15 @@ template <typename T, class X, int W> struct wide_consumer {
         retire_values<0>(O);
     }
 
-    /* Returns whether row i, whose largest score is -inf, sees keys. Its q.k are then beyond float32, and the row must
-     * be recomputed. */
+    /* Returns whether row i, whose largest score is -inf, sees keys: its q.k are then beyond float32. */
     DEVICE bool has_lost_keys(const work_tile &t, int i) const
     {
         if (std::is_same<T, __half>::value || p.mask.bounds || i >= t.Sq) return false;
         return max(i + band.lo, 0) < min(i + band.hi, band.Sk);
     }
 
-    /* Records rows that tensor cores cannot compute, for the next kernel: by a mark for each such row, or without
-     * `marks` by one flag for the warp's rows. sound[n] is false if the thread's row n (0 or 1) is such a row. */
+    /* Records rows that tensor cores cannot compute (sound[n] is false for the thread's row n), for the next kernel: by
+     * a mark for each such row, or without `marks` by one flag per warp. */
     DEVICE void report(bool (&sound)[2], const work_tile &t, int number) const
     {
         const bool any = __any_sync(0xffffffff, !sound[0] || !sound[1]);

@@ -26,12 +26,12 @@ enum { KEEP_KEYS = 128 };
 /* HALF_TILE: elements of P (or of dS) for a row tile and a key tile; TILE: elements of P and dS together */
 enum { HALF_TILE = ROWS * KEYS, TILE = 2 * HALF_TILE };
 enum { THREADS = 384, STAGES = 4 };
-/* Number of pieces of work in shared memory. The producer is at most STAGES buffers ahead of the slower consumer, and
- * each piece of work takes at least one buffer. */
+/* The producer is at most STAGES buffers ahead of the slower consumer, and each piece of work takes at least one
+ * buffer. */
 enum { WORKS = STAGES + 2 };
 
 /* Key/value heads `head` to head + heads - 1, counted over all batch rows, and row tiles `row` to row + rows - 1 of
- * each. A part without all row tiles of its head has one head only. */
+ * each. A part with only some row tiles of a head has one head. */
 struct kept_part {
     int head, heads, row, rows;
     bool first, last; /* whether this part contains the first, and the last, row tile of its heads */
@@ -116,7 +116,7 @@ DEVICE bool shows(const cuda_args &a, const kept_plan &p, int b, int h, int i0, 
     return some & SOME_SEEN;
 }
 
-/* Returns the address of P of a row tile and a key tile; dS follows. `head` is counted from the part's first head.
+/* Returns the address of P of a row tile and a key tile; dS follows. `head` is counted from the part's first head,
  * `first` is the first key tile that the row tile sees. */
 DEVICE uint16_t *kept_at(const kept_plan &p, int head, int row, int first, int key_tile)
 {
@@ -126,7 +126,7 @@ DEVICE uint16_t *kept_at(const kept_plan &p, int head, int row, int first, int k
 /* ---- The pipeline of a block: shared memory and barriers --------------------------------------------------------- */
 
 /* FIRST and SECOND: number of elements of the first and of the second operand in a buffer. WORK: the description of a
- * piece of work, which the producer writes before it fills the first buffer for this work. */
+ * piece of work, which the producer writes before it fills the first buffer for it. */
 template <int FIRST, int SECOND, class WORK> struct kept_shared {
     struct alignas(1024) stage {
         uint16_t first[FIRST], second[SECOND];

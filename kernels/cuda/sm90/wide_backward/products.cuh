@@ -87,8 +87,8 @@ template <int COLUMNS> struct product_loader {
                         step.place.b, bar);
         at.next();
     }
-    /* Adds a step (64 queries or keys of the sum) to the piece of work. The step before it can now be loaded, because
-     * it is not the last. */
+    /* Adds a step (64 queries or keys of the sum) to the piece of work, and loads the step before it, which is not the
+     * last. */
     DEVICE void add(const uint16_t *blocks, const CUtensorMap *map, const tma_place &place, int exist)
     {
         if (waiting) load(false);
@@ -107,8 +107,8 @@ template <int COLUMNS> struct product_loader {
         }
     }
 
-    /* Loads the operands for dK or dV of a block of 128 keys of a head of this part. `n`: number of the product for
-     * these keys; the products of dV come before those of dK. */
+    /* Loads the operands for dK or dV of a block of 128 keys of a head. `n`: number of the product for these keys; the
+     * products of dV come first. */
     DEVICE void load_keys(int head, int block, int n, int per_block)
     {
         const attn_geometry &g = a.g;
@@ -222,7 +222,7 @@ template <typename T, int COLUMNS> struct product_maker {
     }
 
     /* Issues the product of the operands in a buffer, and returns whether it is the last one of its piece of work.
-     * KEYWISE: the rows of the gradient are keys, so P or dS is used M-major. */
+     * KEYWISE: the gradient's rows are keys, so P or dS is used M-major. */
     template <bool KEYWISE> DEVICE bool issue(float (&sums)[COLUMNS / 2])
     {
         await_full(sm.bars, at);

@@ -92,8 +92,8 @@ template <int N> DEVICE void hide_pairs(float (&z)[N / 2], const score_work &x, 
     }
 }
 
-/* Writes a warp's 16 rows of a block to memory. words[n * 2 + half] has the thread's two numbers of row lane / 4 + 8
- * half: those in columns c and c + 1, where c = 8 n + 2 (lane % 4). */
+/* Writes a warp's 16 rows of a block to memory. words[n * 2 + half] has two numbers of row lane / 4 + 8 half, in
+ * columns c and c + 1, where c = 8 n + 2 (lane % 4). */
 DEVICE void keep_rows(uint16_t *block, const uint32_t *words, int warp, int lane)
 {
 #pragma unroll
@@ -218,16 +218,15 @@ template <typename T, score_form FORM> struct score_maker {
         for (int n = 0; n < STEP / 2; n++) S[n] = exp2_fast(S[n]);
     }
 
-    /* Multiplies two elements of P by the derivative of softcap. The derivative of a hidden pair (P = 0) may be NaN, so
-     * its result is set to 0. */
+    /* The derivative of softcap of a hidden pair (P = 0) may be NaN, so its result is set to 0. */
     DEVICE static uint32_t capped_P(const float (&P)[STEP / 2], const float (&derivative)[STEP / 2], int n)
     {
         return pack<T>(P[2 * n] == 0 ? 0 : P[2 * n] * derivative[2 * n],
                        P[2 * n + 1] == 0 ? 0 : P[2 * n + 1] * derivative[2 * n + 1]);
     }
 
-    /* Multiplies 64 keys of P or of dP by dropout's factors. c is the index of this group of 64 keys in the key tile.
-     * `kept` has the bits of draw() in its lower half or, for odd c, in its upper half. */
+    /* Multiplies 64 keys of P or of dP, group c of the key tile, by dropout's factors. `kept` has the bits of draw() in
+     * its lower half or, for odd c, in its upper half. */
     DEVICE void drop_pairs(float (&S)[STEP / 2], const uint32_t (&kept)[2], int c) const
     {
         const uint32_t mine[2] = { kept[0] >> c % 2 * 16, kept[1] >> c % 2 * 16 };

@@ -22,8 +22,8 @@ namespace {
 #endif
 const int64_t KEPT_LIMIT = ATTN_KEPT_BYTES;
 
-/* number of bytes before the marks in the workspace; the first is cuda_args.rows_found. A mark is a byte, which is not
- * 0 if a later launch must compute the row */
+/* number of bytes before the marks in the workspace; the first is cuda_args.rows_found. A mark is nonzero if a later
+ * launch must compute the row */
 enum { MARKS_HEAD = 16 };
 
 /* The numbers of columns of a gradient that one product may compute. A problem uses the first with which its D and Dv
@@ -138,7 +138,7 @@ bool plan_kept(const cuda_chip *chip, attn_plan *plan)
     if (attn_max64(d.D, d.Dv) <= 128 || !backward_walkable(plan) || !mods_fit(p, g)) return false;
     if (d.packed && (p->mask_startend_rows.rank || p->keep_mask.rank || p->bias.rank)) return false;
     /* A bias such as -3.4e38 on all keys of a row makes its lse huge. sm80/backward.cu computes such rows by tiles up
-     * to TILE_HEAD_DIM; this backward would leave them, and all keys that they see, to slow kernels. */
+     * to TILE_HEAD_DIM; this backward would leave them to slow kernels. */
     if (p->bias.rank && !wide) return false;
     if (p->keep_mask.rank && (d.B * d.H > 65535 || attn_tiles(d.Sq, KIND_ROWS) > 65535)) return false;
     const kept_layout x = layout_of(p, g);
@@ -200,8 +200,8 @@ cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_p
     if (!make_kept_maps(job.maps, a.g)) return cudaErrorInvalidValue;
     if (takes_step(chip, 0)) {
         cuda_args now = a;
-        /* `own`: the caller has given no array of marks. No later launch then computes the two numbers of a huge lse,
-         * so simple_delta() computes them now. */
+        /* without the caller's array of marks (`own`), no later launch computes the two numbers of a huge lse, so
+         * simple_delta() does */
         if (own) now.rows_later = nullptr;
         simple_delta(now, k.s, true, stream);
         if (own) code = cudaMemsetAsync(a.rows_found, 0, (size_t)(x.bytes - x.marks), stream);
