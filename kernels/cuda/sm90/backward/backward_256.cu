@@ -95,7 +95,7 @@ template <typename T, class X> struct half_of_keys {
     /* the newest tile of queries, and its query head, counted from the first head of this launch */
     int tile, h;
     ring<X::STAGES> at;         /* position of the newest tile of queries in the rings of Q and dO */
-    ring<X::STAGES_P> handover; /* position in the ring through which P passes between the consumers */
+    ring<X::STAGES_P> handover; /* position in the ring of buffers through which one consumer passes P to the other */
 
     DEVICE half_of_keys(const cuda_args &a_, const plan &p_, shared_keys<X> &sm_, const block_place &x_, int w)
         : a(a_), p(p_), sm(sm_), x(x_), me(w), rounds(x_.tiles() * (int)a_.g.group), tile(x_.first),
@@ -136,8 +136,8 @@ template <typename T, class X> struct half_of_keys {
 
     DEVICE uint4 *handed(int n) { return &sm.P[handover.stage][n][me.warp * 32 + me.lane]; }
 
-    /* Multiplies dK or dV by `factor` and stores it through shared memory. Sets the warp's flag if a result is not
-     * finite. */
+    /* Multiplies dK or dV by `factor` and stores it through shared memory. Sets the warp's flag in p.nonfinite if a
+     * result is not finite. */
     template <int N>
     DEVICE void finish(float (&sums)[N / 2], float factor, attn_tensor_id gradient, int64_t width, uint16_t *staging,
                        int t)
@@ -390,7 +390,7 @@ int64_t query_blocks_of(const attn_dims &d)
 }
 
 /* The most memory for dS, in bytes: enough for one head of 16384 queries and keys. The GPU emulator of the tests has a
- * smaller limit, so that its small problems have several parts too. */
+ * smaller limit, so that it too computes heads in several parts. */
 #ifndef ATTN_KEPT_BYTES
 #define ATTN_KEPT_BYTES (520 << 20)
 #endif
@@ -476,8 +476,7 @@ cudaError_t launch_blocks(const backward_job &job, const plan &p, const maps &m,
     return launch_dependent(kernel, blocks, X::THREADS, shared_bytes, job.stream, job.run.args, p, m);
 }
 
-/* Launches the kernels for one part of the heads after the other: blocks of keys store dS, then blocks of queries read
- * it. */
+/* Divides the heads into parts. For each part, blocks of keys store dS, and then blocks of queries read it. */
 template <typename T, class X> cudaError_t launch_parts(const backward_job &job, plan p, const maps &m)
 {
     cudaError_t code = cudaSuccess;
@@ -560,7 +559,8 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     };
     const double seconds = tile_seconds(chip, plan);
     if (!job.kept.heads) code = in_shares(chip, seconds, tiles);
-    /* a part of the heads takes only a few milliseconds, because its dS fits into KEPT_BYTES, so it is one launch */
+    /* one launch suffices for a part of the heads, because its dS fits into KEPT_BYTES and it takes only a few
+     * milliseconds */
     else if (takes_step(chip, seconds)) code = tiles(chip);
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }

@@ -54,8 +54,8 @@ struct kept_tiles {
 /* The kernels' parameters besides cuda_args. The heads are divided into parts, which are computed one after the
  * other. */
 struct plan {
-    /* the orders of the tiles of keys and of queries in one part of the heads; in packed problems some tiles have no
-     * rows */
+    /* the orders in which tiles of keys, and tiles of queries, of a part of the heads are computed; in packed problems
+     * some tiles have no rows */
     tile_order keys, queries;
     int heads;
     /* number of parts of the heads, and the part that this launch computes */
@@ -68,8 +68,8 @@ struct plan {
     uint8_t *nonfinite, *nonfinite_queries;
 };
 
-/* Returns tile t of all heads. `order` is the order within one part of the heads; the last part may have fewer
- * heads. */
+/* Returns tile t of all heads. `order` is the order within one part of the heads, which are computed one after the
+ * other; the last part may have fewer heads. */
 DEVICE head_tile tile_of_parts(tile_order order, int heads, int t)
 {
     const int part = t / order.tiles, before = part * order.heads;
@@ -179,7 +179,7 @@ template <typename T, class X> struct query_gradients {
     const query_place &x;
     consumer<2> me;
     const int row0;
-    ring<X::STAGES_KV> at; /* position of this warpgroup's newest tile in the ring of K and V */
+    ring<X::STAGES_KV> at; /* position of this warpgroup's newest tile in the ring of buffers for K and V */
     int tile;              /* this warpgroup's newest tile of keys */
     /* all rows of this warpgroup see all keys of tiles free_first to free_last - 1 */
     int free_first, free_last;

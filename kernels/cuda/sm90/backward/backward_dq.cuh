@@ -28,7 +28,7 @@ template <typename T, class X> struct dq_writer {
         for (int next = claim_unit();;) {
             const int n = __shfl_sync(0xffffffff, next, 0);
             if (n >= p.units) return;
-            /* claim the next unit before this one is computed, because the atomic operation takes time */
+            /* claim the next queries before these are computed, because the atomic operation takes time */
             next = claim_unit();
             write(n);
         }

@@ -3,8 +3,8 @@
  *
  * prepare_ahead is memory bound and backward_tiles is bound by products, so both run at the same time. A few blocks of
  * prepare_ahead, each alone on a multiprocessor, prepare head after head. The producer of backward_tiles waits until
- * all queries of a head are prepared. All blocks of prepare_ahead run before the first block of backward_tiles begins
- * (launch_dependents()), so that wait always ends. */
+ * all queries of a head are prepared. This wait ends, because all blocks of prepare_ahead run before the first block of
+ * backward_tiles begins (launch_dependents()). */
 #ifndef ATTN_SM90_BACKWARD_PREPARE_CUH
 #define ATTN_SM90_BACKWARD_PREPARE_CUH
 
@@ -12,7 +12,7 @@
 
 namespace {
 
-/* Number of queries of a unit, which one warp prepares at a time: 8 KB of O and 8 KB of dO. */
+/* Number of queries that one warp prepares at a time: 8 KB of O and 8 KB of dO. */
 template <class X> constexpr int UNIT_ROWS = 64 / X::CHUNKS;
 template <class X> constexpr int UNITS_OF_TILE = QUERY_TILE / UNIT_ROWS<X>;
 
@@ -107,8 +107,7 @@ template <typename T, class X> struct preparer {
         __syncwarp(); /* the warp's next queries overwrite `products` */
     }
 
-    /* Splits lse into two numbers, lse and rest (saved.rest), for all rows of a unit. Only a unit with a huge lse needs
-     * this. */
+    /* Splits huge lse of these queries into two numbers, lse and rest (saved.rest). */
     DEVICE void part_lse(const query_unit &x, int rows) const
     {
         const head_args head = head_args_of(a, x.b, x.h);
@@ -169,8 +168,8 @@ template <typename T, class X> struct preparer {
     }
 };
 
-/* Computes delta and lse of all queries. The warps take units (32 or 64 queries of a head) in order, so that
- * neighbouring units go to different multiprocessors. */
+/* Computes delta and lse of all queries. The warps take 32 or 64 queries of a head at a time, in order, so that
+ * neighbours go to different multiprocessors. */
 template <typename T, class X>
 __global__ void __launch_bounds__(PREPARER_THREADS, 1)
     prepare_ahead(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)

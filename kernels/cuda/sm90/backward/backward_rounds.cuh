@@ -71,7 +71,7 @@ struct plan {
     bool out_in_pieces; /* true: rows of `out` can be read in pieces of 16 bytes (rows of dO always can) */
     /* [tile of 64 queries][consumer]: state of the sum of dQ (see struct sender); NULL: dQ is not wanted */
     uint32_t *begun;
-    /* [key/value head]: number of parts of dQ that are added to the sums; each tile of keys adds two parts, one per
+    /* [key/value head]: number of terms of dQ that are added to the sums; each tile of keys adds two, one per
      * consumer */
     uint32_t *done;
     /* number of units of queries (UNIT_ROWS queries of one head) whose dQ warps have claimed to compute */
@@ -171,8 +171,8 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
     x.last = max(last, x.first);
 }
 
-/* Visits the rounds of a block, except those that FlashMask or keep_mask hides completely. A round is a tile of queries
- * of one head. */
+/* Visits the rounds of a block (tiles of queries of each head), except those that FlashMask or keep_mask hides
+ * completely. */
 template <class X> struct round_walk {
     const plan_of<X> &p;
     const block_place &x;
@@ -215,7 +215,7 @@ template <class X> struct round_walk {
 
 /* ---- The warps that load tiles and send dQ (producer) ------------------------------------------------------------ */
 
-/* Adds `parts` to the number of finished parts of dQ of the key/value head. Tiles of keys without rows count too. */
+/* Adds `parts` to the number of finished terms of dQ of the key/value head. Tiles of keys without rows count too. */
 DEVICE void count_done(const plan &p, const block_place &x, uint32_t parts)
 {
     if (p.begun) add_release(p.done + x.head, parts);
@@ -349,8 +349,8 @@ template <class X> struct loader {
     }
 };
 
-/* One warp per consumer sends the consumer's parts of dQ to the sums in global memory, where TMA adds them. A word of
- * p.begun is 0 if no block has come yet, 1 while the first block stores its part, and PART_THERE when other blocks may
+/* One warp per consumer sends the consumer's terms of dQ to the sums in global memory, where TMA adds them. A word of
+ * p.begun is 0 if no block has come yet, 1 while the first block stores its term, and PART_THERE when other blocks may
  * add. With `deterministic` it counts the additions, and each block waits for its turn. There is no deadlock: a block
  * waits only for tiles that running blocks have claimed earlier. */
 template <class X> struct sender {
@@ -382,12 +382,13 @@ template <class X> struct sender {
         uint32_t becomes = 0;
 #pragma unroll 1
         for (round_walk<X> at(p, x, (int)a.g.group); at.there(); at.next()) {
-            /* A part of dQ is 64 queries with all channels at D = 64, and 64 queries with 64 channels at D = 128. */
+            /* A consumer computes dQ of 64 queries with all channels at D = 64, and of 64 queries with 64 channels at D
+             * = 128. */
             const int unit = X::UNITS == 2 ? at.tile * 2 + w : at.tile;
             const bool adds = sends && unit * QUERY_TILE < x.Sq && p.begun;
             const int place = (int)query_tile(a, x.s, x.b, at.h, unit);
             uint32_t before = 0;
-            /* the consumer may overwrite the previous part of dQ only when TMA has read it */
+            /* the consumer may overwrite its previous dQ only when TMA has read it */
             if (sends) bulk_wait_read<0>();
             __syncwarp();
             named_barrier_arrive(DQ_FREE + w, HANDING);

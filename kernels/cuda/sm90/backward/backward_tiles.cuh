@@ -37,7 +37,8 @@ template <typename T, class X, typename R> struct gradients {
     consumer<2> me;
     ring<X::STAGES_Q> q; /* positions of the next tile of queries in the rings of Q and dO */
     ring<X::STAGES_DO> o;
-    /* positions in the ring of dS: the buffer to write next (`mine`), and the buffer to read next for dQ (`whole`) */
+    /* positions in the ring of buffers for dS: the buffer to write next (`mine`), and the one to read next for dQ
+     * (`whole`) */
     ring<X::STAGES_DS> mine, whole;
     uint32_t phase = 0;
     int tile;
@@ -477,7 +478,8 @@ template <typename T, class X, typename R> struct gradients {
         differences<FIRST, FIRST + QUERIES>(dP, S, values);
     }
 
-    /* Return where a thread stores its elements: in dS as a byte offset, in dQ as a number of floats. */
+    /* dS_place() and dQ_place() return where a thread stores its elements: in dS as a byte offset, in dQ as a number of
+     * floats. */
     static DEVICE uint32_t dS_place(const consumer<2> &me)
     {
         const int t = me.lane / 8, piece = me.warp * 2 + t % 2, i = t / 2 * 8 + me.lane % 8;
@@ -507,7 +509,7 @@ template <typename T, class X, typename R> struct gradients {
         mbarrier_wait(smem_addr(&sm.dS_full[whole.stage]), whole.phase);
     }
 
-    /* Issues this warpgroup's part of dQ = dS K. await_dS() must have returned. */
+    /* Issues this warpgroup's columns or rows of dQ = dS K. await_dS() must have returned. */
     DEVICE void issue_dQ(float (&dQ)[X::DQ_COLUMNS / 2])
     {
         multiply_down<T, X::DQ_COLUMNS, BN / 16>(dQ, anew(stage_of<sizeof sm.dS[0]>(first_dS, whole.stage)),
@@ -1011,8 +1013,8 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
     p.units_of_head = p.units / p.order.heads;
     const int tiles = p.order.end - p.order.first;
     const int blocks = p.makes_dq ? job.chip->multiprocessors : std::min(tiles, job.chip->multiprocessors);
-    /* Later shares of the tiles read what the first launch prepared, so they start only after the share before has
-     * ended, without launch_dependent(). */
+    /* Later launches read what the first one prepared, so they start only after the one before has ended, without
+     * launch_dependent(). */
     if (!is_first_share(job.chip)) {
         if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(job.run.args, p, m);
         return cudaPeekAtLastError();
@@ -1051,7 +1053,6 @@ bool plan_tiles(const cuda_chip *chip, attn_plan *plan)
     const extent e = extent_of(d);
     if (backward_class(d) > 128) return false;
     if (!backward_walkable(plan) || e.B * d.Hk * (per_head_of(d) + 1) * 8 >= INT32_MAX) return false;
-    /* units of queries and the words of words_of() are counted in int */
     if (query_tiles_of(d) * 4 >= INT32_MAX) return false;
     if (p->dk.rank && p->dv.rank && p->dk.dtype != p->dv.dtype) return false;
     if (!mods_fit(p, g) || (p->mask_startend_rows.rank && (d.packed || p->deterministic))) return false;

@@ -80,7 +80,7 @@ template <typename T, class X> struct copies_by_engine {
         return { (int)((uint32_t)key - page * page_size), a.g.page_table[b * a.g.page_table_row + page] };
     }
 
-    /* Looks up where each box of the split starts. One warp calls this. It reads no entry of the page table past the
+    /* Looks up where the box of each load starts. One warp calls this. It reads no entry of the page table past the
      * last key's. */
     DEVICE void find_boxes() const
     {
@@ -92,8 +92,8 @@ template <typename T, class X> struct copies_by_engine {
         __syncwarp();
     }
 
-    /* Issues the loads of a step's tile into `slot`, which must be free. One warp calls this. FIRST: find_boxes() has
-     * not run yet. */
+    /* Issues the loads of the tile of number `step` into buffer `slot`, which must be free. One warp calls this. FIRST:
+     * find_boxes() has not run yet. */
     template <bool FIRST = false> DEVICE void fill(int step, int slot) const
     {
         /* COLUMNS: width of a chunk (128 bytes of a row, or the whole row) in elements of the tensor */
@@ -118,7 +118,7 @@ template <typename T, class X> struct copies_by_engine {
     template <class F> DEVICE void begin(F queries)
     {
         filled = keys.steps < SLOTS ? keys.steps : SLOTS;
-        if constexpr (X::FEW) { /* each of the four warps loads the tile of one slot */
+        if constexpr (X::FEW) { /* each of the four warps loads the tile of one buffer */
             const int warp = threadIdx.x / 32, slot = at.slot + warp;
             static_assert(SLOTS == WARPS, "all slots");
             if (warp < filled) fill<true>(warp, slot >= SLOTS ? slot - SLOTS : slot);
@@ -131,7 +131,7 @@ template <typename T, class X> struct copies_by_engine {
         queries();
         cp_async_commit();
         cp_async_wait<0>();
-        __syncthreads(); /* all warps now see Q, the initialised barriers and the starts of the boxes */
+        __syncthreads(); /* all warps now see Q, the initialised barriers and the results of find_boxes() */
     }
 
     template <bool VALUES> DEVICE uint16_t *next() const
@@ -237,7 +237,7 @@ inline bool plan_copies(copy_plan *copies, const cuda_chip *chip, const attn_pla
     if (d.page_size == 0 || d.page_size % LEAST_BOX || !walkable_as(&K, a.g.view[ATTN_T_k], d, d.D) ||
         !walkable_as(&V, a.g.view[ATTN_T_v], d, d.Dv))
         return false;
-    /* a box must lie within one page and one tile, so its number of rows divides those of both */
+    /* a load must lie within one page and one tile, so its number of rows divides those of both */
     const int box_bytes = row_bytes < 128 ? row_bytes : 128;
     copies->box = (int)attn_min64(d.page_size & -d.page_size, tile);
     copies->box_shift = 0;

@@ -41,8 +41,7 @@ enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
  * each ring of tiles. T: the type in which q and k are multiplied. */
 template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {
     typedef T_ T;
-    /* true: a work tile's first and last tiles of keys take less time, which is faster where it has few or wide tiles
-     * of keys */
+    /* true: a work tile begins and ends faster, which gains most where it has few or wide tiles of keys */
     static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
@@ -58,7 +57,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* true: the product P V also computes l, the sum of P, in 8 additional columns of O, see counted() */
     static const bool COUNTS = D == 128 && !WIDE;
     static const int COLUMNS = D + (COUNTS ? 8 : 0);
-    /* number of tiles of keys from one promotion to the next */
+    /* number of tiles of keys after which O is added to sums in shared memory */
     static const int PROMOTE = (COUNTS ? PROMOTED_COUNTED : PROMOTED) / BN;
     /* the largest number of tiles, at the end of a work tile's keys, that only some of the consumers see */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
@@ -75,8 +74,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* number of steps in which a warp transposes a unit (128 keys by 64 channels) of V; shared memory limits the size
      * of a step */
     static const int STEPS = D == 256 ? 8 : 1;
-    /* true: promoted sums are floats; false: bfloat16, because shared memory has no room for floats. A thread has D / 2
-     * sums. */
+    /* true: the sums of O in shared memory are floats; false: bfloat16, because there is no room for floats */
     static const bool FLOAT_SUMS = D <= 128;
     static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2;
 };
@@ -94,7 +92,7 @@ struct __align__(16) work_tile
 
 enum { STOP = -1 }; /* value of work_tile::i0: there is no more work */
 
-/* A warp's promoted sums. At the end of a work tile the warp's 16 rows of out pass through this memory to global
+/* A warp's sums of O over many tiles of keys. At the end of a work tile the warp's 16 rows of out pass through this
  * memory. */
 template <class X> struct sum_words {
     uint32_t O[X::D / 8][32 * X::SUM_WORDS];
@@ -274,8 +272,7 @@ DEVICE float2 counted(const float *sums)
  * always be finite. */
 template <class X> struct promoted_sums {
     typedef sum_words<X> words;
-    /* factors by which the thread's two rows were rescaled since the last promotion; the sums in shared memory do not
-     * have them yet */
+    /* factors by which the thread's two rows of O were rescaled, and by which the sums in shared memory were not yet */
     float left[2] = { 0, 0 };
 
     DEVICE static void clear(words &sums, int lane)
@@ -617,8 +614,8 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
     }
 }
 
-/* Lets each consumer warp transpose one unit of V before its other work, through the memory of its sums. The two warps
- * that only transpose V are too slow alone under a mask and at head size 256. */
+/* Lets each consumer warp transpose one unit of V (128 keys by 64 channels) before its other work. The two warps that
+ * only transpose V are too slow alone under a mask and at head size 256. */
 template <class X> struct helper_memory {
     shared<X> &sm;
     static DEVICE uint32_t index() { return thread_anew() / 32 - 4; }
@@ -687,7 +684,7 @@ __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
 struct run_counters {
-    /* the next work tile (`tile`) and the next unit of V^T (`unit`) that a warp will claim */
+    /* next work tile, and next unit of V^T (128 keys by 64 channels), that a warp will claim */
     int tile, unit;
     uint32_t any_nan;
     int unused[29];
@@ -849,8 +846,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     const attn_dims &d = g.dims;
     const shape_row *const x = shape_of(plan->problem, g.right < d.Sk || g.left < d.Sq);
     if (!x || d.Sq <= 0 || d.Sk <= 0 || d.B <= 0 || d.H <= 0 || d.Sq >= FAR || d.Sk >= FAR) return false;
-    if (d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 >= INT32_MAX)
-        return false; /* work tiles and units of V^T are counted in 32 bits */
+    if (d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 >= INT32_MAX) return false; /* work tiles are counted in 32 bits */
     if (transpose_units(d) >= INT32_MAX) return false;
     if (plan->problem->out.rank && !tma_walkable(g.view[ATTN_T_out], d.B, d.H, d.Sq, d.Dv, 8)) return false;
     plan->variant = x;

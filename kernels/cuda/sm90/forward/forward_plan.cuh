@@ -140,8 +140,8 @@ const int MOST_WARPS = 16;             /* the largest number of consumer warps i
 const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per work tile: four for plan::before, and one flag per
                                         * warp */
 
-/* Where parts of the scratch memory begin, after plan::before and plan::nonfinite: FlashMask's extremes for each tile
- * of keys; for float8, q, k and v as bfloat16. */
+/* Where parts of the scratch memory begin, after plan::before and plan::nonfinite: FlashMask's smallest and largest
+ * bounds for each tile of keys; for float8, q, k and v as bfloat16. */
 struct layout {
     int64_t extremes, wide[3], bytes; /* offsets in bytes; `bytes`: size of the scratch memory */
 };
@@ -231,8 +231,8 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
 
 /* ---- Functions of the host: bias, keep_mask and dropout ---------------------------------------------------------- */
 
-/* Offsets in scratch memory of the parts after struct layout: keep_mask as bits, and FlashMask's extremes for each tile
- * of BN keys. */
+/* Offsets in scratch memory of the parts after struct layout: keep_mask as bits, and FlashMask's smallest and largest
+ * bounds for each tile of BN keys. */
 struct pair_layout {
     int64_t kept, extremes, bytes;
 };

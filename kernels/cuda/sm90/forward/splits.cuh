@@ -66,7 +66,7 @@ struct fold {
     DEVICE float operator()(float before, float next) const { return fmaf(add, next, __fmul_rn(keep, before)); }
 };
 
-/* Adds the sums of all earlier splits to O and `end`. `before` has their top and l of both rows. O_of(n) returns four
+/* Adds the sums of all earlier splits to O and `end`. `before`: their `top` and l of both rows. O_of(n) returns four
  * numbers of their O, two for each row. */
 template <int N, class F> DEVICE void add_split(const float4 &before, F O_of, float (&O)[N], split_end &end)
 {

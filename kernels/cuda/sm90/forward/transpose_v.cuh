@@ -16,11 +16,12 @@
 
 #include "kernels/cuda/sm90/layer/scheduler.cuh"
 
-/* numbers of keys and of channels of a unit */
+/* numbers of keys and of channels that a warp transposes at a time (a unit) */
 enum { KEYS = 128, CHANNELS_V = 64 };
 /* number of warps of a block that transpose, and the first of these warps */
 enum { TRANSPOSERS = 2, FIRST_TRANSPOSER = 2 };
-/* Values of a unit's mark. 0: not ready. THERE: ready. THERE_NONFINITE: ready, with zeros in place of NaN. */
+/* Whether a unit of V^T (128 keys by 64 channels) is ready. 0: no. THERE: yes. THERE_NONFINITE: yes, with zeros in
+ * place of NaN. */
 enum { THERE = 1, THERE_NONFINITE = 3 };
 
 /* ---- The plan: parameters of the transposition ------------------------------------------------------------------- */
@@ -31,14 +32,14 @@ struct transpose_plan {
     int64_t batch, head, row, sweep;
     uint8_t *to; /* V^T, a dense tensor [B, Hk, Dv, pitch] */
     int64_t to_head, pitch;
-    /* [head][block of keys][block of channels]: the mark of the unit */
+    /* [head][block of keys][block of channels]: 0, THERE or THERE_NONFINITE */
     uint32_t *marks;
     int Hk, Sk, Dv;
-    /* blocks of 128 keys per head, blocks of 64 channels per head, and units of all heads */
+    /* blocks of 128 keys per head, blocks of 64 channels per head, and number of pairs of both in all heads */
     int key_blocks, channel_blocks, units;
     tile_order order;
-    /* true: each consumer warp transposes one unit before its other work (help_to_transpose()), because the transposing
-     * warps alone would be too slow */
+    /* true: each consumer warp transposes 128 keys by 64 channels before its other work (help_to_transpose()), because
+     * the transposing warps alone would be too slow */
     bool in_haste;
     int *next_unit;
     uint32_t *any_nan; /* set to 1 if a warp found a NaN in V */
@@ -51,17 +52,17 @@ static inline int64_t transpose_units(const attn_dims &d)
 
 /* ---- Units of V^T: what a warp transposes at a time -------------------------------------------------------------- */
 
-/* Where a unit begins in V and in V^T, the index of its mark, and how many keys and channels it has. keys = 0: no unit
- * is left. */
+/* A unit of V^T (at most 128 keys by 64 channels): where it begins in V and in V^T, the index of its mark, and its
+ * numbers of keys and channels. keys = 0: no unit is left. */
 struct unit {
     int64_t from, to;
     int mark;
-    uint32_t found; /* the mark that the unit will get: THERE or THERE_NONFINITE */
+    uint32_t found; /* THERE or THERE_NONFINITE, which will be stored in `marks` */
     int keys, channels;
 };
 
-/* Memory of the warps that transpose V: a buffer for one of a unit's STEPS steps, and the descriptions of the present
- * and the next unit. */
+/* Memory of the warps that transpose V: a buffer for one of STEPS steps, and the descriptions of the present and the
+ * next unit. */
 template <int STEPS> struct transpose_memory {
     alignas(128) uint8_t staging[TRANSPOSERS][KEYS * CHANNELS_V / STEPS];
     unit units[TRANSPOSERS][2];
@@ -71,8 +72,8 @@ template <int STEPS> struct transpose_memory {
     DEVICE unit &own_unit(int which) { return units[index()][which]; }
 };
 
-/* Returns unit n of V^T in the order in which work tiles need units: a head's last block of keys comes first, with all
- * its channels. */
+/* Returns unit n of V^T (128 keys by 64 channels) in the order in which work tiles need them: a head's last keys come
+ * first. */
 DEVICE unit unit_of(const transpose_plan &p, int n)
 {
     unit x = {};
@@ -97,8 +98,8 @@ DEVICE uint32_t without_nan(uint32_t word)
     return word & ~(nan | (nan - (nan >> 7)));
 }
 
-/* Layout in shared memory of one step: LINES keys with CELLS cells (16 channels of one key) each. The 8 rows that
- * ldmatrix reads for one matrix lie in different banks. */
+/* Layout in shared memory of what is transposed at a time: LINES keys with CELLS cells (16 channels of one key) each.
+ * The 8 rows that ldmatrix reads for one matrix lie in different banks. */
 template <int STEPS> struct transpose_step_shape {
     static const int LINES = STEPS == 1 ? KEYS : 64, CELLS = STEPS == 1 ? CHANNELS_V / 16 : 1, SWEEP = 32 / CELLS;
     static_assert(LINES * CELLS * 16 * STEPS == KEYS * CHANNELS_V, "all of the unit");
@@ -110,23 +111,23 @@ template <int STEPS> struct transpose_step_shape {
     }
 };
 
-/* Transposes units of V. MEMORY is transpose_memory, or a type with members of the same names. */
+/* MEMORY is transpose_memory, or a type with members of the same names. */
 template <int STEPS, class MEMORY> struct transposer {
     typedef transpose_step_shape<STEPS> step_shape;
     const transpose_plan &p;
     MEMORY &memory;
 
-    /* Returns the calling warp's present or next unit. `which` (0 or 1) alternates from unit to unit. */
+    /* Returns the description of what the calling warp transposes at present or next. `which` (0 or 1) alternates. */
     DEVICE unit &at(int which) const { return memory.own_unit(which); }
 
-    /* Requests the numbers of V for one of a unit's STEPS steps. Bytes past the end become zeros. */
+    /* Requests the numbers of V for one of STEPS steps. Bytes past the end become zeros. */
     DEVICE void fetch(int which, int step) const
     {
         const uint32_t lane = thread_anew() % 32;
         const int n = lane % step_shape::CELLS, channel = step_shape::channel_of(step) + n * 16;
         const unit &x = at(which);
         const uint32_t staging = memory.own_staging();
-        /* number of keys of the step before the end of the sequence */
+        /* number of keys before the end of the sequence */
         const int keys = channel < x.channels ? x.keys - step_shape::key_of(step) : 0;
         const uint8_t *from = p.V + x.from + (step_shape::key_of(step) + lane / step_shape::CELLS) * p.row + channel;
 #pragma unroll(STEPS == 1 ? 4 : 1)
@@ -137,8 +138,8 @@ template <int STEPS, class MEMORY> struct transposer {
             for (int key = lane; key < min(x.keys, KEYS); key += 32) prefetch_L2(p.V + x.from + key * p.row);
     }
 
-    /* Transposes the numbers of one step. With g = lane / 4 and q = lane % 4, ldmatrix gives a lane channels 2 g and 2
-     * g + 1 (of 16) of keys 16 q to 16 q + 15 (of 64), two keys per register. */
+    /* With g = lane / 4 and q = lane % 4, ldmatrix gives a lane channels 2 g and 2 g + 1 (of 16) of keys 16 q to 16 q +
+     * 15 (of 64), two keys per register. */
     DEVICE void transpose(int which, int step) const
     {
         const uint32_t lane = thread_anew() % 32, row = lane % 8, key = 16 * (row / 2) + 2 * (lane / 8) + row % 2;
@@ -178,7 +179,7 @@ template <int STEPS, class MEMORY> struct transposer {
                                   __byte_perm(v[2], w[2], BYTES), __byte_perm(v[3], w[3], BYTES));
     }
 
-    /* Sets a unit's mark to ready, after all stores of this warp to the unit. */
+    /* Says by a mark that V^T of these keys and channels is ready, after all stores of this warp to it. */
     DEVICE void publish(const unit &x) const
     {
         fence_proxy_async_global(); /* makes this lane's stores visible to TMA */
@@ -212,7 +213,7 @@ template <int STEPS, class MEMORY> struct transposer {
         __syncwarp();
         if (at(0).keys) fetch(0, 0);
         for (int n = 0; at(n).keys; n ^= 1) {
-            /* claim the next unit early, to hide the latency of the atomic operation */
+            /* claim the next keys early, to hide the latency of the atomic operation */
             const int claimed = claimer ? claim(p.next_unit) : 0;
 #pragma unroll 1
             for (int step = 0; step < STEPS; step++) {
@@ -224,7 +225,7 @@ template <int STEPS, class MEMORY> struct transposer {
             }
             if (claimer) at(n ^ 1) = unit_of(p, claimed);
             __syncwarp();
-            /* V of the next unit arrives while this unit is stored */
+            /* the next V arrives while this V^T is stored */
             if (at(n ^ 1).keys) fetch(n ^ 1, 0);
             publish(at(n));
         }
@@ -255,15 +256,14 @@ DEVICE int key_blocks_below(const transpose_plan &p, int end)
     return min((end + KEYS - 1) / KEYS, p.key_blocks);
 }
 
-/* Returns whether V had a NaN in a unit transposed so far: at least in all units that the caller has waited for, or
- * whose V^T has arrived in shared memory. */
+/* Returns whether V had a NaN in what has been transposed so far: at least in all keys that the caller has waited for,
+ * or whose V^T has arrived in shared memory. */
 DEVICE bool had_any_nan(const transpose_plan &p)
 {
     return *(volatile uint32_t *)p.any_nan;
 }
 
-/* Returns whether V had a NaN in a unit with one of the keys `begin` to `end` - 1 of a head. These units must be
- * ready. */
+/* Returns whether V had a NaN among keys `begin` to `end` - 1 of a head, or near them. Their V^T must be ready. */
 DEVICE bool had_nan(const transpose_plan &p, int64_t head, int begin, int end)
 {
     const uint32_t *const marks = p.marks + head * p.key_blocks * p.channel_blocks;

@@ -17,7 +17,8 @@ template <int ROWS> struct k_major {
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k / 4 * ROWS * 128 + k % 4 * 32, 16, 1024); }
 };
 
-/* A K-major operand that stores the descriptor of its first step. That of a later step takes one addition. */
+/* A K-major operand that stores the descriptor of its first 32 bytes of columns. That of later columns takes one
+ * addition. */
 template <int ROWS> struct k_major_described {
     uint64_t first;
     DEVICE explicit k_major_described(uint32_t address) : first(wgmma_descriptor(address, 16, 1024)) {}
@@ -32,7 +33,7 @@ template <int ROWS> struct mn_major {
 };
 
 /* Operands that store only the low word of a descriptor; the high word is the same in all. The descriptor of another
- * step or stage takes one addition. */
+ * step along k, or of another buffer, takes one addition. */
 DEVICE uint64_t descriptor_of(uint32_t low)
 {
     return wgmma_descriptor(0, 0, 1024) | low;

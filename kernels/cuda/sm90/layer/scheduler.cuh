@@ -24,7 +24,7 @@ struct tile_order {
 };
 
 /* Plans a tile_order. head_bytes: bytes of K and V that a query head reads. uneven: work tiles take different times.
- * share: the most bytes of K and V of a section. */
+ * share: the most bytes of K and V of a section (heads whose work tiles are ordered together). */
 static inline tile_order tile_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, bool uneven,
                                        int64_t share = L2_SHARE)
 {
@@ -49,8 +49,8 @@ struct head_tile {
     int head, tile; /* `tile` is counted backwards, from the head's last work tile */
 };
 
-/* Returns the head and the tile with number t in the order. A section begins with the last rows of its heads, which see
- * most keys under a causal mask. */
+/* Returns the head and the tile with number t in the order. The last rows of a head come first, because they see most
+ * keys under a causal mask. */
 DEVICE head_tile head_tile_of(const tile_order &x, int t)
 {
     const int in_section = x.section * x.per_head, s = t / in_section, r = t - s * in_section;
@@ -154,7 +154,8 @@ struct __align__(16) warpgroup_tile
     int free_first, free_last, last_visible, few_keys;
 };
 
-/* Returns the part of the consumer whose rows begin at row0. Sq: number of rows. Row r belongs to query r >> shift. */
+/* Returns what the consumer whose rows begin at row0 computes. Sq: number of rows. Row r belongs to query r >>
+ * shift. */
 template <int BN, int FEW = BN>
 DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, int first, int last, int shift = 0)
 {

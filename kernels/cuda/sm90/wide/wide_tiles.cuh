@@ -318,8 +318,8 @@ template <typename T, class X, int W> struct wide_consumer {
         if (X::TAKES_TURNS && c == X::TURN_BOX && passes) named_barrier_arrive(TURN, 256);
         if constexpr (c + 1 < X::DC) score_boxes<c + 1>(S, passes);
     }
-    /* Issues the scores of all boxes but the first, and waits for them. `passes`: after box TURN_BOX the right-hand
-     * consumer may begin its scores. */
+    /* Issues the scores of all boxes of K (64 columns each) but the first, and waits for them. `passes`: after box
+     * TURN_BOX the right-hand consumer may begin its scores. */
     DEVICE void finish_scores(float (&S)[BN / 2], bool passes)
     {
         score_boxes<1>(S, passes);
@@ -399,7 +399,7 @@ template <typename T, class X, int W> struct wide_consumer {
         meet();
     }
 
-    /* Multiplies O by rescale, and issues O += P V for tile j. With EARLY, also releases each box of V, except the
+    /* Multiplies O by rescale, and issues O += P V for tile j. With EARLY, also releases each buffer of V, except the
      * last, after its product. */
     template <bool EARLY = true>
     DEVICE void multiply_values(float (&O)[BOXES][32], const uint32_t (&P)[BN / 16][4], const float (&rescale)[2],
@@ -424,7 +424,7 @@ template <typename T, class X, int W> struct wide_consumer {
             }
         }
     }
-    /* Waits for O += P V, and releases the boxes of V that multiply_values() has not released. LATER: number of
+    /* Waits for O += P V, and releases the buffers of V that multiply_values() has not released. LATER: number of
      * products issued afterwards, which may still run. */
     template <int LATER, bool EARLY = true> DEVICE void retire_values(float (&O)[BOXES][32])
     {

@@ -26,8 +26,8 @@ enum { KEEP_KEYS = 128 };
 /* HALF_TILE: elements of P (or of dS) for a row tile and a key tile; TILE: elements of P and dS together */
 enum { HALF_TILE = ROWS * KEYS, TILE = 2 * HALF_TILE };
 enum { THREADS = 384, STAGES = 4 };
-/* The producer is at most STAGES buffers ahead of the slower consumer, and each piece of work takes at least one
- * buffer. */
+/* Number of pieces of work whose descriptions shared memory holds. The producer is at most STAGES buffers ahead of the
+ * slower consumer, and each piece takes at least one buffer. */
 enum { WORKS = STAGES + 2 };
 
 /* Key/value heads `head` to head + heads - 1, counted over all batch rows, and row tiles `row` to row + rows - 1 of
@@ -39,8 +39,9 @@ struct kept_part {
 
 struct kept_plan {
     kept_part part;
-    uint16_t *kept;  /* P and dS of this part; each row tile (128 queries) has `width` times TILE elements */
-    float *sums;     /* float32 sums of dK and dV, which one part of a head leaves for the next part */
+    uint16_t *kept;  /* P and dS of the part of the problem that is in memory; `width` times TILE elements for each row
+                      * tile (128 queries) */
+    float *sums;     /* float32 sums of dK and dV, which one part of the problem leaves for the next */
     int width;       /* the largest number of key tiles (256 keys each) that a row tile (128 queries) sees */
     int query_tiles; /* number of row tiles of a query head; in packed problems some row tiles have no rows */
     int key_blocks;  /* number of blocks of 128 keys of a key/value head; in packed problems some have no rows */
@@ -116,8 +117,8 @@ DEVICE bool shows(const cuda_args &a, const kept_plan &p, int b, int h, int i0, 
     return some & SOME_SEEN;
 }
 
-/* Returns the address of P of a row tile and a key tile; dS follows. `head` is counted from the part's first head,
- * `first` is the first key tile that the row tile sees. */
+/* Returns the address of P of a row tile (128 queries) and a key tile (256 keys); dS follows. `head` is counted from
+ * the part's first head, `first` is the first key tile that the row tile sees. */
 DEVICE uint16_t *kept_at(const kept_plan &p, int head, int row, int first, int key_tile)
 {
     return p.kept + (((int64_t)head * p.part.rows + row - p.part.row) * p.width + key_tile - first) * TILE;

@@ -29,7 +29,7 @@ struct product_work {
     int line, rows;          /* first row of the gradient's tensor, and number of rows to write, at most 128 */
     int column0;
     int64_t mark; /* index of the first row in cuda_args::rows_later (dq) or keys_later (dk, dv) */
-    bool empty;   /* true: no query or key in this part contributes, so a single buffer without operands is passed on */
+    bool empty;   /* true: no query or key contributes to the sum, so a single buffer without operands is passed on */
     int sums;     /* index in kept_plan::sums of this piece's float32 sums */
 };
 
@@ -48,8 +48,8 @@ template <int COLUMNS> struct product_loader {
     bool begun, waiting; /* begun: the piece of work is published; waiting: a step (64 queries or keys of the sum) is
                           * known but not loaded */
     product_work y;
-    /* The waiting step. blocks: its blocks of P or dS. map, place: where the other operand is. exist: number of rows of
-     * the other operand that exist. */
+    /* The step (64 queries or keys of the sum) that is known but not loaded yet. `blocks`: P or dS. `map`, `place`:
+     * where the other operand is. `exist`: number of its rows that exist. */
     struct {
         const uint16_t *blocks;
         const CUtensorMap *map;
@@ -95,7 +95,7 @@ template <int COLUMNS> struct product_loader {
         step = { blocks, map, place, exist };
         waiting = true;
     }
-    /* Ends a piece of work. `wanted`: consumers must be told of the work even if it has no steps. */
+    /* Ends a piece of work. `wanted`: consumers must be told of it even if no query or key contributes. */
     DEVICE void end(bool wanted)
     {
         if (waiting) load(true);
