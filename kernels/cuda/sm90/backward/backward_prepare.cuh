@@ -107,7 +107,7 @@ template <typename T, class X> struct preparer {
         __syncwarp(); /* the warp's next queries overwrite `products` */
     }
 
-    /* Splits huge lse of these queries into two numbers, lse and rest (saved.rest). */
+    /* Splits lse of these queries into two numbers, lse and rest (saved.rest), because some lse is huge. */
     DEVICE void part_lse(const query_unit &x, int rows) const
     {
         const head_args head = head_args_of(a, x.b, x.h);

@@ -670,8 +670,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* Sets the counters and the marks of V^T at the beginning of the scratch memory to 0, before forward_tiles. Each thread
- * writes 16 bytes. */
+/* Sets the words at the beginning of the scratch memory (counters, and which parts of V^T are ready) to 0, before
+ * forward_tiles. Each thread writes 16 bytes. */
 __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 {
     launch_dependents();
@@ -690,8 +690,8 @@ struct run_counters {
     int unused[29];
 };
 
-/* Where in scratch memory each part begins: counters and marks of V^T, a repair_note per work tile and warp, V^T, q and
- * k as bfloat16. */
+/* Where in scratch memory each part begins: counters, words that say which parts of V^T are ready, a repair_note per
+ * work tile and warp, V^T, q and k as bfloat16. */
 struct layout {
     int64_t notes, V, wide[2], bytes; /* offsets in bytes; `bytes`: size of the scratch memory */
 };

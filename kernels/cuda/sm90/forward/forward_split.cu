@@ -17,8 +17,8 @@ struct split_row {
 
 enum { MERGE_COLUMNS = 32 }; /* number of columns of out that a warp of merge_splits computes */
 
-/* Adds the splits of 16 rows (one warp of forward_tiles), and stores the rows' results. Each warp has MERGE_COLUMNS
- * columns. */
+/* Adds the results of the splits (parts of the keys) of 16 rows, and stores out of these rows. Each warp has
+ * MERGE_COLUMNS columns. */
 template <typename T, class X>
 __global__ void __launch_bounds__(X::DV)
     merge_splits(const __grid_constant__ split_plan p, const __grid_constant__ cuda_args a)
@@ -103,8 +103,8 @@ struct split_layout {
 const int MANY = 6;
 const double MOST_TILES = 1.6;
 
-/* Returns whether a work tile computes all splits of its rows, which does not change the results' bits. `count`: the
- * largest number of splits. */
+/* Returns whether a work tile computes all splits (parts of the keys) of its rows, which does not change the results'
+ * bits. `count`: the largest number of splits. */
 bool runs_in_turn(const cuda_chip *chip, const attn_dims &d, int64_t tiles, int64_t count)
 {
     /* The host does not know the lengths of packed sequences. With work tiles for the largest possible number of
@@ -122,7 +122,8 @@ void place_sums(split_layout &x, int DV)
     x.bytes = x.sums + x.slots * SPLIT_BM * DV * (int64_t)sizeof(float);
 }
 
-/* Divides a problem, in which at least one sequence has splits, into work tiles, and plans the memory for the sums. */
+/* Divides a problem into work tiles, and plans the memory for the sums of splits. At least one sequence must have
+ * splits (parts of its keys). */
 split_layout split_layout_of(const cuda_chip *chip, const split_rule &r, const attn_dims &d, int DV)
 {
     split_layout x;

@@ -780,7 +780,8 @@ template <typename T, class X> struct attention {
         else copy_rows(O, x, row, count, rows, staging);
     }
 
-    /* Stores a split's sums, or, after the last split of rows that this block computes alone, the results. */
+    /* Stores the sums of a split (a part of the keys) or, after the last split of rows that this block computes alone,
+     * the results. */
     DEVICE void finish(float (&O)[DV / 2], split_end end, const thread_tile &t)
     {
         const work_tile &x = t.x;

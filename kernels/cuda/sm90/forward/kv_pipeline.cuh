@@ -119,7 +119,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         if (this->lane == 0) mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
     }
 
-    /* Waits for Q without advancing in the ring; await_Q() must be called later. */
+    /* Waits for Q, but does not advance in the ring of buffers; await_Q() must be called later. */
     DEVICE void look_for_Q() { mbarrier_wait(smem_addr(&sm.bars.Q.full[this->w]), q.phase); }
     DEVICE void await_Q()
     {
@@ -136,7 +136,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         if (last) release_Q();
         k.next();
     }
-    /* With LATE, the caller releases K later, and also advances in the ring of K. */
+    /* With LATE, the caller releases K later, and also advances in the ring of buffers. */
     template <bool LATE> DEVICE void release_K(bool last)
     {
         if (!LATE) release_K(last);

@@ -30,7 +30,7 @@ struct split_end {
 
 /* ---- Work tiles -------------------------------------------------------------------------------------------------- */
 
-/* Returns the rows of work tile t, all keys that they see, and the number of splits of these keys. */
+/* Returns the rows of work tile t, all keys that they see, and the number of splits (parts) of these keys. */
 template <int BM, int BN> DEVICE work_tile split_rows_of(const split_plan &p, int t)
 {
     work_tile x = work_tile_of<BM, BN, true>(p, t, p.splits.shift);
@@ -40,7 +40,7 @@ template <int BM, int BN> DEVICE work_tile split_rows_of(const split_plan &p, in
     return x;
 }
 
-/* Returns work tile t with the number of its split. If the rows have no such split, i0 is SKIP. */
+/* Returns work tile t with the number of its split (part of the keys). If the rows have no such split, i0 is SKIP. */
 template <int BM, int BN> DEVICE work_tile split_tile_of(const split_plan &p, int t)
 {
     work_tile x = split_rows_of<BM, BN>(p, t / p.most);
@@ -66,8 +66,8 @@ struct fold {
     DEVICE float operator()(float before, float next) const { return fmaf(add, next, __fmul_rn(keep, before)); }
 };
 
-/* Adds the sums of all earlier splits to O and `end`. `before`: their `top` and l of both rows. O_of(n) returns four
- * numbers of their O, two for each row. */
+/* Adds the sums of all earlier splits (parts of the keys) to O and `end`. `before`: their `top` and l of both rows.
+ * O_of(n) returns four numbers of their O, two for each row. */
 template <int N, class F> DEVICE void add_split(const float4 &before, F O_of, float (&O)[N], split_end &end)
 {
     const fold first(before.x, end.top[0]), second(before.z, end.top[1]);

@@ -263,7 +263,8 @@ DEVICE bool had_any_nan(const transpose_plan &p)
     return *(volatile uint32_t *)p.any_nan;
 }
 
-/* Returns whether V had a NaN among keys `begin` to `end` - 1 of a head, or near them. Their V^T must be ready. */
+/* Returns whether V had a NaN in a block of KEYS keys that has one of keys `begin` to `end` - 1 of a head. V^T of these
+ * blocks must be ready. */
 DEVICE bool had_nan(const transpose_plan &p, int64_t head, int begin, int end)
 {
     const uint32_t *const marks = p.marks + head * p.key_blocks * p.channel_blocks;

@@ -113,7 +113,7 @@ template <typename T, int W> struct warpgroup {
     const int row = warp * 16 + lane / 4;
     uint32_t phase[2] = { 0, 0 }; /* parity of the phase to wait for at `full` of each buffer */
     softmax x;                    /* x.l: sums of P over only those tiles whose scores this warpgroup computes */
-    uint32_t kept[KEPT * 4][4];   /* operands of the last KEPT boxes of Q */
+    uint32_t kept[KEPT * 4][4];   /* the last KEPT boxes (64 columns each) of Q, as operands of products */
 
     DEVICE warpgroup(const attn_geometry &g, const plan &p_, shared &sm_)
         : p(p_), sm(sm_), place(sm_.place), group((int)g.group)
@@ -247,8 +247,8 @@ template <typename T, int W> struct warpgroup {
         wgmma_commit();
     }
 
-    /* Processes the tiles of a split, two at a time. ptxas makes good code only if each product O += P V is retired in
-     * the iteration that issues it, and if no other product is in flight while O is rescaled. */
+    /* Processes the tiles of a split (a part of the keys), two at a time. ptxas makes good code only if each product O
+     * += P V is retired in the iteration that issues it, and if no other product is in flight while O is rescaled. */
     DEVICE void run_left(float (&O)[HALF / 2], int first, int tiles)
     {
         float S[BN / 2];
@@ -351,8 +351,8 @@ template <typename T, int W> struct warpgroup {
         rescale_rows(O, rescale);
     }
 
-    /* Ends a split: adds its result to the sum of this block's earlier splits. Writes the sum to `out` if the block has
-     * computed all splits, otherwise to the workspace. */
+    /* Ends a split (a part of the keys): adds its result to the sum of this block's earlier splits. Writes the sum to
+     * `out` if the block has computed all splits, otherwise to the workspace. */
     DEVICE void end(float (&O)[HALF / 2], int split)
     {
         const bool joins = split > place.begin, last = split + 1 == place.end, out = last && place.q.ends_in_block(p);
@@ -602,8 +602,7 @@ __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
         forward_row<LATENT_CHANNELS>(a, head_args_of(a, b, h), i, g.view[ATTN_T_out], nullptr, EVERY_ROW);
 }
 
-/* Computes the rows that latent_tiles could not compute, one row per warp. It runs where no splits have to be
- * combined. */
+/* Recomputes the rows that latent_tiles could not compute, one row per warp. For problems without splits to combine. */
 __global__ void __launch_bounds__(128)
     repair_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {

@@ -30,7 +30,8 @@ struct plan {
     uint8_t *flags; /* two flags per row of out: nonzero if the row's left or right half must be recomputed */
 };
 
-/* Returns the least number of keys of a split. With few rows (not `wide`), longer splits would give too few blocks. */
+/* Returns the least number of keys of a split (a part of a sequence's keys). With few rows (not `wide`), longer splits
+ * would give too few blocks. */
 __host__ __device__ inline int64_t least_split_keys(bool wide)
 {
     return wide ? 1024 : 512;
@@ -109,8 +110,9 @@ DEVICE block_place block_place_of(const attn_geometry &g, const plan &p, int blo
     return y;
 }
 
-/* The layout of a unit's result. A row has pieces of four floats: piece n has columns c, c + 1, c + 8 and c + 9, where
- * c = first_column(n). Pieces lie in the order of the threads, so that a warp writes whole cache lines. */
+/* The layout of the result of a split or a split group. A row has pieces of four floats: piece n has columns c, c + 1,
+ * c + 8 and c + 9, where c = first_column(n). Pieces lie in the order of the threads, so that a warp writes whole cache
+ * lines. */
 enum { PIECES_OF_ROW = DV / 4, UNIT = BM * PIECES_OF_ROW };
 DEVICE int first_column(int n)
 {

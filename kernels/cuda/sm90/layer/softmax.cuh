@@ -53,9 +53,9 @@ template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE
 
 /* Turns S into P. `rescale` gets the factors for the rows of O, which are exactly 1 where the reference stays.
  * midway(sum) is called when a row's maximum and a quarter of its exponentials are known; `sum` is >= 0 or NaN and
- * depends on them, so that ptxas cannot move code that uses it up. IN_TURN = 1 makes the second row's maximum depend on
- * the first row's, so that ptxas schedules it during the first row's exponentials. With IN_TURN = 2 it also depends on
- * the first of these exponentials. BY_BITS: is_high() is true for all rows. */
+ * depends on them, so that ptxas cannot move code that uses `sum` to an earlier place. IN_TURN = 1 makes the second
+ * row's maximum depend on the first row's, so that ptxas schedules it during the first row's exponentials. With IN_TURN
+ * = 2 it also depends on the first of these exponentials. BY_BITS: is_high() is true for all rows. */
 template <int N, int IN_TURN = 0, bool BY_BITS = false, class REFERENCE, class F>
 DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
