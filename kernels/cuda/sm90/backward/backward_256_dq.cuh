@@ -180,7 +180,7 @@ template <typename T, class X> struct query_gradients {
     consumer<2> me;
     const int row0;
     ring<X::STAGES_KV> at; /* position of this warpgroup's newest tile in the ring of buffers for K and V */
-    int tile;              /* this warpgroup's newest tile of keys */
+    int tile;
     /* all rows of this warpgroup see all keys of tiles free_first to free_last - 1 */
     int free_first, free_last;
     float lse2[2], delta[2]; /* lse in base 2, and delta, of the thread's two rows */

@@ -272,7 +272,7 @@ DEVICE float2 counted(const float *sums)
  * always be finite. */
 template <class X> struct promoted_sums {
     typedef sum_words<X> words;
-    /* factors by which the thread's two rows of O were rescaled, and by which the sums in shared memory were not yet */
+    /* factors by which the sums in shared memory must still be multiplied, for the thread's two rows */
     float left[2] = { 0, 0 };
 
     DEVICE static void clear(words &sums, int lane)

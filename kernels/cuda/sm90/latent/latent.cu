@@ -84,7 +84,7 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
         };
 #pragma unroll
         for (int turn = 0; turn < 2; turn++) {
-            /* halves are requested in the order in which they are released */
+            /* the halves of a buffer are requested in the order in which they are released */
             const int half = turn ^ s;
             /* only lane 0 waits, because a lane that comes late to the wait might miss the phase */
             if (lane == 0) {

@@ -85,7 +85,7 @@ DEVICE head_tile head_tile_of(const ending_order &x, int t)
     /* The order has three parts: the work tiles of all heads except the last heads, then the long and then the short
      * work tiles of the last heads. */
     tile_order part = x;
-    int head = 0, tile = 0; /* the first head and the first tile of the part that t belongs to */
+    int head = 0, tile = 0; /* first head and first tile of the part of the order that t belongs to */
     part.heads = x.last_heads;
     if (t >= part.heads * part.per_head) {
         t -= part.heads * part.per_head, head = x.last_heads;

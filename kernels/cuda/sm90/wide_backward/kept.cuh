@@ -30,8 +30,8 @@ enum { THREADS = 384, STAGES = 4 };
  * slower consumer, and each piece takes at least one buffer. */
 enum { WORKS = STAGES + 2 };
 
-/* Key/value heads `head` to head + heads - 1, counted over all batch rows, and row tiles `row` to row + rows - 1 of
- * each. A part with only some row tiles of a head has one head. */
+/* Key/value heads `head` to head + heads - 1, counted over all batch rows, and row tiles (128 queries each) `row` to
+ * row + rows - 1 of each. A part with only some row tiles of a head has one head. */
 struct kept_part {
     int head, heads, row, rows;
     bool first, last; /* whether this part contains the first, and the last, row tile of its heads */
@@ -102,7 +102,8 @@ DEVICE row_tile row_tile_of(const cuda_args &a, const kept_plan &p, int head, in
     return x;
 }
 
-/* Returns whether FlashMask and keep_mask leave a pair of a row tile and a key tile visible. */
+/* Returns whether FlashMask and keep_mask may leave a pair of the row tile (128 queries) and the key tile (256 keys)
+ * visible. */
 DEVICE bool shows(const cuda_args &a, const kept_plan &p, int b, int h, int i0, int Sq, int key_tile)
 {
     if (p.mask.bounds) {

@@ -218,7 +218,7 @@ template <typename T, score_form FORM> struct score_maker {
         for (int n = 0; n < STEP / 2; n++) S[n] = exp2_fast(S[n]);
     }
 
-    /* The derivative of softcap of a hidden pair (P = 0) may be NaN, so its result is set to 0. */
+    /* The derivative of softcap of a hidden pair (P = 0) may be NaN, so the result for such a pair is set to 0. */
     DEVICE static uint32_t capped_P(const float (&P)[STEP / 2], const float (&derivative)[STEP / 2], int n)
     {
         return pack<T>(P[2 * n] == 0 ? 0 : P[2 * n] * derivative[2 * n],
