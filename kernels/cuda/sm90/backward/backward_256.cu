@@ -430,7 +430,6 @@ kept_part kept_part_of(const attn_plan *plan)
     const int64_t tiles = attn_tiles(query_tiles_per_head(d, QUERY_TILE), 2) * width;
     if (tiles > fit || tiles * g.group > fit) return {};
     const int64_t most = attn_min64(fit / (tiles * g.group), heads);
-    /* number of heads per part (the heads of one launch), so that all parts are about equal */
     const int64_t even = attn_tiles(heads, attn_tiles(heads, most));
     return { even, width, even * tiles * g.group * KEPT_TILE * 2 };
 }

@@ -58,7 +58,6 @@ struct plan {
      * some tiles have no rows */
     tile_order keys, queries;
     int heads;
-    /* number of parts of the heads, and the part that this launch computes */
     int parts, part;
     kept_tiles kept;
     backward_scratch scratch;
@@ -183,7 +182,7 @@ template <typename T, class X> struct query_gradients {
     int tile;
     /* all rows of this warpgroup see all keys of tiles free_first to free_last - 1 */
     int free_first, free_last;
-    float lse2[2], delta[2]; /* lse in base 2, and delta, of the thread's two rows */
+    float lse2[2], delta[2];
     const k_major_low<BM> Q, dO;
     const k_major_low<BN> first_KV;
     const mn_major_low<BN> first_K_down;

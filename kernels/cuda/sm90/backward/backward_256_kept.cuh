@@ -14,7 +14,7 @@ namespace {
 
 template <class X> struct shared_kept {
     alignas(1024) uint16_t K[X::STAGES_KEPT][X::BN * X::D];
-    alignas(1024) uint16_t dS[X::STAGES_KEPT][2][KEPT_TILE]; /* [buffer][w]: the tile of dS for consumer w */
+    alignas(1024) uint16_t dS[X::STAGES_KEPT][2][KEPT_TILE];
     barrier_pairs<X::STAGES_KEPT> bars;
     query_place place;
     key_tiles own[2]; /* [w]: the tiles of keys that consumer w sees */

@@ -123,7 +123,6 @@ template <typename T, class X> struct preparer {
         }
     }
 
-    /* Returns sum + x . y. Each of x and y holds two 16-bit numbers. */
     static DEVICE float dot(uint32_t x, uint32_t y, float sum)
     {
         const float2 u = unpack<T>(x), v = unpack<T>(y);

@@ -131,7 +131,7 @@ template <class X> struct shared {
     uint64_t K_full, K_empty, V_full, V_empty, loaded, dS_full[X::STAGES_DS];
     barrier_pairs<2> bars_work;
     block_place work[2]; /* descriptions of the present and the next tile of keys */
-    block_place place;   /* the tile of keys that the consumers process at present */
+    block_place place;
 };
 
 DEVICE head_tile keys_of(const plan &p, int t)

@@ -545,7 +545,6 @@ template <typename T, class X, typename R> struct gradients {
         if (X::TURNS) me.next_turn();
     }
 
-    /* Waits for the products S and dP of the next tile of queries, and turns S into P. */
     DEVICE void end_P(float (&S)[BM / 2], float (&dP)[BM / 2])
     {
         uint32_t drawn[BM / 64];
@@ -710,7 +709,6 @@ template <typename T, class X, typename R> struct gradients {
         phase ^= 1;
     }
 
-    /* Computes dK and dV of a tile of keys from all tiles of queries that see these keys, and stores them. */
     DEVICE void add_rounds(float (&dK)[D / 2], float (&dV)[D / 2], int rounds)
     {
         float S[BM / 2], dP[BM / 2];
@@ -897,7 +895,7 @@ int64_t words_of(const attn_plan *plan)
 }
 
 /* Returns whether prepare_ahead zeroes the sums of dQ. Otherwise the first block with dQ for some queries stores it,
- * and other blocks wait for that store, which may take longer in a long causal sequence. */
+ * and other blocks wait for that store. */
 bool wants_zeros(const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;

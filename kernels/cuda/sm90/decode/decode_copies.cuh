@@ -118,7 +118,7 @@ template <typename T, class X> struct copies_by_engine {
     template <class F> DEVICE void begin(F queries)
     {
         filled = keys.steps < SLOTS ? keys.steps : SLOTS;
-        if constexpr (X::FEW) { /* each of the four warps loads the tile of one buffer */
+        if constexpr (X::FEW) {
             const int warp = threadIdx.x / 32, slot = at.slot + warp;
             static_assert(SLOTS == WARPS, "all slots");
             if (warp < filled) fill<true>(warp, slot >= SLOTS ? slot - SLOTS : slot);
@@ -142,8 +142,8 @@ template <typename T, class X> struct copies_by_engine {
 
     DEVICE void clear_tail(uint16_t *tile, int j) const
     {
-        /* `rows`: rows of tile j before the sequence's end. The swizzle moves pieces of 16 bytes only within a row, so
-         * it does not matter here. */
+        /* number of rows of tile j before the sequence's end; whole rows are cleared, so the swizzle within a row does
+         * not matter */
         const int rows = Sk - j * X::BN, PIECES = CHUNK / 8;
         if (rows >= X::BN) return;
 #pragma unroll 1

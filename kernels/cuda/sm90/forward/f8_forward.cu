@@ -389,7 +389,6 @@ template <class X> struct attention {
     }
 
     DEVICE int warp_index() const { return me.w * 4 + me.warp; }
-    /* Returns the first of the thread's two rows, which are 8 apart. */
     DEVICE int row_of(const work_tile &x) const { return x.i0 + me.w * 64 + me.warp * 16 + me.lane / 4; }
 
     /* Turns raw scores of the first N keys of tile j into P. CAREFUL: some keys may be hidden, or scores must change
@@ -543,7 +542,6 @@ template <class X> struct attention {
     DEVICE void finish(float (&O)[X::COLUMNS / 2], const tile_end &end, const work_tile &x)
     {
         const int warp_row = x.i0 + me.w * 64 + me.warp * 16;
-        /* O without the 8 columns that compute l */
         float(&out)[D / 2] = *(float(*)[D / 2]) & O;
         const bool finite = finish_rows(out, end.factor) && end.finite;
         const bool any = __any_sync(0xffffffff, !finite);
@@ -829,7 +827,6 @@ const shape_row shapes[] = {
 };
 /* clang-format on */
 
-/* Returns the first row of shapes[] that fits the problem, or NULL. `masked`: the problem has a mask. */
 const shape_row *shape_of(const attn_problem *p, bool masked)
 {
     const attn_dims d = attn_dims_of(p);

@@ -200,7 +200,6 @@ struct forward_job {
     split_rule splits = NO_SPLITS;
 };
 
-/* Sets the plan, except for numbers that differ between the launches of a run. */
 void make_plan(const forward_job &job, int BM, int BN, plan &p)
 {
     const attn_geometry &g = job.read.g;
@@ -248,7 +247,6 @@ pair_layout pair_layout_of(const attn_problem *p, const attn_geometry &g, int BN
     return x;
 }
 
-/* Sets the members of struct pair_plan that struct plan does not have, and sets `reference`, `mods` and `mask` anew. */
 void make_pair_plan(const forward_job &job, int BN, pair_plan &p)
 {
     const attn_geometry &g = job.read.g;

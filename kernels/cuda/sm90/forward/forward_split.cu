@@ -23,7 +23,7 @@ template <typename T, class X>
 __global__ void __launch_bounds__(X::DV)
     merge_splits(const __grid_constant__ split_plan p, const __grid_constant__ cuda_args a)
 {
-    const int WARPS = 4 * X::C, AHEAD = 4; /* AHEAD: number of splits whose sums a thread loads at a time */
+    const int WARPS = 4 * X::C, AHEAD = 4;
     const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32, warp = blockIdx.x % WARPS;
     const int N = MERGE_COLUMNS / 2;
     launch_dependents();

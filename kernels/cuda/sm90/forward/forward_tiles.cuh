@@ -73,7 +73,6 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
 template <class X>
 using plan_of = std::conditional_t<X::PAIRS, pair_plan, std::conditional_t<X::SPLITS, split_plan, plan>>;
 
-/* Returns whether a list says which tiles of keys are visible, which FlashMask and keep_mask need. */
 template <class X> DEVICE bool lists_tiles(const plan_of<X> &p)
 {
     if constexpr (X::PAIRS) return p.mask.bounds || p.kept.words;
@@ -426,7 +425,7 @@ template <typename T, class X> struct attention {
 
     /* The next work tile, or a command (see REPORT). */
     struct next_work {
-        int slot; /* index in sm.recent */
+        int slot;
         /* work_tile::i0: the first row, or a negative command (REPORT, STOP or SKIP) */
         int order;
         int passed; /* number of tiles at the end of the keys that this warpgroup's rows do not see */

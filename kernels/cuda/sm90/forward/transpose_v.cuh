@@ -35,7 +35,8 @@ struct transpose_plan {
     /* [head][block of keys][block of channels]: 0, THERE or THERE_NONFINITE */
     uint32_t *marks;
     int Hk, Sk, Dv;
-    /* blocks of 128 keys per head, blocks of 64 channels per head, and number of pairs of both in all heads */
+    /* numbers of blocks of 128 keys per head, of blocks of 64 channels per head, and of units (128 keys by 64 channels)
+     * of all heads */
     int key_blocks, channel_blocks, units;
     tile_order order;
     /* true: each consumer warp transposes 128 keys by 64 channels before its other work (help_to_transpose()), because
@@ -127,7 +128,6 @@ template <int STEPS, class MEMORY> struct transposer {
         const int n = lane % step_shape::CELLS, channel = step_shape::channel_of(step) + n * 16;
         const unit &x = at(which);
         const uint32_t staging = memory.own_staging();
-        /* number of keys before the end of the sequence */
         const int keys = channel < x.channels ? x.keys - step_shape::key_of(step) : 0;
         const uint8_t *from = p.V + x.from + (step_shape::key_of(step) + lane / step_shape::CELLS) * p.row + channel;
 #pragma unroll(STEPS == 1 ? 4 : 1)

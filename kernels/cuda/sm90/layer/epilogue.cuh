@@ -215,7 +215,7 @@ DEVICE void store_floats(float *rows, int64_t stride, int count, int width, cons
                          uint16_t *staging, int lane)
 {
     const auto at = [&](int r, int piece) { return (float *)staging + r * 32 + (piece ^ (r & 7)) * 4; };
-    const int i = lane / 8, piece = lane % 8; /* the lane stores 16 bytes of every fourth row from row i on */
+    const int i = lane / 8, piece = lane % 8;
 #pragma unroll
     for (int part = 0; part < D / 32; part++) {
 #pragma unroll

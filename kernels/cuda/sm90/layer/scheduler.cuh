@@ -16,9 +16,9 @@ const int LAST_TILES = 264; /* number of short work tiles at the end of an endin
 /* ---- The order of work tiles ------------------------------------------------------------------------------------- */
 
 struct tile_order {
-    int tiles; /* number of work tiles of all heads together */
+    int tiles;
     int per_head;
-    int heads;      /* number of heads of the whole batch */
+    int heads;
     int section;    /* number of heads in a section (heads whose work tiles are ordered together) */
     int first, end; /* this launch computes work tiles `first` to `end` - 1 */
 };

@@ -19,8 +19,8 @@ const int SUMS_BARRIER = 10;
 
 template <int D_> struct mass_shape {
     static const int D = D_, C = 3, CHUNKS = D / 64, THREADS = 128 * C + 32;
-    static const int STAGES = D == 256 ? 1 : 2; /* number of buffers in each consumer's ring of queries */
-    static const int KEYS = D <= 128 ? 2 : 1;   /* number of buffers in the ring of keys */
+    static const int STAGES = D == 256 ? 1 : 2;
+    static const int KEYS = D <= 128 ? 2 : 1; /* number of buffers in the ring of keys */
 };
 
 template <class X> struct mass_memory {

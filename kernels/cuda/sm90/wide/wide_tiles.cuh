@@ -553,7 +553,7 @@ template <typename T, class X, int W> struct wide_consumer {
                                                            : fabsf(ends.top[half]) < SCORE_MOST);
         report(sound, t, number);
         if (!p.to.out) return;
-        const int row = i0 - lane / 4; /* the first of the warp's 16 rows */
+        const int row = i0 - lane / 4;
         T *const rows = out_row<T>(p.to, t.b, t.h, t.q_start + row);
         column0 += W == LEFT ? 0 : X::MOST_BOXES * 64;
 #pragma unroll

@@ -48,7 +48,7 @@ struct kept_plan {
     int columns_D, columns_Dv; /* number of blocks of columns of dQ and dK (columns_D), and of dV (columns_Dv) */
     saved s;
     flash_mask mask;
-    kept_bits keep; /* keep_mask as bits, for tiles of KEEP_KEYS keys */
+    kept_bits keep;
     pair_bias bias;
     pair_dropout dropout;
     score_mods mods;
@@ -142,7 +142,6 @@ template <int FIRST, int SECOND, class WORK> struct kept_shared {
     barrier_pairs<STAGES> bars;
 };
 
-/* Initialises the barriers, and waits for the end of the stream's previous kernel. */
 template <class SHARED> DEVICE void begin_block(SHARED &sm)
 {
     if (threadIdx.x == 0) {

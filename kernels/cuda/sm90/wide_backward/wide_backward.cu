@@ -45,10 +45,10 @@ int columns_index(const attn_dims &d)
 
 /* How a problem is divided, and where this backward's own part of the workspace lies, in bytes. */
 struct kept_layout {
-    int64_t heads;                 /* number of key/value heads of the whole batch */
-    int64_t query_tiles;           /* number of row tiles (128 queries each) of a query head */
-    int64_t key_blocks;            /* number of blocks of 128 keys of a key/value head */
-    int64_t width;                 /* the largest number of key tiles (256 keys each) that a row tile sees */
+    int64_t heads;
+    int64_t query_tiles;
+    int64_t key_blocks;
+    int64_t width;
     int64_t part_heads, part_rows; /* the most heads in a part, and the most row tiles of a head in a part; 0: P and dS
                                     * do not fit */
     int64_t sums, extremes, keep, marks, bytes;
