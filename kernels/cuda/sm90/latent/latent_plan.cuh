@@ -24,7 +24,7 @@ struct plan {
     int tiles, units;
     /* true: a unit is a group of splits, which one block computes; false: a unit is one split */
     int walks;
-    float4 *O;      /* [unit][piece_of()]: partial sums O, 64 rows of 512 columns for each unit */
+    float4 *O;      /* [split or split group][piece_of()]: partial sums O, 64 rows of 512 columns each */
     float2 *ml;     /* for each row of O: its reference m (x), which was subtracted from its scores before exp2, and its
                      * sum l (y) */
     uint8_t *flags; /* two flags per row of out: nonzero if the row's left or right half must be recomputed */
