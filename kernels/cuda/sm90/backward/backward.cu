@@ -1,11 +1,9 @@
-/* backward.cu: tile shapes of the Hopper backward up to head size 128. The shapes of this file are for problems without
- * options, and for problems with softcap, ALiBi or FlashMask. backward_pairs.cu has the shapes for problems with a
- * bias, keep_mask or dropout. The kernel is in backward_tiles.cuh. */
+/* backward.cu: tile shapes of the Hopper backward up to head size 128, for problems without bias, keep_mask and
+ * dropout. The kernel is in backward_tiles.cuh. */
 #include "kernels/cuda/sm90/backward/backward_tiles.cuh"
 
 namespace {
 
-/* The tile shapes, in the order of the classes of head size that backward_class() returns. */
 const shape_row shapes[] = {
     row<shape<64, 128, PLAIN>>(),  row<shape<128, 64, PLAIN>>(),        row<shape<64, 128, CAPPED>>(),
     row<shape<128, 64, CAPPED>>(), row<shape<64, 128, WITH_OPTIONS>>(), row<shape<128, 64, WITH_OPTIONS>>(),

@@ -1,11 +1,8 @@
-/* backward.cuh: code that the backward kernels of this folder share: which keys a block owns and which queries see
- * them, how tiles of queries arrive in shared memory, the arithmetic from scores to P and dS, the repair of keys whose
- * gradients are not finite, and the test of which problems TMA can load.
+/* backward.cuh: code that the Hopper backward kernels of this folder share.
  *
  * The template parameter X is the shape of a kernel instance. BM: queries per tile, which are UNITS times 64. BN: keys
- * per block. CHUNKS: number of chunks of 64 channels in a row of Q and K. CHUNKS_V: number of such chunks in a row of V
- * and dO. The template parameter SHARED is the block's shared memory. Its rings of Q, of dO and of the queries' values
- * (lse and delta) have the member names that these functions use. */
+ * per block. CHUNKS: number of chunks of 64 channels in a row of Q and K. CHUNKS_V: the same for V and dO. The template
+ * parameter SHARED is the block's shared memory. */
 #ifndef ATTN_SM90_BACKWARD_CUH
 #define ATTN_SM90_BACKWARD_CUH
 
@@ -19,8 +16,7 @@
 
 namespace {
 
-/* CONSUMERS: number of threads of both consumer warpgroups. ZERO_BARRIER: the named barrier at which these threads meet
- * in zero_rows(). */
+/* CONSUMERS: number of threads of both consumer warpgroups. ZERO_BARRIER: the named barrier of zero_rows(). */
 enum { CONSUMERS = 256, ZERO_BARRIER = 12 };
 
 /* ---- A block of keys --------------------------------------------------------------------------------------------- */
@@ -36,18 +32,16 @@ struct block_place {
     /* index of the key/value head, counted over all batch rows (a packed problem has one batch row) */
     int head;
     int b, hk, j0;
-    int rows; /* number of rows of dk and dv to write; with seqlens_k, rows of padding are included and get zeros */
+    int rows;        /* number of rows of dk and dv to write, including rows of padding, which get zeros */
     int first, last; /* query tiles `first` to `last` - 1 see at least one of the tile's keys */
-    /* the query tile with which the block begins; after tile last - 1 the block goes on with tile `first`, so that it
-     * visits all tiles */
+    /* the query tile with which the block begins; after tile last - 1 it continues with tile `first` */
     int begin;
     key_band band;
     int Sq;
-    /* Returns the number of query tiles that the block visits in each head of the group. */
     DEVICE int tiles() const { return last - first; }
 
-    /* Query tile `tile` sees a range of key tiles. Returns how many key tiles of this range come after this one. (Query
-     * i sees keys i + lo to i + hi - 1, see struct key_band.) */
+    /* Returns how many key tiles after this one are seen by query tile `tile`. (Query i sees keys i + lo to i + hi -
+     * 1.) */
     template <class X> DEVICE int after(int tile) const
     {
         return min((tile * X::BM + X::BM + band.hi - 2) / X::BN, (band.Sk - 1) / X::BN) - j0 / X::BN;
@@ -60,8 +54,7 @@ DEVICE key_band band_of(const attn_geometry &g, const attn_sequence &s)
     return key_band_of((int)attn_align(&g, &s), left, right, (int)s.Sk);
 }
 
-/* Returns the ranges of a sequence's queries and keys, as attn_sequence_of() does, with less code. It is for problems
- * without PADDING_FEATURES. */
+/* Does what attn_sequence_of() does, with less code, for problems without PADDING_FEATURES. */
 DEVICE attn_sequence sequence_without_padding(const attn_geometry &g, int b)
 {
     attn_sequence s;
@@ -72,9 +65,8 @@ DEVICE attn_sequence sequence_without_padding(const attn_geometry &g, int b)
     return s;
 }
 
-/* Fills x, the description of a tile of keys. `at` names a key/value head and one of its tiles of keys. In packed
- * problems, tiles are counted over the keys of all sequences. x is passed by reference and not returned, because the
- * calling thread has few registers. */
+/* Fills x for the key/value head and the tile of keys in `at`. x is passed by reference, because the calling thread has
+ * few registers. */
 template <class X, bool PADDING = true>
 DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &at)
 {
@@ -92,7 +84,7 @@ DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &
     x.Sq = (int)x.s.Sq;
     x.band = band_of(g, x.s);
     x.rows = max(min((int)(g.dims.packed ? x.s.Sk : g.dims.Sk) - x.j0, X::BN), 0);
-    /* Query i sees keys i + lo to i + hi - 1, so key j is seen by the queries i with j - hi < i <= j - lo. */
+    /* key j is seen by the queries i with j - hi < i <= j - lo */
     const int last_key = min(x.j0 + X::BN, x.band.Sk) - 1;
     int first = 0, last = 0;
     if (last_key >= x.j0) {
@@ -132,8 +124,8 @@ DEVICE void load_Q(SHARED &sm, const cuda_args &a, const backward_scratch &scrat
     load_tile<X::BM, X::CHUNKS, 64>(smem_addr(sm.Q[at.stage]), &m.Q,
                                     { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b }, bar,
                                     X::UNITS * sizeof(row_values));
-    /* A unit of 64 queries past the end of the sequence has no lse and delta of its own. It gets lse and delta of the
-     * last unit that exists, because these are finite; the scores of the unit are masked. */
+    /* 64 queries past the end of the sequence get the finite lse and delta of the last 64 that exist; their scores are
+     * masked. */
     for (int n = 0; n < X::UNITS; n++) {
         const int unit = min(tile * X::UNITS + n, last_unit);
         bulk_load(smem_addr(&sm.values[at.stage][n]), scratch.values + query_tile(a, x.s, x.b, h, unit),
@@ -149,11 +141,11 @@ DEVICE void load_dO(SHARED &sm, const cuda_args &a, const maps &m, const block_p
                                        { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b });
 }
 
-/* Sets the rows of a tile from row `first` on to zero. All threads of both consumers must call this function, because
- * it ends with a barrier. */
+/* Sets the rows of a tile from row `first` on to zero. All threads of both consumers must call it, because it ends with
+ * a barrier. */
 template <int ROWS, int CHUNKS> DEVICE void zero_rows(uint16_t *tile, int first)
 {
-    const int n = (int)threadIdx.x - 128, piece = n % 8; /* a row of 64 numbers has 8 pieces of 16 bytes */
+    const int n = (int)threadIdx.x - 128, piece = n % 8;
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++)
         for (int row = first + n / 8; row < ROWS; row += CONSUMERS / 8)
@@ -193,8 +185,8 @@ template <int BM> DEVICE void exponents_of(float (&S)[BM / 2], const row_values 
     }
 }
 
-/* Turns dP into dS = P (dP - delta) for queries FIRST to LAST - 1 of the tile. instead_of(pair, n) returns the two
- * numbers that replace the n-th pair of P. A pair is two neighbouring registers. */
+/* Turns dP into dS = P (dP - delta) for queries FIRST to LAST - 1 of the tile. instead_of(pair, n) may replace the n-th
+ * pair of P. */
 template <int FIRST, int LAST, int N, class F>
 DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values *values, int lane, F instead_of)
 {
@@ -229,8 +221,7 @@ DEVICE void differences_of_rounded(uint32_t (&P)[BM / 16][4], const float (&dP)[
 
 /* ---- Recomputing rows whose results are not finite --------------------------------------------------------------- */
 
-/* Recomputes dK and dV of the 16 keys of warp n of a block, key by key. It is called if one of these gradients is not
- * finite. */
+/* Recomputes dK and dV of the 16 keys of warp n of a block, key by key. */
 template <class X> DEVICE void repair_keys_of(const cuda_args &a, const saved &s, const block_place &x, int n)
 {
     const int first = n % (X::BN / 16) * 16;
@@ -239,8 +230,8 @@ template <class X> DEVICE void repair_keys_of(const cuda_args &a, const saved &s
 
 /* ---- Functions of the host --------------------------------------------------------------------------------------- */
 
-/* key_tiles_per_head() and query_tiles_per_head() return how many tiles of keys, or of queries, a head has. In packed
- * problems a few of these tiles have no rows. */
+/* Return the number of tiles of keys, or of queries, of a head. In packed problems a few of these tiles have no
+ * rows. */
 int64_t key_tiles_per_head(const attn_dims &d, int keys)
 {
     return d.packed ? d.total_k / keys + d.B : attn_tiles(d.Sk, keys);
@@ -260,8 +251,8 @@ template <class X> bool make_maps(maps &m, const attn_geometry &g)
            tma_map(&m.dO, tma_tensor_of(g.view[ATTN_T_dout], e.B, d.H, e.rows_q, d.Dv), X::BM);
 }
 
-/* Returns whether TMA can load the problem: it has at least one row, its numbers of rows fit in 32 bits, and its
- * strides fit TMA and accesses of 16 bytes. */
+/* Returns whether TMA can load the problem: it needs at least one row, numbers of rows in 32 bits, and suitable
+ * strides. */
 bool backward_walkable(const attn_plan *plan)
 {
     static const struct {

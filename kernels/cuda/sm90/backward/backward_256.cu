@@ -1,39 +1,14 @@
-/* backward_256.cu: flash attention backward for Hopper, head dims from 129 to 256.
+/* backward_256.cu: flash attention backward for Hopper, head sizes from 129 to 256. README.md has the schedule.
  *
- * dK and dV of 64 keys take 128 registers each in a warpgroup's threads, and dQ of a tile would take another 64. These
- * sums do not fit into the registers of a block of 128 keys (backward.cu). With 64 keys per block, the additions to dQ
- * would take longer than all products. Blocks of keys therefore compute dK and dV and store dS in global memory, 16
- * bits per element. Blocks of queries compute dQ from dS. No sum leaves its registers before it is complete, and
- * nothing is added in memory: all gradients are deterministic.
+ * Registers hold dK and dV of only 64 keys. Blocks of 64 keys therefore compute dK and dV and store dS in global
+ * memory, 16 bits per element; blocks of 128 queries then compute dQ = dS K (backward_256_kept.cuh). The first consumer
+ * of a block of keys computes S, P and dV. The second one takes P from shared memory and computes dP, dS and dK.
  *
- *   keys        A block owns 64 keys and goes over tiles of 64 queries, for every head of the group. The two consumers
- *               divide the products between them. They exchange P, 8 KB in two stages of shared memory:
+ * The memory for dS is limited (KEPT_BYTES), so the heads are processed in parts. Where dS is not stored, blocks of
+ * queries compute S and dP again (backward_256_dq.cuh). Nothing is added in memory, so all gradients are deterministic.
  *
- *                   first consumer                              second consumer
- *                     S^T = K Q^T                                 dP^T = V dO^T
- *                     P^T = exp(S^T - lse), shared                dS^T = P^T (dP^T - delta)
- *                     dV += P^T dO, P^T in registers              dK += dS^T Q, dS^T in registers
- *                                                                 dS^T to memory, during the products of dK and dP
- *
- *               Each consumer issues the second product of a round and then the first product of the next round. When
- *               both products are complete, the consumer does the arithmetic of the next round, while the other
- *               consumer's products run. A part of K and of V stays in registers, because S and dP use the full
- *               bandwidth of shared memory.
- *
- *   queries     (backward_256_kept.cuh) A block owns 128 queries: dQ = dS K.
- *
- * The memory for dS is limited to 520 MiB of the workspace (KEPT_BYTES), so the heads are processed in parts: for each
- * part the blocks of keys run first, then the blocks of queries. dS is not stored if dS of one key/value head exceeds
- * the limit, if the problem is packed or has seqlens_q, if dQ is not wanted, or if neither dK nor dV is wanted. In
- * these cases blocks of queries compute S and dP again (backward_256_dq.cuh), which costs seven products instead of
- * five. The bits of dQ are the same with and without stored dS, because dS is always computed from the rounded P.
- *
- * Elements past the end of a tensor arrive as zeros (tma.cuh). In packed problems, or with lengths, rows past the end
- * of a sequence belong to another sequence or to padding. Such rows are set to zero in shared memory, because P = 0
- * times NaN is NaN.
- *
- * A NaN or infinity in Q, K, V or dO of a hidden pair is multiplied by P = 0 inside a product, which gives NaN. A warp
- * whose dK, dV or dQ is not finite leaves a mark, and repair_keys or repair_queries computes its rows one by one. */
+ * Rows past the end of a sequence are set to zero in shared memory, because P = 0 times NaN is NaN. A warp whose dK, dV
+ * or dQ is not finite sets a flag, and repair_keys or repair_queries recomputes its rows one by one. */
 #include "kernels/cuda/sm90/backward/backward_256_kept.cuh"
 
 namespace {
@@ -41,24 +16,24 @@ namespace {
 /* ---- Blocks of keys: shared memory, and the thread that loads tiles ---------------------------------------------- */
 
 template <class X> struct shared_keys {
-    /* K of the block's keys; after the last product with K, this memory holds dV on its way to global memory */
+    /* K of the block's keys; at the end dV on its way to global memory */
     alignas(1024) uint16_t K[X::BN * X::D];
     alignas(1024) uint16_t V[X::BN * X::DV];
-    /* a ring of tiles of Q; after the last product with Q, buffer 0 holds dK on its way to global memory */
+    /* Q; at the end buffer 0 holds dK on its way to global memory */
     alignas(1024) uint16_t Q[X::STAGES][X::BM * X::D];
     alignas(1024) uint16_t dO[X::STAGES][X::BM * X::DV];
-    alignas(1024) uint16_t dS[X::BN * X::BM]; /* dS is stored here before it is copied to global memory */
-    /* P^T as an operand of a product in registers: each thread of a consumer has 16 bytes per step of 16 queries */
+    alignas(1024) uint16_t dS[X::BN * X::BM]; /* dS on its way to global memory */
+    /* P^T as a register operand: 16 bytes per thread of a consumer and step of 16 queries */
     uint4 P[X::STAGES_P][X::BM / 16][128];
     alignas(16) row_values values[X::STAGES][X::UNITS];
     barrier_pairs<X::STAGES> bars_Q, bars_dO;
-    /* barriers for each pair of warps, one of each consumer, that exchange P */
+    /* one pair of barriers per warp, by which it hands P to the same warp of the other consumer */
     barrier_pairs<X::STAGES_P> bars_P[4];
     uint64_t K_full, V_full;
     block_place place;
 };
 
-/* Loads the block's keys, and then the tiles of queries, head after head. The producer's thread runs this. */
+/* Loads the block's keys, then the tiles of queries. One thread of the producer runs this. */
 template <class X>
 DEVICE void load_rounds(shared_keys<X> &sm, const cuda_args &a, const plan &p, const maps &m, const block_place &x)
 {
@@ -80,9 +55,8 @@ DEVICE void load_rounds(shared_keys<X> &sm, const cuda_args &a, const plan &p, c
 
 /* ---- Blocks of keys: the warpgroups that multiply (consumers) ---------------------------------------------------- */
 
-/* Loads the first STEPS steps (16 channels each) of a K-major operand into registers, in the layout of wgmma. The
- * operand has ROWS rows per chunk of 64 channels. Products that read the operand from registers save bandwidth of
- * shared memory, which is fully used. */
+/* Loads STEPS steps (16 channels each) of a K-major operand into registers, which saves bandwidth of shared memory.
+ * ROWS: rows of the operand per chunk of 64 channels. */
 template <int STEPS, int ROWS>
 DEVICE void hold_steps(uint32_t (&held)[STEPS][4], const uint16_t *tile, int warp, int lane)
 {
@@ -95,8 +69,8 @@ DEVICE void hold_steps(uint32_t (&held)[STEPS][4], const uint16_t *tile, int war
         }
 }
 
-/* Computes d = A B (64 rows and N columns), where A has 16 * STEPS columns. The first 16 * HELD columns of A are in
- * registers, and the others in shared memory. */
+/* Computes d = A B (64 rows, N columns). The first 16 * HELD of A's 16 * STEPS columns are in registers, the others in
+ * shared memory. */
 template <typename T, int N, int STEPS, int HELD, class A, class B>
 DEVICE void multiply_held(float (&d)[N / 2], const uint32_t (&held)[HELD][4], const A &a, const B &b)
 {
@@ -108,8 +82,7 @@ DEVICE void multiply_held(float (&d)[N / 2], const uint32_t (&held)[HELD][4], co
     wgmma_commit();
 }
 
-/* What the two consumers have in common: a consumer's round (one tile of queries of one head), its positions in the
- * rings, and how it waits, steps to the next round and stores its gradient. */
+/* What the two consumers have in common. A round is one tile of queries of one head. */
 template <typename T, class X> struct half_of_keys {
     static const int BM = X::BM, BN = X::BN;
     typedef uint32_t operand[BM / 16][4];
@@ -119,10 +92,9 @@ template <typename T, class X> struct half_of_keys {
     const block_place &x;
     consumer<2> me;
     const int rounds;
-    /* tile: the newest tile of queries; h: the query head of this tile, counted from the first head that this launch
-     * computes */
+    /* the newest tile of queries, and its query head, counted from the first head of this launch */
     int tile, h;
-    ring<X::STAGES> at;         /* position of the newest tile of queries in the ring of buffers for Q (and dO) */
+    ring<X::STAGES> at;         /* position of the newest tile of queries in the rings of Q and dO */
     ring<X::STAGES_P> handover; /* position in the ring of buffers through which one consumer passes P to the other */
 
     DEVICE half_of_keys(const cuda_args &a_, const plan &p_, shared_keys<X> &sm_, const block_place &x_, int w)
@@ -137,7 +109,7 @@ template <typename T, class X> struct half_of_keys {
         if (++tile == x.last) tile = x.first, h++;
     }
 
-    /* Waits until K or V, this consumer's operand, has arrived. Sets rows past the end of the sequence to zero. */
+    /* Waits for this consumer's operand, K or V. Sets rows past the end of the sequence to zero. */
     DEVICE void await_keys(uint64_t &full)
     {
         const int keys = x.band.Sk - x.j0;
@@ -149,8 +121,8 @@ template <typename T, class X> struct half_of_keys {
             zero_rows<BN, X::CHUNKS_V>(sm.V, keys);
         }
     }
-    /* Waits until the newest tile of queries has arrived, and sets rows past the end of the sequence to zero. Both
-     * consumers must call this function before their first product with the tile, because it may contain a barrier. */
+    /* Waits for the newest tile of queries. Both consumers must call this before their first product with the tile,
+     * because it may contain a barrier. */
     DEVICE void await_queries(barrier_pairs<X::STAGES> &bars)
     {
         await_full(bars, at);
@@ -164,8 +136,8 @@ template <typename T, class X> struct half_of_keys {
 
     DEVICE uint4 *handed(int n) { return &sm.P[handover.stage][n][me.warp * 32 + me.lane]; }
 
-    /* Multiplies this consumer's sums (dK or dV) by `factor`, writes them to shared memory, and stores them from there
-     * as rows of the gradient. Sets the warp's flag if a result is not finite. */
+    /* Multiplies dK or dV by `factor` and stores it through shared memory. Sets the warp's flag in p.nonfinite if a
+     * result is not finite. */
     template <int N>
     DEVICE void finish(float (&sums)[N / 2], float factor, attn_tensor_id gradient, int64_t width, uint16_t *staging,
                        int t)
@@ -202,7 +174,6 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
         multiply_held<T, BM, X::D / 16>(S, held, K, stage_of<sizeof sm.Q[0]>(first_Q, at.stage));
     }
 
-    /* Computes P from S, for this consumer's product dV and for the other consumer, which needs it for dS. */
     DEVICE void make_P(operand &P, float (&S)[BM / 2])
     {
         if (tile < free.first || tile >= free.last)
@@ -243,8 +214,8 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
                 issue_dV(dV, P);
                 this->next_round();
                 issue_S(S, held);
-                /* Wait until the product dV is complete, because the next P is computed in the registers that this
-                 * product reads. By then all warps have also read the values of the queries (lse and delta). */
+                /* Wait for the product dV, because the next P overwrites registers that it reads. By then all warps
+                 * have also read lse and delta. */
                 wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 me.release(sm.bars_dO, now);
@@ -254,8 +225,7 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
             issue_dV(dV, P);
             retire<0>(dV);
         }
-        /* dV passes through sm.K on its way to global memory; after this warp's last product with K no other warp reads
-         * sm.K */
+        /* dV passes through the memory of K on its way to global memory */
         this->template finish<X::DV>(dV, 1, ATTN_T_dv, a.g.dims.Dv, sm.K, t);
     }
 };
@@ -279,10 +249,9 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
         multiply_held<T, BM, X::DV / 16>(dP, held, V, stage_of<sizeof sm.dO[0]>(first_dO, at.stage));
     }
 
-    /* Computes dS from dP and from the P that the other consumer has put into shared memory. */
     DEVICE void make_dS(operand &dS, const float (&dP)[BM / 2])
     {
-        await_full(sm.bars_Q, at); /* the queries' values (lse and delta) arrive with Q */
+        await_full(sm.bars_Q, at); /* lse and delta of the queries arrive with Q */
         await_full(sm.bars_P[me.warp], handover);
 #pragma unroll
         for (int n = 0; n < BM / 16; n++) {
@@ -295,14 +264,11 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
         differences_of_rounded<T, BM>(dS, dP, sm.values[at.stage], me.lane);
     }
 
-    /* Copies dS of a warp's 16 keys to global memory: the warp writes dS to shared memory and issues the copy
-     * itself. */
     DEVICE void keep_dS(const operand &dS)
     {
         if (!KEEP) return;
         uint16_t *const rows = sm.dS + me.warp * 16 * BM;
         const int i = me.lane % 16;
-        /* wait until the copy of the previous tile of dS has read the staging memory */
         if (me.lane == 0) bulk_wait_read<0>();
         __syncwarp();
 #pragma unroll
@@ -344,8 +310,8 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
                 keep_dS(dS);
                 this->next_round();
                 issue_dP(dP, held);
-                /* Wait until the product dK is complete, because the next dS is computed in the registers that this
-                 * product reads. By then all warps have also read the values of the queries (lse and delta). */
+                /* Wait for the product dK, because the next dS overwrites registers that it reads. By then all warps
+                 * have also read lse and delta. */
                 wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 retire<0>(dP);
@@ -355,12 +321,11 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
             issue_dK(dK, dS);
             keep_dS(dS);
             retire<0>(dK);
-            /* Wait until the copies have read shared memory: when this thread block has ended, another block may get
-             * that memory. */
+            /* The copies must have read shared memory before this block ends, because another block may then get it. */
             if (KEEP && me.lane == 0) bulk_wait_read<0>();
         }
-        /* dK passes through sm.Q[0] on its way to global memory. No consumer reads Q any more: the other consumer makes
-         * the last P after its last product with Q, and this consumer has received that P. */
+        /* dK passes through sm.Q[0], which no consumer reads any more: the other consumer made its last P after its
+         * last product with Q. */
         this->template finish<X::D>(dK, p.scale, ATTN_T_dk, a.g.dims.D, sm.Q[0], t);
     }
 };
@@ -401,7 +366,6 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* Recomputes dK and dV of keys one by one, where a warp has set its flag because a row of dK or dV was not finite. */
 template <class X>
 __global__ void __launch_bounds__(128) repair_keys(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
@@ -416,7 +380,6 @@ __global__ void __launch_bounds__(128) repair_keys(const __grid_constant__ cuda_
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* Returns the number of blocks of keys, all heads together. Each block has eight flags of one byte, one per warp. */
 int64_t key_blocks_of(const attn_dims &d)
 {
     return key_tiles_per_head(d, KEYS) * d.Hk * (d.packed ? 1 : d.B);
@@ -426,41 +389,34 @@ int64_t query_blocks_of(const attn_dims &d)
     return query_tiles_per_head(d, QUERIES) * d.H * (d.packed ? 1 : d.B);
 }
 
-/* The most memory for dS, in bytes. It suffices for one head of 16384 queries and keys, or for two such heads under a
- * causal mask. If dS of all heads does not fit, the heads are processed in parts. The GPU emulator of the tests has a
- * smaller limit, so that its small problems have several parts too. */
+/* The most memory for dS, in bytes: enough for one head of 16384 queries and keys. The GPU emulator of the tests has a
+ * smaller limit, so that it too computes heads in several parts. */
 #ifndef ATTN_KEPT_BYTES
 #define ATTN_KEPT_BYTES (520 << 20)
 #endif
 const int64_t KEPT_BYTES = ATTN_KEPT_BYTES;
 
-/* Returns kept_tiles::width: two tiles of queries share memory, and this is how many tiles of dS fit into it. */
+/* Returns kept_tiles::width: how many tiles of dS fit into the memory that two tiles of queries share. */
 int64_t kept_width(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
     const int64_t tiles = query_tiles_per_head(d, QUERY_TILE), keys = key_tiles_per_head(d, KEYS);
-    /* sequences have different lengths, so this function assumes the largest case: every tile of queries sees all
-     * keys */
+    /* sequences differ in length, so assume that every tile of queries sees all keys */
     if (g.seqlens_k) return 2 * keys;
     const attn_sequence whole = { 0, 0, d.Sq, d.Sk };
     const int64_t align = attn_align(&g, &whole), left = attn_min64(g.left, FAR), right = attn_min64(g.right, FAR);
-    const auto seen =
-        /* Returns how many tiles of keys a tile of queries sees. Rows of the tile of queries past the end of the
-         * sequence count too. */
-        [&](int64_t tile) {
-            const int64_t first = attn_max64(tile * QUERY_TILE + align - left, 0) / KEYS,
-                          last = attn_tiles(attn_max64(attn_min64((tile + 1) * QUERY_TILE + align + right, d.Sk), 0),
-                                            KEYS);
-            return attn_max64(last - first, 0);
-        };
+    const auto seen = [&](int64_t tile) {
+        const int64_t first = attn_max64(tile * QUERY_TILE + align - left, 0) / KEYS,
+                      last = attn_tiles(attn_max64(attn_min64((tile + 1) * QUERY_TILE + align + right, d.Sk), 0), KEYS);
+        return attn_max64(last - first, 0);
+    };
     int64_t width = 1;
     for (int64_t n = 0; n <= tiles - 1 - n; n++)
         width = attn_max64(width, seen(n) + (n < tiles - 1 - n ? seen(tiles - 1 - n) : 0));
     return width;
 }
 
-/* How dS is stored. `heads`: number of key/value heads whose dS is in memory at the same time; 0: dS is not stored, so
- * dQ is computed from S and dP. */
+/* `heads`: number of key/value heads whose dS is in memory at the same time; 0: dS is not stored. */
 struct kept_part {
     int64_t heads, width, bytes;
 };
@@ -471,11 +427,9 @@ kept_part kept_part_of(const attn_plan *plan)
     const auto wanted = [&](attn_tensor_id t) { return plan->problem->tensor[t].rank != 0; };
     if (d.packed || g.seqlens_q || !wanted(ATTN_T_dq) || !(wanted(ATTN_T_dk) || wanted(ATTN_T_dv))) return {};
     const int64_t heads = d.B * d.Hk, width = kept_width(g), fit = KEPT_BYTES / (KEPT_TILE * 2);
-    /* number of tiles of dS of one query head */
     const int64_t tiles = attn_tiles(query_tiles_per_head(d, QUERY_TILE), 2) * width;
     if (tiles > fit || tiles * g.group > fit) return {};
     const int64_t most = attn_min64(fit / (tiles * g.group), heads);
-    /* number of heads in each part (the heads of one launch), chosen so that the parts are about equal */
     const int64_t even = attn_tiles(heads, attn_tiles(heads, most));
     return { even, width, even * tiles * g.group * KEPT_TILE * 2 };
 }
@@ -485,7 +439,7 @@ struct backward_job {
     cudaStream_t stream;
     backward_run run = {};
     kept_part kept;
-    /* memory in the workspace that only this file uses: dS, and one flag (a byte) for each warp of each block */
+    /* this file's memory in the workspace: dS, and one flag (a byte) for each warp of each block */
     uint8_t *own;
 };
 
@@ -513,7 +467,6 @@ plan plan_of(const backward_job &job)
     return p;
 }
 
-/* Launches one kernel with the given number of blocks. */
 template <auto kernel, class X>
 cudaError_t launch_blocks(const backward_job &job, const plan &p, const maps &m, int64_t blocks, size_t shared_bytes)
 {
@@ -522,8 +475,7 @@ cudaError_t launch_blocks(const backward_job &job, const plan &p, const maps &m,
     return launch_dependent(kernel, blocks, X::THREADS, shared_bytes, job.stream, job.run.args, p, m);
 }
 
-/* Divides the heads into parts, and launches the kernels for one part after the other. In each part the blocks of keys
- * store dS, and then the blocks of queries read it. */
+/* Divides the heads into parts. For each part, blocks of keys store dS, and then blocks of queries read it. */
 template <typename T, class X> cudaError_t launch_parts(const backward_job &job, plan p, const maps &m)
 {
     cudaError_t code = cudaSuccess;
@@ -565,16 +517,15 @@ template <typename T, class X> cudaError_t launch(const backward_job &job)
 }
 
 struct shape_row {
-    int D, Dv;                                      /* largest head sizes that the shape can compute */
-    cudaError_t (*launch[2])(const backward_job &); /* functions that launch the kernels of the shape: [0] for
-                                                     * bfloat16, [1] for float16 */
+    int D, Dv;
+    cudaError_t (*launch[2])(const backward_job &); /* [0]: bfloat16, [1]: float16 */
 };
 template <class X> constexpr shape_row row()
 {
     return { X::D, X::DV, { launch<__nv_bfloat16, X>, launch<__half, X> } };
 }
 
-/* The shapes. A problem uses the first shape whose head sizes are large enough. */
+/* A problem uses the first shape whose head sizes are large enough. */
 const shape_row shapes[] = {
     row<shape<192, 128>>(),
     row<shape<192, 192>>(),
@@ -607,8 +558,8 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     };
     const double seconds = tile_seconds(chip, plan);
     if (!job.kept.heads) code = in_shares(chip, seconds, tiles);
-    /* a part of the heads is not divided into several launches, because it takes only a few milliseconds: its dS fits
-     * into KEPT_BYTES */
+    /* one launch suffices for a part of the heads, because its dS fits into KEPT_BYTES and it takes only a few
+     * milliseconds */
     else if (takes_step(chip, seconds)) code = tiles(chip);
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }

@@ -1,22 +1,13 @@
-/* backward_256_dq.cuh: dQ of head sizes from 129 to 256 where dS was not stored. backward_256.cu computes dK and dV and
- * decides whether to store dS. This file has the kernel that computes dQ, and the code that it shares with the kernels
- * of backward_256.cu and backward_256_kept.cuh.
+/* backward_256_dq.cuh: the backward kernel for head sizes from 129 to 256 that computes dQ where dS was not stored, and
+ * code that it shares with backward_256.cu and backward_256_kept.cuh.
  *
- * A block owns 128 queries of a head, 64 for each of its two consumers. Q and dO stay in shared memory, and the block
- * goes over the tiles of 64 keys that its queries see. Each consumer computes its own rows:
+ * A block owns 128 queries of a head, 64 for each consumer, and goes over the tiles of 64 keys that its queries see:
  *
  *     dP = dO V^T    S = Q K^T
  *     P  = exp(S - lse)    dS = P (dP - delta)        in registers, which are the next product's operand
- *     dQ += dS K
+ *     dQ += dS K           issued with the next dP
  *
- *     issue dP[0], S[0];  make dS(0)
- *     for n = 1 .. :  issue dQ += dS K[n - 1], dP[n];  wait dQ;  issue S[n];  wait dP, S
- *                     make dS(n)                                          the other consumer's products run
- *     dQ of the last tile;  dQ = scale dQ
- *
- * V and K arrive in one ring: first a tile of V, then the tile of K of the same keys. A tile of V is released when dP
- * is complete, and a tile of K when dQ is complete. At D = 256 the ring has three stages, so that a tile
- * has about the time of one round to arrive. */
+ * V and K arrive in one ring: first a tile of V, then the tile of K of the same keys. */
 #ifndef ATTN_SM90_BACKWARD_256_DQ_CUH
 #define ATTN_SM90_BACKWARD_256_DQ_CUH
 
@@ -26,27 +17,24 @@ namespace {
 
 /* ---- Shapes of kernel instances, and the plan (their parameters) ------------------------------------------------- */
 
-/* tile sizes of all shapes: KEYS per block of backward_keys, QUERIES per block of backward_queries */
+/* KEYS: keys per block of backward_keys. QUERIES: queries per block of backward_queries. */
 const int KEYS = 64, QUERIES = 128;
 
-/* The shape of a kernel instance. It computes head sizes up to D of q and k, and up to DV of v. */
 template <int D_, int DV_> struct shape {
     static const int D = D_, DV = DV_, BM = QUERY_TILE, BN = KEYS, UNITS = 1, THREADS = 384;
     static const int CHUNKS = D / 64, CHUNKS_V = DV / 64;
     static const int STAGES = D == 256 ? 2 : 3, STAGES_Q = STAGES, STAGES_DO = STAGES, STAGES_P = 2;
     static const int STAGES_KV = D == 256 ? 3 : 5;
     static const int STAGES_KEPT = D == 256 ? 4 : 5;
-    /* number of steps of K, and of V, that stay in registers for all tiles of queries; a step has 16 channels */
+    /* number of steps (16 channels each) of K, and of V, that stay in registers for all tiles of queries */
     static const int HELD = 8;
     /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
     static const int PRODUCER = 24, CONSUMER = 240;
 };
 
-/* dS in global memory, for the heads that are computed together. A tile of dS has 64 keys by 64 queries, with a row of
- * 128 bytes per key, swizzled as TMA does it (tma.cuh). A tile of queries has a tile of dS for each tile of keys that
- * it sees. The n-th tile of queries of a head and the n-th from the end share memory for `width` tiles of dS. One fills
- * this memory from its start, the other from its end. Under a causal mask one sees few keys where the other sees many,
- * so they fill it without a gap. */
+/* A tile of dS in memory has 64 keys by 64 queries, with a row of 128 bytes per key, swizzled as by TMA (tma.cuh). The
+ * n-th tile of queries of a head and the n-th from the end share memory for `width` tiles of dS, because under a causal
+ * mask one sees few keys where the other sees many. */
 enum { KEPT_TILE = KEYS * QUERY_TILE };
 struct kept_tiles {
     uint16_t *tiles; /* NULL: dS is not stored, and dQ is computed from S and dP */
@@ -63,27 +51,24 @@ struct kept_tiles {
     }
 };
 
-/* The kernels' parameters besides cuda_args. The heads of a problem are divided into parts, which are computed one
- * after the other. If dS is not stored, there is only one part. */
+/* The kernels' parameters besides cuda_args. The heads are divided into parts, which are computed one after the
+ * other. */
 struct plan {
-    /* the order of the tiles of keys, and that of the tiles of queries, within one part of the heads; in packed
-     * problems some tiles have no rows */
+    /* the orders in which tiles of keys, and tiles of queries, of a part of the heads are computed; in packed problems
+     * some tiles have no rows */
     tile_order keys, queries;
-    int heads; /* number of key/value heads of the batch */
-    /* parts: number of parts into which the heads are divided; part: number of the part that this launch computes,
-     * counted from 0 */
+    int heads;
     int parts, part;
     kept_tiles kept;
     backward_scratch scratch;
     float scale, c; /* c = log2(e) * scale; both are > 0 */
-    /* Flags of warps whose rows must be computed again, one byte per warp. nonfinite: for the tiles of keys;
-     * nonfinite_queries: for the tiles of queries. */
+    /* One byte per warp, nonzero if its rows must be recomputed: nonfinite for tiles of keys, nonfinite_queries for
+     * tiles of queries. */
     uint8_t *nonfinite, *nonfinite_queries;
 };
 
-/* Returns tile t, counted over the tiles of all `heads` heads. The heads are divided into parts that are computed one
- * after the other, and `order` is the order of tiles within one part. The last part may have fewer heads than the
- * others. */
+/* Returns tile t of all heads. `order` is the order within one part of the heads, which are computed one after the
+ * other; the last part may have fewer heads. */
 DEVICE head_tile tile_of_parts(tile_order order, int heads, int t)
 {
     const int part = t / order.tiles, before = part * order.heads;
@@ -107,11 +92,10 @@ struct query_place {
     attn_sequence s;
     int b, h, hk, i0, Sq; /* i0 >= Sq means that the tile of queries has no rows */
     key_band band;
-    key_tiles keys; /* tiles of keys that at least one query of the tile sees */
+    key_tiles keys;
 };
 
-/* Returns the description of tile t of the order. The last tiles of a head come first, because under a causal mask
- * these tiles see most keys. */
+/* Returns tile t of queries. The last tiles of a head come first, because under a causal mask they see most keys. */
 DEVICE query_place query_place_of(const cuda_args &a, const plan &p, int t)
 {
     const attn_geometry &g = a.g;
@@ -135,7 +119,7 @@ DEVICE query_place query_place_of(const cuda_args &a, const plan &p, int t)
 }
 
 template <class X> struct shared_queries {
-    /* Q of each consumer; at the end this memory holds the consumer's dQ on its way to global memory */
+    /* Q of each consumer; at the end the consumer's dQ on its way to global memory */
     alignas(1024) uint16_t Q[2][X::BM * X::D];
     alignas(1024) uint16_t dO[2][X::BM * X::DV];
     alignas(1024) uint16_t KV[X::STAGES_KV][X::BN * X::D];
@@ -146,7 +130,6 @@ template <class X> struct shared_queries {
 
 /* ---- The thread that loads tiles (producer) ---------------------------------------------------------------------- */
 
-/* Loads the rows of Q, or of dO, for both consumers. */
 template <class X, int CHUNKS, int SIZE>
 DEVICE void load_queries(uint16_t (&to)[2][SIZE], uint64_t (&full)[2], const CUtensorMap *map, const tma_place &from)
 {
@@ -175,8 +158,8 @@ template <class X> DEVICE void load_keys(shared_queries<X> &sm, const cuda_args 
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* Returns a copy of the operand that ptxas (the assembler) cannot recognise as a copy. ptxas then computes the
- * addresses of the operand's steps (16 elements along k) at each use, and does not keep all of them in registers. */
+/* Returns a copy that ptxas cannot recognise as a copy. ptxas then computes the operand's addresses at each use, and
+ * does not keep them in registers. */
 template <class OPERAND> DEVICE OPERAND made_anew(const OPERAND &x)
 {
     OPERAND y = x;
@@ -194,13 +177,13 @@ template <typename T, class X> struct query_gradients {
     shared_queries<X> &sm;
     const query_place &x;
     consumer<2> me;
-    const int row0;        /* index of this warpgroup's first query */
-    ring<X::STAGES_KV> at; /* position, in the ring of K and V, of the newest tile that this warpgroup multiplies */
-    int tile;              /* number of the newest tile of keys that this warpgroup multiplies */
+    const int row0;
+    ring<X::STAGES_KV> at; /* position of this warpgroup's newest tile in the ring of buffers for K and V */
+    int tile;
     /* all rows of this warpgroup see all keys of tiles free_first to free_last - 1 */
     int free_first, free_last;
-    float lse2[2], delta[2];     /* lse in base 2, and delta, of the thread's two rows */
-    const k_major_low<BM> Q, dO; /* operands: this warpgroup's rows of Q and of dO */
+    float lse2[2], delta[2];
+    const k_major_low<BM> Q, dO;
     const k_major_low<BN> first_KV;
     const mn_major_low<BN> first_K_down;
 
@@ -219,8 +202,6 @@ template <typename T, class X> struct query_gradients {
         }
     }
 
-    /* Waits until the tile of K or V at ring position `at` has arrived. Sets rows past the end of the sequence to
-     * zero. */
     template <int CHUNKS> DEVICE void await_tile()
     {
         await_full(sm.bars, at);
@@ -242,13 +223,12 @@ template <typename T, class X> struct query_gradients {
     {
         multiply_add<T, X::D, BN / 16>(dQ, dS, stage_of<sizeof sm.KV[0]>(first_K_down, at.stage));
     }
-    /* Releases the buffer of the tile before the newest one. No product reads that buffer any more. */
+    /* Releases the buffer of the tile before the newest one, which no product reads any more. */
     DEVICE void release_last() { me.release(sm.bars.empty[at.stage == 0 ? X::STAGES_KV - 1 : at.stage - 1]); }
 
     DEVICE void make_dS(operand &dS, float (&S)[BN / 2], const float (&dP)[BN / 2])
     {
-        /* The loop below handles two neighbouring keys of a row at a time. As in backward_keys, P is rounded to 16
-         * bits, so that dQ has the same bits whether dS is stored or not. */
+        /* P is rounded to 16 bits, as in backward_keys, so that dQ has the same bits whether dS is stored or not. */
         if (tile < free_first || tile >= free_last)
             mask<BN>(S, x.band, row0 + me.warp * 16 + me.lane / 4, tile * BN, me.lane);
 #pragma unroll
@@ -297,7 +277,7 @@ template <typename T, class X> struct query_gradients {
                 tile++;
                 at.next();
                 issue_dP(dP);
-                /* wait until the product dQ is complete: it reads registers in which S is computed next */
+                /* the next S overwrites registers that the product dQ reads */
                 wgmma_wait<1>();
                 release_last();
                 at.next();
@@ -348,7 +328,6 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* Recomputes rows of dQ one by one, where a warp has set its flag because a row was not finite. */
 template <class X>
 __global__ void __launch_bounds__(128)
     repair_queries(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)

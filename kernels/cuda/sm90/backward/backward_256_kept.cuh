@@ -1,11 +1,10 @@
-/* backward_256_kept.cuh: dQ of head sizes from 129 to 256 where backward_keys (backward_256.cu) has stored dS, so that
- * only one product is left. A block owns 128 queries of a head, 64 for each of its two consumers. The block goes over
- * the tiles of 64 keys that its queries see. Each tile of keys comes with two tiles of dS, one per consumer.
+/* backward_256_kept.cuh: dQ of head sizes from 129 to 256 where backward_keys (backward_256.cu) has stored dS. A block
+ * owns 128 queries of a head, 64 for each of its two consumers, and goes over the tiles of 64 keys that its queries
+ * see. Each tile of keys comes with two tiles of dS, one per consumer.
  *
  *     dQ += dS K    both operands from shared memory; dS^T is used as it is stored, M-major
  *
- * If no query of a consumer sees a tile of keys, backward_keys has stored no dS for it, and the consumer skips the
- * tile. */
+ * A consumer skips tiles of keys that none of its queries sees: no dS is stored for them. */
 #ifndef ATTN_SM90_BACKWARD_256_KEPT_CUH
 #define ATTN_SM90_BACKWARD_256_KEPT_CUH
 
@@ -15,13 +14,12 @@ namespace {
 
 template <class X> struct shared_kept {
     alignas(1024) uint16_t K[X::STAGES_KEPT][X::BN * X::D];
-    alignas(1024) uint16_t dS[X::STAGES_KEPT][2][KEPT_TILE]; /* [buffer][w]: the tile of dS for consumer w */
+    alignas(1024) uint16_t dS[X::STAGES_KEPT][2][KEPT_TILE];
     barrier_pairs<X::STAGES_KEPT> bars;
     query_place place;
-    key_tiles own[2]; /* [w]: which of the block's tiles of keys consumer w sees */
+    key_tiles own[2]; /* [w]: the tiles of keys that consumer w sees */
 };
 
-/* Returns the tiles of keys that some query of consumer w sees. */
 DEVICE key_tiles own_tiles_of(const query_place &x, int w)
 {
     const int row0 = x.i0 + w * QUERY_TILE;
@@ -33,7 +31,6 @@ DEVICE bool holds(const key_tiles &x, int tile)
     return x.first <= tile && tile < x.last;
 }
 
-/* Loads K and dS of all tiles of keys that the block's queries see. The producer's thread runs this. */
 template <class X>
 DEVICE void load_kept(shared_kept<X> &sm, const cuda_args &a, const plan &p, const maps &m, const query_place &x)
 {
@@ -73,7 +70,6 @@ template <typename T, class X> struct sums_of_kept {
     {
     }
 
-    /* Waits until the tile at ring position `at` has arrived. Sets rows of K past the end of the sequence to zero. */
     DEVICE void await_tile()
     {
         await_full(sm.bars, at);

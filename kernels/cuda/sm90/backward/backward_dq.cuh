@@ -1,7 +1,6 @@
-/* backward_dq.cuh: computes dQ from the float32 sums that the kernel of backward_tiles.cuh has collected. Some blocks
- * find no more tiles of keys while other blocks still work. The consumers of the idle blocks compute dQ. Each warp
- * claims units (32 or 64 queries of a head), in the order in which heads are processed, and waits until all tiles of
- * keys of the head are done. The sums of a unit take 16 KB: four pieces of 16 queries by 64 channels. */
+/* backward_dq.cuh: computes dQ from the float32 sums that the kernel of backward_tiles.cuh has collected. Consumers of
+ * blocks that find no more tiles of keys do this. Each warp claims units (32 or 64 queries of a head), and waits until
+ * all tiles of keys of the head are done. The sums of a unit take 16 KB: four pieces of 16 queries by 64 channels. */
 #ifndef ATTN_SM90_BACKWARD_DQ_CUH
 #define ATTN_SM90_BACKWARD_DQ_CUH
 
@@ -9,8 +8,6 @@
 
 namespace {
 
-/* Recomputes dQ of the queries of a unit (32 or 64 queries of a head), one query at a time. It is called if dQ of the
- * unit is not finite. */
 template <class X> static __device__ __noinline__ void repair_queries_of(const cuda_args &a, const saved &s, int n)
 {
     const query_unit x = query_unit_of<X>(a, n);
@@ -24,15 +21,14 @@ template <typename T, class X> struct dq_writer {
     const plan &p;
     uint16_t *const staging; /* shared memory through which this warp writes dQ: 16 rows of 64 numbers */
     const int lane;
-    int known = -1; /* the newest key/value head whose tiles of keys are all known to be done */
+    int known = -1; /* the newest key/value head whose tiles of keys are known to be done */
 
     DEVICE void run()
     {
         for (int next = claim_unit();;) {
             const int n = __shfl_sync(0xffffffff, next, 0);
             if (n >= p.units) return;
-            /* claim the next unit of queries (32 or 64 queries of a head) before the present one is computed, because
-             * the atomic operation takes time */
+            /* claim the next queries before these are computed, because the atomic operation takes time */
             next = claim_unit();
             write(n);
         }
@@ -68,7 +64,7 @@ template <typename T, class X> struct dq_writer {
             const int64_t to = attn_at(&dq, x.b, x.h, x.s.q_start + x.i0);
 #pragma unroll
             for (int chunk = 0; chunk < X::CHUNKS; chunk++) {
-                /* A word of 0 means that no block has added to these sums: the queries see no key, so their dQ is 0. */
+                /* 0: no block has added to these sums, because the queries see no key; their dQ is 0 */
                 const uint32_t *const word = p.begun + x.place * 2 + (X::UNITS == 2 ? x.i0 / QUERY_TILE % 2 : chunk);
                 const bool begun = p.zeros || load_acquire(word) != 0;
                 const float factors[2] = { p.scale, p.scale };

@@ -1,11 +1,9 @@
-/* backward_pairs.cu: tile shapes of the Hopper backward up to head size 128 for options that have a value for each pair
- * of a query and a key: bias, keep_mask and dropout (pairs.cuh). All other problems use the shapes of backward.cu. The
- * kernel is in backward_tiles.cuh. */
+/* backward_pairs.cu: tile shapes of the Hopper backward up to head size 128, for problems with bias, keep_mask or
+ * dropout (pairs.cuh). The kernel is in backward_tiles.cuh. */
 #include "kernels/cuda/sm90/backward/backward_tiles.cuh"
 
 namespace {
 
-/* The tile shapes, in the order of the classes of head size that backward_class() returns. */
 const shape_row pair_shapes[] = {
     row<shape<64, 128, WITHOUT_BIAS>>(),
     row<shape<128, 64, WITHOUT_BIAS>>(),
@@ -21,8 +19,7 @@ bool plan_pairs(const cuda_chip *chip, attn_plan *plan)
     const attn_problem *p = plan->problem;
     const attn_dims &d = plan->geometry.dims;
     if (plan->features & PADDING_FEATURES) return false;
-    /* a product adds q.k to the bias in its accumulator, but a softcap must be applied to q.k before the bias is added,
-     * so these kernels cannot do both */
+    /* softcap is applied to q.k before the bias is added, but these kernels' products add q.k to the bias */
     if (p->bias.rank && p->softcap > 0) return false;
     if (p->keep_mask.rank && (d.B * d.H > 65535 || attn_tiles(d.Sk, KIND_KEYS) > 65535)) return false;
     return plan_tiles(chip, plan);

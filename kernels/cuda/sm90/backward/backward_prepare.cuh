@@ -1,12 +1,10 @@
-/* backward_prepare.cuh: a kernel that computes the inputs of backward_tiles.cuh's kernel from the queries: delta =
- * rowsum(dO O) - dlse, and lse in base 2. This kernel is memory bound: O and dO are as large as the backward's other
- * tensors together. The kernel backward_tiles is bound by products. Both kernels therefore run at the same time: a few
- * blocks of this kernel, each alone on a multiprocessor, prepare head after head, and backward_tiles starts on the
- * other multiprocessors at once. The producer of backward_tiles, which loads tiles, waits until all queries of a head
- * are prepared. When this kernel ends, blocks of backward_tiles start on its multiprocessors too.
+/* backward_prepare.cuh: the kernel prepare_ahead, which computes delta = rowsum(dO O) - dlse and lse in base 2 for the
+ * kernel backward_tiles.
  *
- * All blocks of this kernel are running before the first block of backward_tiles begins (launch_dependents()).
- * Therefore blocks of backward_tiles only wait for work that is in progress. */
+ * prepare_ahead is memory bound and backward_tiles is bound by products, so both run at the same time. A few blocks of
+ * prepare_ahead, each alone on a multiprocessor, prepare head after head. The producer of backward_tiles waits until
+ * all queries of a head are prepared. This wait ends, because all blocks of prepare_ahead run before the first block of
+ * backward_tiles begins (launch_dependents()). */
 #ifndef ATTN_SM90_BACKWARD_PREPARE_CUH
 #define ATTN_SM90_BACKWARD_PREPARE_CUH
 
@@ -14,13 +12,12 @@
 
 namespace {
 
-/* Number of queries of a unit, which one warp prepares at a time. A unit of 64 / CHUNKS rows has 8 KB of O and 8 KB of
- * dO. */
+/* Number of queries that one warp prepares at a time: 8 KB of O and 8 KB of dO. */
 template <class X> constexpr int UNIT_ROWS = 64 / X::CHUNKS;
 template <class X> constexpr int UNITS_OF_TILE = QUERY_TILE / UNIT_ROWS<X>;
 
-/* A unit of work: queries i0 to i0 + UNIT_ROWS - 1 of a sequence and head. At the end of a sequence some or all of
- * these queries do not exist. `place` is the number of the query tile that they belong to (see query_tile()). */
+/* Queries i0 to i0 + UNIT_ROWS - 1 of a head, of which some may not exist; `place` is the number of their query
+ * tile. */
 struct query_unit {
     attn_sequence s;
     int place, b, h, i0;
@@ -45,13 +42,13 @@ template <class X> DEVICE query_unit query_unit_of(const cuda_args &a, int n)
 }
 
 const int PREPARER_SHARE = 4; /* one of every PREPARER_SHARE multiprocessors runs prepare_ahead */
-/* threads of a block of prepare_ahead; they take so many registers that no second block fits on the multiprocessor */
+/* threads of a block; they take so many registers that no second block fits on the multiprocessor */
 const int PREPARER_THREADS = 512;
 
 template <typename T, class X> struct preparer {
     static const int D = X::D, ROWS = UNIT_ROWS<X>, LANES = D / 8 /* number of lanes that share a row */,
                      STEP = 32 / LANES /* rows that a warp processes at the same time */;
-    /* number of rows that a lane loads before it uses the first row: many loads in flight hide latency */
+    /* number of rows that a lane loads before it uses the first: many loads in flight hide latency */
     static const int TOGETHER = 8;
     const cuda_args &a;
     const plan &p;
@@ -62,8 +59,8 @@ template <typename T, class X> struct preparer {
     {
         const query_unit x = query_unit_of<X>(a, n);
         const int rows = max(min((int)x.s.Sq - x.i0, ROWS), 0);
-        /* A unit (32 or 64 queries) past the end of the sequence is prepared too if a query of its tile exists, because
-         * the backward loads lse and delta of whole tiles. */
+        /* backward_tiles loads lse and delta of whole query tiles, so rows past the end of the sequence are prepared
+         * too. */
         if (x.i0 / QUERY_TILE * QUERY_TILE < x.s.Sq) prepare_rows(x, rows);
         __syncwarp();
         if (lane == 0) add_release(p.prepared + n / p.units_of_head, 1);
@@ -73,10 +70,8 @@ template <typename T, class X> struct preparer {
     {
         const attn_view &lse = a.g.view[ATTN_T_lse], &dlse = a.g.view[ATTN_T_dlse];
         const int64_t line = x.s.q_start + x.i0;
-        const int first = x.i0 % QUERY_TILE; /* index of the first query of this unit (32 or 64 queries) in its tile of
-                                              * queries */
-        /* y: lse of the lane's rows; less: dlse of these rows. Both are loaded before the products and used after
-         * them. */
+        const int first = x.i0 % QUERY_TILE;
+        /* lse (y) and dlse (less) of the lane's rows, loaded before the products and used after them */
         float y[ROWS / 32], less[ROWS / 32];
 #pragma unroll
         for (int n = 0; n < ROWS / 32; n++) {
@@ -109,12 +104,10 @@ template <typename T, class X> struct preparer {
             huge |= !(fabsf(y[n]) < ATTN_LSE_MOST) && y[n] != -CUDART_INF_F;
         }
         if (__any_sync(0xffffffff, huge)) part_lse(x, rows);
-        __syncwarp(); /* all lanes have read `products` after this barrier, so that the warp's next queries may
-                       * overwrite it */
+        __syncwarp(); /* the warp's next queries overwrite `products` */
     }
 
-    /* Splits lse into two numbers, lse and rest (saved.rest), for all rows of a unit of queries (32 or 64 queries of a
-     * head). It is called only if some row has a huge lse. */
+    /* Splits lse of these queries into two numbers, lse and rest (saved.rest), because some lse is huge. */
     DEVICE void part_lse(const query_unit &x, int rows) const
     {
         const head_args head = head_args_of(a, x.b, x.h);
@@ -130,7 +123,6 @@ template <typename T, class X> struct preparer {
         }
     }
 
-    /* Returns sum + x . y. Each of x and y holds two 16-bit numbers. */
     static DEVICE float dot(uint32_t x, uint32_t y, float sum)
     {
         const float2 u = unpack<T>(x), v = unpack<T>(y);
@@ -175,8 +167,8 @@ template <typename T, class X> struct preparer {
     }
 };
 
-/* Computes delta and lse of all queries, in units of 32 or 64 queries of one head. The warps of all blocks take the
- * units in order, so that neighbouring units go to different multiprocessors. */
+/* Computes delta and lse of all queries. The warps take 32 or 64 queries of a head at a time, in order, so that
+ * neighbours go to different multiprocessors. */
 template <typename T, class X>
 __global__ void __launch_bounds__(PREPARER_THREADS, 1)
     prepare_ahead(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)

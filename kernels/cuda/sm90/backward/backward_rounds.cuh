@@ -1,6 +1,5 @@
-/* backward_rounds.cuh: parts of the kernel of backward_tiles.cuh: its variants, its plan, a block's shared memory, the
- * order of its rounds, and the producer's warps, which load K, V, Q and dO and send dQ. A round is one tile of queries
- * of one of the heads that share the block's keys. */
+/* backward_rounds.cuh: the shapes, the plan, the shared memory and the producer's warps of the kernel of
+ * backward_tiles.cuh. A round is one tile of queries of one of the heads that share the block's keys. */
 #ifndef ATTN_SM90_BACKWARD_ROUNDS_CUH
 #define ATTN_SM90_BACKWARD_ROUNDS_CUH
 
@@ -12,7 +11,7 @@ namespace {
 
 /* ---- Shapes of kernel instances ---------------------------------------------------------------------------------- */
 
-/* The variants of the kernel. Each computes only some of the options, because code for more options costs registers. */
+/* The variants of the kernel. Each computes only some options, because code for options costs registers. */
 enum variant {
     PLAIN,
     CAPPED /* softcap, and no other option */,
@@ -21,41 +20,36 @@ enum variant {
     WITH_BIAS     /* all options, including bias, keep_mask and dropout, but no softcap */
 };
 
-/* The shape of a kernel instance: head sizes up to D, BM queries per tile. Some variants keep more numbers in shared
- * memory until dS is computed. These numbers take 16 or 32 KB, so that shared memory has one buffer less for Q or for
- * dS. */
+/* Head sizes up to D, BM queries per tile. Variants that keep more numbers in shared memory until dS is computed have
+ * one buffer less for Q or for dS. */
 template <int D_, int BM_, variant VARIANT_> struct shape {
     static const variant VARIANT = VARIANT_;
     static const bool BIAS = VARIANT == WITH_BIAS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS,
                       OPTIONS = VARIANT == WITH_OPTIONS || PAIRS;
     static const int D = D_, BM = BM_, BN = 128, STAGES_Q = D == 128 && !OPTIONS ? 3 : 2, STAGES_DO = 2,
                      STAGES_DS = D == 64 && OPTIONS ? 2 : 3;
-    /* whether keep_mask's words are copied to shared memory one tile of queries ahead; at D = 64 shared memory has no
-     * room for them */
+    /* whether keep_mask's words are copied to shared memory one tile of queries ahead; D = 64 has no room for them */
     static const bool COPIES_KEPT = PAIRS && D == 128;
     static const int CHUNKS = D / 64, CHUNKS_V = CHUNKS, THREADS = 384;
-    static const int UNITS = BM / QUERY_TILE; /* number of units of QUERY_TILE (64) queries per tile */
+    static const int UNITS = BM / QUERY_TILE;
     /* channels of dQ that a consumer computes at a time, for 64 queries */
     static const int DQ_COLUMNS = D / (2 / UNITS);
     /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
     static const int PRODUCER = 24, CONSUMER = 240;
     static const bool TURNS =
-        /* Whether the two consumers take turns with their exponentials. Taking turns makes the kernel faster at D = 64,
-         * which has as many exponentials as D = 128 but half the products. */
+        /* Whether the two consumers take turns with their exponentials, which is faster at D = 64. */
         VARIANT == CAPPED || (D == 64 && !OPTIONS);
-    /* Number of parts in which dV is computed. At D = 64 a thread has 32 registers less than at D = 128. At D = 64, dV
-     * is therefore computed for one half of a tile's queries and then for the other, and dP is issued only after the
-     * product dK is complete. */
+    /* Number of parts in which dV is computed: at D = 64 registers are scarce. */
     static const int DV_PARTS = D == 64 && VARIANT != CAPPED ? 2 : 1;
     static const bool S_BEFORE_DK = D != 64 && VARIANT == PLAIN;
     /* whether a consumer skips a tile of queries that sees none of the consumer's keys */
     static const bool PASSES = BM == 64 && !OPTIONS;
 };
 
-enum { NO_ROWS = -1 }; /* value of block_place::rows that means: there are no more tiles */
-/* value of a word of plan.begun: the first block has stored its dQ as the sum, so other blocks may add their dQ */
+enum { NO_ROWS = -1 }; /* value of block_place::rows: there are no more tiles of keys */
+/* value of a word of plan.begun: the first dQ is stored, so other blocks may add theirs */
 enum { PART_THERE = 2 };
-/* number of threads that meet at a barrier: a consumer (128 threads) and the warp that sends its dQ (32 threads) */
+/* number of threads that meet to hand over dQ: a consumer (128) and the warp that sends its dQ (32) */
 enum { HANDING = 128 + 32 };
 
 /* Numbers of the named barriers. DQ_FULL and DQ_FREE are two barriers each, one per consumer. */
@@ -63,90 +57,83 @@ enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, DS_FREE = 13 };
 
 /* ---- The plan (parameters of the kernel), and shared memory ------------------------------------------------------ */
 
-/* The parameters of the kernels, besides those in cuda_args. */
 struct plan {
     tile_order order; /* the order in which tiles of keys are claimed; in packed problems some tiles have no rows */
-    int *counter;     /* number of tiles of keys that blocks have claimed (cuda_chip::counter) */
+    int *counter;     /* number of tiles of keys that blocks have claimed */
     backward_scratch scratch;
     float scale, c; /* c = log2(e) * scale; both members are > 0 */
     /* [tile of keys][warp]: 0, or 1 + the number of the block that must recompute the warp's keys */
     uint16_t *nonfinite;
-    /* [key/value head]: number of units of queries for which the kernel prepare_ahead has computed delta and lse; a
-     * unit is 32 or 64 queries of one head (UNIT_ROWS) */
+    /* [key/value head]: number of units of queries (UNIT_ROWS queries of one head) whose delta and lse are computed */
     uint32_t *prepared;
-    /* number of units of queries (32 or 64 queries of one head) of all heads, and of one key/value head */
+    /* number of units of queries (UNIT_ROWS queries of one head) of all heads, and of one key/value head */
     int units, units_of_head;
     bool out_in_pieces; /* true: rows of `out` can be read in pieces of 16 bytes (rows of dO always can) */
-    /* the state of the sums of dQ (see struct sender): for each tile of 64 queries, one word per consumer; NULL: dQ is
-     * not wanted */
+    /* [tile of 64 queries][consumer]: state of the sum of dQ (see struct sender); NULL: dQ is not wanted */
     uint32_t *begun;
-    /* [key/value head]: number of parts of dQ that are added to the sums; each tile of keys adds two parts, one per
+    /* [key/value head]: number of terms of dQ that are added to the sums; each tile of keys adds two, one per
      * consumer */
     uint32_t *done;
-    /* number of units of queries (32 or 64 queries of one head) that warps have claimed; they compute dQ of these
-     * queries, see dq_writer */
+    /* number of units of queries (UNIT_ROWS queries of one head) whose dQ warps have claimed to compute */
     int *claimed;
-    /* true: this launch writes dQ, because dQ is wanted and the launch computes the last share of the tiles of keys */
+    /* true: this launch writes dQ, because dQ is wanted and no later launch computes tiles of keys */
     bool makes_dq;
     /* option `deterministic`: blocks take the tiles of keys of a head from the last to the first, and add to dQ in this
      * order */
     bool in_order;
     /* true: the first block with dQ for a query tile stores it as the tile's sum, and later blocks add to the sum */
     bool claims;
-    bool zeros;      /* true: prepare_ahead has written zeros to the sums of dQ, so that even the first block adds */
-    score_mods mods; /* ALiBi and softcap; ALiBi's slopes are multiplied by log2(e), as scores are */
+    bool zeros;      /* true: prepare_ahead has zeroed the sums of dQ, so that even the first block adds */
+    score_mods mods; /* ALiBi and softcap; slopes are multiplied by log2(e), as scores are */
     float cap;       /* tanh times this factor is the score in base 2 after softcap */
     near_tanh near_0;
     flash_mask mask;
     int mask_heads;
 };
 
-/* The plan of the variants with the options of pairs.cuh (bias, keep_mask, dropout). */
 struct pair_plan : plan {
     pair_bias bias;
     kept_columns kept;
     pair_dropout dropout;
-    float per_scale; /* 1 / (the scale by which q.k is multiplied to make the score) */
+    float per_scale;
 };
 template <class X> using plan_of = std::conditional_t<X::PAIRS, pair_plan, plan>;
 
-/* What the loader tells the consumers about a round, which is one tile of queries of one head. */
 struct round_record {
     int tile, h;
-    bool more;        /* true: another tile of queries follows; false: this one is the last */
+    bool more;
     bool bounded;     /* true: FlashMask hides some pairs of the tile of queries with the block's keys */
     bool partly_kept; /* true: keep_mask hides some pairs of the tile of queries with the block's keys */
     float slope;      /* the head's ALiBi slope times log2(e); 0: no ALiBi */
 };
 
 template <class X> struct shared {
-    /* K and V; they exchange places at each new tile of keys */
+    /* K and V, which exchange places at each new tile of keys */
     alignas(1024) uint16_t keys[2][X::BN * X::D];
     alignas(1024) uint16_t Q[X::STAGES_Q][X::BM * X::D];
     alignas(1024) uint16_t dO[X::STAGES_DO][X::BM * X::D];
     alignas(1024) uint16_t
-        /* dS with queries as rows. Each consumer has a chunk of 64 keys. At the end dK and dV pass through this memory
-         * on their way to global memory. */
+        /* dS, with queries as rows and a chunk of 64 keys per consumer; at the end dK and dV pass through this
+         * memory */
         dS[X::STAGES_DS][X::BM * X::BN];
     /* dQ of each consumer, in the order of the float32 sums in global memory (fragment_at()) */
     alignas(128) float dQ[2][QUERY_TILE * X::DQ_COLUMNS];
     alignas(16) row_values values[X::STAGES_Q][X::UNITS];
     uint32_t stash[X::OPTIONS ? X::BM / 4 : 1]
-                  [X::OPTIONS ? CONSUMERS : 1]; /* P times softcap's derivative, kept until dS is computed; each thread
-                                                 * has one column */
+                  [X::OPTIONS ? CONSUMERS : 1]; /* P times softcap's derivative, kept until dS is computed; one column
+                                                 * per thread */
     /* keep_mask's bits of each key for the tile's even queries (x) and odd queries (y) */
     uint2 kept[X::COPIES_KEPT ? X::BN : 1];
     round_record rounds[X::OPTIONS ? X::STAGES_Q : 1];
     barrier_pairs<X::STAGES_Q> bars_Q;
     barrier_pairs<X::STAGES_DO> bars_dO;
-    int any_nonfinite; /* 1 if a warp found a dK or dV that is not finite in one of the tiles of keys of this block */
+    int any_nonfinite; /* 1 if a dK or dV of this block is not finite */
     uint64_t K_full, K_empty, V_full, V_empty, loaded, dS_full[X::STAGES_DS];
     barrier_pairs<2> bars_work;
     block_place work[2]; /* descriptions of the present and the next tile of keys */
-    block_place place;   /* copy of the description of the tile of keys that the consumers process at present */
+    block_place place;
 };
 
-/* Returns the head, and the tile of keys of that head, for number t in the order of tiles. */
 DEVICE head_tile keys_of(const plan &p, int t)
 {
     head_tile at = head_tile_of(p.order, t);
@@ -156,8 +143,7 @@ DEVICE head_tile keys_of(const plan &p, int t)
 
 /* ---- The order of a block's rounds (tiles of queries) ------------------------------------------------------------ */
 
-/* Shortens the range of query tiles of x: removes tiles at both ends that FlashMask hides in all heads of the group.
- * This is faster than testing each tile in round_walk. */
+/* Removes query tiles at both ends of x's range that FlashMask hides in all heads of the group. */
 template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int group)
 {
     if (!p.mask.bounds || x.first >= x.last) return;
@@ -169,8 +155,8 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
         /* rows `begin` to `end` - 1 include all query rows that FlashMask leaves visible */
         int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq);
 #pragma unroll
-        /* FlashMask may hide two intervals of queries. One interval may reach the end of the range only after the loop
-         * has cut off the other interval, so the loop runs twice. */
+        /* One of FlashMask's two intervals may reach the end of the range only after the other was cut off, so the loop
+         * runs twice. */
         for (int n = 0; n < 2; n++) {
             if (e.max.lts <= begin && e.min.lte > begin) begin = min(e.min.lte, end);
             if (e.max.uts <= begin && e.min.ute > begin) begin = min(e.min.ute, end);
@@ -185,13 +171,13 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
     x.last = max(last, x.first);
 }
 
-/* Walks through the rounds of a block: the tiles of queries of each head that see the block's keys. It skips rounds
- * whose pairs FlashMask or keep_mask hides completely. */
+/* Visits the rounds of a block (tiles of queries of each head), except those that FlashMask or keep_mask hides
+ * completely. */
 template <class X> struct round_walk {
     const plan_of<X> &p;
     const block_place &x;
     const int end;
-    int h, tile; /* h: query head, tile: tile of queries; h == end means that no tile of queries is left */
+    int h, tile; /* query head and tile of queries; h == end: no round is left */
     bool bounded, partly_kept;
 
     DEVICE round_walk(const plan_of<X> &p_, const block_place &x_, int group)
@@ -214,8 +200,8 @@ template <class X> struct round_walk {
             if (p.kept.words) {
                 const int some = kinds_of(p.kept, x.b, h, x.j0, tile * X::UNITS, X::UNITS);
                 partly_kept = some & SOME_HIDDEN;
-                /* With `deterministic`, a block waits until a known number of blocks has added dQ to this tile of
-                 * queries. Skipping the tile would change that number. */
+                /* With `deterministic`, blocks count the additions of dQ to this tile of queries, so none may be left
+                 * out. */
                 if (!(some & SOME_SEEN) && !p.in_order) return true;
             }
         if (!X::OPTIONS || !p.mask.bounds) return false;
@@ -229,8 +215,7 @@ template <class X> struct round_walk {
 
 /* ---- The warps that load tiles and send dQ (producer) ------------------------------------------------------------ */
 
-/* Adds `parts` to plan::done, the number of finished parts of dQ of the key/value head. A part is finished when it is
- * added to the sums, or if its tile of keys has no rows. */
+/* Adds `parts` to the number of finished terms of dQ of the key/value head. Tiles of keys without rows count too. */
 DEVICE void count_done(const plan &p, const block_place &x, uint32_t parts)
 {
     if (p.begun) add_release(p.done + x.head, parts);
@@ -241,9 +226,9 @@ DEVICE tma_place keys_at(const block_place &x, const cuda_args &a)
     return { 0, (int)x.s.k_start + x.j0, x.hk, a.g.dims.packed ? 0 : x.b };
 }
 
-/* One thread claims tiles of keys and publishes them in shared memory. A published tile with rows = NO_ROWS means that
- * no tile is left. The thread claims a tile only after the loader has issued all loads of the tile before it. Blocks
- * wait for each other's dQ in the order of claims, so a tile must not be claimed long before it is computed. */
+/* One thread claims tiles of keys and publishes them in shared memory; rows = NO_ROWS: no tile is left. It claims a
+ * tile only after all loads of the previous one are issued, because blocks wait for each other's dQ in the order of
+ * claims. */
 template <class X> struct scheduler {
     const cuda_args &a;
     const plan_of<X> &p;
@@ -263,7 +248,7 @@ template <class X> struct scheduler {
                 continue;
             }
             mbarrier_arrive(smem_addr(&sm.bars_work.full[at.stage]));
-            /* Prefetch K and V of the tile into the L2 cache. At D = 128 the prefetch gains nothing. */
+            /* prefetch K and V into the L2 cache; at D = 128 this gains nothing */
             if (X::D == 64) {
                 prefetch_tile<X::CHUNKS, 64>(&m.K, keys_at(x, a));
                 prefetch_tile<X::CHUNKS, 64>(&m.V, keys_at(x, a));
@@ -286,8 +271,8 @@ template <class X> struct scheduler {
 
     DEVICE void find(block_place &x, int t)
     {
-        /* backward.cu gives no problem with padding to variants with options. These variants leave out the code for
-         * padding, because registers are scarce here. */
+        /* backward.cu gives no problem with padding to variants with options, because the code for padding costs
+         * registers. */
         find_key_place<X, !X::OPTIONS>(x, a, keys_of(p, t));
         x.t = t;
         if (hides_tiles()) {
@@ -295,14 +280,13 @@ template <class X> struct scheduler {
             x.begin = x.first;
             if (!round_walk<X>(p, x, (int)a.g.group).there()) x.last = x.first;
         }
-        /* Blocks that see the same queries begin at different query tiles. If they began at the same tile, all blocks
-         * would wait until the first block has stored its sum. */
+        /* Blocks that see the same queries begin at different query tiles, so that not all wait for the first store of
+         * the same sum. */
         if (x.first == 0 && x.last > 0 && !p.in_order) x.begin = x.j0 / X::BM % x.last;
     }
 };
 
-/* One thread loads K and V of each tile of keys, and keeps the rings of Q and dO full. It loads the first tiles of
- * queries for the next tile of keys while consumers still use the present tile of keys. */
+/* One thread loads K and V of each tile of keys, and keeps the rings of Q and dO full, also across tiles of keys. */
 template <class X> struct loader {
     const cuda_args &a;
     const plan_of<X> &p;
@@ -310,7 +294,7 @@ template <class X> struct loader {
     const maps &m;
     ring<X::STAGES_Q> q = {};
     ring<X::STAGES_DO> o = {};
-    uint32_t phase = 0; /* parity of the phase for which this thread waits next at the barriers of K and V */
+    uint32_t phase = 0; /* parity of the phase to wait for next at the barriers of K and V */
 
     DEVICE void run()
     {
@@ -365,17 +349,15 @@ template <class X> struct loader {
     }
 };
 
-/* For each consumer, one warp sends the consumer's parts of dQ to the sums in global memory: the warp's first lane
- * makes TMA add them. Unless the sums were zeroed, the first block that has a part of a sum stores this part, and other
- * blocks wait for the store before they add their parts. A word of p.begun has the state of a sum. 0: no block has
- * come. 1: a block is storing. PART_THERE: other blocks may add. With `deterministic` the word counts the additions,
- * and each block waits for its turn. The sender waits for the word while the consumer computes the part, and sets it
- * while the consumer computes the next part. */
+/* One warp per consumer sends the consumer's terms of dQ to the sums in global memory, where TMA adds them. A word of
+ * p.begun is 0 if no block has come yet, 1 while the first block stores its term, and PART_THERE when other blocks may
+ * add. With `deterministic` it counts the additions, and each block waits for its turn. There is no deadlock: a block
+ * waits only for tiles that running blocks have claimed earlier. */
 template <class X> struct sender {
     const cuda_args &a;
     const plan_of<X> &p;
     shared<X> &sm;
-    const int w; /* number of the consumer, 0 or 1 */
+    const int w;
 
     DEVICE void run()
     {
@@ -389,27 +371,24 @@ template <class X> struct sender {
             __syncwarp();
             if (sends) mbarrier_arrive(smem_addr(&sm.bars_work.empty[at.stage]));
         }
-        /* Wait until the copies have read shared memory: when this thread block ends, another block may get that
-         * memory. */
+        /* The copies must have read shared memory before this block ends, because another block may then get it. */
         if (sends) bulk_wait_read<0>();
     }
 
     DEVICE void send(const block_place &x, bool sends)
     {
-        /* unended: index of a word of p.begun. Other blocks wait until this thread sets the word to `becomes`. -1: no
-         * block waits. */
+        /* index of the word of p.begun that this thread must set to `becomes` before other blocks go on; -1: none */
         int unended = -1;
         uint32_t becomes = 0;
 #pragma unroll 1
         for (round_walk<X> at(p, x, (int)a.g.group); at.there(); at.next()) {
-            /* At D = 64 a consumer's part of dQ is a unit of 64 queries with all channels. At D = 128 it is 64 channels
-             * of a unit, in two pieces of 32 queries each, which lie one after the other in memory. */
+            /* A consumer computes dQ of 64 queries with all channels at D = 64, and of 64 queries with 64 channels at D
+             * = 128. */
             const int unit = X::UNITS == 2 ? at.tile * 2 + w : at.tile;
             const bool adds = sends && unit * QUERY_TILE < x.Sq && p.begun;
             const int place = (int)query_tile(a, x.s, x.b, at.h, unit);
             uint32_t before = 0;
-            /* wait until TMA has read the previous part of dQ, if there is one, so that the consumer may overwrite
-             * it */
+            /* the consumer may overwrite its previous dQ only when TMA has read it */
             if (sends) bulk_wait_read<0>();
             __syncwarp();
             named_barrier_arrive(DQ_FREE + w, HANDING);

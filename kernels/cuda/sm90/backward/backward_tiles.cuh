@@ -1,90 +1,33 @@
-/* backward_tiles.cuh: flash attention backward for Hopper, with TMA, wgmma and warp specialisation. The tables in
- * backward.cu and backward_pairs.cu say which problem takes which tile shape.
+/* backward_tiles.cuh: FlashAttention-2 backward (arXiv:2307.08691) for Hopper, head sizes up to 128, with TMA, wgmma
+ * and warp specialisation. README.md has the schedule. backward_rounds.cuh has a block's shared memory and the
+ * producer's warps; this file has the consumers.
  *
- * A block works on BN = 128 keys of one key/value head. K and V stay in shared memory, and the block goes over the
- * queries that see these keys, in tiles of BM, for every head of the group. One warpgroup is the producer, two are
- * consumers. A consumer owns 64 of the keys and has their dK and dV in registers (FlashAttention-2, arXiv:2307.08691,
- * Algorithm 2, with its two loops exchanged and the scores transposed, as in FlashAttention-3):
+ * A block claims tiles of BN = 128 keys and goes over the tiles of BM queries that see them, for every head of the
+ * group. Each of two consumer warpgroups owns 64 of the keys and has their dK and dV in registers:
  *
  *     S^T = K Q^T            dP^T = V dO^T                  64 keys x BM queries per consumer
  *     P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)      in registers, which are the next two products' operands
  *     dV += P^T dO           dK += dS^T Q
- *     dQ  = dS K                                            dS of both consumers in shared memory; each makes a part
+ *     dQ  = dS K             one tile of queries later, because dQ needs dS of both consumers
  *
- *     producer, warp 0                 consumer                                                      in flight
- *       Q[0], dO[0], K, V                issue S[0], dP[0];  wait S;  P = exp(S);  wait dP
- *       for n = 1 .. :                   for n = 0 .. :
- *         Q[n], lse, delta; dO[n]          issue dV += P dO[n];  dS = P (dP - delta);  wait dV            dV
- *     producer, warps 1 and 2              dS to shared memory
- *       for n = 0 .. :                     issue dQ[n - 1], S[n + 1], dK += dS Q[n];  wait dQ
- *         add dQ[n] to the sums            dQ[n - 1] to shared memory, for warps 1 and 2                 S, dK
- *     producer, warp 3                     issue dP[n + 1];  wait S
- *       the next tile of keys              P = exp(S);  wait dK, dP                                      dK, dP
- *                                        dQ of the last tile;  dK = scale dK, dV
- *                                        no more keys: dQ = scale sums
+ * TMA adds dQ to float32 sums in global memory. Blocks that find no more tiles of keys compute dQ from the sums
+ * (backward_dq.cuh).
  *
- * dQ of a tile of queries needs dS of both consumers. It is computed one round later, so that neither consumer waits
- * for the other: one consumer may be a round ahead, and the ring of dS has three buffers. The speed depends on which
- * arithmetic runs beside a warpgroup's own products, and on waiting for a product only when its result is needed. ptxas
- * keeps a product in flight from one iteration of a loop to the next only if no code reads its result, so no product is
- * in flight when a round begins. ptxas also moves a wait above arithmetic that stands before it: see round(). At D = 64
- * registers are short, so dV is computed in two halves, and dK before S. The consumers also take turns with their
- * exponentials there, so that the exponentials of one consumer run beside the products of the other.
- *
- * The grid is one block per multiprocessor. A block works through tiles of keys, which are claimed in order
- * (scheduler.cuh). The next tile's K is loaded to where V was, because V's last product is a round earlier than K's.
- * The next V is loaded to where K was. dV is written while the product of the last dQ runs, and dK is written while the
- * next V is loaded.
- *
- * At D = 128, at both ends of the range of queries that a block visits, one consumer's keys may be hidden from a tile
- * of 64 queries while the other consumer's keys are not. The consumer whose keys are hidden skips such a round and
- * leaves the tensor cores to the other consumer.
- *
- * dQ is added to float32 sums in global memory by TMA (cp.reduce.async.bulk), in the order of sm80/backward_steps.h.
- * The sums need not be zeroed: the first block that has dQ for some of the sums stores it there, and all later blocks
- * add to it (see sender). Blocks that see the same queries begin with different query tiles, so that they seldom wait
- * for a first store. Where these waits would cost more than writing zeros (wants_zeros()), the kernel of
- * backward_prepare.cuh, which runs beside this one, writes zeros. Blocks that find no more tiles of keys compute dQ
- * from the sums (backward_dq.cuh).
- *
- * Elements past the end of a tensor arrive as zeros (tma.cuh). In packed tensors, or with lengths, rows past the end of
- * a sequence belong to another sequence or to padding. Such rows are set to zero in shared memory, because 0 times NaN
- * is NaN.
- *
- * Options (softcap, ALiBi, FlashMask) have kernel instances of their own. In these the loader writes a record for each
- * round, which names the tile of queries, and skips tiles that the mask hides from all of the block's keys. A softcap's
- * derivative, 1 - tanh^2, is computed together with P, but is needed only when dS is computed. P times the derivative
- * therefore waits in shared memory, as 16-bit numbers. A softcap without other options has a variant of its own,
- * because the work on each score decides how long a round takes. In this variant P, and P times the derivative, wait in
- * the registers of S, as 16-bit numbers. Where all of a warp's scores are near 0, tanh is a short series.
- *
- * With `deterministic`, the tiles of keys of a head add to dQ of a tile of queries in the order in which they are
- * claimed. Memory says whose turn it is to add to a tile of queries. A sender (a warp that adds a consumer's part of dQ
- * to the sums) waits for its block's turn, adds, and then ends the turn, while the consumers compute. There is no
- * deadlock, because a block only waits for tiles that running blocks have claimed earlier. The last keys of a head come
- * first, with any mask, so that the order does not depend on the lengths of other sequences in a packed problem. Under
- * a causal mask, the tile of keys that adds first to a tile of queries begins with these queries, so that blocks hardly
- * wait. Without a mask all blocks of a head begin with the same queries, and each must stay one round behind the block
- * before it. Blocks then claim tiles of HEADS_IN_TURNS heads in turn, so that few blocks begin with the same head.
- *
- * A NaN or infinity in Q, K, V or dO of a hidden pair is multiplied by P = 0 inside a product, which gives NaN. A warp
- * whose dK or dV is not finite therefore leaves a mark. When its block has no more tiles of keys, it computes the
- * marked keys one by one (repair_own_keys). Rows of dQ that are not finite are computed again at once.
- *
- * backward_rounds.cuh has the shared memory of a block and the producer's warps. This file has the consumers. */
+ * Rows past the end of a sequence are set to zero in shared memory, because P = 0 times NaN is NaN. Keys whose dK or dV
+ * is not finite are recomputed one by one at the end (repair_own_keys), rows of dQ at once. */
 #ifndef ATTN_SM90_BACKWARD_TILES_CUH
 #define ATTN_SM90_BACKWARD_TILES_CUH
 #include "kernels/cuda/sm90/backward/backward_dq.cuh"
 
-/* For rows with huge scores, computes lse as two numbers. The function is in sm80/forward.cu. */
+/* From sm80/forward.cu: computes lse of rows with huge scores as two numbers. */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream);
 
 namespace {
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* The gradients that a consumer computes. R is the type of dK and dV in memory: T or float. R is a template parameter,
- * because a test of the type in store() would make ptxas run products one after the other. */
+/* R is the type of dK and dV in memory, T or float. A test of the type in store() instead would make ptxas run products
+ * one after the other. */
 template <typename T, class X, typename R> struct gradients {
     static const int D = X::D, BM = X::BM, BN = X::BN;
     const cuda_args &a;
@@ -92,24 +35,22 @@ template <typename T, class X, typename R> struct gradients {
     shared<X> &sm;
     const block_place &x;
     consumer<2> me;
-    ring<X::STAGES_Q> q; /* positions, in the rings of Q (q) and of dO (o), of the next tile of queries */
+    ring<X::STAGES_Q> q; /* positions of the next tile of queries in the rings of Q and dO */
     ring<X::STAGES_DO> o;
-    /* positions in the ring of dS: `mine` is the buffer that this warpgroup writes next; `whole` is the buffer that it
-     * reads next for dQ */
+    /* positions in the ring of buffers for dS: the buffer to write next (`mine`), and the one to read next for dQ
+     * (`whole`) */
     ring<X::STAGES_DS> mine, whole;
-    uint32_t phase = 0; /* parity of the phase for which the consumer waits next at the barriers of K and V */
-    int tile;           /* number of the next tile of queries */
+    uint32_t phase = 0;
+    int tile;
     /* all queries of tiles free_first to free_last - 1 see all keys of this warpgroup */
     int free_first, free_last;
-    /* Operands of the products. own_K, own_V: K and V of this warpgroup's keys. Names that begin with first_: the
-     * operand in the first buffer of a ring. K_down: K as the operand of this warpgroup's part of dQ. */
+    /* Operands of products: own_ for this warpgroup's keys, first_ in the first buffer of a ring, K_down for dQ. */
     k_major_low<BN> own_K, own_V;
     const k_major_low<BM> first_Q, first_dO, first_dS;
     const mn_major_low<BM> first_Q_down, first_dO_down;
     mn_major_low<BN> K_down;
-    const uint32_t dS_to; /* address in the first buffer of dS at which this thread stores its elements of dS */
-    /* index in sm.dQ at which this thread stores its elements of dQ; me.lane and me.leader are computed from this
-     * index, so that they take no registers */
+    const uint32_t dS_to; /* shared-memory address of this thread's elements in the first buffer of dS */
+    /* index in sm.dQ of this thread's elements; me.lane and me.leader are computed from it, to save registers */
     const uint32_t dQ_at;
 
     DEVICE gradients(const cuda_args &a_, const plan_of<X> &p_, shared<X> &sm_, int w)
@@ -124,8 +65,8 @@ template <typename T, class X, typename R> struct gradients {
         me.leader = dQ_at == (uint32_t)me.w * QUERY_TILE * X::DQ_COLUMNS;
     }
 
-    /* Returns a copy of the operand that ptxas (the assembler) cannot recognise as a copy. ptxas then computes the
-     * addresses of the operand's steps (16 elements along k) at each use, and keeps none of them in registers. */
+    /* Returns a copy that ptxas cannot recognise as a copy. ptxas then computes the operand's addresses at each use,
+     * and does not keep them in registers. */
     template <class OPERAND> static DEVICE OPERAND anew(OPERAND x)
     {
         x.low = opaque(x.low);
@@ -139,14 +80,12 @@ template <typename T, class X, typename R> struct gradients {
     DEVICE mn_major_low<BM> Q_down(int stage) const { return stage_of<sizeof sm.Q[0]>(first_Q_down, stage); }
     DEVICE mn_major_low<BM> dO_down(int stage) const { return stage_of<sizeof sm.dO[0]>(first_dO_down, stage); }
 
-    /* Sets rows of the tile past the end of the sequence to zero, because they belong to another sequence or to
-     * padding. */
     DEVICE void zero_past_end(uint16_t *queries) const
     {
         if (a.ends_of_queries && (tile + 1) * BM > x.Sq) zero_rows<BM, X::CHUNKS>(queries, x.Sq - tile * BM);
     }
 
-    /* Moves `tile` to the next tile of queries. After the last tile of a head comes the first tile of the next head. */
+    /* Moves `tile` on. After the last tile of queries of a head comes the first tile of the next head. */
     DEVICE void next_tile_of_queries() { tile = tile + 1 == x.last ? x.first : tile + 1; }
 
     DEVICE const round_record &record() const { return sm.rounds[X::OPTIONS ? q.stage : 0]; }
@@ -166,7 +105,6 @@ template <typename T, class X, typename R> struct gradients {
         multiply<T, BM, D / 16>(dP, anew(own_V), anew(dO_along(o.stage)));
     }
 
-    /* Turns scores S into P, for a tile of queries without options. */
     DEVICE void exponents(float (&S)[BM / 2], const row_values *values) const
     {
         if (tile < free_first || tile >= free_last)
@@ -174,8 +112,8 @@ template <typename T, class X, typename R> struct gradients {
         exponents_of<BM>(S, values, p.c, me.lane);
     }
 
-    /* Sets bits of `hidden`, which has a bit per score in the order of S: the bit becomes 1 if the causal mask, the
-     * window, the lengths or FlashMask hide the pair. The loops are not unrolled, to save registers. */
+    /* Sets the bit in `hidden` of each score that the causal mask, the window, the lengths or FlashMask hide. The loops
+     * are not unrolled, to save registers. */
     DEVICE void hidden_scores(uint32_t (&hidden)[BM / 64], const round_record &round) const
     {
         const int column = tile * BM + me.lane % 4 * 2;
@@ -201,7 +139,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Turns S into P with the options ALiBi, FlashMask, keep_mask and softcap. */
+    /* Turns S into P with softcap, ALiBi, FlashMask and keep_mask. */
     DEVICE void exponents_of_options(float (&S)[BM / 2], const row_values *values) const
     {
         const round_record &round = record();
@@ -235,13 +173,11 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Returns the first of the keys of this thread. */
     DEVICE int first_key() const
     {
         return x.j0 + me.w * 64 + me.warp * 16 + me.lane / 4;
     }
 
-    /* Returns the address of the bias of the thread's first pair (of query and key) in the next tile of queries. */
     DEVICE const char *first_bias() const
     {
         const int64_t column = (int64_t)first_key() * (p.bias.dtype == ATTN_F32 ? 4 : 2);
@@ -249,8 +185,7 @@ template <typename T, class X, typename R> struct gradients {
                (record().tile * BM + me.lane % 4 * 2) * p.bias.row + column;
     }
 
-    /* Loads the bias of the next tile of queries into S. Each element of S gets the 32 or 16 bits as they are in
-     * memory. */
+    /* Loads the bias of the next tile of queries into S, as the 32 or 16 bits that are in memory. */
     template <typename WORD> DEVICE void load_bias(float (&S)[BM / 2]) const
     {
         const int i = record().tile * BM + me.lane % 4 * 2, rows = x.Sq - i, columns = p.bias.columns - first_key();
@@ -277,16 +212,14 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Converts a number of a loaded bias, which may have 16 bits, to float32. */
     DEVICE static float widened(float word, attn_dtype dtype)
     {
         const uint32_t bits = __float_as_uint(word);
         return dtype == ATTN_F32 ? word : dtype == ATTN_BF16 ? __uint_as_float(bits << 16) : unpack<__half>(bits).x;
     }
 
-    /* Converts the loaded bias in S to float32 and divides it by the scale, so that the product can add q.k to it. If
-     * the quotient is -inf, the pair's P becomes 0. That is right unless the row's lse is huge; exponents_in_parts()
-     * computes rows with a huge lse. */
+    /* Converts the loaded bias in S to float32 and divides it by the scale, so that the product can add q.k. A huge lse
+     * needs exponents_in_parts() instead. */
     DEVICE void scale_bias(float (&S)[BM / 2]) const
     {
         if (p.bias.dtype == ATTN_F32)
@@ -300,8 +233,8 @@ template <typename T, class X, typename R> struct gradients {
             for (int i = 0; i < BM / 2; i++) S[i] = widened(S[i], ATTN_F16) * p.per_scale;
     }
 
-    /* Begins to load the bias and the bits of keep_mask for the next tile of queries. The description of that tile
-     * (round_record) must have arrived in shared memory. */
+    /* Begins to load the bias and keep_mask's bits of the next tile of queries, whose round_record must have
+     * arrived. */
     DEVICE void ask_for_pairs(float (&S)[BM / 2]) const
     {
         if constexpr (X::PAIRS) {
@@ -321,7 +254,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Sets the bit in `hidden` of each pair that keep_mask hides. `hidden` has a bit per score. */
+    /* Sets the bit in `hidden` of each score that keep_mask hides. */
     DEVICE void add_kept(uint32_t (&hidden)[BM / 64], const round_record &round) const
     {
         if constexpr (X::PAIRS) {
@@ -342,7 +275,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Returns whether the lse of some row of the tile is stored as two numbers, because the row has a huge score. */
+    /* Returns whether the lse of some row is stored as two numbers, because the row has a huge score. */
     DEVICE bool has_parts(const row_values *values) const
     {
         bool any = false;
@@ -354,8 +287,8 @@ template <typename T, class X, typename R> struct gradients {
         return __any_sync(0xffffffff, any);
     }
 
-    /* Turns S into P for a tile with rows whose lse is stored as two numbers, because a bias makes it huge. Beside such
-     * a bias, q.k is too small to count and is ignored. */
+    /* Turns S into P for a tile with rows whose lse is stored as two numbers. Their bias is so huge that q.k does not
+     * count. */
     DEVICE void exponents_in_parts(float (&S)[BM / 2], const row_values *values) const
     {
         if constexpr (X::BIAS) {
@@ -386,7 +319,6 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Turns S into P with bias, keep_mask, ALiBi and FlashMask. */
     DEVICE void exponents_of_pairs(float (&S)[BM / 2], const row_values *values) const
     {
         if constexpr (X::PAIRS) {
@@ -415,8 +347,8 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Computes dropout's random bits for the next tile of queries; a bit is 1 if the pair is kept. Byte n of word k
-     * belongs to query 64 k + 32 (n / 2) + lane, and to half n % 2 of the warp's 16 keys. */
+    /* Draws dropout's bits (1: keep) for the next tile of queries. Byte n of word k belongs to query 64 k + 32 (n / 2)
+     * + lane, and to half n % 2 of the warp's 16 keys. */
     DEVICE void draw_pairs(uint32_t (&drawn)[BM / 64]) const
     {
         if constexpr (X::PAIRS) {
@@ -453,7 +385,7 @@ template <typename T, class X, typename R> struct gradients {
                 }
     }
 
-    /* Stores, for four scores, P times the softcap's derivative in shared memory, as 16-bit numbers. */
+    /* Stores P times the softcap's derivative, for four scores, in shared memory as 16-bit numbers. */
     DEVICE void put_aside(int n, const float *P, const float (&derivative)[4]) const
     {
 #pragma unroll
@@ -462,9 +394,8 @@ template <typename T, class X, typename R> struct gradients {
                 P[half * 2] * derivative[half * 2], P[half * 2 + 1] * derivative[half * 2 + 1]);
     }
 
-    /* Turns S into P where softcap is the only option. Afterwards one register of each pair of scores holds two P, and
-     * the other register the same two P times the softcap's derivative, all as 16-bit numbers. EDGE: some pairs of the
-     * tile are hidden. NEAR: all scores are near 0. */
+    /* Turns S into P where softcap is the only option. Of two registers, one then holds two P, and the other these P
+     * times the softcap's derivative, as 16-bit numbers. EDGE: some pairs are hidden. NEAR: all scores are near 0. */
     template <bool EDGE, bool NEAR> DEVICE void capped_exponents(float (&S)[BM / 2], const row_values *values) const
     {
         /* for each of the thread's two keys: the range of queries that see it, counted from the thread's first query */
@@ -523,15 +454,13 @@ template <typename T, class X, typename R> struct gradients {
         });
     }
 
-    /* Returns P of a pair as the product dV needs it: 0 for a dropped pair. drop_pairs() has made P of dropped pairs
-     * negative. */
+    /* Returns P for the product dV: 0 for a dropped pair, whose P drop_pairs() has made negative. */
     static DEVICE float kept_P(float P)
     {
         return X::PAIRS && P < 0 ? 0 : P;
     }
 
-    /* Issues dV += P^T dO for part PART (of DV_PARTS) of the tile's queries. Computes dS of these queries while the
-     * product runs. */
+    /* Issues dV += P^T dO for part PART of the tile's queries, and computes dS of these queries meanwhile. */
     template <int PART>
     DEVICE void add_dV(float (&dV)[D / 2], float (&dP)[BM / 2], const float (&S)[BM / 2], uint32_t (&P)[BM / 16][4],
                        const row_values *values) const
@@ -549,9 +478,8 @@ template <typename T, class X, typename R> struct gradients {
         differences<FIRST, FIRST + QUERIES>(dP, S, values);
     }
 
-    /* dS_place() returns where in dS a thread stores its elements, as a byte offset. Every 8 lanes hold a matrix of 8
-     * queries by 8 keys, and the swizzle of a row decides where its pieces of 16 bytes lie. dQ_place() returns where in
-     * dQ the thread stores its elements, as a number of floats. */
+    /* dS_place() and dQ_place() return where a thread stores its elements: in dS as a byte offset, in dQ as a number of
+     * floats. */
     static DEVICE uint32_t dS_place(const consumer<2> &me)
     {
         const int t = me.lane / 8, piece = me.warp * 2 + t % 2, i = t / 2 * 8 + me.lane % 8;
@@ -562,7 +490,7 @@ template <typename T, class X, typename R> struct gradients {
         return me.w * QUERY_TILE * X::DQ_COLUMNS + fragment_at<X::DQ_COLUMNS>(me.warp * 16, 0) + me.lane * 4;
     }
 
-    /* Writes dS^T from registers to shared memory as dS, whose rows are queries. */
+    /* Writes dS^T to shared memory as dS, whose rows are queries. */
     DEVICE void share_dS(const uint32_t (&dS)[BM / 16][4])
     {
         const uint32_t to = dS_to + mine.stage * (uint32_t)sizeof sm.dS[0];
@@ -574,14 +502,14 @@ template <typename T, class X, typename R> struct gradients {
         mine.next();
     }
 
-    /* Waits until both consumers have written dS of the previous tile of queries to shared memory. After this wait no
-     * consumer reads the buffer that share_dS() writes next. */
+    /* Waits until both consumers have written dS of the previous tile of queries. No consumer then reads the buffer
+     * that share_dS() writes next. */
     DEVICE void await_dS() const
     {
         mbarrier_wait(smem_addr(&sm.dS_full[whole.stage]), whole.phase);
     }
 
-    /* Issues this warpgroup's part of dQ = dS K, with the dS for which await_dS() has waited. */
+    /* Issues this warpgroup's columns or rows of dQ = dS K. await_dS() must have returned. */
     DEVICE void issue_dQ(float (&dQ)[X::DQ_COLUMNS / 2])
     {
         multiply_down<T, X::DQ_COLUMNS, BN / 16>(dQ, anew(stage_of<sizeof sm.dS[0]>(first_dS, whole.stage)),
@@ -589,7 +517,7 @@ template <typename T, class X, typename R> struct gradients {
         whole.next();
     }
 
-    /* Writes dQ to the shared memory from which the sender (a warp of the producer) adds it to the sums. */
+    /* Writes dQ to shared memory, from which the sender (a warp of the producer) adds it to the sums. */
     DEVICE void hand_over(const float (&dQ)[X::DQ_COLUMNS / 2]) const
     {
         named_barrier_sync(DQ_FREE + me.w, HANDING);
@@ -601,12 +529,10 @@ template <typename T, class X, typename R> struct gradients {
         named_barrier_arrive(DQ_FULL + me.w, HANDING);
     }
 
-    /* Turns scores S into P, with the options that the variant of the kernel computes. */
     DEVICE void make_P(float (&S)[BM / 2])
     {
         if (X::TURNS) me.await_turn();
-        /* where softcap, ALiBi, FlashMask, bias and keep_mask change nothing in this tile of queries, exponents()
-         * suffices */
+        /* exponents() suffices where no option changes the scores of this tile of queries */
         if constexpr (X::PAIRS) {
             if (!X::BIAS && p.mods.cap != 0) exponents_of_options(S, sm.values[q.stage]);
             else if (record().bounded || record().slope != 0 || X::BIAS || record().partly_kept)
@@ -619,24 +545,23 @@ template <typename T, class X, typename R> struct gradients {
         if (X::TURNS) me.next_turn();
     }
 
-    /* Waits for the products S and dP of the next tile of queries, which were issued earlier, and turns S into P. */
     DEVICE void end_P(float (&S)[BM / 2], float (&dP)[BM / 2])
     {
         uint32_t drawn[BM / 64];
         if constexpr (X::PAIRS)
             if (p.dropout.drops) draw_pairs(drawn);
-        /* waits for S only: the products dP and dK may still be running afterwards */
+        /* the products dP and dK may still run after this wait */
         retire<X::S_BEFORE_DK ? 2 : 1>(S);
         make_P(S);
         if constexpr (X::PAIRS)
             if (p.dropout.drops) drop_pairs(S, drawn);
-        retire<0>(dP); /* the wait for dP is also a wait for dK, which was issued before dP */
+        retire<0>(dP); /* also waits for dK, which was issued before dP */
     }
 
-    /* Computes one round: dV, dS and dK of a tile of queries from its P and dP, and dQ of the previous tile. With MORE,
-     * also computes P and dP of the next tile. No product may be running when it is called. In the first round there is
-     * no previous tile; dQ is then computed but not added to the sums, because a branch around the product would cost
-     * registers. */
+    /* Computes dV, dS and dK of a tile of queries from its P and dP, and dQ of the previous tile; with MORE also P and
+     * dP of the next tile. No product may be running when it is called, because ptxas keeps a product in flight from
+     * one iteration to the next only if no code reads its result. In the first round dQ is computed but not used,
+     * because a branch around the product would cost registers. */
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
     {
@@ -645,18 +570,17 @@ template <typename T, class X, typename R> struct gradients {
         const ring<X::STAGES_Q> now = q;
         q.next();
         if constexpr (X::DV_PARTS == 2) add_dV<0>(dV, dP, S, P, sm.values[now.stage]);
-        /* The call of next_tile_of_queries() must stand exactly here: it makes ptxas compute dS while the last products
-         * run. Elsewhere ptxas would compute dS after the wait for these products, which costs 10 % of the time at D =
-         * 128. */
+        /* This call must stand exactly here. Elsewhere ptxas would compute dS after the wait for the last products,
+         * which costs 10 % of the time at D = 128. */
         if (!X::OPTIONS) next_tile_of_queries();
         add_dV<X::DV_PARTS - 1>(dV, dP, S, P, sm.values[now.stage]);
-        wgmma_wait<0>(); /* waits until the product dV is complete */
+        wgmma_wait<0>(); /* for the product dV */
         me.release(sm.bars_dO, o);
         o.next();
         opaque(dP);
         to_operand<T, BM>(dS, dP);
         if (X::PAIRS && MORE) {
-            /* the description of the next tile of queries (a round_record) arrives together with its Q */
+            /* the round_record of the next tile of queries arrives together with its Q */
             await_full(sm.bars_Q, q);
             ask_for_pairs(S);
         }
@@ -667,7 +591,7 @@ template <typename T, class X, typename R> struct gradients {
         multiply_add<T, D, BM / 16>(dK, dS, Q_down(now.stage));
         if (MORE && !X::S_BEFORE_DK) issue_S(S);
         retire<MORE ? 2 : 1>(dQ);
-        if (X::STAGES_DS == 2) /* after this barrier no consumer reads dS of the previous tile of queries any more */
+        if (X::STAGES_DS == 2) /* after this barrier no consumer reads dS of the previous tile of queries */
             named_barrier_sync(DS_FREE, CONSUMERS);
         if (!first) hand_over(dQ);
         if (!X::S_BEFORE_DK) {
@@ -681,8 +605,7 @@ template <typename T, class X, typename R> struct gradients {
         if (X::S_BEFORE_DK) me.release(sm.bars_Q, now);
     }
 
-    /* Replaces round() for a tile of queries that sees no key of this warpgroup. Issues no wgmma, and writes zeros to
-     * shared memory as the warpgroup's dS. */
+    /* Replaces round() for a tile of queries that sees no key of this warpgroup: writes zeros as the warpgroup's dS. */
     DEVICE void pass_round()
     {
         const uint32_t dS[BM / 16][4] = {};
@@ -699,7 +622,6 @@ template <typename T, class X, typename R> struct gradients {
         share_dS(dS);
     }
 
-    /* Computes dQ of the last tile of queries, and calls the function `meanwhile` while the product runs. */
     template <class F> DEVICE void last_dQ(F meanwhile)
     {
         float dQ[X::DQ_COLUMNS / 2];
@@ -710,8 +632,8 @@ template <typename T, class X, typename R> struct gradients {
         hand_over(dQ);
     }
 
-    /* Stores dK or dV, 64 channels at a time. Results of 16 bits pass through shared memory: each warp uses its part of
-     * a buffer of dS, which no consumer reads at that time. */
+    /* Stores dK or dV, 64 channels at a time. 16-bit results pass through the warp's part of a buffer of dS, which no
+     * consumer reads at that time. */
     template <int CHUNKS> DEVICE void store(const attn_view &to, const float (&sums)[CHUNKS * 32], int width)
     {
         const int row = me.w * 64 + me.warp * 16;
@@ -719,8 +641,8 @@ template <typename T, class X, typename R> struct gradients {
         uint16_t *const staging = sm.dS[mine.stage] + (me.w * 4 + me.warp) * 16 * 64;
         if (!to.data) return;
         R *const rows = (R *)to.data + attn_at(&to, x.b, x.hk, line);
-        /* Float32 results are stored directly from registers. In one shape they go through shared memory, because ptxas
-         * would otherwise spill registers. */
+        /* Float32 results are stored directly from registers, except in one shape, in which ptxas would spill
+         * registers. */
         if constexpr (std::is_same<R, float>::value && X::VARIANT == CAPPED && D == 64)
             store_floats<CHUNKS * 64>(rows, to.row, x.rows - row, width, sums, staging, me.lane);
         else if constexpr (std::is_same<R, float>::value)
@@ -734,7 +656,7 @@ template <typename T, class X, typename R> struct gradients {
             }
     }
 
-    /* Multiplies the sums dK or dV by `factor` and stores the results. Returns whether all results are finite. */
+    /* Multiplies dK or dV by `factor` and stores it. Returns whether all results are finite. */
     DEVICE bool finish(float (&sums)[D / 2], float factor, attn_tensor_id tensor, int64_t width)
     {
         const float factors[2] = { factor, factor };
@@ -757,12 +679,12 @@ template <typename T, class X, typename R> struct gradients {
     {
         const bool any = __any_sync(0xffffffff, !finite);
         if (me.lane == 0) p.nonfinite[x.t * 8 + me.w * 4 + me.warp] = any ? (uint16_t)(blockIdx.x + 1) : 0;
-        /* several warps may write this word, but all write the same value */
+        /* several warps may write the same value */
         if (any) *(volatile int *)&sm.any_nonfinite = 1;
     }
 
-    /* Returns whether the first tile of queries sees none of this warpgroup's keys, so that the warpgroup can skip it.
-     * If `first` is false, it tests the last tile instead. Returns false if there is only one tile. */
+    /* Returns whether this warpgroup can skip the first (with `first`) or the last tile of queries, which sees none of
+     * its keys. */
     DEVICE bool passes(bool first, int rounds) const
     {
         if (!X::PASSES || rounds < 2 || x.begin != x.first) return false;
@@ -770,15 +692,14 @@ template <typename T, class X, typename R> struct gradients {
         return first ? (x.first + 1) * BM <= key - x.band.hi + 1 : (x.last - 1) * BM > key + 63 - x.band.lo;
     }
 
-    /* Returns x, which must have the same value in all lanes. The shuffle tells ptxas that all lanes have the same
-     * value, so that descriptors stay in uniform registers. */
+    /* Returns x, which must be the same in all lanes. The shuffle shows this to ptxas, so that descriptors stay in
+     * uniform registers. */
     static DEVICE uint32_t same_in_warp(uint32_t x)
     {
         return __shfl_sync(0xffffffff, x, 0);
     }
 
-    /* Swaps the addresses of K and V: the K of the next tile of keys is loaded to where V was, and its V to where K
-     * was. */
+    /* K of the next tile of keys is loaded to where V was, and its V to where K was. */
     DEVICE void swap_keys()
     {
         const k_major_low<BN> K = own_K;
@@ -788,15 +709,13 @@ template <typename T, class X, typename R> struct gradients {
         phase ^= 1;
     }
 
-    /* Computes the products of a tile of keys with all tiles of queries that see these keys, and stores dK and dV of
-     * the keys. */
     DEVICE void add_rounds(float (&dK)[D / 2], float (&dV)[D / 2], int rounds)
     {
         float S[BM / 2], dP[BM / 2];
         const int keys = x.band.Sk - x.j0;
         mbarrier_wait(smem_addr(&sm.K_full), phase);
-        /* This condition sets rows past the end to zero more often than necessary, which does no harm. The exact
-         * condition needs the flag ends_of_keys too, which ptxas would spill. */
+        /* This sets rows to zero more often than necessary, which does no harm. The exact condition needs ends_of_keys
+         * too, which ptxas would spill. */
         if ((a.ends_of_queries || a.g.seqlens_k) && keys < BN) {
             mbarrier_wait(smem_addr(&sm.V_full), phase);
             zero_rows<BN, X::CHUNKS>(sm.keys[0], keys);
@@ -817,8 +736,8 @@ template <typename T, class X, typename R> struct gradients {
         }
         issue_S(S);
         wgmma_fence();
-        /* the waits below count groups of products; in the first round (tile of queries) an empty group stands for the
-         * product dK of the round before, which does not exist */
+        /* the waits below count groups of products; this empty group stands for dK of an earlier round, which the first
+         * round lacks */
         wgmma_commit();
         mbarrier_wait(smem_addr(&sm.V_full), phase);
         issue_dP(dP);
@@ -835,9 +754,7 @@ template <typename T, class X, typename R> struct gradients {
         if (X::TURNS) me.end_turns();
         bool finite = true;
         last_dQ([&] {
-            if (!X::OPTIONS)
-                /* with options dV is stored after dQ is complete, because both the product dQ and storing dV need
-                 * registers */
+            if (!X::OPTIONS) /* with options dV is stored after dQ is complete, because both need registers */
                 finite = finish_dV(dV);
         });
         me.release(sm.K_empty);
@@ -847,19 +764,19 @@ template <typename T, class X, typename R> struct gradients {
         swap_keys();
     }
 
-    /* Waits for the next tile of keys, and copies its description to sm.place. Returns false if there are no more
-     * tiles. All threads of both consumers call this function. */
+    /* Waits for the next tile of keys, and copies it to sm.place. Returns false if there is none. All threads of both
+     * consumers must call this. */
     DEVICE bool next_tile(ring<2> &at)
     {
-        /* the consumers' dK and dV have passed through the memory of dS; after this barrier it may be overwritten */
+        /* dK and dV have passed through the memory of dS, which may be overwritten after this barrier */
         named_barrier_sync(END_BARRIER, CONSUMERS);
-        /* All lanes wait, and conditions, not branches, choose the lanes that act. After a branch that only some lanes
-         * take, ptxas would keep addresses that are the same for all lanes in registers of each thread. */
+        /* Conditions, not branches, choose the lanes that act: after a branch that only some lanes take, ptxas would
+         * keep addresses in registers of each thread. */
         await_full(sm.bars_work, at);
         const int words = sizeof(block_place) / sizeof(int);
         static_assert(words <= 32, "a lane copies a word");
         if (dQ_at < words * 4) ((int *)&sm.place)[me.lane] = ((const int *)&sm.work[at.stage])[me.lane];
-        /* after this barrier all consumers have seen the next tile of keys, and its description is copied */
+        /* all consumers have seen the next tile of keys, and its description is copied */
         named_barrier_sync(END_BARRIER, CONSUMERS);
         if (me.leader && me.w == 0) mbarrier_arrive(smem_addr(&sm.bars_work.empty[at.stage]));
         at.next();
@@ -883,15 +800,15 @@ template <typename T, class X, typename R> struct gradients {
             opaque(dV);
             if (rounds > 0) add_rounds(dK, dV, rounds);
             else leave_mark(finish_dV(dV) & finish_dK(dK));
-            /* The first product dQ of the next tile of keys reads memory through which dK and dV have passed. Its
-             * result is not used, but the writes of dK and dV must be ordered before this read. */
+            /* The next product dQ reads memory through which dK and dV have passed. Its result is not used, but the
+             * writes must be ordered before the read. */
             fence_proxy_async_shared();
         }
     }
 };
 
-/* Recomputes keys of the block's tiles one by one, where this warp has found that dK or dV is not finite. This function
- * is not inlined, so that the loop over tiles of queries keeps its registers. */
+/* Recomputes the keys whose dK or dV this warp has found not finite, one by one. Not inlined, so that the loop over
+ * tiles of queries keeps its registers. */
 template <class X> static __device__ __noinline__ void repair_own_keys(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -924,15 +841,14 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         prefetch_tensormap(&m.dO);
         init_pairs(sm.bars_Q, 2);
         init_pairs(sm.bars_dO, 2);
-        /* four arrivals release an entry of sm.work: one by the loader, two by the senders (the warps that add up dQ),
-         * and one for all consumers */
+        /* one arrival by the loader, two by the senders (the warps that send dQ), and one for all consumers */
         init_pairs(sm.bars_work, 4);
         mbarrier_init(smem_addr(&sm.K_full), 1);
         mbarrier_init(smem_addr(&sm.V_full), 1);
         mbarrier_init(smem_addr(&sm.K_empty), 2);
         mbarrier_init(smem_addr(&sm.V_empty), 2);
         mbarrier_init(smem_addr(&sm.loaded), 1);
-        /* a buffer of dS is full after eight arrivals, one per warp of the two consumers */
+        /* one arrival per warp of the two consumers */
         for (int n = 0; n < X::STAGES_DS; n++) mbarrier_init(smem_addr(&sm.dS_full[n]), 8);
         sm.any_nonfinite = 0;
         fence_mbarrier_init();
@@ -947,8 +863,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     } else {
         setmaxnreg_inc<X::CONSUMER>();
         gradients<T, X, R>(a, p, sm, wg - 1).run();
-        /* Waits for the end of prepare_ahead, this kernel's predecessor in the stream. The kernel after this one waits
-         * only for the end of this kernel, so this kernel must not end before prepare_ahead. */
+        /* The next kernel waits only for the end of this one, so this one must not end before its own predecessor,
+         * prepare_ahead. */
         wait_for_prerequisites();
         const uint32_t t = thread_anew() - 128;
         if (p.makes_dq) dq_writer<T, X>{ a, p, sm.dS[0] + t / 32 * (16 * 64), (int)(t % 32) }.run();
@@ -958,23 +874,19 @@ __global__ void __launch_bounds__(X::THREADS, 1)
 
 /* ---- Functions of the host that launch the kernel ---------------------------------------------------------------- */
 
-const int KEYS = 128; /* number of keys of a block, the same in all shapes */
+const int KEYS = 128;
 
 int64_t per_head_of(const attn_dims &d)
 {
     return key_tiles_per_head(d, KEYS);
 }
 
-/* Returns the number of tiles of 64 queries of all heads together. */
 int64_t query_tiles_of(const attn_dims &d)
 {
     return query_tiles_per_head(d, QUERY_TILE) * d.H * (d.packed ? 1 : d.B);
 }
 
-/* Returns the number of 32-bit words in which blocks record progress; all start at 0. Each key/value head has one word:
- * the number of its units (32 or 64 queries of one head) whose delta and lse are ready. If dQ is wanted, there are more
- * words: a second one for each key/value head (plan::done), two for each tile of queries (plan::begun), and one that
- * counts the units whose dQ warps have claimed to compute. */
+/* Returns the number of 32-bit words of plan::prepared, begun, done and claimed together. All start at 0. */
 int64_t words_of(const attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -982,9 +894,8 @@ int64_t words_of(const attn_plan *plan)
     return heads + (plan->problem->dq.rank ? query_tiles_of(d) * 2 + heads + 1 : 0);
 }
 
-/* Returns whether prepare_ahead writes zeros to the sums of dQ. Otherwise the first block that has dQ for some queries
- * stores it as their sum, and other blocks wait for that store. In a long causal sequence this block is slow, and at D
- * = 128 with one query head per key/value head the waiting costs more time than writing zeros. */
+/* Returns whether prepare_ahead zeroes the sums of dQ. Otherwise the first block with dQ for some queries stores it,
+ * and other blocks wait for that store. */
 bool wants_zeros(const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -994,11 +905,11 @@ bool wants_zeros(const attn_plan *plan)
     return sums && causal && backward_class(g.dims) == 128 && g.group == 1 && e.rows_q >= 8192;
 }
 
-/* Where this kernel's own memory in the workspace lies. It follows the memory that backward_steps.h describes. */
+/* This kernel's own memory in the workspace, after the memory that backward_steps.h describes. */
 struct layout {
-    /* offsets in bytes from the beginning of the workspace; `bytes`: the size of the workspace */
+    /* offsets in bytes from the beginning of the workspace, and its size (`bytes`) */
     int64_t account, nonfinite, extremes, kept, bytes;
-    int64_t cleared; /* number of bytes to set to zero: from `account` to the end of `nonfinite` */
+    int64_t cleared; /* number of bytes to set to zero, from `account` on */
 };
 
 layout layout_of(const cuda_chip *chip, const attn_plan *plan)
@@ -1033,8 +944,8 @@ struct backward_job {
     bool deterministic, zeros;
 };
 
-/* With `deterministic` and without a mask, blocks claim tiles of keys from up to HEADS_IN_TURNS heads in turn. About 8
- * of 132 blocks then begin with the same head at a time. */
+/* With `deterministic` and without a mask, blocks claim tiles of keys from up to HEADS_IN_TURNS heads in turn, so that
+ * few blocks begin with the same head at a time. */
 const int HEADS_IN_TURNS = 16;
 
 cudaError_t make_plan(const backward_job &job, plan &p)
@@ -1070,7 +981,6 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     return is_first_share(job.chip) ? cudaMemsetAsync(p.prepared, 0, job.place.cleared, job.stream) : cudaSuccess;
 }
 
-/* Sets those members of struct pair_plan that its base, struct plan, does not have. */
 cudaError_t make_pair_plan(const backward_job &job, pair_plan &p)
 {
     const attn_geometry &g = job.run.args.g;
@@ -1101,9 +1011,8 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
     p.units_of_head = p.units / p.order.heads;
     const int tiles = p.order.end - p.order.first;
     const int blocks = p.makes_dq ? job.chip->multiprocessors : std::min(tiles, job.chip->multiprocessors);
-    /* A share is the part of the tiles that one launch computes. The first share prepares the queries for all shares. A
-     * later share reads what the first one prepared, so it must start only after the share before it has ended: it is
-     * launched without launch_dependent(). */
+    /* Later launches read what the first one prepared, so they start only after the one before has ended, without
+     * launch_dependent(). */
     if (!is_first_share(job.chip)) {
         if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(job.run.args, p, m);
         return cudaPeekAtLastError();
@@ -1122,8 +1031,7 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
 struct shape_row {
     int D;
     variant takes;
-    /* functions that launch the kernel. First index: 0 for bfloat16, 1 for float16. Second index: 0 if dK and dV have
-     * the inputs' dtype, 1 if they are float32. */
+    /* indices: 0 for bfloat16, 1 for float16; 0 if dK and dV have the inputs' dtype, 1 if they are float32 */
     cudaError_t (*launch[2][2])(const backward_job &);
 };
 template <class X> constexpr shape_row row()
@@ -1143,8 +1051,6 @@ bool plan_tiles(const cuda_chip *chip, attn_plan *plan)
     const extent e = extent_of(d);
     if (backward_class(d) > 128) return false;
     if (!backward_walkable(plan) || e.B * d.Hk * (per_head_of(d) + 1) * 8 >= INT32_MAX) return false;
-    /* units of queries (32 or 64 of a head), and the words of words_of(), are counted in int, so a problem with too
-     * many tiles is refused */
     if (query_tiles_of(d) * 4 >= INT32_MAX) return false;
     if (p->dk.rank && p->dv.rank && p->dk.dtype != p->dv.dtype) return false;
     if (!mods_fit(p, g) || (p->mask_startend_rows.rank && (d.packed || p->deterministic))) return false;
@@ -1153,8 +1059,6 @@ bool plan_tiles(const cuda_chip *chip, attn_plan *plan)
     return true;
 }
 
-/* Launches the kernel that the table `rows` has for the variant `takes` and the problem's head sizes. Also launches the
- * kernels that must run before and after it. */
 template <int ROWS>
 cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory,
                          const shape_row (&rows)[ROWS], variant takes)

@@ -4,14 +4,13 @@
 
 namespace {
 
-/* The shape of decode_stacks(), which computes sequences that share keys together. Its ring has as many slots (buffers
- * for tiles) as shared memory allows for the two blocks of a multiprocessor (one block at D = 256). */
+/* The shape of decode_stacks(), which computes sequences that share keys together. It has as many slots (buffers for
+ * tiles) as shared memory allows. */
 template <int D> struct tall_shape : stack_shape<D> {
     static const int BLOCKS = D == 256 ? 1 : 2, SLOTS = D == 64 ? 6 : D == 128 ? 5 : 8;
 };
 
-/* The kernel decode_stacks() of sm80/decode.cu, with tiles that TMA loads: computes the splits that several sequences
- * share. */
+/* decode_stacks() of sm80/decode.cu with tiles that TMA loads: computes the splits that several sequences share. */
 template <typename T, int D>
 __global__ void __launch_bounds__(tall_shape<D>::THREADS, tall_shape<D>::BLOCKS)
     decode_stacks_by_engine(const __grid_constant__ copy_plan copies, const __grid_constant__ cuda_args a,
@@ -28,7 +27,6 @@ __global__ void __launch_bounds__(tall_shape<D>::THREADS, tall_shape<D>::BLOCKS)
     walk_stack<T, X, copies_by_engine>(a, p, memory, kept);
 }
 
-/* The ring of buffers for tiles of keys and values in decode_few(). */
 template <typename T, int D, keys_as AS> using few_ring = copies_by_engine<T, few_shape<D, true, AS>>;
 template <typename T, int D, keys_as AS>
 constexpr size_t few_bytes = sizeof(typename few_ring<T, D, AS>::memory) + sizeof(ring_barriers);
@@ -44,7 +42,7 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
     extern __shared__ __align__(1024) char memory[];
     ring_barriers &bars = *(ring_barriers *)(memory + sizeof(typename ring::memory));
     make_ready<ring::SLOTS>(copies, bars, WARPS);
-    __syncthreads(); /* after this barrier every warp sees the initialised barriers, so each may request a tile */
+    __syncthreads(); /* every warp now sees the initialised barriers, so each may request a tile */
     typename ring::kept kept = { copies, bars, 0, 0 };
     walk_few<T, D, true, AS, copies_by_engine>(a, p, memory, kept);
 }

@@ -1,38 +1,21 @@
-/* f8_forward.cu: flash attention forward of float8_e4m3fn for Hopper, with products of e4m3.
+/* f8_forward.cu: flash attention forward of float8_e4m3fn for Hopper, with products of e4m3 (FlashAttention-3,
+ * arXiv:2407.08608, 3.3). The block has the structure of forward_tiles.cuh. Products of e4m3 need five more things:
  *
- * The kernel has the structure of forward_tiles.cuh. There is one block per multiprocessor. One warp hands out work
- * tiles (BM query rows of one head), and another warp makes TMA fill a ring of K tiles and a ring of V tiles. C
- * consumers of 64 rows each take turns with their products, so that the softmax of a consumer runs during products of
- * its own and of other consumers. Products of e4m3 need five more things (FlashAttention-3, arXiv:2407.08608, 3.3):
+ *   V        wgmma takes no MN-major operands of 8 bits, so two warps of the producer write V^T to scratch
+ *            (transpose_v.cuh).
+ *   P        V^T has the keys in the order in which the accumulators' registers hold P, so that P can be an operand.
+ *   range    e4m3 reaches from 2^-9 to 448. P is exactly 2^SHIFT = 256 where a row's score is its maximum, so that P of
+ *            the key with the largest weight is not rounded.
+ *   sums     An e4m3 product keeps 14 bits of its sums. After every PROMOTED keys, O is therefore added in float32 to
+ *            sums in shared memory, and the next product starts from 0.
+ *   scores   For the same reason a score has an error of about 2^-13 of its largest product, too much for lse
+ *            (kernels/README.md, "Accuracy"). If lse is wanted, q and k are therefore converted to bfloat16.
  *
- *   V        wgmma takes no MN-major operands of 8 bits, so V must be stored as V^T. The two warps of the producer that
- *            have nothing else to do write V^T to scratch, once per run, before other warps read it (transpose_v.cuh).
- *   P        A thread's accumulator holds columns 2q, 2q + 1 of each 8 columns, but an operand A in registers needs 4
- *            neighbouring columns. P stays in its registers: the keys of V^T are stored in the order in which these
- *            registers hold P.
- *   range    e4m3 reaches from 2^-9 to 448. P is exactly 2^SHIFT = 256 where a row's score is its maximum m, so that P
- *            of the key with the largest weight is not rounded. (In forward_tiles.cuh m may be below the maximum. Here
- *            that P would then be rounded, and errors of out would reach 4.3e-2, where 4e-2 is allowed.) The division
- *            by l, the sum of P, removes the factor 256. l is the sum of P before rounding, except in shapes whose
- *            products compute l.
- *   sums     An e4m3 product keeps 14 bits of its sums: terms below 2^-13 of the sum so far are lost. After 8192 equal
- *            keys, further keys would not count. Therefore, after every PROMOTED keys, O is added in float32 to sums in
- *            shared memory, and the next product starts from 0. At D = 128 a product computes l too, and l loses what O
- *            loses: see counted().
- *   scores   For the same reason, a score has an error of about 2^-13 of its largest product. Where scores are around
- *            1, lse then has an error of 1e-4, more than kernels/README.md ("Accuracy") allows. The error of out stays
- *            well within its limit. If lse is wanted, q and k are therefore converted to bfloat16, which holds all e4m3
- *            numbers exactly, and only P V is a product of e4m3.
+ * When a block has no more work, it recomputes rows of work tiles whose V had a NaN, rows whose result is not finite,
+ * and rows with huge scores (repair_own_rows).
  *
- * The kernel begin_run() runs before this one and sets marks and counters to 0. The GPU starts each kernel while the
- * kernel before it still runs, and each kernel then waits for the end of its predecessor.
- *
- * Some rows are computed again when their block has no more work (repair_own_rows): rows of work tiles whose V had a
- * NaN (V^T has zeros in its place), rows whose result is not finite, and rows whose scores are so large that P would
- * leave the range of e4m3.
- *
- * A row's bits depend on BN, PROMOTED and the order of the tiles. All of these are fixed by the head dim, the masks, Sk
- * and whether lse is wanted. */
+ * A row's bits depend on BN, PROMOTED and the order of the tiles. All of these are fixed by the head size, the masks,
+ * Sk and whether lse is wanted. */
 #include "kernels/cuda/sm90/layer/epilogue.cuh"
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/launch.cuh"
@@ -49,31 +32,24 @@ typedef __nv_bfloat16 bf16;
 
 /* ---- Shapes of kernel instances; the table at the end of this file says which problem takes which shape ---------- */
 
-/* A promotion adds O to sums in shared memory, because an accumulator of e4m3 products loses up to 2^-13 of its value
- * with each key. PROMOTED: the largest number of keys between two promotions. PROMOTED_COUNTED: the same for shapes
- * whose products also compute l. Measured errors: kernels/MEASUREMENTS.md (float8 forward: changes 22, 25). SHIFT: P is
- * 2^SHIFT where a row's score is its maximum. */
+/* PROMOTED: the most keys after which O is added to sums in shared memory, because an e4m3 product loses up to 2^-13 of
+ * its sum with each key. PROMOTED_COUNTED: the same where products also compute l. SHIFT: P is 2^SHIFT where a row's
+ * score is its maximum. Measured errors: kernels/MEASUREMENTS.md (float8 forward: changes 22, 25). */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
-/* The shape of a kernel instance. D: the largest head size. C: number of consumers, with 64 rows each. BN: keys per
- * tile. STAGES: number of buffers in each ring of tiles. T: the type in which q and k are multiplied. SHORT_ENDS: see
- * the member of that name. */
+/* D: the largest head size. C: number of consumers, with 64 rows each. BN: keys per tile. STAGES: number of buffers in
+ * each ring of tiles. T: the type in which q and k are multiplied. */
 template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {
     typedef T_ T;
-    /* true: a work tile (BM rows of one head) begins and ends faster. In its first tile of keys only scores that some
-     * row sees are computed, and its softmax ends while its last product runs. The gain is largest where a work tile
-     * has few tiles of keys, or where its tiles are wide. */
+    /* true: a work tile begins and ends faster, which gains most where it has few or wide tiles of keys */
     static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
-    /* true: consumer warps help to transpose V, see help_to_transpose() */
     static const bool HELPS = SHORT_ENDS && D == 256;
-    /* SECTION: the most bytes of K and V in a section, which is a group of heads. Under a mask, the work tiles of a
-     * section are ordered together, see ending_order. Sections are small, so that V^T of the first section is ready
-     * soon. Where consumers help to make V^T (HELPS), sections are twice as large. */
+    /* the most bytes of K and V in a section (heads whose work tiles are ordered together); small, so that V^T of the
+     * first section is ready soon */
     static const int64_t SECTION = (HELPS ? 16 : 8) << 20;
-    /* CHUNKS: number of chunks of 128 bytes that a row of q or k takes. CHUNKS_V: number of such chunks that a row of
-     * V^T takes: BN keys of one byte each. */
+    /* number of chunks of 128 bytes in a row of q or k (CHUNKS), and in a row of V^T (CHUNKS_V) */
     static const int ROW_BYTES = D * (int)sizeof(T), CHUNKS = (ROW_BYTES + 127) / 128, CHUNKS_V = (BN + 127) / 128;
     /* true: a consumer's thread gets as many registers as possible */
     static const bool LARGE = D == 256 || BN == 224;
@@ -81,28 +57,26 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* true: the product P V also computes l, the sum of P, in 8 additional columns of O, see counted() */
     static const bool COUNTS = D == 128 && !WIDE;
     static const int COLUMNS = D + (COUNTS ? 8 : 0);
-    /* number of tiles of keys from one promotion (the addition of O to sums in shared memory) to the next */
+    /* number of tiles of keys after which O is added to sums in shared memory */
     static const int PROMOTE = (COUNTS ? PROMOTED_COUNTED : PROMOTED) / BN;
     /* the largest number of tiles, at the end of a work tile's keys, that only some of the consumers see */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
     /* true: the wait for O += P V, and the rescaling of O, come in the middle of the next tile's softmax */
     static const bool EARLY = D == 128 && !WIDE;
-    /* true: largest_by_bits() finds maxima; at D = 256 no registers are free for it */
+    /* true: largest_by_bits() finds maxima; D = 256 has no registers for it */
     static const bool BY_BITS = D < 256;
-    /* true: O is set to zero, and all products add to it. false: the first product overwrites O, which is 2 % slower
-     * for BN = 224 and faster for all other shapes. */
+    /* true: O is set to zero, and all products add to it. false: the first product overwrites O, which is faster except
+     * for BN = 224. */
     static const bool ZEROS = BN == 224;
-    /* With EARLY: number of chains of operations that find the maximum of the thread's second row. With 224 keys per
-     * tile one chain takes too long. */
+    /* With EARLY: number of chains of operations that find the second row's maximum. With 224 keys one chain takes too
+     * long. */
     static const int CHAINS = BN == 224 ? 2 : 1;
     /* number of steps in which a warp transposes a unit (128 keys by 64 channels) of V; shared memory limits the size
      * of a step */
     static const int STEPS = D == 256 ? 8 : 1;
-    /* Promotions (see PROMOTED) add O to sums in shared memory. true: these sums are floats. false: they are bfloat16,
-     * because shared memory has no room for floats. A thread has D / 2 sums. */
+    /* true: the sums of O in shared memory are floats; false: bfloat16, because there is no room for floats */
     static const bool FLOAT_SUMS = D <= 128;
-    static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* number of 32-bit words that four sums of O (floats or
-                                                      * bfloat16 numbers) take */
+    static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2;
 };
 
 /* A work tile: rows i0 to i0 + BM - 1 of head h of batch row b, with tiles of keys `first` to `last` - 1. */
@@ -110,66 +84,60 @@ struct __align__(16) work_tile
 {
     int b, h, i0, first;
     int last, index, negative; /* negative: 1 if the scale is negative, so that scores must change their sign */
-    /* c: the factor of scores, log2(e) * scale, times the absolute value of the scales of q and k; above 0. sink: the
-     * head's sink times log2(e), or -inf if there is no sink */
+    /* c: log2(e) * scale times the absolute scales of q and k, above 0. sink: the head's sink times log2(e), or -inf
+     * without one. */
     float c, v_scale, sink;
     int unused[2];
 };
 
-enum { STOP = -1 }; /* value of work_tile::i0 that means: there is no more work */
+enum { STOP = -1 }; /* value of work_tile::i0: there is no more work */
 
-/* A warp's promoted sums (sums of O over many tiles of keys) in shared memory. At the end of a work tile, the warp's 16
- * rows of out pass through this memory to global memory. */
+/* A warp's sums of O over many tiles of keys. At the end of a work tile the warp's 16 rows of out pass through this
+ * memory. */
 template <class X> struct sum_words {
     uint32_t O[X::D / 8][32 * X::SUM_WORDS];
-    /* for each pair of rows: x and y are the two rows' sums l; z and w are the maxima that were subtracted from their
-     * scores */
+    /* for each pair of rows: their sums l (x, y), and the maxima that were subtracted from their scores (z, w) */
     float4 rows[X::COUNTS ? 8 : 1];
 };
 
 template <class X> struct shared {
     alignas(1024) uint8_t Q[X::C][64 * 128 * X::CHUNKS];
     alignas(1024) uint8_t K[X::STAGES][X::BN * 128 * X::CHUNKS];
-    /* holds V^T: rows are channels, columns are keys */
+    /* V^T: rows are channels, columns are keys */
     alignas(1024) uint8_t V[X::STAGES][X::COLUMNS * 128 * X::CHUNKS_V];
     alignas(128) sum_words<X> sums[X::C * 4];
     transpose_memory<X::STEPS> transpose;
     work_tile work;
     warpgroup_tile parts[X::C];
     kv_barriers<X::C, X::STAGES> bars;
-    unit helped_units[X::HELPS ? X::C * 4 : 1]; /* the unit of V (128 keys by 64 channels) that each consumer warp
+    unit helped_units[X::HELPS ? X::C * 4 : 1]; /* [consumer warp]: the unit of V (128 keys by 64 channels) that it
                                                  * transposes in help_to_transpose() */
-    int newest[X::C * 4]; /* [warp]: the newest work tile for which this warp has written a repair_note (rows to
-                           * compute again); -1: none */
+    int newest[X::C * 4]; /* [warp]: the newest work tile with a repair_note of this warp; -1: none */
 };
 
 /* ---- The plan: the numbers of a problem that the kernel reads, in 32 bits ---------------------------------------- */
 
-/* A warp writes this note if some of its 16 rows of a work tile must be computed again. repair_own_rows() reads it at
- * the end of the block. In `rows`, bit 4 i is set if row i has huge scores, and bit 4 i + 1 if row i + 8 has (i = 0 ..
- * 7). */
+/* Which of a warp's 16 rows must be recomputed at the end of the block. In `rows`, bit 4 i is set if row i has huge
+ * scores, and bit 4 i + 1 if row i + 8 has. */
 struct repair_note {
-    uint32_t rows; /* one bit for each row with huge scores, and the bits LOOK and V_NAN (see below) */
-    int before;    /* the previous work tile for which the warp left a repair_note; -1: none */
+    uint32_t rows;
+    int before; /* the warp's previous work tile with a repair_note; -1: none */
 };
-/* bit of repair_note::rows: a result was not finite, so repair_own_rows() must find the rows that see a NaN */
+/* bit of repair_note::rows: a result was not finite, so the rows that see a NaN must be found */
 enum { LOOK = 4 };
-/* bit of repair_note::rows: V had a NaN, and V^T has a zero in its place; the NaN may be in a key that the rows do not
- * see */
+/* bit of repair_note::rows: V had a NaN, for which V^T has a zero, perhaps in a key that the rows do not see */
 enum { V_NAN = 8 };
 
 struct plan {
     ending_order order;
     int H, group, Sq;
     key_band band;
-    float c; /* c: log2(e) * scale, the factor of scores, without the scales of q and k */
+    float c; /* log2(e) * scale, without the scales of q and k */
     input_scales scales;
     results to;
     transpose_plan transpose;
-    repair_note *notes; /* [work tile][warp]: which of the warp's rows must be computed again; an element is written
-                         * only if there is such a row */
-    /* number of work tiles that blocks have claimed from the counter; a block's first work tile follows from the
-     * block's number and needs no claim */
+    repair_note *notes; /* [work tile][warp]: rows to recompute; written only if there is such a row */
+    /* number of work tiles that blocks have claimed; a block's first work tile needs no claim */
     int *counter;
 };
 
@@ -199,8 +167,7 @@ DEVICE void add_factors(const plan &p, work_tile &x)
 
 /* ---- The warps that load tiles and hand out work (producer) ------------------------------------------------------ */
 
-/* Claims work tiles and passes them to the block's other warps. One warp runs this function, and its first lane
- * publishes the work tiles. */
+/* Claims work tiles and passes them to the block's other warps. One warp runs this. */
 template <class X> DEVICE void hand_out_work(const plan &p, shared<X> &sm)
 {
     const bool scheduler = threadIdx.x % 32 == 0;
@@ -242,8 +209,8 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* Waits until tile j of V^T has been written, and loads it. `ready` is updated: all blocks of keys of V^T from
-     * number `ready` on are known to be written. */
+    /* Waits until tile j of V^T has been written, and loads it. All blocks of keys from number `ready` on are known to
+     * be written. */
     DEVICE void load_V(int j, int hk, int b, int &ready)
     {
         if (j * BN / KEYS < ready) ready = await_units(p.transpose, b * p.transpose.Hk + hk, j * BN / KEYS, ready);
@@ -260,10 +227,10 @@ template <class X> struct tile_loader {
         for (;; at.next()) {
             const auto &x = await_work(sm, at);
             const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = x.b;
-            __syncwarp(); /* after this barrier lane 0 may release the work tile: all lanes have read it */
+            __syncwarp(); /* all lanes have read the work tile, so lane 0 may release it */
             if (i0 == STOP) break;
-            /* true: the work tile has several tiles of keys, so it is released only before the last of them is loaded;
-             * the release lets the block claim the next work tile */
+            /* true: the work tile is released, and the next one claimed, only when its last tile of keys is left to
+             * load */
             const bool late = first + 1 < last;
             if (loader && !late) release_work(sm);
             if (first >= last) continue;
@@ -292,23 +259,20 @@ DEVICE float high_bf16(uint32_t pair)
     return __uint_as_float(pair & 0xffff0000);
 }
 
-/* Returns l (the sum of P) of the thread's two rows, in shapes whose product P V also computes l. V has 8 additional
- * columns, which are 1 and 1.75 in turn, and a thread has two of them. An e4m3 product loses part of a small P beside a
- * large one. If l comes from the same product, O and l lose the same parts, and out = O / l loses less. Of the numbers
- * tried for these columns, the mean of the results of 1 and 1.75 has the smallest error (kernels/MEASUREMENTS.md,
- * changes to the float8 forward). */
-enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* each is a word of four equal e4m3 numbers: 1 or 1.75 */
+/* Values of 8 additional columns of V, by which the product P V computes l too. O and l then lose the same parts of
+ * small P, and out = O / l loses less. The mean of the sums for 1 and for 1.75 has the smallest error of the numbers
+ * tried (kernels/MEASUREMENTS.md, changes to the float8 forward). */
+enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* words of four equal e4m3 numbers, 1 or 1.75 */
 DEVICE float2 counted(const float *sums)
 {
     return make_float2(0.5f * sums[0] + 0.5f / 1.75f * sums[1], 0.5f * sums[2] + 0.5f / 1.75f * sums[3]);
 }
 
-/* A warp's promoted sums (sums of O over many tiles of keys), in shared memory. A new work tile does not clear these
- * sums but multiplies them by 0, so they must always be finite. */
+/* A warp's sums of O over many tiles of keys, in shared memory. A new work tile multiplies them by 0, so they must
+ * always be finite. */
 template <class X> struct promoted_sums {
     typedef sum_words<X> words;
-    /* factors by which the thread's two rows were rescaled after the last promotion (see PROMOTED); the sums in shared
-     * memory are not multiplied by these factors yet */
+    /* factors by which the sums in shared memory must still be multiplied, for the thread's two rows */
     float left[2] = { 0, 0 };
 
     DEVICE static void clear(words &sums, int lane)
@@ -319,8 +283,7 @@ template <class X> struct promoted_sums {
             else ((uint2 *)sums.O[n])[lane] = make_uint2(0, 0);
     }
 
-    /* Begins a work tile: in shared memory, sets the sums l to 0 and the rows' maxima to -inf. Shapes whose products do
-     * not compute l have neither there, so the function does nothing. */
+    /* Begins a work tile: sets l to 0 and the maxima to -inf in shared memory, if products compute l. */
     DEVICE static void begin(words &sums, int lane)
     {
         if (X::COUNTS) ((float *)sums.rows)[lane] = lane & 2 ? -CUDART_INF_F : 0;
@@ -332,10 +295,8 @@ template <class X> struct promoted_sums {
         if (!X::COUNTS) left[0] *= factor[0], left[1] *= factor[1];
     }
 
-    /* Call this before the sums in shared memory are used. In shapes whose products compute l (the sum of P), returns l
-     * of the thread's two rows (x, y) from shared memory, and sets `left`, the factors by which these rows' sums must
-     * be multiplied. (`left` is computed from maxima each time, because registers are scarce.) In other shapes the
-     * function does nothing. */
+    /* Must be called before the sums in shared memory are used. If products compute l, sets `left`, and returns l of
+     * the thread's two rows. */
     DEVICE float2 find_left(const words &sums, const softmax &state, float c, int lane)
     {
         if (!X::COUNTS) return {};
@@ -345,9 +306,8 @@ template <class X> struct promoted_sums {
         return { x.x, x.y };
     }
 
-    /* Adds O to the sums. With ZEROS, O is then multiplied by 0, because ptxas would use more registers to set O to the
-     * constant 0. (If O is not finite, its row's sums are NaN already.) Without ZEROS, the next product starts from
-     * 0. */
+    /* Adds O to the sums. With ZEROS, O is then multiplied by 0, because ptxas would use more registers to set it to
+     * the constant 0. */
     DEVICE void promote(words &sums, float (&O)[X::COLUMNS / 2], const softmax &state, float c, int lane)
     {
         const float2 l = find_left(sums, state, c, lane);
@@ -370,7 +330,7 @@ template <class X> struct promoted_sums {
             const float2 more = counted(O + X::D / 2);
             const float ls[2] = { fmaf(l.x, left[0], more.x), fmaf(l.y, left[1], more.y) };
             const float mine = lane & 2 ? (lane & 1 ? state.m[1] : state.m[0]) : lane & 1 ? ls[1] : ls[0];
-            __syncwarp(); /* after this barrier l in shared memory may be overwritten: all lanes have read it */
+            __syncwarp(); /* all lanes have read l in shared memory, which may now be overwritten */
             ((float *)sums.rows)[lane] = mine;
             __syncwarp();
         }
@@ -380,7 +340,6 @@ template <class X> struct promoted_sums {
         left[0] = left[1] = 1;
     }
 
-    /* Adds the promoted sums (see PROMOTED) in shared memory to O and to l. */
     DEVICE void add_to(float (&O)[X::COLUMNS / 2], float (&l)[2], const words &sums, const softmax &state, float c,
                        int lane)
     {
@@ -402,12 +361,12 @@ template <class X> struct promoted_sums {
     }
 };
 
-/* The largest |m c| of a row that this kernel can compute, where m is the row's largest score, and c converts scores to
- * base 2. A larger m c is rounded so coarsely that P may exceed 448, the largest e4m3 number. */
+/* The largest |m c| that this kernel can compute (m: a row's largest score; c converts scores to base 2). A larger one
+ * is rounded so coarsely that P may exceed 448, the largest e4m3 number. */
 const float BASE_MOST = 1 << 23;
 
-/* The results of a work tile's softmax: the factors by which the thread's two rows of O are multiplied, the bits of
- * repair_note::rows found so far, and whether the sums are finite. */
+/* The results of a work tile's softmax: the factors for the thread's two rows of O, bits of repair_note::rows, and
+ * whether the sums are finite. */
 struct tile_end {
     float factor[2];
     uint32_t rows;
@@ -423,7 +382,6 @@ template <class X> struct attention {
 
     DEVICE attention(const plan &p_, shared<X> &sm_, int w) : p(p_), sm(sm_), me(sm_, w), Q(smem_addr(sm_.Q[w])) {}
 
-    /* Return the operands K and V in the buffers that this consumer reads next. */
     DEVICE k_major_described<BN> K() const { return k_major_described<BN>(smem_addr(sm.K[me.k.stage])); }
     DEVICE k_major_described<X::COLUMNS> V() const
     {
@@ -431,12 +389,10 @@ template <class X> struct attention {
     }
 
     DEVICE int warp_index() const { return me.w * 4 + me.warp; }
-    /* Returns the first of the thread's two rows. The other row is 8 rows below. */
     DEVICE int row_of(const work_tile &x) const { return x.i0 + me.w * 64 + me.warp * 16 + me.lane / 4; }
 
     /* Turns raw scores of the first N keys of tile j into P. CAREFUL: some keys may be hidden, or scores must change
-     * their sign. `midway` is passed on to softmax_step_early(), which is used with EARLY. With SHORT_ENDS and N > 128,
-     * all 64 rows see the first 64 keys of the tile, so no mask is applied to these keys. */
+     * their sign. With SHORT_ENDS and N > 128, the first 64 keys are not masked, because all rows see them. */
     template <int N, bool CAREFUL, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
                             softmax &state, float (&rescale)[2], F midway)
@@ -457,7 +413,7 @@ template <class X> struct attention {
         else softmax_step<N, BY_BITS>(S, state, rescale, reference);
     }
 
-    /* Computes P of the first N keys of the last tile that this warpgroup's rows see. (This tile is computed first.) */
+    /* Computes P of the first N keys of the last tile that this warpgroup's rows see. This tile is computed first. */
     template <int N>
     DEVICE void first_tile(uint32_t (&P)[BN / 32][4], const work_tile &x, const warpgroup_tile &y, softmax &state)
     {
@@ -472,8 +428,8 @@ template <class X> struct attention {
         to_operand_8<N>(P, S);
     }
 
-    /* Releases K during the softmax, as release_K_late() of forward_tiles.cuh does, so that ptxas keeps the wait for O
-     * after the release. The condition of the release always holds, but ptxas cannot know that. */
+    /* Releases K during the softmax, so that ptxas keeps the wait for O after the release. The condition always holds,
+     * but ptxas cannot know that. */
     DEVICE void release_K_late(float sum, float c)
     {
         if (me.leader && !(sum < -c)) mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
@@ -486,8 +442,8 @@ template <class X> struct attention {
         me.release_V();
     }
 
-    /* Computes O = P V over the tiles of keys that this warpgroup's rows see, from the last to the first. With
-     * SHORT_ENDS it also does the work of end_softmax(), while the last product runs. */
+    /* Computes O = P V over the tiles of keys that this warpgroup's rows see. With SHORT_ENDS it also does the work of
+     * end_softmax(). */
     DEVICE void attend(float (&O)[X::COLUMNS / 2], softmax &state, const work_tile &x, const warpgroup_tile &y,
                        tile_end &end)
     {
@@ -497,17 +453,15 @@ template <class X> struct attention {
         float S[BN / 2], rescale[2];
         uint32_t P[BN / 32][4];
 
-        /* promotes(j): true if O is promoted (added to the sums in shared memory) after the softmax of tile j. The
-         * first computed tile has no promotion, because O is still 0. `many`: true if this work tile has a promotion,
-         * and always with ZEROS (the widest tiles). */
+        /* promotes(j): whether O is added to the sums in shared memory after the softmax of tile j. `many`: whether
+         * this ever happens in this work tile; always true with ZEROS. */
         const auto promotes = [](int j) { return (j + 1) % X::PROMOTE == 0; };
         const bool many = X::ZEROS || (y.last_visible - 1) / X::PROMOTE > first / X::PROMOTE;
         if (many) promoted.begin(sums, me.lane);
         me.await_Q();
         me.template pass_K<X::MOST_PASSED>(x.last - y.last_visible);
         me.await_K();
-        /* number of keys in the first computed tile up to the last one that some row of this warpgroup sees; the keys
-         * after it are hidden from all rows */
+        /* number of keys in the first computed tile up to the last one that some row of this warpgroup sees */
         const int seen = min(x.i0 + me.w * 64 + 63 + p.band.hi, p.band.Sk) - (y.last_visible - 1) * BN;
         if (X::SHORT_ENDS && seen <= 64) first_tile<X::SHORT_ENDS ? 64 : BN>(P, x, y, state);
         else if (X::SHORT_ENDS && BN > 128 && seen <= 128) first_tile<X::SHORT_ENDS ? 128 : BN>(P, x, y, state);
@@ -517,11 +471,9 @@ template <class X> struct attention {
         const auto step = [&](int j, auto careful, auto by_bits) {
             me.await_K();
             me.await_turn();
-            /* issues the product that gives the scores of tile j */
             multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K());
             me.await_V();
-            /* adds P V of tile j + 1; its P was computed before P of tile j, because tiles are visited from the last to
-             * the first */
+            /* adds P V of tile j + 1, whose P was computed before P of tile j */
             multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1));
             me.next_turn();
             retire<1>(S);
@@ -531,8 +483,8 @@ template <class X> struct attention {
                 retire_O(O);
             });
             if (X::EARLY) {
-                /* rows whose factor is 1 are multiplied too, because a vote on the factors would have to wait for the
-                 * last exponentials */
+                /* rows whose factor is 1 are multiplied too, because a vote would have to wait for the last
+                 * exponentials */
                 multiply_rows(O, rescale);
                 promoted.rescale(rescale);
             } else {
@@ -543,8 +495,8 @@ template <class X> struct attention {
             to_operand_8<BN>(P, S);
             if (promotes(j)) promoted.promote(sums, O, state, x.c, me.lane);
         };
-        /* true: the slower code, which masks scores and changes their sign, computes every tile of keys. It is needed
-         * if the scale is negative, or if some row's window hides keys of the first tile. */
+        /* true: the slower code, which masks scores and changes their sign, computes all tiles: the scale is negative,
+         * or some row's window hides keys of the first tile */
         const bool none_free = x.negative || y.free_first > first;
         walk_down<X::EARLY, X::BY_BITS>(
             y.last_visible - 2, none_free ? first : y.free_last, first, [](int j) { return j - 1; }, step,
@@ -576,8 +528,8 @@ template <class X> struct attention {
         return rows;
     }
 
-    /* Stores lse = ln(2^base l), where P was computed relative to 2^base, and sets the members of y. The function needs
-     * O only if products compute l. */
+    /* Stores lse = ln(2^base l), where P was computed relative to 2^base, and sets y. Needs O only if products compute
+     * l. */
     DEVICE void end_softmax(tile_end &y, softmax &state, const work_tile &x)
     {
         const row_ends ends = end_rows<X::COUNTS>(state, shifted_reference<SHIFT>{ x.c }, x.sink, x.v_scale);
@@ -590,7 +542,6 @@ template <class X> struct attention {
     DEVICE void finish(float (&O)[X::COLUMNS / 2], const tile_end &end, const work_tile &x)
     {
         const int warp_row = x.i0 + me.w * 64 + me.warp * 16;
-        /* the columns of O that belong to out, without the 8 columns that compute l */
         float(&out)[D / 2] = *(float(*)[D / 2]) & O;
         const bool finite = finish_rows(out, end.factor) && end.finite;
         const bool any = __any_sync(0xffffffff, !finite);
@@ -599,8 +550,7 @@ template <class X> struct attention {
             p.notes[x.index * (4 * X::C) + warp_index()] = { rows, sm.newest[warp_index()] };
             sm.newest[warp_index()] = x.index;
         }
-        __syncwarp(); /* after this barrier out may overwrite the warp's sums in shared memory: all lanes have read
-                       * these sums */
+        __syncwarp(); /* all lanes have read the warp's sums in shared memory, which out may now overwrite */
         if (p.to.out) {
             store_rows<bf16, D>(out_row<bf16>(p.to, x.b, x.h, warp_row), p.to.out_row, p.Sq - warp_row, p.to.Dv, out,
                                 (uint16_t *)sm.sums[warp_index()].O, me.lane);
@@ -620,7 +570,7 @@ template <class X> struct attention {
                 x = work, y = part;
                 return true;
             });
-            /* __any_sync tells ptxas that all lanes take the same branch; see repair_own_rows() */
+            /* a vote, because ptxas must know that all lanes take the same branch; see repair_own_rows() */
             if (__any_sync(0xffffffff, x.i0 == STOP)) break;
             float O[X::COLUMNS / 2];
             softmax state;
@@ -640,9 +590,8 @@ template <class X> struct attention {
 
 /* ---- Recomputing rows, and helping to transpose V ---------------------------------------------------------------- */
 
-/* Recomputes, one by one, the rows for which this warp has written a repair_note: rows with huge scores, and rows that
- * see a NaN. If the function were inlined, or the loop over work tiles did not end by a vote (__any_sync), ptxas would
- * keep descriptors in registers of each thread in the loop over keys. */
+/* Recomputes the rows of this warp's repair_notes one by one. Inlined, or without the vote in the loop over work tiles,
+ * it would make ptxas keep descriptors in registers of each thread in the loop over keys. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -663,9 +612,8 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
     }
 }
 
-/* Lets each consumer warp transpose one unit (128 keys by 64 channels) of V before its other work, through the shared
- * memory of the warp's sums. The two warps that only transpose V would be too slow alone: under a mask blocks begin
- * with different heads, and at head size 256 a unit takes long. */
+/* Lets each consumer warp transpose one unit of V (128 keys by 64 channels) before its other work. The two warps that
+ * only transpose V are too slow alone under a mask and at head size 256. */
 template <class X> struct helper_memory {
     shared<X> &sm;
     static DEVICE uint32_t index() { return thread_anew() / 32 - 4; }
@@ -696,7 +644,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         fence_mbarrier_init();
     }
     if (threadIdx.x < X::C * 4) sm.newest[threadIdx.x] = -1;
-    if (X::COUNTS) { /* fill in the 8 rows of V^T (columns of V) that compute l; in each chunk a row has 32 words */
+    if (X::COUNTS) { /* fill in the 8 rows of V^T (columns of V) that compute l; a row has 32 words per chunk */
         for (int i = threadIdx.x; i < X::STAGES * X::CHUNKS_V * 256; i += X::THREADS) {
             uint8_t *const chunk = sm.V[0] + i / 256 * (X::COLUMNS * 128);
             ((uint32_t *)(chunk + X::D * 128))[i % 256] = i / 32 % 2 ? SEVEN_QUARTERS : ONES;
@@ -720,12 +668,12 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* Sets the counters, and the marks that say which parts of V^T are ready, to 0. They are at the beginning of the
- * scratch memory. Each thread writes 16 bytes. The kernel runs before forward_tiles. */
+/* Sets the words at the beginning of the scratch memory (counters, and which parts of V^T are ready) to 0, before
+ * forward_tiles. Each thread writes 16 bytes. */
 __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 {
-    launch_dependents(); /* lets the GPU start forward_tiles, which then waits for the end of this kernel */
-    /* waits for the end of the stream's previous kernel, which may still use this scratch memory */
+    launch_dependents();
+    /* the stream's previous kernel may still use this scratch memory */
     wait_for_prerequisites();
     const int64_t n = blockIdx.x * (int64_t)256 + threadIdx.x;
     if (n < count) words[n] = make_uint4(0, 0, 0, 0);
@@ -733,18 +681,17 @@ __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* The counters at the beginning of the scratch memory. */
 struct run_counters {
-    /* Counters from which warps claim their work. tile: work tiles. unit: units of V^T (128 keys by 64 channels). */
+    /* next work tile, and next unit of V^T (128 keys by 64 channels), that a warp will claim */
     int tile, unit;
     uint32_t any_nan;
     int unused[29];
 };
 
-/* Where in scratch memory each part begins. First come the counters and the marks of V^T, then a repair_note per work
- * tile and warp, then V^T, and then q and k as bfloat16. */
+/* Where in scratch memory each part begins: counters, words that say which parts of V^T are ready, a repair_note per
+ * work tile and warp, V^T, q and k as bfloat16. */
 struct layout {
-    int64_t notes, V, wide[2], bytes; /* offsets in the scratch memory, in bytes; `bytes`: size of the scratch memory */
+    int64_t notes, V, wide[2], bytes; /* offsets in bytes; `bytes`: size of the scratch memory */
 };
 
 layout layout_of(const attn_dims &d, bool wide)
@@ -767,8 +714,6 @@ struct f8_job {
     layout place;
 };
 
-/* Plans the transposition of V. Blocks begin with work tiles of several heads, so the order of the units of V^T (128
- * keys by 64 channels each) mixes these heads. */
 transpose_plan make_transpose_plan(const f8_job &job, int section, int sweep_rows)
 {
     const attn_geometry &g = job.given.g;
@@ -810,7 +755,6 @@ plan make_plan(const f8_job &job, int BM, int row_bytes, int sweep_rows, int64_t
     return p;
 }
 
-/* Makes the tensor maps of V^T, q and k. If q and k are multiplied as bfloat16, q and k are converted first. */
 template <class X> cudaError_t make_maps(const f8_job &job, const plan &p, kv_maps &maps)
 {
     const attn_geometry &g = job.given.g;
@@ -846,15 +790,14 @@ template <class X> cudaError_t launch(const f8_job &job)
     const int64_t words = job.place.notes / (int64_t)sizeof(uint4);
     code = launch_dependent(begin_run, attn_tiles(words, 256), 256, 0, job.stream, (uint4 *)job.memory, words);
     if (code != cudaSuccess) return code;
-    /* There may be more blocks than work tiles; a block without a work tile only transposes V. */
+    /* A block without a work tile only transposes V. */
     const int64_t blocks = attn_max64(p.order.end - p.order.first, (p.transpose.units + 1) / 2);
     return launch_dependent(forward_tiles<X>, attn_min64(blocks, job.chip->multiprocessors), X::THREADS,
                             sizeof(shared<X>), job.stream, p, maps, job.given);
 }
 
-/* The shapes. A problem takes the first shape whose head size is sufficient and whose least number of keys it reaches:
- * least_masked_Sk under a mask, otherwise least_Sk. If lse is wanted, only shapes that convert q and k to bfloat16 are
- * used. */
+/* A problem takes the first shape whose head size suffices and whose least number of keys it reaches (least_masked_Sk
+ * under a mask). If lse is wanted, only shapes that convert q and k to bfloat16 are used. */
 struct shape_row {
     int D;
     bool wide;
@@ -884,8 +827,6 @@ const shape_row shapes[] = {
 };
 /* clang-format on */
 
-/* Returns the kernel instance for a problem: the first row of shapes[] whose head size and least number of keys fit the
- * problem. `masked`: the problem has a mask. NULL: no row fits. */
 const shape_row *shape_of(const attn_problem *p, bool masked)
 {
     const attn_dims d = attn_dims_of(p);
@@ -902,9 +843,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     const attn_dims &d = g.dims;
     const shape_row *const x = shape_of(plan->problem, g.right < d.Sk || g.left < d.Sq);
     if (!x || d.Sq <= 0 || d.Sk <= 0 || d.B <= 0 || d.H <= 0 || d.Sq >= FAR || d.Sk >= FAR) return false;
-    if (d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 >= INT32_MAX)
-        return false; /* work tiles, and units of V^T (128 keys by 64 channels), are counted in 32 bits, so a problem
-                       * with too many of them is refused */
+    if (d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 >= INT32_MAX) return false; /* work tiles are counted in 32 bits */
     if (transpose_units(d) >= INT32_MAX) return false;
     if (plan->problem->out.rank && !tma_walkable(g.view[ATTN_T_out], d.B, d.H, d.Sq, d.Dv, 8)) return false;
     plan->variant = x;

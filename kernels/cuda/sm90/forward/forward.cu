@@ -1,7 +1,5 @@
-/* forward.cu: tile shapes of the Hopper forward. The shapes of this file are for problems without options, and for
- * problems with softcap, ALiBi, FlashMask or float8's scales. forward_pairs.cu has the shapes for problems with a bias,
- * keep_mask or dropout. The kernel is in forward_tiles.cuh. Sequences of few rows and many keys are left to
- * forward_split.cu. */
+/* forward.cu: tile shapes of the Hopper forward for problems without bias, keep_mask and dropout. The kernel is in
+ * forward_tiles.cuh. Sequences of few rows and many keys are left to forward_split.cu. */
 #include "kernels/cuda/sm80/decode.h"
 #include "kernels/cuda/sm90/forward/forward_tiles.cuh"
 #include "kernels/cuda/sm90/forward/widen.cuh"
@@ -16,7 +14,7 @@ struct shape_row {
     bool score_mods;
     int masks;
     int least_Sk;
-    /* functions that launch the kernel: [0] for bfloat16, [1] for float16 */
+    /* [0]: bfloat16, [1]: float16 */
     cudaError_t (*launch[2])(const forward_job &, int least_Sk, int most_Sk);
 };
 template <class X> constexpr shape_row row(int masks, int least_Sk)
@@ -24,9 +22,8 @@ template <class X> constexpr shape_row row(int masks, int least_Sk)
     return { X::D, X::DV, X::SCORE_MODS, masks, least_Sk, { launch<__nv_bfloat16, X>, launch<__half, X> } };
 }
 
-/* The table of shapes. A problem takes the first row whose head sizes are sufficient and which is meant for its kind of
- * mask and number of keys. A sequence's shape never depends on other sequences. Shapes for short sequences have more
- * warpgroups and narrower tiles. */
+/* A problem takes the first row whose head sizes suffice and which is meant for its kind of mask and number of keys. A
+ * sequence's shape never depends on other sequences. */
 /* clang-format off */
 const shape_row shapes[] = {
     /* D, Dv: largest head sizes of q and v; C: consumers; BN: keys per tile; stages: buffers of a ring
@@ -46,13 +43,13 @@ const shape_row shapes[] = {
     /* shapes for softcap, ALiBi, FlashMask or float8's scales */
     row<shape<64,  2, 128, 4, 64,  WITH_OPTIONS>>  (ANY,              0),
     row<shape<128, 2, 128, 2, 128, WITH_OPTIONS>>  (ANY,              0),
-    /* BN (keys per tile) is 64, because ptxas would spill registers with 80 */
+    /* with 80 keys per tile ptxas would spill registers */
     row<shape<256, 2, 64,  2, 256, WITH_OPTIONS>>  (ANY,              0),
 };
 /* clang-format on */
 
 /* Launches one kernel or, if sequences have different lengths, one kernel for each row of the table whose range of
- * lengths may occur. Each of these launches computes only sequences with lengths in its row's range. */
+ * lengths may occur. */
 cudaError_t launch_shapes(const forward_job &job, bool f16, bool score_mods)
 {
     const attn_geometry &g = job.read.g;
@@ -68,11 +65,10 @@ cudaError_t launch_shapes(const forward_job &job, bool f16, bool score_mods)
         }
         if (lengths_differ) most_Sk = x.least_Sk - 1;
     }
-    /* never reached: the table's rows with the largest head sizes take every problem that plan_forward() accepts */
+    /* never reached: the last rows of the table take every problem that plan_forward() accepts */
     return cudaErrorInvalidValue;
 }
 
-/* Converts q, k and v to bfloat16. The results lie in scratch memory. */
 cudaError_t widen_all(forward_job &job)
 {
     attn_geometry &g = job.read.g;

@@ -1,9 +1,5 @@
-/* forward_pairs.cu: tile shapes of the Hopper forward for options that have a value for each pair of a query and a key:
- * bias, keep_mask and dropout (pairs.cuh). All other problems use the shapes of forward.cu. The kernel is in
- * forward_tiles.cuh.
- *
- * Shapes with a bias have fewer keys per tile than the shapes of forward.cu, because the next tile's bias takes
- * registers. */
+/* forward_pairs.cu: tile shapes of the Hopper forward for bias, keep_mask and dropout (pairs.cuh). The kernel is in
+ * forward_tiles.cuh. Shapes with a bias have fewer keys per tile, because the next tile's bias takes registers. */
 #include "kernels/cuda/sm80/decode.h"
 #include "kernels/cuda/sm90/forward/forward_tiles.cuh"
 
@@ -11,8 +7,8 @@ namespace {
 
 struct pair_row {
     int D, BN;
-    bool bias; /* whether kernels of this shape can add a bias */
-    /* functions that launch the kernel: [0] for bfloat16, [1] for float16 */
+    bool bias;
+    /* [0]: bfloat16, [1]: float16 */
     cudaError_t (*launch[2])(const forward_job &, int least_Sk, int most_Sk);
 };
 template <class X> constexpr pair_row row()
@@ -32,8 +28,8 @@ const pair_row pair_shapes[] = {
 };
 /* clang-format on */
 
-/* Returns the first shape with sufficient head sizes. If the problem has a bias, kernels of the shape must be able to
- * add it. The last shapes take everything that plan_forward() accepts. */
+/* Returns the first shape whose head sizes suffice and which, if needed, can add a bias. The last shapes take
+ * everything that plan_forward() accepts. */
 const pair_row &shape_of(const attn_geometry &g, bool bias)
 {
     const pair_row *x = pair_shapes;

@@ -1,5 +1,5 @@
-/* forward_plan.cuh: a problem in the form that forward_tiles.cuh reads: the plan (all numbers in 32 bits), the work
- * tiles and the scratch memory. This file also decides which problems the kernels of forward_tiles.cuh compute. */
+/* forward_plan.cuh: the plan, the work tiles and the scratch memory of the kernel of forward_tiles.cuh, and which
+ * problems it computes. */
 #ifndef ATTN_SM90_FORWARD_PLAN_CUH
 #define ATTN_SM90_FORWARD_PLAN_CUH
 
@@ -15,9 +15,8 @@ namespace {
 
 const int LEAST_BN = 64; /* the smallest number of keys per tile of any shape */
 
-/* Work tiles of different lengths are ordered in sections, which are groups of heads (see ending_order). K and V of a
- * section have FEW_KEYS_SECTION bytes if there are fewer than MANY_KEYS keys, and SECTION bytes otherwise. With fewer
- * keys, blocks read more memory in a given time, and small sections spread these reads. */
+/* K and V of a section (a group of heads, see ending_order) have FEW_KEYS_SECTION bytes if there are fewer than
+ * MANY_KEYS keys, and SECTION bytes otherwise. */
 const int MANY_KEYS = 2048;
 const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
 
@@ -26,7 +25,7 @@ const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
 struct plan {
     ending_order order; /* the order in which work tiles are claimed; in packed problems some work tiles have no rows */
     int B, H, group, Sq, Sk;
-    int left, right; /* the window: how many keys a row sees to the left and right of its own position, at most FAR */
+    int left, right; /* how many keys a row sees to the left and right of its own position, at most FAR */
     int top_left;
     lazy_reference reference; /* reference.c is log2(e) times the scale (or the softcap, if there is one), above 0 */
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
@@ -37,18 +36,17 @@ struct plan {
     results to;
     uint8_t *nonfinite; /* [work tile][warp]: not 0 if a result of the warp was NaN or infinite */
     int32_t *before;    /* [work tile]: the work tile that the same block computed before this one, or -1 */
-    /* in packed problems, or with seqlens_k: this launch computes only sequences of least_Sk to most_Sk keys, see
-     * launch_shapes() */
+    /* with cu_k or seqlens_k: this launch computes only sequences of least_Sk to most_Sk keys, see launch_shapes() */
     int least_Sk, most_Sk;
-    /* in packed problems: this launch computes only sequences with more rows than this number, see cuda_chip */
+    /* in packed problems: this launch computes only sequences with more rows than this number */
     int decode_rows;
-    /* this launch leaves out sequences whose keys are split by this rule; forward_split.cu computes them */
+    /* sequences whose keys this rule splits are left to forward_split.cu */
     split_rule splits;
-    int *counter; /* copy of cuda_chip::counter, from which blocks claim work tiles */
+    int *counter;
 };
 
-/* The plan of kernels for bias, keep_mask or dropout (pairs.cuh). If there is a bias, a score is q.k times `unit`, plus
- * the bias, and reference.c and largest_unit refer to that score. */
+/* The plan for bias, keep_mask or dropout (pairs.cuh). With a bias, a score is q.k times `unit`, plus the bias, and
+ * reference.c refers to that score. */
 struct pair_plan : plan {
     pair_bias bias;
     kept_bits kept;
@@ -63,19 +61,16 @@ struct __align__(16) work_tile
 {
     int b, h, i0, first;
     int last, Sq, Sk, align;
-    /* nonfinite_to_zero = 1: the work tile is computed a second time, with zeros in place of each infinity and NaN
-     * in V */
+    /* nonfinite_to_zero = 1: the work tile is computed a second time, with zeros for each infinity and NaN in V */
     int q_start, k_start, index, nonfinite_to_zero;
-    /* with FlashMask or keep_mask: which of the two lists in shared memory (0 or 1) has the key tiles that this work
-     * tile sees */
+    /* with FlashMask or keep_mask: which list in shared memory (0 or 1) has the key tiles that this work tile sees */
     int list;
-    /* in forward_split.cu: the keys that the rows see are divided into `splits` splits of `length` key tiles; this work
-     * tile has number `split` of them */
+    /* in forward_split.cu: number of this split, number of splits of the rows' keys, and key tiles per split */
     int split, splits, length;
 };
 
-/* Values of work_tile::i0 that are not rows but commands to the consumers. REPORT: report when all results so far are
- * written. STOP: there is no more work. SKIP: this launch does not compute the work tile. */
+/* Values of work_tile::i0 that are commands to the consumers. REPORT: report when all results so far are written. STOP:
+ * there is no more work. SKIP: this launch does not compute the work tile. */
 enum { REPORT = -1, STOP = -2, SKIP = -3 };
 
 DEVICE key_band band_of(const plan &p, const work_tile &x)
@@ -83,10 +78,9 @@ DEVICE key_band band_of(const plan &p, const work_tile &x)
     return key_band_of(x.align, p.left, p.right, x.Sk);
 }
 
-/* Returns work tile t of the order. In packed problems the tiles of sequence b begin with number cu_q[b] / BM + b. Row
- * r belongs to query r >> shift. If shift is above 0, work_tile::h is the first of 2^shift query heads, and
- * work_tile::Sq counts rows. If SPLIT is true, the launch computes only sequences whose keys are split, and otherwise
- * only sequences whose keys are not split. */
+/* Returns work tile t of the order. Row r belongs to query r >> shift; with shift > 0, h is the first of 2^shift query
+ * heads, and Sq counts rows. SPLIT: the launch computes only sequences whose keys are split; otherwise only the other
+ * sequences. */
 template <int BM, int BN, bool SPLIT = false> DEVICE work_tile work_tile_of(const plan &p, int t, int shift = 0)
 {
     work_tile x;
@@ -130,28 +124,26 @@ template <int BM, int BN, bool SPLIT = false> DEVICE work_tile work_tile_of(cons
 
 /* ---- Functions of the host: scratch memory ----------------------------------------------------------------------- */
 
-/* Returns the distance between the rows of a tensor in scratch memory, in elements: D elements of 16 bits, rounded up
- * to a multiple of 16 bytes, which TMA needs. */
+/* Returns the distance between rows of a tensor in scratch memory, in 16-bit elements. TMA needs a multiple of 16
+ * bytes. */
 int64_t pitch_of(int64_t D)
 {
     return (D + 7) / 8 * 8;
 }
 
-/* Returns the number of work tiles per head. */
 int64_t per_head_of(const attn_dims &d, int BM)
 {
     return d.packed ? d.total_q / BM + d.B : attn_tiles(d.Sq, BM);
 }
 
 const int MOST_WARPS = 16;             /* the largest number of consumer warps in any shape */
-const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per work tile: four for plan::before (the previous work tile
-                                        * of the same block), and one flag per warp */
+const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per work tile: four for plan::before, and one flag per
+                                        * warp */
 
-/* Where the parts of the scratch memory begin. First come plan::before (four bytes per work tile) and the warps' flags
- * (plan::nonfinite). With FlashMask, the smallest and largest bounds of the mask for each tile of keys follow. With
- * float8, copies of q, k and v in bfloat16 follow. */
+/* Where parts of the scratch memory begin, after plan::before and plan::nonfinite: FlashMask's smallest and largest
+ * bounds for each tile of keys; for float8, q, k and v as bfloat16. */
 struct layout {
-    int64_t extremes, wide[3], bytes; /* offsets in the scratch memory, in bytes; `bytes`: size of the scratch memory */
+    int64_t extremes, wide[3], bytes; /* offsets in bytes; `bytes`: size of the scratch memory */
 };
 
 layout layout_of(const attn_problem *p, const attn_dims &d)
@@ -182,7 +174,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     const extent e = extent_of(d);
     if (e.rows_q <= 0 || e.rows_k <= 0 || d.B <= 0 || d.H <= 0 || e.rows_q >= FAR || e.rows_k >= FAR) return false;
     if (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * TILE_BYTES >= INT32_MAX)
-        return false; /* work tiles are counted in 32 bits, so a problem with too many work tiles is refused */
+        return false; /* work tiles are counted in 32 bits */
     if (!mods_fit(p, g)) return false;
     if (p->mask_startend_rows.rank && (d.packed || attn_tiles(e.rows_k, LEAST_BN) > MOST_KEY_TILES)) return false;
     if (p->out.rank && !tma_walkable(g.view[ATTN_T_out], e.B, d.H, e.rows_q, d.Dv, 8)) return false;
@@ -196,8 +188,8 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
 
 /* ---- Functions of the host: making the plan ---------------------------------------------------------------------- */
 
-/* All that one run of the forward needs. `given` has the problem's tensors. `read` has the tensors that forward_tiles
- * reads; with float8, these are q, k and v after the conversion to bfloat16. */
+/* `given` has the problem's tensors. `read` has the tensors that forward_tiles reads, with float8 converted to
+ * bfloat16. */
 struct forward_job {
     const cuda_chip *chip;
     cudaStream_t stream;
@@ -208,7 +200,6 @@ struct forward_job {
     split_rule splits = NO_SPLITS;
 };
 
-/* Fills in the plan. Numbers that differ between the launches of a run are set later. */
 void make_plan(const forward_job &job, int BM, int BN, plan &p)
 {
     const attn_geometry &g = job.read.g;
@@ -239,10 +230,10 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
 
 /* ---- Functions of the host: bias, keep_mask and dropout ---------------------------------------------------------- */
 
-/* Offsets in scratch memory of the parts that follow those of struct layout: a keep_mask as bits, and the smallest and
- * largest bounds of a FlashMask for each tile of BN keys. */
+/* Offsets in scratch memory of the parts after struct layout: keep_mask as bits, and FlashMask's smallest and largest
+ * bounds for each tile of BN keys. */
 struct pair_layout {
-    int64_t kept, extremes, bytes; /* offsets in the scratch memory, in bytes; `bytes`: size of the scratch memory */
+    int64_t kept, extremes, bytes;
 };
 pair_layout pair_layout_of(const attn_problem *p, const attn_geometry &g, int BN)
 {
@@ -256,7 +247,6 @@ pair_layout pair_layout_of(const attn_problem *p, const attn_geometry &g, int BN
     return x;
 }
 
-/* Sets the members of struct pair_plan that struct plan does not have, and sets `reference`, `mods` and `mask` anew. */
 void make_pair_plan(const forward_job &job, int BN, pair_plan &p)
 {
     const attn_geometry &g = job.read.g;

@@ -1,18 +1,15 @@
-/* forward_split.cu: the Hopper forward of few rows over many keys, such as chunks of a prompt. A sequence's work tiles
- * would be fewer than the GPU's multiprocessors, so the keys of a work tile are divided into splits (split_rule.h),
- * which different blocks compute. The kernel forward_tiles leaves the sums of splits in the workspace, and merge_splits
- * adds them (splits.cuh).
- *
- * Where a batch has enough work tiles for all multiprocessors, a work tile computes its splits one after the other, so
- * that their sums stay in the L2. That changes no bit of the results. */
+/* forward_split.cu: the Hopper forward of few rows over many keys, such as chunks of a prompt. The keys of a work tile
+ * are divided into splits (split_rule.h), so that all multiprocessors have work. forward_tiles leaves the sums of
+ * splits in the workspace, and merge_splits adds them (splits.cuh). Where a batch has enough work tiles, a work tile
+ * computes its splits one after the other, with the same bits. */
 #include "kernels/cuda/simple/simple.h"
 #include "kernels/cuda/sm90/forward/forward_tiles.cuh"
 
 namespace {
 
 struct split_row {
-    int D, BN, least; /* least: the least number of keys of a split; shorter splits take more time than they save */
-    /* functions that launch the kernel: [0] for bfloat16, [1] for float16 */
+    int D, BN, least; /* least: the least number of keys of a split */
+    /* [0]: bfloat16, [1]: float16 */
     cudaError_t (*launch[2])(const forward_job &);
 };
 
@@ -20,14 +17,13 @@ struct split_row {
 
 enum { MERGE_COLUMNS = 32 }; /* number of columns of out that a warp of merge_splits computes */
 
-/* Adds the splits of 16 rows (those of one warp of forward_tiles), and stores the results of the rows. Each warp has
+/* Adds the results of the splits (parts of the keys) of 16 rows, and stores out of these rows. Each warp has
  * MERGE_COLUMNS columns. */
 template <typename T, class X>
 __global__ void __launch_bounds__(X::DV)
     merge_splits(const __grid_constant__ split_plan p, const __grid_constant__ cuda_args a)
 {
-    const int WARPS = 4 * X::C, AHEAD = 4; /* AHEAD: number of splits whose sums a thread loads before it adds these
-                                            * sums */
+    const int WARPS = 4 * X::C, AHEAD = 4;
     const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32, warp = blockIdx.x % WARPS;
     const int N = MERGE_COLUMNS / 2;
     launch_dependents();
@@ -84,8 +80,8 @@ __global__ void __launch_bounds__(X::DV)
 
 /* ---- Functions of the host that plan and launch ------------------------------------------------------------------ */
 
-/* tiles_per_head() returns the number of tiles of rows per head. heads_of() returns the number of heads; 2^shift query
- * heads of a group count as one head. */
+/* Return the number of tiles of rows per head, and the number of heads, where 2^shift query heads of a group count as
+ * one. */
 int64_t tiles_per_head(const split_rule &r, const attn_dims &d)
 {
     return d.packed ? (d.total_q << r.shift) / SPLIT_BM + d.B : attn_tiles(d.Sq << r.shift, SPLIT_BM);
@@ -95,33 +91,29 @@ int64_t heads_of(const split_rule &r, const attn_dims &d)
     return extent_of(d).B * (d.H >> r.shift);
 }
 
-/* How many work tiles a problem has, and where in the workspace the sums of splits lie. See split_plan. */
 struct split_layout {
-    int64_t per_head, heads, tiles; /* tiles: number of work tiles of the problem */
+    int64_t per_head, heads, tiles;
     int most;
     bool in_turn;
     int64_t slots, of_row, sums, bytes; /* of_row, sums, bytes: offsets in the workspace, in bytes */
 };
 
-/* Limits, which apply if there are more tiles of rows than half the number of multiprocessors. If there are at most
- * MANY splits and at most MOST_TILES tiles of rows per multiprocessor, each split is a work tile; otherwise a work tile
- * computes all splits of its rows. The sums of MANY splits per multiprocessor fit into the L2. */
+/* With at most MANY splits and MOST_TILES tiles of rows per multiprocessor, each split is a work tile. The sums of MANY
+ * splits per multiprocessor fit into the L2. */
 const int MANY = 6;
 const double MOST_TILES = 1.6;
 
-/* Returns whether a work tile computes all splits of its rows. The answer changes only the time, not the bits of the
- * results. tiles: number of tiles of rows. count: the largest number of splits. */
+/* Returns whether a work tile computes all splits (parts of the keys) of its rows, which does not change the results'
+ * bits. `count`: the largest number of splits. */
 bool runs_in_turn(const cuda_chip *chip, const attn_dims &d, int64_t tiles, int64_t count)
 {
-    /* In packed problems the lengths of sequences are in device memory, so the host does not know how many splits each
-     * sequence has. If each sequence had work tiles for the largest possible number of splits, most work tiles would be
-     * empty. Therefore one work tile computes all splits. */
+    /* The host does not know the lengths of packed sequences. With work tiles for the largest possible number of
+     * splits, most would be empty. */
     if (d.packed) return true;
     const int64_t fill = chip->multiprocessors;
     return tiles * 2 > fill && ((double)tiles > MOST_TILES * (double)fill || tiles * count > MANY * fill);
 }
 
-/* Sets the offsets of of_row and sums in the workspace. */
 void place_sums(split_layout &x, int DV)
 {
     const int64_t warps = SPLIT_BM / 16;
@@ -130,8 +122,8 @@ void place_sums(split_layout &x, int DV)
     x.bytes = x.sums + x.slots * SPLIT_BM * DV * (int64_t)sizeof(float);
 }
 
-/* Divides a problem into work tiles, and plans the memory for the sums of splits. The rule must divide the keys of at
- * least one sequence into splits. */
+/* Divides a problem into work tiles, and plans the memory for the sums of splits. At least one sequence must have
+ * splits (parts of its keys). */
 split_layout split_layout_of(const cuda_chip *chip, const split_rule &r, const attn_dims &d, int DV)
 {
     split_layout x;
@@ -156,8 +148,8 @@ template <typename T, class X> cudaError_t launch_splits(const forward_job &job)
     kv_maps maps;
     const CUtensorMap none = {};
     const attn_view &q = g.view[ATTN_T_q];
-    tma_tensor queries = tma_tensor_of(q, e.B, e.rows_q, d.H, d.D); /* this tensor map exchanges heads and queries: its
-                                                                     * rows are heads, and its heads are queries */
+    tma_tensor queries = tma_tensor_of(q, e.B, e.rows_q, d.H, d.D); /* the rows of this tensor map are heads, and its
+                                                                     * heads are queries */
     queries.head = q.row, queries.row = q.head;
     if (!tma_map(&maps.Q, queries, 1 << r.shift, 128, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, 64 >> r.shift) ||
         !tma_map(&maps.K, tma_tensor_of(g.view[ATTN_T_k], e.B, d.Hk, e.rows_k, d.D), X::BN) ||
@@ -201,7 +193,6 @@ const split_row shapes[] = {
 };
 /* clang-format on */
 
-/* Returns the first shape whose head sizes are sufficient. */
 const split_row &shape_of(const attn_dims &d)
 {
     const split_row *x = shapes;
@@ -223,7 +214,7 @@ split_rule split_rule_of(const attn_plan *plan)
     const split_row &x = shape_of(d);
     const bool fits = g.group <= 64 && (g.group & (g.group - 1)) == 0;
     while (fits && 1 << r.shift < g.group) r.shift++;
-    /* kernels count the rows of a packed problem in an int, so a problem with too many rows is not split */
+    /* rows of a packed problem are counted in an int */
     if (d.packed && d.total_q << r.shift >= FAR) return NO_SPLITS;
     r.BN = x.BN, r.least = x.least;
     r.queries = (int)attn_min64(p->whole_queries, FAR);
@@ -253,8 +244,8 @@ size_t split_workspace(const cuda_chip *chip, const attn_plan *plan)
     split_layout x = split_layout_of(chip, r, d, DV);
     const int64_t bytes = x.bytes;
     if (d.packed || !x.in_turn) return (size_t)bytes;
-    /* device.cu may divide this problem, or the backward that it belongs to, into parts, which use the same workspace.
-     * In a part each split may be a work tile, which needs more memory for sums, so compute that size too. */
+    /* device.cu may compute this problem in parts with the same workspace. In a part each split may be a work tile,
+     * which needs more memory. */
     const int64_t count = split_count(r, (int)d.Sq, (int)d.Sk);
     x.tiles = x.slots = attn_max64(chip->multiprocessors / 2 * count, (int64_t)MANY * chip->multiprocessors);
     place_sums(x, DV);

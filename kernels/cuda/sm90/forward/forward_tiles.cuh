@@ -1,57 +1,18 @@
-/* forward_tiles.cuh: flash attention forward for Hopper, with TMA, wgmma and warp specialisation. The tables in
- * forward.cu and forward_pairs.cu say which problem takes which tile shape.
+/* forward_tiles.cuh: flash attention forward for Hopper (FlashAttention-3, arXiv:2407.08608, Algorithm 1), with TMA,
+ * wgmma and warp specialisation. README.md has the schedule. forward.cu and forward_pairs.cu have the tile shapes.
  *
- * The grid is one block per multiprocessor. A block computes one work tile after the other; a work tile is BM queries
- * of one head. One warpgroup is the producer: a warp hands out work tiles, and a thread of another warp makes TMA fill
- * a ring of K tiles and a ring of V tiles, without a pause between work tiles. The other warpgroups are consumers. A
- * consumer owns 64 of the rows and has their O in registers (FlashAttention-3, arXiv:2407.08608, Algorithm 1):
+ * One block per multiprocessor computes one work tile (BM queries of one head) after the other. One warpgroup is the
+ * producer: it claims work tiles from a counter, and TMA fills a ring of K tiles and a ring of V tiles. The others are
+ * consumers: each owns 64 of the rows and has their O in registers. They take turns to issue products.
  *
- *     producer                                   consumer
- *       K[n-1], Q                                  S = Q K[n-1]^T;  mask;  P = softmax_step(S)
- *       for j = n-2 .. 0: K[j], V[j+1]             for j = n-2 .. 0:
- *       V[0]                                           issue S' = Q K[j]^T,  O += P V[j+1]
- *                                                      wait S';  mask;  softmax_step(S')       while O += P V runs
- *                                                      wait O;   P = S';  O *= rescale
- *                                                  O += P V[0];  out = O / l,  lse = m scale + ln l
+ * Elements past the end of a tensor arrive as zeros (tma.cuh). In packed tensors, the scores of keys past the end of a
+ * sequence are masked, and their rows of V are set to zero in shared memory.
  *
- * In shapes where this is faster, the first S = Q K^T of the next work tile is issued right after the last O += P V of
- * the present one, and runs while the output is written.
+ * P = 0 times a NaN or infinity in V is NaN, even in rows that do not see the key. A block therefore computes work
+ * tiles with such results again at its end, with zeros in place of NaN and infinity. Rows that see these values are
+ * then computed one by one (repair_own_rows).
  *
- * The consumers take turns to issue products, so that the softmax of one runs during products of the others. The turns
- * continue from one work tile to the next. A consumer that has no product for a tile of keys passes its turn on and
- * releases the buffer (pipeline.cuh). A consumer whose rows are all past the end of the sequence multiplies nothing;
- * this often happens to the last of three consumers.
- *
- * Rescaling: a row's reference m (the number subtracted from its scores before exp2) moves only when a P would exceed
- * 2^8, which is rare (softmax.cuh). A warp rescales O only if m moves in at least one of its rows.
- *
- * Elements past the end of a tensor arrive as zeros (tma.cuh). Therefore no other code is needed for head sizes of any
- * multiple of 8 and for any length.
- *
- * Order of work (scheduler.cuh): blocks claim work tiles from a counter. A block claims its next work tile when it
- * begins to load the last keys of the present one. If it claimed earlier, it might take work from a block that is free
- * sooner. O is written to its own part of shared memory, so that Q's memory is free for the next work tile, and TMA
- * stores the 16 rows of a warp at a time. Where shared memory has no room for O, it is stored directly from registers.
- * The kernel starts while the previous kernel of the stream ends (programmatic dependent launch).
- *
- * Short sequences: a work tile has few tiles of keys. A warpgroup's first scores, first softmax and output do not
- * overlap with other work of the same warpgroup. More warpgroups with narrower tiles (BN = 64) fill these gaps, and
- * compute fewer hidden scores at a causal diagonal. Longer sequences are faster with fewer warpgroups and wider tiles.
- *
- * Options (softcap, ALiBi, FlashMask, float8's scales) have kernel instances of their own (score_mods.cuh, masks.cuh).
- * For float8, the kernel widen first converts q, k and v to bfloat16. The scales of q and k are multiplied into the
- * scale of the scores, and the scale of v into the factor 1 / l of O.
- *
- * Some rows may see a key whose V has a NaN or infinity while other rows do not. For the other rows the product
- * multiplies that value by P = 0, which gives NaN. Therefore a warp whose result is not finite sets a flag. When no
- * work tile is left, the block computes its flagged work tiles again, with zeros in place of NaN and infinity. Rows
- * that do not see these values are then correct, to the bit. Rows that see them are computed one by one by the same
- * block (repair_own_rows), because a separate kernel would begin later.
- *
- * In packed tensors, K and V past the end of a sequence belong to the next sequence. The scores of these keys are
- * masked, and their rows of V are set to zero in shared memory.
- *
- * A row's bits depend on BN and the order of the tiles. Both are fixed by the head dim, the options, the masks and the
+ * A row's bits depend on BN and the order of the tiles. Both are fixed by the head size, the options, the masks and the
  * sequence's own Sk. */
 #ifndef ATTN_SM90_FORWARD_TILES_CUH
 #define ATTN_SM90_FORWARD_TILES_CUH
@@ -71,19 +32,18 @@ namespace {
  * WITH_PAIRS, but without a bias, which takes registers. SPLIT: like PLAIN, for forward_split.cu. */
 enum variant { PLAIN, WINDOWED, WITH_OPTIONS, WITHOUT_BIAS, WITH_PAIRS, SPLIT };
 
-/* The shape of a kernel instance. D: the largest head size of q and k. C: number of consumers, with 64 rows each. BN:
- * keys per tile. STAGES: number of buffers in each ring of tiles. DV: the largest head size of v. PRODUCER and CONSUMER
- * are registers per thread (the C + 1 warpgroups of a block share 65536). */
+/* D: the largest head size of q and k. C: number of consumers, with 64 rows each. BN: keys per tile. STAGES: number of
+ * buffers in each ring of tiles. DV: the largest head size of v. PRODUCER and CONSUMER are registers per thread (the C
+ * + 1 warpgroups of a block share 65536). */
 template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = PLAIN> struct shape {
     static const int D = D_, C = C_, DV = DV_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool BIAS = VARIANT == WITH_PAIRS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS;
     static const bool SCORE_MODS = VARIANT == WITH_OPTIONS || PAIRS;
-    static const bool SPLITS = VARIANT == SPLIT; /* true: a work tile has only a part of the keys that its rows see
-                                                  * (a split) */
-    /* true: a consumer may skip tiles at the beginning of a work tile's keys. With a window, its rows may see none of
-     * the keys of a tile that another consumer's rows see. */
+    static const bool SPLITS = VARIANT == SPLIT; /* true: a work tile has only a split (a part) of the keys that its
+                                                  * rows see */
+    /* true: a consumer may skip tiles at the beginning of a work tile's keys, because with a window only rows of other
+     * consumers see them */
     static const bool PASSES_FIRST = VARIANT == WINDOWED;
-    /* number of chunks of 64 columns that a row takes in shared memory */
     static const int CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64;
     static const int PRODUCER = C == 2 ? 40 : 32, CONSUMER = C == 2 ? 232 : C == 3 ? 160 : 112;
     /* true: shared memory has room for O beside Q, K and V */
@@ -95,45 +55,41 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
         D == 128 || D == 192;
     /* true: the wait for the product O comes after the softmax, see release_K_late() */
     static const bool LATE_WAIT = D == 128 || D == 192;
-    /* If a warpgroup's rows see no more than the first FEW_KEYS keys of their last tile of keys, the warpgroup computes
-     * only the scores of these keys. */
+    /* If a warpgroup's rows see at most FEW_KEYS keys of their last tile, only the scores of these keys are
+     * computed. */
     static const int FEW_KEYS = PAIRS ? BN : BN == 128 ? 64 : BN == 80 ? 48 : BN;
     /* The argument IN_TURN of softmax_step(). 0: both rows' maxima are searched together. 1: the second row's search
-     * waits for the first row's maximum. 2: it also waits for the first exponential, which is slower than 1 where a
-     * tile has few keys. With options no register is free for the value 2. */
+     * waits for the first row's maximum. 2: it also waits for the first exponential. */
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
-    /* true: largest_by_bits() finds maxima; in other shapes no register is free for it */
+    /* true: largest_by_bits() finds maxima; other shapes have no register for it */
     static const bool BY_BITS = D < 256 && !SCORE_MODS;
-    /* true: the first product of the next work tile is issued right after the last product of the present one, so that
-     * it runs while the output is written. This is faster for some shapes only. */
+    /* true: the first product of the next work tile is issued right after the last one of the present work tile, and
+     * runs while the output is written */
     static const bool BEGINS_EARLY = D == 96 || D == 192 || (D != 128 && SCORE_MODS && !PAIRS);
     /* the largest number of tiles, at either end of a work tile's keys, that only some of the consumers see */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
 };
 
-/* The type of the plan that a kernel instance gets: pair_plan if it computes bias, keep_mask and dropout, split_plan if
- * it computes splits, and otherwise plan. */
 template <class X>
 using plan_of = std::conditional_t<X::PAIRS, pair_plan, std::conditional_t<X::SPLITS, split_plan, plan>>;
 
-/* Returns whether a list says which tiles of keys are visible. FlashMask and keep_mask need a list. */
 template <class X> DEVICE bool lists_tiles(const plan_of<X> &p)
 {
     if constexpr (X::PAIRS) return p.mask.bounds || p.kept.words;
     else return X::SCORE_MODS && p.mask.bounds;
 }
 
-/* Number of work tiles whose descriptions are in shared memory. A consumer may fetch the next work tile while it still
- * reads the present one, and meanwhile the scheduler may publish a third one. The newest one is also in shared::work,
- * because ptxas treats only values read from a fixed address as warp-uniform (see attention::warp_uniform()). */
+/* Number of work tiles in shared memory: one that a consumer still reads, the next one, and one that is published
+ * meanwhile. The newest is also in shared::work, because ptxas treats only values read from a fixed address as
+ * warp-uniform. */
 const int RECENT = 3;
 template <int C> struct recent_work {
     work_tile work;
     warpgroup_tile parts[C];
 };
 
-/* Shared memory that only kernel instances with options have: two lists of visible tiles of keys, one for the present
- * work tile and one for the next. */
+/* Two lists of visible tiles of keys, for the present work tile and for the next. Only kernel instances with options
+ * have them. */
 template <bool SCORE_MODS> struct tile_lists {
     DEVICE tile_bits *list(int) { return nullptr; }
 };
@@ -143,26 +99,24 @@ template <> struct tile_lists<true> {
 };
 
 template <class X> struct shared : tile_lists<X::SCORE_MODS> {
-    alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS]; /* Q per consumer: D / 64 chunks of 64 rows of 64 numbers */
+    alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS]; /* Q per consumer: CHUNKS chunks of 64 rows of 64 numbers */
     alignas(1024) uint16_t K[X::STAGES][X::BN * 64 * X::CHUNKS];
     alignas(1024) uint16_t V[X::STAGES][X::BN * 64 * X::CHUNKS_V];
     /* O on its way to global memory: 16 rows for each consumer warp */
     alignas(1024) uint16_t out[X::STAGES_OUT ? X::C * 64 * 64 * X::CHUNKS_V : 8];
-    work_tile work; /* work: the newest work tile; parts: for each consumer, the tiles of keys that it computes */
+    work_tile work; /* the newest work tile, and the tiles of keys that each consumer computes */
     warpgroup_tile parts[X::C];
     recent_work<X::C> recent[RECENT];
-    head_mods heads[X::SCORE_MODS ? X::C * 4 : 1]; /* [warp]: softcap and ALiBi of the head that the warp computes */
+    head_mods heads[X::SCORE_MODS ? X::C * 4 : 1];
     int any_nonfinite;
-    /* the newest work tile of the block (plan::before leads from it to the earlier work tiles); -1: the block has no
-     * work tile */
+    /* the newest work tile of the block, where the list plan::before begins; -1: none */
     int newest;
-    /* number of the buffer of V that zero_nonfinite_tiles() must clean of infinities and NaN next; negative: there is
-     * no more work */
+    /* the buffer of V that zero_nonfinite_tiles() must clean next; negative: there is no more work */
     int raw_stage;
     kv_barriers<X::C, X::STAGES> bars;
     uint64_t idle, raw_V;
 
-    /* Initialises barriers and flags. One thread calls this before the block begins. */
+    /* One thread calls this before the block begins. */
     DEVICE void init()
     {
         any_nonfinite = 0;
@@ -173,15 +127,14 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     }
 };
 
-/* A work tile may have rows of several heads. Its row r belongs to query r >> shift_of(p). */
+/* Row r of a work tile belongs to query r >> shift_of(p). */
 template <class X> DEVICE int shift_of(const plan_of<X> &p)
 {
     if constexpr (X::SPLITS) return p.splits.shift;
     else return 0;
 }
 
-/* Returns the tiles of keys that consumer w computes in work tile x. With FlashMask or keep_mask, a list says which of
- * these tiles are visible. This function ignores the list. */
+/* Returns the tiles of keys that consumer w computes in work tile x, without regard to the list of visible tiles. */
 template <class X> DEVICE warpgroup_tile part_of(const plan_of<X> &p, const work_tile &x, int w)
 {
     warpgroup_tile y = warpgroup_tile_of<X::BN, X::FEW_KEYS>(band_of(p, x), x.i0 + w * 64, x.Sq, x.first, x.last,
@@ -199,21 +152,18 @@ template <class X> DEVICE int tile_below(const plan_of<X> &p, const tile_bits *s
 
 /* ---- The warps that load tiles and hand out work (producer) ------------------------------------------------------ */
 
-/* Returns the number of the work tile that this block computed before work tile t, or -1 if t was its first. */
 DEVICE int tile_before(const plan &p, int t)
 {
     return *(volatile int *)(p.before + t);
 }
 
-/* Returns the description of work tile t. */
 template <class X> DEVICE work_tile tile_at(const plan_of<X> &p, int t)
 {
     if constexpr (X::SPLITS) return split_tile_of<X::BM, X::BN>(p, t);
     else return work_tile_of<X::BM, X::BN>(p, t);
 }
 
-/* The warp that hands out work tiles; its first lane publishes them. At the end, the warp hands out a second time
- * the work tiles of this block whose results were not finite. */
+/* The warp that hands out work tiles. At the end it hands out again those whose results were not finite. */
 template <class X> struct work_scheduler {
     const plan_of<X> &p;
     shared<X> &sm;
@@ -248,7 +198,6 @@ template <class X> struct work_scheduler {
         give(x);
     }
 
-    /* Returns whether the result of this block's work tile t was not finite. */
     DEVICE bool was_nonfinite(int t) const
     {
         bool any = false;
@@ -256,8 +205,7 @@ template <class X> struct work_scheduler {
         return __any_sync(0xffffffff, any);
     }
 
-    /* Hands work tile x to the block's other warps, which load and compute it. If the kernel splits the keys
-     * (X::SPLITS), hands over each split of x that this block computes as a work tile of its own, and not x itself. */
+    /* Hands out work tile x or, with X::SPLITS, each split of x that this block computes, as a work tile of its own. */
     DEVICE void give_all(work_tile x)
     {
         if constexpr (!X::SPLITS) give(x);
@@ -314,8 +262,7 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* Loads a tile of V. With nonfinite_to_zero, zero_nonfinite_tiles() replaces infinities and NaN in the tile by
-     * zeros before consumers read it. */
+    /* Loads a tile of V. With nonfinite_to_zero, zero_nonfinite_tiles() cleans the tile before consumers read it. */
     DEVICE void load_V(const tma_place &from, bool nonfinite_to_zero)
     {
         if (nonfinite_to_zero) sm.raw_stage = v.stage;
@@ -326,8 +273,8 @@ template <class X> struct tile_loader {
         v.next();
     }
 
-    /* Loads Q of all consumers where a work tile has rows of several heads. The tensor map exchanges heads and queries:
-     * its rows are heads, and its heads are queries. */
+    /* Loads Q where a work tile has rows of several heads. The rows of the tensor map are heads, and its heads are
+     * queries. */
     DEVICE void load_Q_of_group(const split_plan &plan, int i0, int q_start, int h, int b)
     {
 #pragma unroll 1
@@ -349,8 +296,8 @@ template <class X> struct tile_loader {
             if (i0 == STOP) break;
             const tile_bits *const seen = sm.list(X::SCORE_MODS ? x.list : 0);
             const bool nonfinite_to_zero = x.nonfinite_to_zero, late = first + 1 < last;
-            /* Release the work tile when only its last tile of keys is left to load. The release lets the block claim
-             * the next work tile. */
+            /* release the work tile, so that the next one is claimed, when only its last tile of keys is left to
+             * load */
             if (!late) release_work(sm);
             if (first >= last) continue;
             const auto tile = [&](int j) { return tma_place{ 0, k_start + j * X::BN, hk, b }; };
@@ -372,10 +319,10 @@ template <class X> struct tile_loader {
     }
 };
 
-/* Replaces each infinity and NaN in a tile of V by zero. All lanes of the warp must call this function. */
+/* Replaces each infinity and NaN in a tile of V by zero. All lanes of the warp must call this. */
 template <typename T, int COUNT> DEVICE void zero_nonfinite(uint16_t *tile)
 {
-    /* mask of the exponent's bits in a number; all these bits are 1 in infinities and NaN */
+    /* the exponent's bits, which are all 1 in infinities and NaN */
     const uint32_t exponent = pack<T>(1, 1) == 0x3c003c00 ? 0x7c00 : 0x7f80;
 #pragma unroll 4
     for (int n = threadIdx.x % 32; n < COUNT / 2; n += 32) {
@@ -403,24 +350,23 @@ template <typename T, class X> DEVICE void zero_nonfinite_tiles(shared<X> &sm)
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* What a consumer's thread needs to know of a work tile. */
 struct thread_tile {
-    int slot; /* index of the work tile in sm.recent, the list of the newest work tiles */
+    int slot; /* index in sm.recent */
     work_tile x;
     warpgroup_tile y;
     int i0; /* the thread's rows are i0 and i0 + 8 */
     key_band band;
 };
 
-/* The results of a work tile's softmax: the factors by which the thread's two rows of O are multiplied, and whether
- * scores and sums are finite. */
+/* The results of a work tile's softmax: the factors for the thread's two rows of O, and whether scores and sums are
+ * finite. */
 struct tile_end {
     float factor[2];
     bool finite;
 };
 
-/* The operands Q, K and V of the products. Their descriptors are made from addresses at each use or, with LOW_WORDS,
- * from low words of descriptors that are kept. */
+/* The operands Q, K and V. With LOW_WORDS, low words of descriptors are kept; otherwise descriptors are made from
+ * addresses at each use. */
 template <class X, bool LOW_WORDS = X::LOW_WORDS> struct operands {
     shared<X> &sm;
     const k_major<64> Q;
@@ -440,16 +386,16 @@ template <class X> struct operands<X, true> {
     DEVICE auto V(int stage) const { return stage_of<sizeof(shared<X>::V[0])>(first_V, stage); }
 };
 
-/* Values of bias, keep_mask and dropout (pairs.cuh) for a tile of keys: the bias and keep_mask's bits, which are loaded
- * one tile ahead, and dropout's random bits. */
+/* The bias, keep_mask's bits and dropout's random bits for a tile of keys. Bias and keep_mask's bits are loaded one
+ * tile ahead. */
 template <class X, bool PAIRS = X::PAIRS> struct pair_values {
 };
 template <class X> struct pair_values<X, true> {
     uint32_t bias[X::BIAS ? X::BN / 2 : 1];
     uint2 kept[2];
     uint32_t drawn[2];
-    int next = -1; /* number of the tile of keys to compute after the present one; -1: there is none */
-    bool partly;   /* true: FlashMask or keep_mask hides some pairs of the present tile of keys */
+    int next = -1; /* the tile of keys to compute next; -1: none */
+    bool partly;   /* true: FlashMask or keep_mask hides some pairs of the present tile */
 };
 
 template <typename T, class X> struct attention {
@@ -467,26 +413,23 @@ template <typename T, class X> struct attention {
     {
     }
 
-    /* Return the operands K and V in the buffers that this consumer reads next. */
     DEVICE auto K() const { return operand.K(me.k.stage); }
     DEVICE auto V() const { return operand.V(me.v.stage); }
 
-    /* Returns the number of this warp among the warps of all consumer warpgroups. */
     DEVICE int warp_index() const { return me.w * 4 + me.warp; }
     DEVICE int lane() const { return me.lane; }
 
-    /* Returns x, which must have the same value in all lanes. The vote tells ptxas that it has; otherwise ptxas would
-     * keep descriptors in registers of each thread. */
+    /* Returns x, which must be the same in all lanes. The vote shows this to ptxas, which would otherwise keep
+     * descriptors in registers of each thread. */
     static DEVICE bool warp_uniform(bool x) { return __any_sync(0xffffffff, x); }
 
-    /* The next work tile, or a command (see REPORT), which a consumer takes while it still computes the present work
-     * tile. */
+    /* The next work tile, or a command (see REPORT). */
     struct next_work {
-        int slot; /* index of the work tile in sm.recent, the list of the newest work tiles */
-        /* copy of work_tile::i0: the work tile's first row, or a command (REPORT, STOP or SKIP), which is negative */
+        int slot;
+        /* work_tile::i0: the first row, or a negative command (REPORT, STOP or SKIP) */
         int order;
-        int passed; /* number of tiles, at the end of the work tile's keys, that this warpgroup's rows do not see */
-        bool loads; /* true: the work tile has keys, so its K and V are loaded */
+        int passed; /* number of tiles at the end of the keys that this warpgroup's rows do not see */
+        bool loads; /* true: the work tile has keys */
         bool sees;  /* true: this warpgroup's rows see some of the keys that are loaded */
     };
     DEVICE next_work take()
@@ -509,16 +452,14 @@ template <typename T, class X> struct attention {
         return t;
     }
 
-    /* Returns the work tile of `t`. Kernel instances with options read the work tile's members from shared memory at
-     * each use, to save registers. */
+    /* Kernel instances with options read the work tile from shared memory at each use, to save registers. */
     DEVICE const work_tile &work_of(const thread_tile &t) const { return X::SCORE_MODS ? sm.recent[t.slot].work : t.x; }
 
-    /* Sets rows of V past the end of the sequence to zero. It is called if these rows belong to another sequence or to
-     * padding. */
+    /* Sets rows of V past the end of the sequence to zero. */
     DEVICE void zero_past_end(const work_tile &x)
     {
         me.await_V();
-        /* per_chunk: number of 16-byte pieces to set to zero in each chunk (the tile's rows by 128 bytes of columns) */
+        /* per_chunk: number of 16-byte pieces to set to zero in each chunk of 128 bytes of columns */
         const int rows = BN - x.Sk % BN, per_chunk = rows * 8;
         for (int n = threadIdx.x % 128; n < X::CHUNKS_V * per_chunk; n += 128) {
             const int chunk = n / per_chunk, piece = n % per_chunk;
@@ -528,7 +469,6 @@ template <typename T, class X> struct attention {
         me.meet();
     }
 
-    /* Begins to load the bits of keep_mask for tile j, if the problem has a keep_mask. */
     DEVICE void ask_for_kept(pair_values<X> &values, const thread_tile &t, int j) const
     {
         if constexpr (X::PAIRS) {
@@ -539,7 +479,6 @@ template <typename T, class X> struct attention {
                 values.kept[half] = kept_words(p.kept, x.b, x.h, min(t.i0 + half * 8, x.Sq - 1), j, lane());
         }
     }
-    /* Begins to load the bias of tile j, if the problem has a bias. */
     DEVICE void ask_for_bias(pair_values<X> &values, const thread_tile &t, int j) const
     {
         if constexpr (X::BIAS) {
@@ -552,8 +491,8 @@ template <typename T, class X> struct attention {
             load_bias<BN>(values.bias, p.bias, rows, j * BN, lane());
         }
     }
-    /* Determines the tile of keys after tile j, whether some pairs of tile j are hidden, and which pairs dropout keeps.
-     * It is called while the scores of tile j are computed. */
+    /* Determines the tile of keys after tile j, whether some pairs of tile j are hidden, and which pairs dropout
+     * keeps. */
     DEVICE void look_at_pairs(pair_values<X> &values, const thread_tile &t, const tile_bits *seen, int j) const
     {
         if constexpr (X::PAIRS) {
@@ -599,18 +538,17 @@ template <typename T, class X> struct attention {
             if (p.dropout.drops) drop<N>(S, values.drawn, lane());
     }
 
-    /* With LATE_WAIT, releases the buffer of K in the middle of the softmax. A release before the softmax would be
-     * slower: ptxas moves the wait for the product O up to the nearest earlier release, so O would not run during the
-     * softmax. The release depends on `sum`, so that ptxas cannot move it. Its condition always holds, because a sum is
-     * never below -slack, but ptxas cannot know that. */
+    /* With LATE_WAIT, releases the buffer of K in the middle of the softmax, because ptxas moves the wait for the
+     * product O up to the nearest earlier release. The condition always holds (a sum is never below -slack), but ptxas
+     * cannot know that. */
     DEVICE void release_K_late(float sum)
     {
         if (X::LATE_WAIT && me.leader && !(sum < -reference.slack))
             mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
     }
 
-    /* Waits for Q, and for the first tile of keys to compute. First releases the last `passed` tiles of the work tile's
-     * keys, which this warpgroup's rows do not see. */
+    /* Releases the last `passed` tiles of keys, which this warpgroup's rows do not see, and waits for Q and for the
+     * first tile to compute. */
     DEVICE void await_first(int passed)
     {
         me.await_Q();
@@ -619,7 +557,7 @@ template <typename T, class X> struct attention {
     }
 
     /* Issues S = Q K^T for the first N keys of the first tile that is computed. The caller must call retire() before it
-     * reads the scores S. */
+     * reads S. */
     template <int N> DEVICE void multiply_first(float (&S)[N / 2])
     {
         me.await_turn();
@@ -627,10 +565,9 @@ template <typename T, class X> struct attention {
         me.next_turn();
     }
 
-    /* Issues the first S = Q K^T of `work`, the next work tile. It is called only where X::BEGINS_EARLY. If keys are
-     * loaded for `work`, it waits for Q and K first. The product is issued even if this warpgroup's rows see no keys,
-     * because ptxas would wait for a product within the branch that issues it. Its result is then not used, and nothing
-     * overwrites its operands until this warpgroup releases `work`. */
+    /* With BEGINS_EARLY, issues the first S = Q K^T of the next work tile, even if this warpgroup's rows see no keys,
+     * because ptxas would wait for a product within the branch that issues it. Nothing overwrites its operands until
+     * this warpgroup releases `work`. */
     DEVICE void begin(float (&S)[BN / 2], const next_work &work)
     {
         if (warp_uniform(work.sees)) {
@@ -645,8 +582,8 @@ template <typename T, class X> struct attention {
         if (warp_uniform(work.sees)) me.next_turn();
     }
 
-    /* Computes P of the first N keys of the last tile that this warpgroup's rows see. (This tile is computed first.)
-     * `all`: the scores of the whole tile, if begin() has computed them. */
+    /* Computes P of the first N keys of the last tile that this warpgroup's rows see. `all`: this tile's scores, if
+     * begin() has computed them. */
     template <int N>
     DEVICE void first_tile(uint32_t (&P)[BN / 16][4], float (&all)[BN / 2], const thread_tile &t, const tile_bits *seen,
                            softmax &state, pair_values<X> &values)
@@ -672,9 +609,8 @@ template <typename T, class X> struct attention {
         to_operand<T, N>(P, S);
     }
 
-    /* first_of_block() returns the first tile of keys that some row of the block sees, which is t.x.first.
-     * first_visible() returns the first tile that some row of this warpgroup sees. Both are computed at each use,
-     * because registers are scarce. */
+    /* Return the first tile of keys that some row of the block, or of this warpgroup, sees. Both are computed at each
+     * use, to save registers. */
     DEVICE int first_of_block(const thread_tile &t) const
     {
         return key_tiles_of<BN>(t.band, t.x.i0, t.x.i0).first;
@@ -684,16 +620,15 @@ template <typename T, class X> struct attention {
         return min(key_tiles_of<BN>(t.band, t.x.i0 + me.w * 64, t.x.i0).first, t.y.last_visible - 1);
     }
 
-    /* Returns how many tiles of keys this warpgroup skips at the beginning of the work tile's keys. The block loads
-     * these tiles, because other warpgroups need them. */
+    /* Returns how many tiles at the beginning of the work tile's keys this warpgroup skips. Other warpgroups need these
+     * tiles. */
     DEVICE int first_passed(const thread_tile &t) const
     {
         return X::PASSES_FIRST ? first_visible(t) - first_of_block(t) : 0;
     }
 
-    /* Adds P V to O for the tiles of keys that this warpgroup's rows see, from the last tile to the second. On return V
-     * of the first tile has arrived, and the caller must add its P V. With BEGINS_EARLY, `begun` has the scores of the
-     * last tile. */
+    /* Adds P V to O for the tiles of keys that this warpgroup's rows see, except the first tile, whose P V the caller
+     * must add. With BEGINS_EARLY, `begun` has the scores of the last tile. */
     DEVICE void attend(float (&O)[DV / 2], uint32_t (&P)[BN / 16][4], float (&begun)[BN / 2], softmax &state,
                        const thread_tile &t)
     {
@@ -722,10 +657,9 @@ template <typename T, class X> struct attention {
         const auto step = [&](int j, auto masked, auto by_bits) {
             me.await_K();
             me.await_turn();
-            multiply<T, BN, X::D / 16>(S, operand.Q, K()); /* issues the product that gives the scores of tile j */
+            multiply<T, BN, X::D / 16>(S, operand.Q, K());
             me.await_V();
-            /* adds P V of the tile that was computed before tile j; that tile has a higher number, because tiles are
-             * visited from the last to the first */
+            /* adds P V of the tile that was computed before tile j */
             multiply_add<T, DV, BN / 16>(O, P, V());
             me.next_turn();
             look_at_pairs(values, t, seen, j);
@@ -745,7 +679,6 @@ template <typename T, class X> struct attention {
         me.await_V();
     }
 
-    /* Sets the factors of softcap, ALiBi and scales for the head of work tile x. */
     DEVICE void begin_head(const work_tile &x)
     {
         if constexpr (X::PAIRS) {
@@ -764,8 +697,7 @@ template <typename T, class X> struct attention {
         }
     }
 
-    /* Returns whether row i, whose largest score is -inf, sees keys. If it does, its products q.k are beyond the range
-     * of float32, and the row must be computed again. */
+    /* Returns whether row i, whose largest score is -inf, sees keys: its q.k are then beyond float32. */
     DEVICE bool has_lost_keys(const work_tile &x, int i) const
     {
         if (std::is_same<T, __half>::value || p.mask.bounds || i >= x.Sq) return false;
@@ -777,8 +709,7 @@ template <typename T, class X> struct attention {
         return max(query + band.lo, 0) < min(query + band.hi, band.Sk);
     }
 
-    /* Computes the factors of O and stores lse, as end_softmax() does, for shapes in which a bias may make scores huge
-     * (see exact_reference). */
+    /* end_softmax() for shapes in which a bias may make scores huge (see exact_reference). */
     DEVICE tile_end end_softmax_of_pairs(softmax &state, const thread_tile &t, const work_tile &x)
     {
         const float sink = p.to.sinks ? p.to.sinks[x.h * p.to.sink_stride] : -CUDART_INF_F;
@@ -793,8 +724,7 @@ template <typename T, class X> struct attention {
         return y;
     }
 
-    /* Stores lse = m scale + ln l. Returns the tile_end, which has the factors of O. The function does not need O, so
-     * it can run during the last product. */
+    /* Stores lse = m scale + ln l. It does not need O, so it can run during the last product. */
     DEVICE tile_end end_softmax(softmax &state, const thread_tile &t)
     {
         const work_tile &x = work_of(t);
@@ -811,7 +741,6 @@ template <typename T, class X> struct attention {
         return y;
     }
 
-    /* Ends the softmax of a split, whose lse is not stored. Returns the sums of the thread's rows. */
     DEVICE split_end end_split(softmax &state, const thread_tile &t)
     {
         const row_ends ends = end_rows(state, reference, -CUDART_INF_F, 1);
@@ -830,8 +759,7 @@ template <typename T, class X> struct attention {
         else return end_softmax(state, t);
     }
 
-    /* Stores out = O / l. Sets flags if out, a score or a sum is not finite, so that the rows are computed again
-     * later. */
+    /* Stores out = O / l. Sets flags if out, a score or a sum is not finite, so that the rows are recomputed later. */
     DEVICE void finish(float (&O)[DV / 2], const tile_end &end, const thread_tile &t)
     {
         const work_tile &x = work_of(t);
@@ -839,11 +767,11 @@ template <typename T, class X> struct attention {
         const bool any = __any_sync(0xffffffff, !finite);
         if (lane() == 0 && !x.nonfinite_to_zero) {
             p.nonfinite[x.index * (4 * X::C) + warp_index()] = any;
-            /* several warps may write this word, but all write the same value */
+            /* several warps may write the same value */
             if (any) *(volatile int *)&sm.any_nonfinite = 1;
         }
         if (!p.to.out) return;
-        /* row: the first of the warp's 16 rows; count: number of rows of the sequence from `row` on */
+        /* the first of the warp's 16 rows, and the number of the sequence's rows from it on */
         const int row = t.i0 - lane() / 4, count = x.Sq - row;
         T *const rows = out_row<T>(p.to, x.b, x.h, x.q_start + row);
         uint16_t *const staging = sm.out + (X::STAGES_OUT ? warp_index() * 16 * 64 * X::CHUNKS_V : 0);
@@ -851,9 +779,8 @@ template <typename T, class X> struct attention {
         else copy_rows(O, x, row, count, rows, staging);
     }
 
-    /* Stores a split's sums. If this block computes all splits of the rows, adds the sums to those of the earlier
-     * splits, and after the last split stores the results of the rows. Sets flags as the other finish() does, which is
-     * for keys that are not split. */
+    /* Stores the sums of a split (a part of the keys) or, after the last split of rows that this block computes alone,
+     * the results. */
     DEVICE void finish(float (&O)[DV / 2], split_end end, const thread_tile &t)
     {
         const work_tile &x = t.x;
@@ -870,8 +797,8 @@ template <typename T, class X> struct attention {
         }
     }
 
-    /* Stores the 16 rows of a warp. TMA writes them, and drops rows past the end of the tensor. If rows past the end of
-     * the sequence belong to another sequence or to padding, ordinary instructions store only the rows that exist. */
+    /* Stores the 16 rows of a warp by TMA, or by ordinary stores if rows past the end of the sequence belong to another
+     * sequence or to padding. */
     DEVICE void copy_rows(const float (&O)[DV / 2], const work_tile &x, int row, int count, T *rows, uint16_t *staging)
     {
         if (lane() == 0) bulk_wait_read<0>();
@@ -888,7 +815,6 @@ template <typename T, class X> struct attention {
                                                 { 0, x.q_start + row, x.h, p.cu_q ? 0 : x.b });
         }
     }
-    /* Waits until all copies of this warp to global memory are complete. */
     DEVICE void await_copies()
     {
         if (!X::STAGES_OUT) return;
@@ -896,8 +822,8 @@ template <typename T, class X> struct attention {
         __syncwarp();
     }
 
-    /* Moves `work` on to the first work tile in which this warpgroup's rows see keys. Stores the results of the work
-     * tiles that it skips. Returns false if no such work tile is left. */
+    /* Moves `work` on to the first work tile in which this warpgroup's rows see keys, and stores the results of those
+     * that it skips. Returns false if no work tile is left. */
     DEVICE bool pass_unseen(next_work &work)
     {
 #pragma unroll 1
@@ -921,7 +847,6 @@ template <typename T, class X> struct attention {
         return true;
     }
 
-    /* Computes this consumer's rows of all work tiles that the block claims. */
     DEVICE void compute_all()
     {
         float S[BN / 2]; /* with BEGINS_EARLY: the scores of the first tile of keys of the next work tile */
@@ -940,7 +865,7 @@ template <typename T, class X> struct attention {
             multiply_add<T, DV, BN / 16>(O, P, V());
             const int passed = first_passed(tile_of(now));
             if (X::PASSES_FIRST) me.template pass_K<X::MOST_PASSED>(passed);
-            /* end_work() runs while the product P V of the last tile is computed */
+            /* runs during the product P V of the last tile */
             const auto end = end_work(state, tile_of(now));
             if (X::BEGINS_EARLY) {
                 work = take();
@@ -967,13 +892,12 @@ template <typename T, class X> struct attention {
     }
 };
 
-/* For each work tile whose flag this warp has set, recomputes one by one the rows that see a NaN or infinity. All flags
- * have been written when the scheduler publishes STOP, and so has the list of the block's work tiles. The function is
- * not inlined, so that the loop over keys keeps its uniform registers (see attention::warp_uniform()). */
+/* Recomputes the rows of work tiles that this warp has flagged, if they see a NaN or infinity, one by one. All flags
+ * and plan::before are written when STOP is published. Not inlined, so that the loop over keys keeps its uniform
+ * registers. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan_of<X> &p, const cuda_args &a)
 {
-    /* number of channels per lane; one number for all shapes would make ptxas spill registers in shapes with small
-     * heads */
+    /* one number for all shapes would make ptxas spill registers in shapes with small heads */
     constexpr int channels = (X::D > X::DV ? X::D : X::DV) / 32;
     const int warp = threadIdx.x / 32 - 4, newest = block_memory<shared<X>>().newest;
     repair_begins();
@@ -1018,14 +942,13 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         setmaxnreg_inc<X::CONSUMER>();
         attention<T, X>(p, out, sm, wg - 1).run();
         if constexpr (X::SPLITS)
-            if (!p.in_turn) return; /* each split was a work tile: merge_splits() recomputes rows that are not finite */
+            if (!p.in_turn) return; /* merge_splits() recomputes rows that are not finite */
         if (__any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite)) repair_own_rows<X>(p, a);
     }
 }
 
 /* ---- The function of the host that launches the kernel ----------------------------------------------------------- */
 
-/* Launches the kernel with shape X. Only sequences of least_Sk to most_Sk keys are computed. */
 template <typename T, class X> cudaError_t launch(const forward_job &job, int least_Sk, int most_Sk)
 {
     static_assert(4 * X::C <= MOST_WARPS && X::BM >= LEAST_BM, "what layout_of has room for");

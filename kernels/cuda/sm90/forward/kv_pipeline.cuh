@@ -1,11 +1,8 @@
 /* kv_pipeline.cuh: how the warps of a block of the forward kernels pass data to each other.
  *
- *   work  The warp that hands out work passes a work tile (BM queries of one head), and each consumer's part of it, to
- *         all other warps.
- *   Q     Each consumer gets 64 rows of Q. It releases them after their product with the last keys.
- *   K, V  There is one ring of K tiles and one of V tiles. Both continue from one work tile to the next. K is requested
- *         one tile of keys ahead of V, because a consumer issues S = Q K^T of a tile before O += P V of the previous
- *         tile.
+ *   work  a work tile (BM queries of one head), and each consumer's part of it, from the warp that hands out work
+ *   Q     64 rows for each consumer, which releases them after their product with the last keys
+ *   K, V  two rings of tiles, which continue from one work tile to the next; K is requested one tile ahead of V
  *
  * The template parameter SM is the block's shared memory, with the members Q[C], K[STAGES], V[STAGES], `bars`,
  * `work` and parts[C]. */
@@ -28,13 +25,13 @@ template <int C, int STAGES> struct kv_barriers {
     barrier_pairs<STAGES> K, V;
     barrier_pairs<1> work;
 
-    /* Initialises the barriers. One thread calls this function; it must call fence_mbarrier_init() afterwards. */
+    /* One thread calls this; it must call fence_mbarrier_init() afterwards. */
     DEVICE void init()
     {
         init_pairs(Q, 1);
         init_pairs(K, C);
         init_pairs(V, C);
-        /* a work tile is released by C * 4 + 1 readers: each warp of the consumers, and the warp that loads tiles */
+        /* readers of a work tile: each warp of the consumers, and the warp that loads tiles */
         init_pairs(work, C * 4 + 1);
     }
 };
@@ -46,9 +43,8 @@ DEVICE void prefetch_maps(const kv_maps &maps)
     prefetch_tensormap(&maps.V);
 }
 
-/* Starts a block's work: lets the GPU prepare the stream's next kernel, and waits for the end of the previous kernel,
- * which may have written this kernel's inputs. All threads must call this after one of them has initialised the
- * barriers. */
+/* Lets the GPU start the stream's next kernel, and waits for the previous one. All threads must call this after one of
+ * them has initialised the barriers. */
 DEVICE void begin_block()
 {
     __syncthreads();
@@ -58,40 +54,35 @@ DEVICE void begin_block()
 
 /* ---- The warp that hands out work -------------------------------------------------------------------------------- */
 
-/* Publishes the work tile that sm.work and sm.parts describe. One lane of the warp calls this after it has written
- * sm.work and sm.parts. */
+/* Publishes the work tile in sm.work and sm.parts. One lane of the warp calls this. */
 template <class SM> DEVICE void announce_work(SM &sm)
 {
     mbarrier_arrive(smem_addr(&sm.bars.work.full[0]));
 }
 
-/* Waits until all readers have read the work tile in sm.work, and until the warp that loads tiles needs the next work
- * tile. All lanes of the warp must call this. */
+/* Waits until all readers have released sm.work. All lanes of the warp must call this. */
 template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.empty[0]), at.phase);
-    __syncwarp(); /* without this barrier, a lane that is far behind the other lanes could miss a phase of the
-                   * mbarrier at the next call */
+    __syncwarp(); /* otherwise a late lane could miss a phase of the mbarrier at the next call */
     at.next();
 }
 
 /* ---- The thread that loads tiles --------------------------------------------------------------------------------- */
 
-/* Waits until the next work tile is published, and returns it. Its member i0 may be a command such as STOP instead of a
- * row. */
+/* Waits until the next work tile is published, and returns it. Its member i0 may be a command such as STOP. */
 template <class SM> DEVICE const auto &await_work(SM &sm, const ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.full[0]), at.phase);
     return sm.work;
 }
 
-/* Releases sm.work. The thread that loads tiles calls this when it has read sm.work and needs the next work tile. */
+/* Releases sm.work, when the thread that loads tiles needs the next work tile. */
 template <class SM> DEVICE void release_work(SM &sm)
 {
     mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
 }
 
-/* Loads Q of all consumers. The first consumer's rows begin at `row`. */
 template <int C, int CHUNKS, int COLUMNS, class SM>
 DEVICE void load_Q(SM &sm, const CUtensorMap *map, int row, int h, int b, ring<1> &at)
 {
@@ -113,9 +104,8 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
 
     DEVICE kv_consumer(SM &sm_, int w) : consumer<C>(w), sm(sm_) {}
 
-    /* Waits for the next work tile x and this consumer's part of it, y. Calls read(x, y), which copies what the caller
-     * needs from x and y. If read() returns true, the work tile is released. Otherwise release_work() must be called
-     * later. */
+    /* Waits for the next work tile x and this consumer's part y, and calls read(x, y). If read() returns false,
+     * release_work() must be called later. */
     template <class F> DEVICE void take(F read)
     {
         await_full(sm.bars.work, at);
@@ -129,7 +119,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         if (this->lane == 0) mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
     }
 
-    /* Waits for Q but does not advance this consumer's position in the ring of Q, so await_Q() must be called later. */
+    /* Waits for Q, but does not advance in the ring of buffers; await_Q() must be called later. */
     DEVICE void look_for_Q() { mbarrier_wait(smem_addr(&sm.bars.Q.full[this->w]), q.phase); }
     DEVICE void await_Q()
     {
@@ -139,16 +129,14 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     DEVICE void await_K() { await_full(sm.bars.K, k); }
     DEVICE void await_V() { await_full(sm.bars.V, v); }
 
-    /* Releases the buffer of K after a product Q K^T. `last`: it was the work tile's last such product, so Q is
-     * released too. */
+    /* `last`: it was the work tile's last product Q K^T, so Q is released too. */
     DEVICE void release_K(bool last)
     {
         this->release(sm.bars.K, k);
         if (last) release_Q();
         k.next();
     }
-    /* Like release_K(last), but with LATE only Q is released (if `last`). The caller then releases K later, and also
-     * advances its position in the ring of K. */
+    /* With LATE, the caller releases K later, and also advances in the ring of buffers. */
     template <bool LATE> DEVICE void release_K(bool last)
     {
         if (!LATE) release_K(last);
@@ -161,7 +149,6 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         v.next();
     }
 
-    /* Releases the next buffer of K in the ring. This warpgroup does not multiply the tile in that buffer. */
     DEVICE void pass_K()
     {
         this->pass_turn();
@@ -169,9 +156,8 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     }
     DEVICE void pass_V() { this->pass(sm.bars.V, v); }
 
-    /* Releases the first `count` tiles of keys of a work tile; count must be at most MOST. The loop always has MOST
-     * iterations. With a loop that ends at `count`, ptxas would keep buffer numbers and descriptors in registers of
-     * each thread, which costs 2 to 4 % of the time. */
+    /* Releases the first `count` tiles of keys, at most MOST. A loop that ends at `count` would cost 2 to 4 % of the
+     * time, because ptxas would keep descriptors in registers of each thread. */
     template <int MOST> DEVICE void pass_K(int count)
     {
 #pragma unroll
@@ -185,8 +171,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
             if (n < count) pass_V();
     }
 
-    /* Called for a work tile in which this warpgroup computes nothing. Releases Q, and K and V of all of the work
-     * tile's tiles of keys, `first` to `last` - 1. */
+    /* Releases Q, K and V of a work tile in which this warpgroup computes nothing. */
     DEVICE void pass_work(int first, int last)
     {
         await_Q();
@@ -201,10 +186,9 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     }
 };
 
-/* Calls step(j, MASKED, BY_BITS) for tile j, then for tile below(j), and so on down to `first`. MASKED and BY_BITS are
- * types that hold a bool; each combination has its own loop. MASKED: some keys may be hidden; with FREE_LOOP it is
- * false for tiles below `free`. BY_BITS: largest_by_bits() may find maxima. It is true only with HIGH_LOOP, once high()
- * has returned true because all rows of the warpgroup have seen high scores. */
+/* Calls step(j, MASKED, BY_BITS) for tile j, below(j) and so on down to `first`. MASKED and BY_BITS are types that hold
+ * a bool, so that each combination has its own loop. MASKED: some keys may be hidden; with FREE_LOOP it is false below
+ * tile `free`. BY_BITS: high() has returned true; only with HIGH_LOOP. */
 template <bool FREE_LOOP, bool HIGH_LOOP, class BELOW, class STEP, class HIGH>
 DEVICE void walk_down(int j, int free, int first, const BELOW &below, const STEP &step, const HIGH &high)
 {

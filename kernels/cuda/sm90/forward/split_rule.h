@@ -1,34 +1,30 @@
-/* split_rule.h: into how many splits (parts of the keys) forward_split.cu divides the keys of a sequence.
+/* split_rule.h: into how many splits (parts of the keys) forward_split.cu divides the keys of a sequence, so that few
+ * rows over many keys give work to all multiprocessors.
  *
- * A sequence whose rows fill few work tiles, and which has many keys, would leave most multiprocessors without work.
- * The keys that a work tile sees are therefore divided into splits of equal length, which different blocks compute. The
- * bits of a row depend on the length of the splits. The length is found from the sequence's own numbers of queries and
- * keys, the heads of a group, the window and the head sizes alone. It depends neither on the number of key/value heads
- * (a long problem may be computed in parts with fewer heads), nor on the batch, nor on the number of
- * multiprocessors. */
+ * A row's bits depend on the length of the splits. The length follows from the sequence's own numbers of queries and
+ * keys, the heads of a group, the window and the head sizes. It does not depend on the number of key/value heads (a
+ * long problem may be computed in parts with fewer heads), the batch, or the number of multiprocessors. */
 #ifndef ATTN_SM90_SPLIT_RULE_H
 #define ATTN_SM90_SPLIT_RULE_H
 
 #include "kernels/cuda/common/kernels.h"
 
 /* The largest number of work tiles that splits should give a key/value head. With eight key/value heads, 16 work tiles
- * of each nearly fill the 132 multiprocessors of an H100. If the rows of a key/value head alone fill more than half of
- * SPLIT_TILES, their keys are not split. */
+ * of each nearly fill the 132 multiprocessors of an H100. */
 enum { SPLIT_TILES = 17 };
 
-/* The numbers of a problem that determine how long splits are. */
 struct split_rule {
     /* Sequences of at most most_queries queries and at least least_keys keys are split, if they have four keys or more
      * per query. */
     int most_queries, least_keys;
-    int BN;      /* number of keys per tile */
+    int BN;
     int least;   /* the least number of keys that a split may have */
     int queries; /* number of queries of the whole problem, if only a part of the problem is computed; 0: all of it is
                   * computed */
     int window;  /* the largest number of keys that the rows of a work tile see together; FAR if left or right is not
                   * limited */
-    /* A work tile has the rows of 2^shift query heads of a group; row r belongs to query r >> shift. per_tile: number
-     * of query heads of a group, divided by 2^shift. */
+    /* A work tile has the rows of 2^shift query heads; row r belongs to query r >> shift. per_tile: query heads of a
+     * group, divided by 2^shift. */
     int shift, per_tile;
 };
 
@@ -38,14 +34,13 @@ enum { SPLIT_BM = 128 };
 /* A rule that splits no sequence that has queries. */
 const split_rule NO_SPLITS = { 0, 0, 1, 1, 0, 0, 0, 0 };
 
-/* Returns whether the keys of a sequence with Sq queries and Sk keys are split. */
 ATTN_HD bool has_splits(const split_rule &r, int Sq, int Sk)
 {
     return Sq <= r.most_queries && Sk >= r.least_keys && Sq <= Sk / 4;
 }
 
-/* Returns the largest number of splits of a work tile, or 0 if the keys are not split. The work tile belongs to a
- * sequence with Sq queries and Sk keys. A sequence with more keys never has fewer splits. */
+/* Returns the largest number of splits of a work tile of a sequence with Sq queries and Sk keys, or 0 if the keys are
+ * not split. It never falls when keys are added. */
 ATTN_HD int split_count(const split_rule &r, int Sq, int Sk)
 {
     if (!has_splits(r, Sq, Sk)) return 0;
@@ -60,7 +55,7 @@ ATTN_HD int split_length(const split_rule &r, int Sq, int Sk)
 {
     const int count = split_count(r, Sq, Sk);
     if (count == 0) return 0;
-    /* a window may begin and end within a tile of keys, so it can touch two tiles more than it fills */
+    /* a window may touch two tiles of keys more than it fills */
     const int all = (Sk + r.BN - 1) / r.BN, seen = r.window < Sk ? r.window / r.BN + 2 : all;
     return ((seen < all ? seen : all) + count - 1) / count;
 }

@@ -1,14 +1,10 @@
-/* splits.cuh: work tiles that have only a part of the keys that their rows see (a split), and the addition of the
- * results of splits.
+/* splits.cuh: work tiles that have only a split (a part) of the keys that their rows see, and the sum of the results.
  *
- * A split's result is O, which is not divided by l, and two numbers for each row: `top` and l. The exponentials in O
- * and l are divided by 2^top. `fold` adds the splits in the order of their keys. There are two ways to compute splits.
- * Each split may be a work tile, which stores its result; the kernel merge_splits() then adds the results. Or, with
- * split_plan::in_turn, a work tile computes all splits of its rows, one after the other, and keeps the sum in memory.
- * Both ways give the same bits, because they do the same operations in the same order.
+ * A split's result is O, not divided by l, and `top` and l for each row; the exponentials in O and l are divided by
+ * 2^top. Either each split is a work tile, and the kernel merge_splits() adds the results. Or, with in_turn, a work
+ * tile computes all splits of its rows. Both ways do the same operations in the same order, so the bits are the same.
  *
- * The rows of a work tile are the queries of 2^shift query heads of a group: row r is query r >> shift of head r %
- * 2^shift. Grouped heads thus fill a work tile where there are few queries. */
+ * Row r of a work tile is query r >> shift of head r % 2^shift of a group. */
 #ifndef ATTN_SM90_SPLITS_CUH
 #define ATTN_SM90_SPLITS_CUH
 
@@ -17,17 +13,16 @@
 namespace {
 
 struct split_plan : plan {
-    int most;     /* number of work tiles for the same rows: the largest number of splits, or 1 if in_turn is true */
+    int most;     /* number of work tiles for the same rows: the largest number of splits, or 1 with in_turn */
     bool in_turn; /* true: a work tile computes all splits of its rows; false: each split is a work tile */
-    float4 *sums; /* sums of O; indices: slot, warp, 4 numbers of O, lane. A slot holds the sums of one work tile or,
-                   * with in_turn, of one block. */
-    /* [slot][warp][lane]: x and y are `top` and `l` (see split_end) of the first of the lane's two rows; z and w are
-     * `top` and `l` of the second row */
+    float4 *sums; /* [slot][warp][4 numbers of O][lane]: sums of O; a slot belongs to a work tile or, with in_turn, to a
+                   * block */
+    /* [slot][warp][lane]: `top` and l of the first (x, y) and of the second (z, w) of the lane's two rows */
     float4 *of_row;
 };
 
-/* The results of a split's softmax besides O. l: for each of the thread's two rows, the sum of exponentials divided by
- * 2^top. finite: true if scores and sums are finite. */
+/* The results of a split's softmax besides O, for the thread's two rows. l: the sum of exponentials divided by 2^top.
+ * finite: scores and sums are finite. */
 struct split_end {
     float top[2], l[2];
     bool finite;
@@ -35,7 +30,7 @@ struct split_end {
 
 /* ---- Work tiles -------------------------------------------------------------------------------------------------- */
 
-/* Returns the rows of work tile t, all keys that these rows see, and the number of splits of these keys. */
+/* Returns the rows of work tile t, all keys that they see, and the number of splits (parts) of these keys. */
 template <int BM, int BN> DEVICE work_tile split_rows_of(const split_plan &p, int t)
 {
     work_tile x = work_tile_of<BM, BN, true>(p, t, p.splits.shift);
@@ -45,8 +40,7 @@ template <int BM, int BN> DEVICE work_tile split_rows_of(const split_plan &p, in
     return x;
 }
 
-/* Returns work tile t, with all keys that its rows see, and the number of its split. If one work tile computes all
- * splits of its rows, the number is 0. If the rows have no such split, i0 is SKIP. */
+/* Returns work tile t with the number of its split (part of the keys). If the rows have no such split, i0 is SKIP. */
 template <int BM, int BN> DEVICE work_tile split_tile_of(const split_plan &p, int t)
 {
     work_tile x = split_rows_of<BM, BN>(p, t / p.most);
@@ -58,15 +52,13 @@ template <int BM, int BN> DEVICE work_tile split_tile_of(const split_plan &p, in
 
 /* ---- The sums of splits ------------------------------------------------------------------------------------------ */
 
-/* Combines two partial results of a row. The combined sum is relative to the larger of their two references (`top`).
- * The operations are intrinsics, whose rounding the compiler cannot change: two kernels use this struct and must get
- * the same bits. */
+/* Combines two partial results of a row. Its operations are intrinsics, because two kernels must get the same bits. */
 struct fold {
     float top, keep, add;
     DEVICE fold(float before, float next)
     {
         top = fmaxf(before, next);
-        /* `top` is -inf until the row has seen a key; -inf - -inf would be NaN, so 0 replaces it */
+        /* the row has seen no key yet; -inf - -inf would be NaN */
         const float base = top == -CUDART_INF_F ? 0 : top;
         keep = exp2_fast(__fsub_rn(before, base));
         add = exp2_fast(__fsub_rn(next, base));
@@ -74,8 +66,8 @@ struct fold {
     DEVICE float operator()(float before, float next) const { return fmaf(add, next, __fmul_rn(keep, before)); }
 };
 
-/* Adds the sums of all earlier splits to O and `end` of the next split. The parameter `before` has top and l of both
- * rows for the earlier splits. O_of(n) returns four numbers of O of the earlier splits, two for each row. */
+/* Adds the sums of all earlier splits (parts of the keys) to O and `end`. `before`: their `top` and l of both rows.
+ * O_of(n) returns four numbers of their O, two for each row. */
 template <int N, class F> DEVICE void add_split(const float4 &before, F O_of, float (&O)[N], split_end &end)
 {
     const fold first(before.x, end.top[0]), second(before.z, end.top[1]);
@@ -109,7 +101,6 @@ template <int DV> struct split_sums {
     }
 };
 
-/* Returns whether all of O is finite. */
 template <int N> DEVICE bool is_finite(const float (&O)[N])
 {
     float zero[4] = { 0, 0, 0, 0 }; /* becomes NaN if a number is not finite; four independent sums hide latency */
@@ -120,8 +111,8 @@ template <int N> DEVICE bool is_finite(const float (&O)[N])
 
 /* ---- Storing the results of rows --------------------------------------------------------------------------------- */
 
-/* Stores WIDTH columns of out, from `column` on, of the thread's rows i0 and i0 + 8 of work tile x. If `column` is 0,
- * stores lse of these rows too. O and `end` are the sums over all splits. Returns whether all results are finite. */
+/* Stores WIDTH columns of out, from `column` on, of rows i0 and i0 + 8; with column 0 also their lse. Returns whether
+ * all results are finite. */
 template <typename T, int WIDTH>
 DEVICE bool store_split_rows(const split_plan &p, const work_tile &x, int i0, int column, float (&O)[WIDTH / 2],
                              const split_end &end, int lane)
@@ -161,7 +152,7 @@ DEVICE bool store_split_rows(const split_plan &p, const work_tile &x, int i0, in
     return finite;
 }
 
-/* Computes row r of work tile x again, key by key, if tensor cores cannot compute it. All lanes of a warp must call
+/* Recomputes row r of work tile x, key by key, if tensor cores cannot compute it. All lanes of a warp must call
  * this. */
 template <int CHANNELS> DEVICE void repair_split_row(const split_plan &p, const cuda_args &a, const work_tile &x, int r)
 {

@@ -1,51 +1,46 @@
-/* transpose_v.cuh: writes V^T of a float8 V to scratch memory. Warps that have no other work transpose V before other
- * warps load V^T.
+/* transpose_v.cuh: writes V^T of a float8 V to scratch memory, by warps that have no other work.
  *
- * V^T consists of units of KEYS keys x CHANNELS_V channels of a head. A warp that has time claims the next unit from a
- * counter, transposes it and sets the unit's mark. A warp that loads V^T waits for the marks of its keys. Units are
- * claimed in the order in which work tiles (see scheduler.cuh) need them. No unit is assigned to a block beforehand,
- * because a block may begin late while another kernel has its multiprocessor. A warp that has claimed a unit finishes
- * it without waiting. The warps of a waiting block claim the remaining units themselves, so every wait ends. V^T is
- * stored by ordinary stores and loaded by TMA. Therefore two fences between the generic and the asynchronous proxy are
- * needed: the storing warp calls one before it releases the mark, the loading warp one after it has acquired the mark.
+ * A unit is KEYS keys x CHANNELS_V channels of a head. A warp claims the next unit from a counter, in the order in
+ * which work tiles need them, transposes it and sets the unit's mark. A warp that loads V^T waits for the marks of its
+ * keys. Every wait ends, because a warp finishes a claimed unit without waiting, and a waiting block's other warps
+ * claim the remaining units. V^T is stored by ordinary stores and loaded by TMA, so two fences between the generic and
+ * the asynchronous proxy are needed: one before a mark is released, one after it was acquired.
  *
  * Within each 16 keys, V^T has the keys in the order in which the accumulators hold P, so that P can be an operand
  * without a change: position 16u + 4q + e holds key 16u + 8 (e / 2) + 2q + e % 2.
  *
- * A NaN in V would also make rows NaN that do not see its key, because 0 * NaN is NaN. Therefore V^T has a zero in
- * place of the NaN, and the unit's mark records that. (float8_e4m3fn has no infinities.) */
+ * V^T has a zero in place of a NaN, because 0 * NaN is NaN even in rows that do not see the key; the unit's mark
+ * records that. (float8_e4m3fn has no infinities.) */
 #ifndef ATTN_SM90_TRANSPOSE_V_CUH
 #define ATTN_SM90_TRANSPOSE_V_CUH
 
 #include "kernels/cuda/sm90/layer/scheduler.cuh"
 
-/* numbers of keys and of channels of a unit, which is the piece of V that a warp transposes at a time */
+/* numbers of keys and of channels that a warp transposes at a time (a unit) */
 enum { KEYS = 128, CHANNELS_V = 64 };
 /* number of warps of a block that transpose, and the first of these warps */
 enum { TRANSPOSERS = 2, FIRST_TRANSPOSER = 2 };
-/* Values of the mark of a unit (128 keys by 64 channels of V). 0: not ready. THERE: ready. THERE_NONFINITE: ready, with
- * zeros in place of NaN. */
+/* Whether a unit of V^T (128 keys by 64 channels) is ready. 0: no. THERE: yes. THERE_NONFINITE: yes, with zeros in
+ * place of NaN. */
 enum { THERE = 1, THERE_NONFINITE = 3 };
 
 /* ---- The plan: parameters of the transposition ------------------------------------------------------------------- */
 
 struct transpose_plan {
     const uint8_t *V;
-    /* batch, head, row: strides of V in bytes. sweep: a warp requests some rows of V at a time, and this is the
-     * distance in bytes to the rows that it requests next */
+    /* strides of V in bytes; sweep: distance in bytes from rows that a warp requests to those that it requests next */
     int64_t batch, head, row, sweep;
     uint8_t *to; /* V^T, a dense tensor [B, Hk, Dv, pitch] */
     int64_t to_head, pitch;
-    /* [head][block of keys][block of channels]: one word per unit (128 keys by 64 channels), its mark, which says
-     * whether the unit is ready */
+    /* [head][block of keys][block of channels]: 0, THERE or THERE_NONFINITE */
     uint32_t *marks;
     int Hk, Sk, Dv;
-    /* blocks of 128 keys per head, blocks of 64 channels per head, and number of units (128 keys by 64 channels) of all
-     * heads */
+    /* numbers of blocks of 128 keys per head, of blocks of 64 channels per head, and of units (128 keys by 64 channels)
+     * of all heads */
     int key_blocks, channel_blocks, units;
-    tile_order order; /* order in which the blocks of keys are transposed */
-    /* true: each consumer warp transposes one unit before its other work (help_to_transpose()). It is true if the heads
-     * that are computed first have more units of V^T than the grid has warps that only transpose */
+    tile_order order;
+    /* true: each consumer warp transposes 128 keys by 64 channels before its other work (help_to_transpose()), because
+     * the transposing warps alone would be too slow */
     bool in_haste;
     int *next_unit;
     uint32_t *any_nan; /* set to 1 if a warp found a NaN in V */
@@ -58,31 +53,28 @@ static inline int64_t transpose_units(const attn_dims &d)
 
 /* ---- Units of V^T: what a warp transposes at a time -------------------------------------------------------------- */
 
-/* A unit of V^T (at most 128 keys by 64 channels): where it begins in V and in V^T, the index of its mark, and how many
- * keys and channels it has. If keys is 0, no unit is left. */
+/* A unit of V^T (at most 128 keys by 64 channels): where it begins in V and in V^T, the index of its mark, and its
+ * numbers of keys and channels. keys = 0: no unit is left. */
 struct unit {
     int64_t from, to;
     int mark;
-    uint32_t found; /* value that the unit's mark (the word that says whether it is ready) will get: THERE or
-                     * THERE_NONFINITE */
+    uint32_t found; /* THERE or THERE_NONFINITE, which will be stored in `marks` */
     int keys, channels;
 };
 
-/* Shared memory of the warps that transpose V. They transpose units (pieces of 128 keys and 64 channels), each unit in
- * STEPS steps. `staging`: for each warp, a buffer for the numbers of one step. `units`: for each warp, the descriptions
- * of its present unit and of its next unit, because the warp's registers do not suffice for them. */
+/* Memory of the warps that transpose V: a buffer for one of STEPS steps, and the descriptions of the present and the
+ * next unit. */
 template <int STEPS> struct transpose_memory {
     alignas(128) uint8_t staging[TRANSPOSERS][KEYS * CHANNELS_V / STEPS];
     unit units[TRANSPOSERS][2];
 
     static DEVICE uint32_t index() { return thread_anew() / 32 - FIRST_TRANSPOSER; }
-    /* Returns the address of the shared memory through which the calling warp transposes V. */
     DEVICE uint32_t own_staging() const { return smem_addr(staging[index()]); }
     DEVICE unit &own_unit(int which) { return units[index()][which]; }
 };
 
-/* Returns unit n (128 keys by 64 channels) of V^T. Units are in the order in which work tiles need them: a head's last
- * block of keys comes first, with all its channels. */
+/* Returns unit n of V^T (128 keys by 64 channels) in the order in which work tiles need them: a head's last keys come
+ * first. */
 DEVICE unit unit_of(const transpose_plan &p, int n)
 {
     unit x = {};
@@ -107,9 +99,8 @@ DEVICE uint32_t without_nan(uint32_t word)
     return word & ~(nan | (nan - (nan >> 7)));
 }
 
-/* Layout in shared memory of one step in the transposition of V: LINES keys with CELLS cells each. A cell is 16
- * channels of one key. The 8 rows that ldmatrix reads for one matrix (keys 16 i and 16 i + 1) lie in different
- * banks. */
+/* Layout in shared memory of what is transposed at a time: LINES keys with CELLS cells (16 channels of one key) each.
+ * The 8 rows that ldmatrix reads for one matrix lie in different banks. */
 template <int STEPS> struct transpose_step_shape {
     static const int LINES = STEPS == 1 ? KEYS : 64, CELLS = STEPS == 1 ? CHANNELS_V / 16 : 1, SWEEP = 32 / CELLS;
     static_assert(LINES * CELLS * 16 * STEPS == KEYS * CHANNELS_V, "all of the unit");
@@ -121,40 +112,34 @@ template <int STEPS> struct transpose_step_shape {
     }
 };
 
-/* Transposes units of V (128 keys by 64 channels). MEMORY is transpose_memory, or a type with members of the same
- * names. */
+/* MEMORY is transpose_memory, or a type with members of the same names. */
 template <int STEPS, class MEMORY> struct transposer {
     typedef transpose_step_shape<STEPS> step_shape;
     const transpose_plan &p;
     MEMORY &memory;
 
-    /* Returns the description of the calling warp's present unit or of its next one. `which` (0 or 1) alternates from
-     * unit to unit. */
+    /* Returns the description of what the calling warp transposes at present or next. `which` (0 or 1) alternates. */
     DEVICE unit &at(int which) const { return memory.own_unit(which); }
 
-    /* Requests the numbers of V that one step transposes. A unit of V is transposed in STEPS steps. Bytes for keys or
-     * channels past the end become zeros. */
+    /* Requests the numbers of V for one of STEPS steps. Bytes past the end become zeros. */
     DEVICE void fetch(int which, int step) const
     {
         const uint32_t lane = thread_anew() % 32;
         const int n = lane % step_shape::CELLS, channel = step_shape::channel_of(step) + n * 16;
         const unit &x = at(which);
         const uint32_t staging = memory.own_staging();
-        /* number of keys of the step that are not past the end of the sequence */
         const int keys = channel < x.channels ? x.keys - step_shape::key_of(step) : 0;
         const uint8_t *from = p.V + x.from + (step_shape::key_of(step) + lane / step_shape::CELLS) * p.row + channel;
 #pragma unroll(STEPS == 1 ? 4 : 1)
         for (int key = lane / step_shape::CELLS; key < step_shape::LINES; key += step_shape::SWEEP, from += p.sweep)
             cp_async_16(staging + step_shape::cell(key, n), from, key < keys);
-        if (STEPS > 1 && step == 0) /* with the first step (part of a unit), prefetch the rows of all steps into the
-                                     * L2 cache */
+        if (STEPS > 1 && step == 0)
 #pragma unroll 1
             for (int key = lane; key < min(x.keys, KEYS); key += 32) prefetch_L2(p.V + x.from + key * p.row);
     }
 
-    /* Transposes the numbers of one of the STEPS steps of a unit of V. With g = lane / 4 and q = lane % 4, ldmatrix
-     * gives a lane channels 2 g and 2 g + 1 (of 16) of keys 16 q to 16 q + 15 (of 64), two keys per register. The lane
-     * makes 16 neighbouring bytes of V^T from each of the two channels. */
+    /* With g = lane / 4 and q = lane % 4, ldmatrix gives a lane channels 2 g and 2 g + 1 (of 16) of keys 16 q to 16 q +
+     * 15 (of 64), two keys per register. */
     DEVICE void transpose(int which, int step) const
     {
         const uint32_t lane = thread_anew() % 32, row = lane % 8, key = 16 * (row / 2) + 2 * (lane / 8) + row % 2;
@@ -173,13 +158,12 @@ template <int STEPS, class MEMORY> struct transposer {
                 ldmatrix_x4_trans(v, from);
                 ldmatrix_x4_trans(w, from + 8 * step_shape::CELLS * 16);
 #pragma unroll
-                /* A NaN has all bits below the sign set. Adding 1 to these bits therefore sets the sign bit for a NaN,
-                 * and for no other byte. */
+                /* A NaN has all bits below the sign set, so adding 1 to these bits sets the sign bit for a NaN only. */
                 for (int m = 0; m < 4; m++)
                     sums |= ((v[m] & 0x7f7f7f7f) + 0x01010101) | ((w[m] & 0x7f7f7f7f) + 0x01010101);
                 if (__any_sync(0xffffffff, sums & 0x80808080)) {
                     if (lane == 0) x.found = THERE_NONFINITE;
-                    opaque(v), opaque(w); /* without this call the compiler would keep eight sums in registers */
+                    opaque(v), opaque(w); /* otherwise the compiler would keep eight sums in registers */
 #pragma unroll
                     for (int m = 0; m < 4; m++) v[m] = without_nan(v[m]), w[m] = without_nan(w[m]);
                 }
@@ -195,8 +179,7 @@ template <int STEPS, class MEMORY> struct transposer {
                                   __byte_perm(v[2], w[2], BYTES), __byte_perm(v[3], w[3], BYTES));
     }
 
-    /* Sets the mark of a unit of V^T to ready, after all stores of this warp to the unit. The mark tells other warps
-     * that they may load the unit. */
+    /* Says by a mark that V^T of these keys and channels is ready, after all stores of this warp to it. */
     DEVICE void publish(const unit &x) const
     {
         fence_proxy_async_global(); /* makes this lane's stores visible to TMA */
@@ -207,7 +190,6 @@ template <int STEPS, class MEMORY> struct transposer {
         }
     }
 
-    /* Transposes one unit of V (128 keys by 64 channels), if any unit is left. */
     DEVICE void make_one() const
     {
         if (threadIdx.x % 32 == 0) at(0) = unit_of(p, claim(p.next_unit));
@@ -219,14 +201,11 @@ template <int STEPS, class MEMORY> struct transposer {
             cp_async_wait_all();
             __syncwarp();
             transpose(0, step);
-            __syncwarp(); /* after this barrier the next step may overwrite V in shared memory: all lanes have read
-                           * it */
+            __syncwarp(); /* all lanes have read V in shared memory, which the next step may overwrite */
         }
         publish(at(0));
     }
 
-    /* Transposes units of V (128 keys by 64 channels) until none is left. One lane claims units and describes them to
-     * its warp. */
     DEVICE void run() const
     {
         const bool claimer = threadIdx.x % 32 == 0;
@@ -234,21 +213,19 @@ template <int STEPS, class MEMORY> struct transposer {
         __syncwarp();
         if (at(0).keys) fetch(0, 0);
         for (int n = 0; at(n).keys; n ^= 1) {
-            /* claim the next unit (piece of V) before the present one is transposed, to hide the latency of the atomic
-             * operation */
+            /* claim the next keys early, to hide the latency of the atomic operation */
             const int claimed = claimer ? claim(p.next_unit) : 0;
 #pragma unroll 1
             for (int step = 0; step < STEPS; step++) {
                 cp_async_wait_all();
                 __syncwarp();
                 transpose(n, step);
-                __syncwarp(); /* after this barrier the next step may overwrite V in shared memory: all lanes have
-                               * read it */
+                __syncwarp(); /* all lanes have read V in shared memory, which the next step may overwrite */
                 if (step + 1 < STEPS) fetch(n, step + 1);
             }
             if (claimer) at(n ^ 1) = unit_of(p, claimed);
             __syncwarp();
-            /* fetch V of the next unit (piece of V), which arrives while the present unit is stored */
+            /* the next V arrives while this V^T is stored */
             if (at(n ^ 1).keys) fetch(n ^ 1, 0);
             publish(at(n));
         }
@@ -257,23 +234,19 @@ template <int STEPS, class MEMORY> struct transposer {
 
 /* ---- Functions for warps that read V^T --------------------------------------------------------------------------- */
 
-/* Waits until V^T of a key/value head is ready from block of keys `wanted` to the head's last block. Returns the first
- * block from which on all are ready, which may be lower than `wanted`. `ready` is the result of the previous call. All
- * lanes of the warp must call this; each lane reads one mark. */
+/* Waits until V^T of a key/value head is ready from block of keys `wanted` to the last. Returns the first block from
+ * which on all are ready; `ready` is the previous result. All lanes of the warp must call this. */
 DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
 {
     while (ready > wanted) {
-        /* index of the mark that this lane reads; the head has one mark for each unit (128 keys by 64 channels) of
-         * V^T */
         const int below = ready * p.channel_blocks - 1 - (int)(thread_anew() % 32);
         const bool missing = below >= 0 &&
                              load_acquire(p.marks + (head * p.key_blocks * p.channel_blocks + below)) == 0;
         const uint32_t any = __ballot_sync(0xffffffff, missing);
         ready -= (uint32_t)(any ? __ffs(any) - 1 : 32) / (uint32_t)p.channel_blocks;
     }
-    __syncwarp();               /* after this barrier all lanes see V^T, although only one lane has read (acquired) each
-                                 * mark */
-    fence_proxy_async_global(); /* afterwards TMA sees the V^T that is ready */
+    __syncwarp();               /* all lanes now see V^T, although only one lane has acquired each mark */
+    fence_proxy_async_global(); /* now TMA sees V^T too */
     return ready;
 }
 
@@ -283,16 +256,15 @@ DEVICE int key_blocks_below(const transpose_plan &p, int end)
     return min((end + KEYS - 1) / KEYS, p.key_blocks);
 }
 
-/* Returns whether V had a NaN in a unit (KEYS keys by CHANNELS_V channels) that has been transposed so far. The result
- * covers at least every unit for whose mark the caller has waited, and every unit whose V^T has arrived in shared
- * memory. */
+/* Returns whether V had a NaN in what has been transposed so far: at least in all keys that the caller has waited for,
+ * or whose V^T has arrived in shared memory. */
 DEVICE bool had_any_nan(const transpose_plan &p)
 {
     return *(volatile uint32_t *)p.any_nan;
 }
 
-/* Returns whether V had a NaN in a unit (KEYS keys by CHANNELS_V channels) that contains one of the keys `begin` to
- * `end` - 1 of a head. The caller must have waited until these units are ready. */
+/* Returns whether V had a NaN in a block of KEYS keys that has one of keys `begin` to `end` - 1 of a head. V^T of these
+ * blocks must be ready. */
 DEVICE bool had_nan(const transpose_plan &p, int64_t head, int begin, int end)
 {
     const uint32_t *const marks = p.marks + head * p.key_blocks * p.channel_blocks;

@@ -5,8 +5,8 @@
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
-/* Copies a tensor [B, H, rows, D] to a tensor [B, rows, H, D] in bfloat16. The copy is dense, except that rows are
- * `pitch` elements apart. Each thread copies N elements; N must divide the pitch. */
+/* Copies a tensor [B, H, rows, D] to a bfloat16 tensor [B, rows, H, D], whose rows are `pitch` elements apart. Each
+ * thread copies N elements; N must divide the pitch. */
 template <int N>
 __global__ void __launch_bounds__(256)
     widen(const __grid_constant__ attn_view from, uint16_t *to, int64_t B, int H, int64_t rows, int D, int pitch)

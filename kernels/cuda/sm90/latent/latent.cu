@@ -1,53 +1,15 @@
 /* latent.cu: multi-head latent attention for Hopper: few queries of many heads, and one key/value head. The values are
- * the first 512 of the keys' 576 columns, in the same memory. The keys of a sequence may be contiguous or in pages.
+ * the first 512 of the keys' 576 columns, in the same memory. README.md has the schedule.
  *
- * Each byte of K is read once, for both products. A block has 64 rows (row r is query r / H of head r % H) and visits
- * tiles of 64 keys. Shared memory holds Q and two tiles, 216 KB in all. Each of two consumer warpgroups accumulates
- * half of O's 512 columns, in 128 registers per thread. Warpgroup w computes the scores of the tiles in stage w (0 or
- * 1), and passes P to the other warpgroup through shared memory. Thus the softmax of one warpgroup runs during the
- * products of the other (the "seesaw" of FlashMLA). For each pair of tiles:
+ * A block has 64 rows (row r is query r / H of head r % H) and visits tiles of 64 keys in pairs. Each of two consumer
+ * warpgroups computes the scores of one tile of a pair, passes P to the other through shared memory, and accumulates
+ * half of O's 512 columns (the "seesaw" of FlashMLA).
  *
- *     left, columns 0 .. 255                        right, columns 256 .. 511
- *       S0 = Q K0^T
- *                                                     S1 = Q K1^T
- *       P0 = softmax_step(S0)
- *       O = rescale0 O + P0 V0; P0 to the right meanwhile
- *                                                     O = rescale0 O + P0 V0
- *                                                     P1 = softmax_step(S1), to the left
- *                                                     O = rescale1 O + P1 V1
- *       O = rescale1 O + P1 V1
+ * Splits (parts of a sequence's keys) are added up in fours, and then these groups, always in this order. A block
+ * computes one split or the splits of a group; combine_latent adds up the results of different blocks.
  *
- * The reference of each row (the number subtracted from its scores before exp2) is passed between the warpgroups
- * together with P. Both halves of O add up the tiles in the order of the keys.
- *
- * Shared memory is scarce: a tile can be loaded only when the tile two before it has been used. Each half of a stage
- * (the columns of one warpgroup's V) is therefore released separately. The last 64 columns of a tile belong to the keys
- * only, not to the values. Once the tile's scores are computed, P is stored in place of these columns. They are
- * released together with the half that the other warpgroup multiplies by P. Halves are released, and then requested
- * again, in this order: left half of stage 0, right half of stage 0, right half of stage 1, left half of stage 1. A
- * quarter of the time for two tiles lies between two releases. The left warpgroup multiplies before it passes P0 on,
- * and after its last product it issues only the score products of two boxes (64 columns each). Therefore it releases
- * its halves early.
- *
- * The product that computes scores of 64 keys reads both operands at the full bandwidth of shared memory, but arriving
- * tiles and P need bandwidth too. Each consumer therefore keeps the last KEPT boxes of Q in registers.
- *
- * The limit of the speed: the products of a tile take 2176 clocks of the tensor cores (README.md has the other limits).
- * For each pair of tiles, two waits are not hidden. The product S1 waits for the half of a stage that was released
- * last, while TMA still loads the halves before it. Also, the products S0 and S1 end at the same time, so no product
- * runs while both warpgroups compute their softmax.
- *
- * Splits: a sequence's length and number of rows determine how its keys are divided into splits. Splits are added up in
- * fours (split groups), then the groups are added up, always in this order. A block computes one split or, where the
- * grid is large, all splits of a group one after the other. In the second case it keeps the sum so far in the
- * workspace. The kernel combine_latent adds up the results of different blocks.
- *
- * Some rows may see a key with NaN or infinity while other rows do not. The product multiplies that key by P = 0 for
- * the other rows, and makes them NaN too. Therefore a row whose result is not finite, or whose scores are huge, is
- * flagged, and the next kernel computes it alone (rows.cuh). Values past the end of a sequence are made zeros in shared
- * memory, because pages may hold anything there.
- *
- * latent_plan.cuh defines tiles, splits and the sum of two partial results. */
+ * Rows whose result is not finite, for example because P = 0 was multiplied by a NaN in V, or whose scores are huge,
+ * are flagged and recomputed one by one by the next kernel. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/sm90/latent/latent_plan.cuh"
@@ -58,32 +20,29 @@ namespace {
 
 /* ---- A block's threads and its shared memory --------------------------------------------------------------------- */
 
-/* number of threads of a block, and of registers per thread of the producer (which loads) and of a consumer (which
+/* number of threads of a block; registers per thread of the producer (which loads) and of a consumer (which
  * multiplies) */
 enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 };
 /* a tile of keys arrives in PIECES loads: four of 128 columns each, and one of 64 columns */
 enum { PIECES = 5 };
-/* the consumers (warpgroups that multiply) keep the last KEPT boxes of Q in registers; a box has 64 columns */
 enum { KEPT = 3 };
 
-/* The two consumer warpgroups are called left and right. A buffer for keys has two halves: LEFT has the columns of V
- * that the left warpgroup multiplies, and RIGHT those of the right warpgroup. */
+/* The left and the right consumer warpgroup, and the halves of a buffer of keys whose columns of V they multiply. */
 enum { LEFT, RIGHT };
 
-/* Numbers of the named barriers. All 256 threads of the consumers meet at each barrier whose number is below MEET. The
- * 128 threads of a warpgroup meet at MEET + LEFT or MEET + RIGHT. */
+/* Numbers of the named barriers. The 256 consumer threads meet at barriers below MEET, the 128 threads of a warpgroup
+ * at MEET + LEFT or MEET + RIGHT. */
 enum { Q_READY = 1, P0_READY, P1_READY, TURN, ENDED, MEET };
 
 struct shared {
     alignas(1024) uint16_t Q[BOXES][BM * 64];
-    /* indices: buffer, box of 64 columns. The last box of a tile holds P, after the scores of the tile were
-     * computed. */
+    /* [buffer][box of 64 columns]; P of a tile overwrites its last box */
     alignas(1024) uint16_t K[2][BOXES][BOX];
-    /* for each row: the reference (the number subtracted from its scores before exp2), and the factor by which O is
-     * multiplied; indices: the warpgroup that computed the scores, row */
+    /* [warpgroup that computed the scores][row]: the reference (the number subtracted from scores before exp2), and the
+     * factor by which O is multiplied */
     float reference[2][BM], rescale[2][BM];
-    float l[2][2][BM]; /* sums l of P; indices: the split's number modulo 2, warpgroup, row */
-    /* x: maximum m in base 2, y: sum l, over the splits added up so far; indices: warpgroup, row */
+    float l[2][2][BM]; /* [split % 2][warpgroup][row]: sums l of P */
+    /* [warpgroup][row]: maximum m in base 2 (x) and sum l (y) of the splits added up so far */
     float2 before[2][BM];
     int2 sees[BM]; /* [row]: the row sees keys x to y - 1 */
     block_place place;
@@ -94,21 +53,20 @@ struct shared {
 
 /* ---- The warp that loads tiles (producer) ------------------------------------------------------------------------ */
 
-/* Loads the tiles of keys. One warp runs this, and its first lane issues the loads. All lanes together look up the
- * pages and rows of 32 tiles, well before these tiles are loaded, so that no load waits for the page table. */
+/* Loads the tiles of keys. One warp runs this. Its lanes look up pages of 32 tiles ahead, so that no load waits for the
+ * page table. */
 DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map)
 {
     const int b = sm.place.b, page_size = (int)g.dims.page_size, lane = threadIdx.x % 32;
     const int end = sm.place.last_key(sm.place.end - 1), length = sm.place.q.length;
     const int32_t *const pages = g.page_table ? g.page_table + b * g.page_table_row : nullptr;
-    const auto find = [&](int key) { /* returns the page of a key, and the key's row in that page */
+    const auto find = [&](int key) { /* returns the key's row in its page (x), and the page (y) */
                                      if (!pages || key >= end) return make_int2(key, b);
                                      const int page = key / page_size;
                                      return make_int2(key - page * page_size, pages[page]);
     };
     const uint64_t policy = evict_first();
-    /* parity of the phase to wait for at the barriers `empty` of each buffer; it starts at 1, so that the first wait
-     * ends at once */
+    /* parity of the phase to wait for at `empty` of each buffer; at first 1, so that the first wait ends at once */
     uint32_t phase[2] = { 1, 1 };
     int j = sm.place.first_key(sm.place.begin), split_end = j + length, s = 0, n = 0;
     int2 place = find(j + lane * BN), ahead = find(j + (lane + 32) * BN);
@@ -126,9 +84,9 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
         };
 #pragma unroll
         for (int turn = 0; turn < 2; turn++) {
-            /* in buffer 0 the left half of a tile is loaded first, in buffer 1 the right half */
+            /* the halves of a buffer are requested in the order in which they are released */
             const int half = turn ^ s;
-            /* only lane 0 waits and loads, because a lane that comes late to the wait might miss the phase */
+            /* only lane 0 waits, because a lane that comes late to the wait might miss the phase */
             if (lane == 0) {
                 mbarrier_wait(smem_addr(&sm.bars[s].empty[half]), phase[s]);
                 ask(half * 2);
@@ -143,28 +101,26 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* A consumer warpgroup. W is LEFT or RIGHT. W says for which stage (buffer of keys, 0 or 1) the warpgroup computes
- * scores, and which half of V it multiplies. */
+/* A consumer warpgroup. W (LEFT or RIGHT) says for which buffer of keys (0 or 1) it computes scores, and which half of
+ * V it multiplies. */
 template <typename T, int W> struct warpgroup {
     const plan &p;
     shared &sm;
-    const block_place &place; /* a reference to a struct in shared memory: copies of the members would take registers */
+    const block_place &place; /* in shared memory, because copies of the members would take registers */
     const int group;
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-    /* the thread's first row in the block; the thread's second row is 8 rows below */
+    /* the thread's first row in the block; its second row is 8 rows below */
     const int row = warp * 16 + lane / 4;
-    uint32_t phase[2] = { 0, 0 }; /* parity of the phase to wait for at the barriers `full` of each buffer */
-    softmax x;                    /* x.l: sums of P over only those tiles of keys whose scores this warpgroup
-                                   * computes */
-    uint32_t kept[KEPT * 4][4];   /* operands of the last KEPT boxes (64 columns each) of Q */
+    uint32_t phase[2] = { 0, 0 }; /* parity of the phase to wait for at `full` of each buffer */
+    softmax x;                    /* x.l: sums of P over only those tiles whose scores this warpgroup computes */
+    uint32_t kept[KEPT * 4][4];   /* the last KEPT boxes (64 columns each) of Q, as operands of products */
 
     DEVICE warpgroup(const attn_geometry &g, const plan &p_, shared &sm_)
         : p(p_), sm(sm_), place(sm_.place), group((int)g.group)
     {
     }
 
-    /* Returns the shared-memory address of `tile`, for a wgmma descriptor. It is computed anew at each call, to save
-     * registers. */
+    /* Computed anew at each call, to save registers. */
     DEVICE uint32_t address(const uint16_t *tile) const
     {
         return memory_anew() + (uint32_t)((const char *)tile - (const char *)&sm);
@@ -192,7 +148,7 @@ template <typename T, int W> struct warpgroup {
     }
 
     /* Waits for a piece (128 or 64 columns) of the tile whose scores this warpgroup computes, and issues S += Q K^T for
-     * the piece. */
+     * it. */
     template <int PIECE, bool FIRST> DEVICE void score_piece(float (&S)[BN / 2]) const
     {
         const k_major_low<64> Q(address(sm.Q[0])), K(address(sm.K[W][0]));
@@ -206,9 +162,8 @@ template <typename T, int W> struct warpgroup {
         }
     }
 
-    /* Turns the scores S of the tile of keys from key j0 on into P. Updates `x`: for each of the thread's two rows, the
-     * sum of P, and the reference (the number subtracted from the row's scores before exp2). `rescale` gets the factors
-     * by which these rows of O must be multiplied, because the references have changed. */
+    /* Turns the scores S of the tile of keys at key j0 into P. `rescale` gets the factors by which the thread's two
+     * rows of O must be multiplied. */
     DEVICE void exponentiate(float (&S)[BN / 2], float (&rescale)[2], int j0)
     {
         if (j0 < place.open_lo || j0 + BN > place.open_hi) {
@@ -226,13 +181,11 @@ template <typename T, int W> struct warpgroup {
         softmax_step<BN>(S, x, rescale, p.reference);
     }
 
-    /* Writes P of this warpgroup's tile to shared memory, for the other warpgroup. Also writes, for each row, the
-     * reference (the number subtracted from its scores) and the rescale factor. P overwrites the last 64 columns of the
-     * tile's keys. This is safe once all four warps of this warpgroup have computed their scores, because no warp reads
-     * these columns later. */
+    /* Writes P, the references and the rescale factors to shared memory, for the other warpgroup. P overwrites the last
+     * 64 columns of the tile's keys, after all warps of this warpgroup have computed their scores. */
     DEVICE void give(const uint32_t (&P)[BN / 16][4], const float (&rescale)[2]) const
     {
-        /* read thread numbers again, because addresses made from earlier copies would stay in registers all the time */
+        /* read thread numbers again, because addresses made from earlier copies would stay in registers */
         const int thread = (int)thread_anew() % 128, warp = thread / 32, lane = thread % 32, row = warp * 16 + lane / 4;
         meet();
 #pragma unroll
@@ -250,8 +203,8 @@ template <typename T, int W> struct warpgroup {
         named_barrier_arrive(W == LEFT ? P0_READY : P1_READY, 256);
     }
 
-    /* Reads, for each of the thread's rows, the reference and the rescale factor that the other warpgroup has written.
-     * Threads with the same number have the same rows in both warpgroups. */
+    /* Reads the references and rescale factors that the other warpgroup has written. Threads with the same number have
+     * the same rows in both warpgroups. */
     DEVICE void take(float (&rescale)[2])
     {
         named_barrier_sync(W == LEFT ? P1_READY : P0_READY, 256);
@@ -294,10 +247,8 @@ template <typename T, int W> struct warpgroup {
         wgmma_commit();
     }
 
-    /* Processes the tiles of a split, two at a time. A tile's scores are computed behind the previous product O += P V,
-     * so that this product's buffer can be released while the scores are computed. ptxas makes good code only if each
-     * product O += P V is retired in the iteration that issues it, and if no other product is in flight while O is
-     * rescaled. */
+    /* Processes the tiles of a split (a part of the keys), two at a time. ptxas makes good code only if each product O
+     * += P V is retired in the iteration that issues it, and if no other product is in flight while O is rescaled. */
     DEVICE void run_left(float (&O)[HALF / 2], int first, int tiles)
     {
         float S[BN / 2];
@@ -339,7 +290,7 @@ template <typename T, int W> struct warpgroup {
         if (two) named_barrier_arrive(TURN, 256);
         phase[0] ^= 1;
     }
-    /* Processes the tile in buffer 0. The caller has issued the product that computes this tile's scores. */
+    /* Processes the tile in buffer 0, whose scores the caller has issued. */
     DEVICE void left_tile(float (&O)[HALF / 2], float (&S)[BN / 2], int j0)
     {
         float rescale[2];
@@ -400,8 +351,8 @@ template <typename T, int W> struct warpgroup {
         rescale_rows(O, rescale);
     }
 
-    /* Ends a split: adds its result to the sum of the earlier splits of this block. Writes the sum to `out` if this
-     * block has computed all splits of the sequence, otherwise to the workspace. */
+    /* Ends a split (a part of the keys): adds its result to the sum of this block's earlier splits. Writes the sum to
+     * `out` if the block has computed all splits, otherwise to the workspace. */
     DEVICE void end(float (&O)[HALF / 2], int split)
     {
         const bool joins = split > place.begin, last = split + 1 == place.end, out = last && place.q.ends_in_block(p);
@@ -430,8 +381,8 @@ template <typename T, int W> struct warpgroup {
 #pragma unroll
             for (int half = 0; half < 2; half++) sm.before[W][row + half * 8] = now[half];
         __syncwarp();
-        /* A thread has pieces of 4 floats of its two rows: even pieces belong to the first row, odd pieces to the
-         * second row. The thread's neighbouring pieces of a row are 16 columns apart (see piece_of()). */
+        /* A thread has pieces of 4 floats, even ones of its first row and odd ones of its second row (see
+         * piece_of()). */
         float4 *const sum = p.O + place.unit * UNIT + W * (UNIT / 2) + thread;
         if (joins) {
 #pragma unroll
@@ -508,8 +459,7 @@ template <typename T, int W> struct warpgroup {
     }
 };
 
-/* Loads the block's rows of Q, with zeros past the last row, and determines which keys each row sees. The 256 threads
- * of both consumers call this. */
+/* Loads the block's rows of Q, and determines which keys each row sees. All threads of both consumers call this. */
 DEVICE void load_queries(const attn_geometry &g, shared &sm)
 {
     const attn_view &q = g.view[ATTN_T_q];
@@ -565,14 +515,11 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- The kernels that combine partial results -------------------------------------------------------------------- */
 
-/* COMBINE_PARTS: number of parts in which a row's split groups (four splits each) are added up. Part n adds up groups
- * n, n + 4, n + 8 and so on. At the end the results of the parts are added up. */
+/* COMBINE_PARTS: number of parts in which a row's split groups (four splits each) are added up */
 enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* number of blocks per multiprocessor */ };
 
-/* Adds up the results of a row's splits. Each block computes one row; a thread has four columns (see piece_of()). Each
- * part (every fourth split group) has 128 threads. If no part has more than one group, PARTS is 1, and 128 threads add
- * up all groups. A row that tensor cores could not compute (see is_sound()) is computed again by one warp. Such rows
- * are rare; the limit on registers is chosen for the additions alone. */
+/* Adds up the results of a row's splits, one row per block. 128 threads add up a part (every fourth split group). A row
+ * that tensor cores could not compute (see is_sound()) is recomputed by one warp. */
 template <int PARTS>
 __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
     combine_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
@@ -655,8 +602,7 @@ __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
         forward_row<LATENT_CHANNELS>(a, head_args_of(a, b, h), i, g.view[ATTN_T_out], nullptr, EVERY_ROW);
 }
 
-/* Computes the rows that latent_tiles could not compute, one row per warp. It runs instead of combine_latent() if the
- * rows have no splits to combine. */
+/* Recomputes the rows that latent_tiles could not compute, one row per warp. For problems without splits to combine. */
 __global__ void __launch_bounds__(128)
     repair_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
@@ -675,11 +621,11 @@ __global__ void __launch_bounds__(128)
 
 /* ---- Functions of the host that plan and launch ------------------------------------------------------------------ */
 
-/* The grid, and the offsets in the workspace. A block computes either a split group or a single split, whichever needs
- * fewer waves of blocks. The bits of the results are the same in both cases. */
+/* A block computes a split group or a single split, whichever needs fewer waves of blocks; the results have the same
+ * bits. */
 struct launch_plan {
     int tiles, units, walks;
-    bool all_end; /* true: the blocks write the results of all sequences, so that no kernel has to combine splits */
+    bool all_end; /* true: the blocks write all results, so that no kernel has to combine splits */
     int64_t blocks, rows, O, ml, bytes;
 };
 
@@ -721,8 +667,7 @@ bool plan_latent(const cuda_chip *chip, attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
-    const int64_t FAR = 1 << 29; /* a sequence must have fewer keys than this, because keys and windows are counted
-                                  * in 32 bits */
+    const int64_t FAR = 1 << 29; /* keys and windows are counted in 32 bits */
     if (d.D != D || d.Dv != DV || d.Hk != 1 || d.packed || d.B <= 0 || d.Sq <= 0 || d.Sk <= 0 || d.Sk >= FAR)
         return false;
     if (d.Sq * g.group > MOST_ROWS || !values_are_keys(g)) return false;
@@ -747,8 +692,7 @@ cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cud
     if (code != cudaSuccess) return code;
     if (y.all_end)
         return launch_dependent(repair_latent, attn_min64(attn_tiles(y.rows, 128), 1024), 128, 0, stream, a, p);
-    /* A part is every COMBINE_PARTS-th split group of a row. true: no part has more than one group, so a kernel without
-     * parts suffices */
+    /* true: no part has more than one split group, so a kernel without parts suffices */
     const bool one_each = attn_tiles(y.units, y.walks ? 1 : SPLIT_GROUP) <= COMBINE_PARTS;
     return one_each ? launch_dependent(combine_latent<1>, y.rows, 128, 0, stream, a, p)
                     : launch_dependent(combine_latent<COMBINE_PARTS>, y.rows, 128 * COMBINE_PARTS, 0, stream, a, p);

@@ -1,5 +1,5 @@
-/* latent_plan.cuh: the plan that latent_tiles and combine_latent of latent.cu share: tile sizes, how a sequence's keys
- * are divided into splits, which splits a block computes, and how two partial results become one. */
+/* latent_plan.cuh: what the kernels of latent.cu share: tile sizes, how a sequence's keys are divided into splits,
+ * which splits a block computes, and how two partial results are combined. */
 #ifndef ATTN_SM90_LATENT_PLAN_CUH
 #define ATTN_SM90_LATENT_PLAN_CUH
 
@@ -20,53 +20,50 @@ enum { SPLIT_GROUP = 4 };
 struct plan {
     lazy_reference reference;
     results to;
-    /* tiles: number of tiles of 64 rows; units: the largest number of units (splits or split groups) of a sequence */
+    /* tiles: number of tiles of 64 rows; units: the largest number of splits or split groups of a sequence */
     int tiles, units;
-    /* true: a unit is a group of splits, which one block computes one after the other; false: each unit is one split */
+    /* true: a unit is a group of splits, which one block computes; false: a unit is one split */
     int walks;
-    float4 *O;      /* partial sums O: 64 rows of 512 columns for each unit (a split of the keys, or a group of splits).
-                     * piece_of() returns the index, within a unit, of four columns of a row. */
-    float2 *ml;     /* for each row of O: x is the row's reference m (the number subtracted from its scores before exp2,
-                     * see fold), and y is the row's sum l */
-    uint8_t *flags; /* two flags per row of out: nonzero if the row's left or right half must be computed again */
+    float4 *O;      /* [split or split group][piece_of()]: partial sums O, 64 rows of 512 columns each */
+    float2 *ml;     /* for each row of O: its reference m (x), which was subtracted from its scores before exp2, and its
+                     * sum l (y) */
+    uint8_t *flags; /* two flags per row of out: nonzero if the row's left or right half must be recomputed */
 };
 
-/* Returns the least number of keys of a split. With few rows (not `wide`) splits may be half as long as with many rows,
- * because longer splits would give too few blocks. */
+/* Returns the least number of keys of a split (a part of a sequence's keys). With few rows (not `wide`), longer splits
+ * would give too few blocks. */
 __host__ __device__ inline int64_t least_split_keys(bool wide)
 {
     return wide ? 1024 : 512;
 }
 
-/* Returns the number of keys per split: least_split_keys() in short sequences, and up to twice as many in long
- * sequences, which have enough splits to fill a GPU even then. */
+/* Returns the number of keys per split: least_split_keys(), and up to twice as many in long sequences. */
 __host__ __device__ inline int64_t split_keys(int64_t keys, bool wide)
 {
     const int64_t least = least_split_keys(wide);
     return attn_clamp64(attn_tiles(keys, SPLIT_GROUP * 256) * 256, least, 2 * least);
 }
 
-/* Returns the number of splits, which does not always grow with the number of keys: with few rows, 2048 keys have 4
- * splits of 512 keys, and 2049 keys have 3 splits of 768. */
+/* Returns the number of splits, which may shrink when keys are added: with few rows, 2048 keys have 4 splits, 2049 keys
+ * 3. */
 __host__ __device__ inline int64_t splits_of(int64_t keys, bool wide)
 {
     return attn_max64(1, attn_tiles(keys, split_keys(keys, wide)));
 }
 
-/* Returns the largest number of splits that a sequence of at most `keys` keys can have. A shorter sequence may have
- * more splits than one of `keys` keys. */
+/* Returns the largest number of splits that a sequence of at most `keys` keys can have; a shorter one may have more
+ * than a longer one. */
 inline int64_t most_splits_of(int64_t keys, bool wide)
 {
     const int64_t group_of_shortest = SPLIT_GROUP * least_split_keys(wide);
     return attn_max64(splits_of(keys, wide), splits_of(attn_min64(keys, group_of_shortest), wide));
 }
 
-/* How the keys of a sequence are divided into splits. */
 struct sequence_place {
     attn_sequence s;
     int rows;
-    /* The rows see keys `first` to `last` - 1, where `first` is rounded down to the beginning of a tile. length: number
-     * of keys per split. splits: number of splits. */
+    /* The rows see keys `first` (rounded down to the beginning of a tile) to `last` - 1, in `splits` splits of `length`
+     * keys. */
     int first, last, length, splits;
     DEVICE bool ends_in_block(const plan &p) const { return splits == 1 || (p.walks && splits <= SPLIT_GROUP); }
 };
@@ -113,9 +110,9 @@ DEVICE block_place block_place_of(const attn_geometry &g, const plan &p, int blo
     return y;
 }
 
-/* The layout of the result of a unit (a split or a split group). A row has PIECES_OF_ROW pieces of four floats. Piece n
- * has columns c, c + 1, c + 8 and c + 9, where c = first_column(n): the columns of a product that one thread has.
- * Pieces lie in the order of the threads, so that a warp writes whole cache lines. */
+/* The layout of the result of a split or a split group. A row has pieces of four floats: piece n has columns c, c + 1,
+ * c + 8 and c + 9, where c = first_column(n). Pieces lie in the order of the threads, so that a warp writes whole cache
+ * lines. */
 enum { PIECES_OF_ROW = DV / 4, UNIT = BM * PIECES_OF_ROW };
 DEVICE int first_column(int n)
 {
@@ -128,14 +125,13 @@ DEVICE int piece_of(int row, int n)
 
 /* ---- Combining two partial results ------------------------------------------------------------------------------- */
 
-/* Combines two partial results of a row into one. Two kernels use this struct and must get the same bits, so its
- * operations are intrinsics, whose rounding the compiler cannot change. */
+/* Combines two partial results of a row. Its operations are intrinsics, because two kernels must get the same bits. */
 struct fold {
     float m, keep, add;
     DEVICE fold(float m_before, float m_next)
     {
         m = fmaxf(m_before, m_next);
-        /* m is -inf until the row has seen a key; -inf - -inf would be NaN, so 0 replaces it */
+        /* no key was seen yet; -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
         keep = exp2_fast(__fsub_rn(m_before, base));
         add = exp2_fast(__fsub_rn(m_next, base));
@@ -143,8 +139,8 @@ struct fold {
     DEVICE float operator()(float before, float next) const { return fmaf(add, next, __fmul_rn(keep, before)); }
 };
 
-/* Returns whether tensor cores have computed a row correctly, given its maximum m and its sum l. `seen`: the row sees
- * at least one key. */
+/* Returns whether tensor cores have computed a row correctly, given its maximum m and sum l. `seen`: the row sees a
+ * key. */
 DEVICE bool is_sound(float m, float l, bool seen)
 {
     return l - l == 0 && (m == -CUDART_INF_F || fabsf(m) < SCORE_MOST) && (l != 0 || !seen);

@@ -1,8 +1,5 @@
-/* copies.cuh: wrappers for single instructions of TMA (the unit of Hopper GPUs that copies boxes of tensors), and of
- * the barriers (mbarrier) at which threads wait for its copies.
- *
- * sm90/layer/ptx.cuh includes this file and wraps all other instructions. Code of sm80/ may include this file without
- * ptx.cuh. */
+/* copies.cuh: wrappers for single instructions of TMA (the unit that copies boxes of tensors) and of the barriers
+ * (mbarrier) at which threads wait for its copies. Code of sm80/ may include this file without sm90/layer/ptx.cuh. */
 #ifndef ATTN_SM90_COPIES_CUH
 #define ATTN_SM90_COPIES_CUH
 
@@ -24,8 +21,7 @@ DEVICE void fence_mbarrier_init()
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/* Arrives once at the barrier, and says that the barrier's current phase must also wait for `bytes` bytes of
- * asynchronous copies. */
+/* Arrives once at the barrier, whose current phase then also waits for `bytes` bytes of asynchronous copies. */
 DEVICE void mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
@@ -44,9 +40,8 @@ DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
                  : "memory");
 }
 
-/* Like mbarrier_wait(), but suspends the thread until the phase is complete, for at most 10 ms at a time. This wait
- * does not poll shared memory, whose bandwidth wgmma needs. Use it in threads without other work. In the loops of
- * warpgroups that multiply, it was not faster than mbarrier_wait(). */
+/* mbarrier_wait() that suspends the thread, for at most 10 ms at a time. It does not poll shared memory, whose
+ * bandwidth wgmma needs. For threads without other work. */
 DEVICE void mbarrier_sleep(uint32_t bar, uint32_t parity)
 {
     asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"
@@ -79,8 +74,7 @@ DEVICE void tma_prefetch_4d(const CUtensorMap *map, int c0, int c1, int c2, int 
                  : "memory");
 }
 
-/* Like the tma_load_4d() without a parameter `policy`, but loads the box with a cache policy for the L2 cache
- * (createpolicy, PTX ISA 9.7.9.16). */
+/* tma_load_4d() with a policy for the L2 cache (createpolicy, PTX ISA 9.7.9.16). */
 DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar,
                         uint64_t policy)
 {
@@ -124,8 +118,8 @@ DEVICE void bulk_commit()
 {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/* Waits until all but the newest N bulk groups of this thread have read their shared memory. Afterwards that memory may
- * be overwritten. */
+/* Waits until all but the newest N bulk groups of this thread have read their shared memory, which may then be
+ * overwritten. */
 template <int N> DEVICE void bulk_wait_read()
 {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");

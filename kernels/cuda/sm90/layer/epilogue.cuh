@@ -1,6 +1,5 @@
 /* epilogue.cuh: the end of a work tile (BM queries of one head): the sink, lse, the test whether all results are
- * finite, and the store of O. A flag marks the rows whose results are not finite. Later a warp computes each of these
- * rows without tensor cores. */
+ * finite, the store of O, and the search for rows that must be recomputed because a result is not finite. */
 #ifndef ATTN_SM90_EPILOGUE_CUH
 #define ATTN_SM90_EPILOGUE_CUH
 
@@ -28,7 +27,7 @@ static inline results results_of(const attn_geometry &g)
     return x;
 }
 
-/* Returns the sink of head h times log2(e) (that is, in base 2), or -inf if there is no sink. */
+/* Returns the sink of head h in base 2 (times log2(e)), or -inf if there is no sink. */
 DEVICE float sink_log2(const results &to, int h)
 {
     const float sink = to.sinks ? to.sinks[h * to.sink_stride] : -CUDART_INF_F, y = sink * LOG2E;
@@ -37,15 +36,13 @@ DEVICE float sink_log2(const results &to, int h)
 
 /* ---- Computing the factors of O, and lse, from the sums of rows -------------------------------------------------- */
 
-/* What end_rows() computes for the two rows of a thread. O is multiplied by `factor`. The exponentials in the sum l are
- * divided by 2^top. */
+/* For the thread's two rows: the factor of O, and `top`, where the exponentials in the sum l are divided by 2^top. */
 struct row_ends {
     float factor[2], top[2];
 };
 
-/* Adds the sink to the sum l of each row, and computes v_scale / l, the factors by which O becomes out. Before the
- * call, x.l is this lane's part of each sum; afterwards it is the whole sum. WHOLE: x.l is the whole sum before the
- * call too. */
+/* Adds the sink to the sum l of each row, and computes v_scale / l, the factors of O. x.l must be this lane's part of
+ * each sum or, with WHOLE, the whole sum. */
 template <bool WHOLE = false, class REFERENCE>
 DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, float v_scale)
 {
@@ -69,9 +66,8 @@ DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, flo
     return y;
 }
 
-/* Stores lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8, if they are below Sq. The exponentials in l are
- * divided by 2^top. One of the four lanes that share a row stores its lse. BY_IN_BASE_2: top comes from in_base_2(),
- * which returns huge scores unchanged. */
+/* Stores lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8, if they are below Sq. BY_IN_BASE_2: top comes from
+ * in_base_2(), which returns huge scores unchanged. */
 template <bool BY_IN_BASE_2 = false>
 DEVICE void store_lse(const results &to, int b, int h, int64_t q_start, int i0, int Sq, const softmax &x,
                       const row_ends &ends, int lane)
@@ -99,7 +95,6 @@ template <int N> DEVICE bool finish_rows(float (&O)[N], const float (&factor)[2]
     return zero[0] + zero[1] + zero[2] + zero[3] == 0;
 }
 
-/* Returns the address of row `line` of head h in the tensor out. */
 template <typename T> DEVICE T *out_row(const results &to, int b, int h, int64_t line)
 {
     return (T *)to.out + b * to.out_batch + h * to.out_head + line * to.out_row;
@@ -121,30 +116,28 @@ DEVICE void stage_rows(const float (&O)[D / 2], uint16_t *staging, int lane, PLA
     }
 }
 
-/* Writes a warp's rows of O to shared memory, and copies them from there to global memory, whole rows at a time.
- * `count` is the number of rows that exist, at most 16. Each lane copies 16 bytes at a time. */
+/* Stores a warp's rows of O through shared memory, whole rows at a time. `count`: number of rows that exist, at most
+ * 16. */
 template <typename T, int D>
 DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], uint16_t *staging, int lane)
 {
-    /* PIECES: number of pieces of 16 bytes in a row; PITCH: number of pieces from one row to the next in shared memory.
-     * The swizzle moves a piece only within its group of 8 pieces. */
+    /* PITCH: pieces of 16 bytes from one row to the next in shared memory. The swizzle moves a piece only within its
+     * group of 8. */
     const int PIECES = D / 8, PITCH = (D + 63) / 64 * 8;
     const auto place = [](int i, int piece) { return i * PITCH + (piece ^ (i & 7)); };
     stage_rows<T, D>(O, staging, lane, place);
     __syncwarp();
-    /* number of rows that the 32 lanes store at a time, with one 16-byte piece per lane; 0 if 32 is not a multiple of
-     * PIECES */
+    /* number of rows that the 32 lanes store at a time; 0 if 32 is not a multiple of PIECES */
     const int STEP = 32 % PIECES == 0 ? 32 / PIECES : 0;
     auto word_of = [&](int i, int piece) { return *(const uint4 *)(staging + place(i, piece) * 8); };
     if (STEP) {
         const int i = lane / PIECES, piece = lane % PIECES;
         const int rows_left = piece * 8 < Dv ? count - i : 0;
         T *to = rows + i * stride + piece * 8;
-        uint4 words[D / 16]; /* all words are loaded before the first one is stored, so the loads overlap */
+        uint4 words[D / 16];
 #pragma unroll
         for (int n = 0; n < D / 16; n++) words[n] = word_of(i + n * STEP, piece);
-        /* This call keeps all loads before the first store. Without it ptxas would move the last load after the
-         * stores. */
+        /* without this call ptxas would move the last load after the stores */
         opaque(*(uint32_t(*)[D / 4]) words);
 #pragma unroll
         for (int n = 0; n < D / 16; n++, to += STEP * stride)
@@ -159,8 +152,8 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
     }
 }
 
-/* Returns where piece number `piece` (16 bytes) of row i lies, counted in pieces, in the layout from which TMA stores a
- * tile (store_tile()): chunks of 64 columns one after the other, with 8 pieces per row of a chunk. */
+/* Returns where piece `piece` (16 bytes) of row i lies, counted in pieces, in the layout of store_tile(): chunks of 64
+ * columns, with 8 pieces per row. */
 DEVICE int place_in_chunks(int i, int piece)
 {
     return piece / 8 * 128 + i * 8 + (piece % 8 ^ (i & 7));
@@ -195,7 +188,7 @@ DEVICE void transpose_quad(uint32_t (&a)[4], int q)
         }
 }
 
-/* Stores rows of O directly from registers, 16 bytes per lane. It is used where shared memory has no room for O. */
+/* Stores rows of O directly from registers, where shared memory has no room for O. */
 template <typename T, int D>
 DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], int lane)
 {
@@ -216,14 +209,13 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
 
 /* ---- Storing gradients in float32 -------------------------------------------------------------------------------- */
 
-/* Stores a warp's 16 float32 rows. They pass through 2 KB of the warp's shared memory, 32 columns at a time. In shared
- * memory, piece c (16 bytes) of row r is the piece number c ^ (r & 7) of its row. */
+/* Stores a warp's 16 float32 rows through 2 KB of shared memory, 32 columns at a time. */
 template <int D>
 DEVICE void store_floats(float *rows, int64_t stride, int count, int width, const float (&sums)[D / 2],
                          uint16_t *staging, int lane)
 {
     const auto at = [&](int r, int piece) { return (float *)staging + r * 32 + (piece ^ (r & 7)) * 4; };
-    const int i = lane / 8, piece = lane % 8; /* the lane stores 16 bytes (`piece`) of every fourth row from row i on */
+    const int i = lane / 8, piece = lane % 8;
 #pragma unroll
     for (int part = 0; part < D / 32; part++) {
 #pragma unroll
@@ -262,9 +254,8 @@ DEVICE void store_floats(float *rows, int64_t stride, int count, int width, cons
                 *(float2 *)(rows + n * 8) = make_float2(sums[n * 4 + half * 2], sums[n * 4 + half * 2 + 1]);
 }
 
-/* Stores `count` rows of a gradient, from the tensor's element number `place` on. The rows are stored as float32 if the
- * tensor is float32, and otherwise in type T. `rest` has the last arguments of store_rows(): shared memory, if any, and
- * the lane. */
+/* Stores `count` rows of a gradient, from element `place` of the tensor on, as float32 or in type T. `rest`: the last
+ * arguments of store_rows(). */
 template <typename T, int D, class... REST>
 DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int width, const float (&sums)[D / 2],
                            REST... rest)
@@ -276,9 +267,7 @@ DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int wi
 
 /* ---- Recomputing rows whose results are not finite --------------------------------------------------------------- */
 
-/* Scans flags and repairs rows. A flag stands for the 16 rows of a work tile that one warp computed, or in latent.cu
- * for one row. A warp reads 32 flags at a time: each lane calls flag(n), which returns flag n. For each flag that is
- * not 0, all lanes of the warp call repair(n, flag). */
+/* Calls repair(n, word), with all lanes of a warp, for each n below `flags` whose word flag(n) is not 0. */
 template <class FLAG, class REPAIR> DEVICE void for_flagged_warps(int flags, FLAG flag, REPAIR repair)
 {
     for (int base = (blockIdx.x * 4 + threadIdx.x / 32) * 32; base < flags; base += gridDim.x * 128) {

@@ -1,9 +1,6 @@
-/* masks.cuh: which scores of a tile are set to -inf. A causal mask, a window and sequence lengths let each row see an
- * interval of keys; FlashMask hides further pairs.
- *
- * With FlashMask, the kernel tile_extremes first finds the smallest and largest bounds in each tile of keys. The
- * block's scheduling warp then lists the tiles of keys that the rows of its work tile see. All other tiles are neither
- * loaded nor multiplied. */
+/* masks.cuh: which scores of a tile are set to -inf: by a causal mask, a window, lengths of sequences, and FlashMask.
+ * With FlashMask, a block lists the tiles of keys that its rows see; all other tiles are neither loaded nor
+ * multiplied. */
 #ifndef ATTN_SM90_MASKS_CUH
 #define ATTN_SM90_MASKS_CUH
 
@@ -11,9 +8,9 @@
 
 /* ---- Masks that let a row see a band of keys: causal, window, lengths -------------------------------------------- */
 
-/* Sets scores to -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see the key. The tile's keys
- * begin at j0, and all rows see the first FIRST keys. RIGHT_ONLY: the mask hides no key on the left. Row r belongs to
- * query r >> shift. */
+/* Sets scores to -inf where rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see the key. The tile's keys begin at j0.
+ * RIGHT_ONLY: the mask hides no key on the left. FIRST: all rows see the first FIRST keys. Row r belongs to query r >>
+ * shift. */
 template <int N, bool RIGHT_ONLY = false, int FIRST = 0>
 DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int lane, int shift = 0)
 {
@@ -33,11 +30,10 @@ DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int la
 
 /* A problem's FlashMask. If the problem has none, bounds is NULL. */
 struct flash_mask {
-    /* for each key, `n` row numbers at which the mask begins or ceases to hide the key; `group` query heads share these
-     * numbers */
+    /* for each key, `n` row numbers at which the mask begins or ceases to hide it; `group` query heads share them */
     const int32_t *bounds;
     int64_t batch, head, row;
-    /* the smallest and the largest FlashMask bound of each tile of keys; indices: head, tile of keys */
+    /* [head][tile of keys]: the smallest and the largest of the tile's bounds */
     const attn_mask_extremes *extremes;
     int n, group, key_tiles;
     bool causal;
@@ -55,16 +51,15 @@ static inline flash_mask flash_mask_of(const attn_geometry &g, int BN, void *ext
     return x;
 }
 
-/* Two bits per tile of keys, for one work tile (BM query rows of one head). `some`: at least one pair of a query and a
- * key of the tile is visible. `part`: some but not all of these pairs are visible. */
+/* Two bits per tile of keys, for one work tile. `some`: some pair of a query and a key is visible. `part`: some but not
+ * all pairs are visible. */
 enum { MOST_KEY_TILES = 4096 };
 struct tile_bits {
     uint32_t some[MOST_KEY_TILES / 32], part[MOST_KEY_TILES / 32];
 };
 
-/* Lists the tiles of keys that are not hidden. It fills `seen`, and narrows `tiles` to the range from the first visible
- * tile to the last. kind_of(j) must return the attn_tile_kind of tile j: hidden, partly visible, or free (fully
- * visible). All lanes of the warp must call this. */
+/* Lists the tiles of keys that are not hidden in `seen`, and narrows `tiles` to their range. kind_of(j) must return the
+ * attn_tile_kind of tile j. All lanes of the warp must call this. */
 template <class KIND> DEVICE void list_tiles(key_tiles &tiles, tile_bits &seen, KIND kind_of)
 {
     const int lane = threadIdx.x % 32;
@@ -83,7 +78,6 @@ template <class KIND> DEVICE void list_tiles(key_tiles &tiles, tile_bits &seen, 
     __syncwarp();
 }
 
-/* Returns the smallest and largest FlashMask bounds of each tile of keys of a head. */
 DEVICE const attn_mask_extremes *extremes_of(const flash_mask &mask, int b, int h, int H)
 {
     return mask.extremes + ((int64_t)b * (H / mask.group) + h / mask.group) * mask.key_tiles;
@@ -107,16 +101,15 @@ DEVICE int listed_tile_below(const tile_bits *seen, int j)
     return n * 32 + 31 - __clz(bits);
 }
 
-/* Sets scores to -inf where FlashMask hides a key from one of the thread's rows, i0 and i0 + 8. The scores are those of
- * keys from j0 on. x is the work tile; its members b, h, Sq and Sk are read. */
+/* Sets scores to -inf where FlashMask hides a key from rows i0 and i0 + 8. The keys begin at j0. Of the work tile x,
+ * the members b, h, Sq and Sk are read. */
 template <int N, class WORK>
 DEVICE void hide_by_bounds(float (&S)[N / 2], const flash_mask &mask, const WORK &x, int i0, int j0, int lane)
 {
     static_assert(N <= 128, "hidden has 32 bits");
     const int32_t *const bounds = mask.bounds + x.b * mask.batch + x.h / mask.group * mask.head;
     const int column = j0 + lane % 4 * 2;
-    /* `hidden` has one bit per score for each of the two rows; the loop is not unrolled, because then all bounds would
-     * be in registers at once */
+    /* one bit per score for each row; not unrolled, because then all bounds would be in registers at once */
     uint32_t hidden[2] = { 0, 0 };
 #pragma unroll 1
     for (int n = 0; n < N / 4; n++) {
@@ -133,7 +126,7 @@ DEVICE void hide_by_bounds(float (&S)[N / 2], const flash_mask &mask, const WORK
         if (hidden[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1) S[i] = -CUDART_INF_F;
 }
 
-/* Finds the smallest and largest FlashMask bounds in each tile of BN keys. Each warp handles one tile at a time. */
+/* Finds the smallest and the largest FlashMask bounds in each tile of BN keys. */
 template <int BN>
 __global__ void __launch_bounds__(128)
     tile_extremes(const __grid_constant__ flash_mask mask, int B, int H, int Sq, int Sk, attn_mask_extremes *extremes)

@@ -1,10 +1,10 @@
 /* pairs.cuh: the options that have a value for each pair of a query and a key: bias, keep_mask and dropout.
  *
- *   keep_mask   The kernel keep_bits first turns the mask's bytes into bits, by row and tile of keys, and finds hidden
- *               tiles. Hidden tiles are neither loaded nor multiplied.
+ *   keep_mask   A kernel first turns the mask's bytes into bits, and finds hidden tiles, which are neither loaded nor
+ *               multiplied.
  *   bias        A warp reads the bias from its tensor into registers, one tile ahead.
- *   dropout     A lane draws random bits in registers (philox.h). One draw decides for eight keys of a row. Four lanes
- *               share two rows: each of them makes a quarter of the draws, and then the lanes exchange the bits.
+ *   dropout     A lane draws random bits in registers (philox.h), one draw for eight keys of a row. The four lanes that
+ *               share two rows make a quarter of the draws each, and then exchange the bits.
  *
  * A thread's scores of a tile of N keys are in the order of wgmma's results (ptx.cuh): register n * 4 + half * 2 + e is
  * row i0 + half * 8, column n * 8 + lane % 4 * 2 + e. */
@@ -17,10 +17,9 @@
 
 /* ---- The softmax of rows whose scores may be huge ---------------------------------------------------------------- */
 
-/* The choice of a row's reference (the number subtracted from its scores before exp2, see softmax.cuh) for problems
- * whose bias may make scores huge, such as -3.4e38 for a mask. Scores are multiplied by c, which converts them to base
- * 2, unless the row's reference is huge. Differences of huge scores are so large that P is 1 for the largest score and
- * 0 for all others, in any base. */
+/* The choice of a row's reference (see softmax.cuh) where a bias may make scores huge, such as -3.4e38. Scores are
+ * converted to base 2 unless the reference is huge: P is then 1 for the largest score and 0 for all others, in any
+ * base. */
 struct exact_reference {
     float c, slack;
     DEVICE float factor(float m) const { return fabsf(m) * c < SCORE_MOST ? c : 1; }
@@ -30,8 +29,7 @@ struct exact_reference {
     DEVICE float change(float m, float b, float f) const { return __fsub_rn(__fmul_rn(m, f), b); }
 };
 
-/* Converts the largest score m of a row to base 2, as in_base_2() does. m is a raw score, as in exact_reference: the
- * true score is m * unit. */
+/* Converts the largest raw score m of a row to base 2, as in_base_2() does. The true score is m * unit. */
 struct largest_in_base_2 {
     float unit;
     DEVICE float base(float m) const
@@ -42,16 +40,15 @@ struct largest_in_base_2 {
 
 /* ---- keep_mask as bits, row by row ------------------------------------------------------------------------------- */
 
-/* A keep_mask as bits, in scratch memory. Each row (query) has four words per tile of keys. Bit n of word e belongs to
- * key 4 n + e of the tile. A bit is 1 for keys that are kept, and for keys that do not exist. `kinds` has one byte
- * (bits of tile_kind) for each block of 64 rows by one tile of keys. */
+/* A keep_mask as bits. Each row (query) has four words per tile of keys; bit n of word e belongs to key 4 n + e of the
+ * tile, and is 1 if the key is kept or does not exist. `kinds` has one byte (bits of tile_kind) for each block of 64
+ * rows by one tile of keys. */
 struct kept_bits {
     const uint4 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* strides between batch rows, heads and queries, counted in queries (all words of a query count as 1); 0: the axis
-     * is broadcast */
+    /* strides of batch rows, heads and queries, counted in queries; 0: the axis is broadcast */
     int64_t batch, head, row;
-    int rows, tiles; /* rows: rows per head (1: the mask is the same for all rows); tiles: tiles of keys */
+    int rows, tiles; /* rows per head (1: the mask is the same for all rows), and tiles of keys */
 };
 enum tile_kind { SOME_SEEN = 1, SOME_HIDDEN = 2 };
 const int KIND_ROWS = 64;
@@ -61,8 +58,8 @@ static inline int64_t kept_rows_of(const attn_geometry &g, bool batch, bool head
     return (batch ? g.dims.B : 1) * (head ? g.dims.H : 1) * (row ? g.dims.Sq : 1);
 }
 
-/* Plans the memory for the bits of a keep_mask, for tiles of BN keys. Returns the bytes of scratch memory that the bits
- * take, or 0 if the problem has no keep_mask. `memory` may be NULL if the caller only needs the size. */
+/* Plans keep_mask's bits for tiles of BN keys. Returns the bytes of scratch memory that they take. `memory` may be NULL
+ * if the caller only needs the size. */
 static inline int64_t plan_kept_bits(const attn_geometry &g, bool given, int BN, void *memory, kept_bits &x)
 {
     const attn_view &keep = g.view[ATTN_T_keep_mask];
@@ -86,17 +83,16 @@ DEVICE uint8_t kind_of(const kept_bits &kept, int b, int h, int i, int tile)
     return kept.kinds[(head * blocks + (kept.row ? i / KIND_ROWS : 0)) * kept.tiles + tile];
 }
 
-/* Returns two words x and y of kept_bits for row i and a tile of keys, with the bits of this lane's columns. Among
- * columns 8 n to 8 n + 7, a lane has two neighbouring columns. Bit 2 n + lane % 4 / 2 of x belongs to the left column,
- * and the same bit of y to the right column. */
+/* Returns keep_mask's bits of this lane's columns, for row i and a tile of keys. Of columns 8 n to 8 n + 7 a lane has
+ * two; bit 2 n + lane % 4 / 2 of x belongs to the left one, and the same bit of y to the right one. */
 DEVICE uint2 kept_words(const kept_bits &kept, int b, int h, int i, int tile, int lane)
 {
     const uint4 *const at = kept.words + (b * kept.batch + h * kept.head + i * kept.row) * kept.tiles + tile;
     return __ldg((const uint2 *)at + lane % 2);
 }
 
-/* Lists the tiles of keys that FlashMask and keep_mask (if the problem has them) let rows [begin, end) see. `begin`
- * must be a multiple of KIND_ROWS. All lanes of the warp must call this. */
+/* Lists the tiles of keys that FlashMask and keep_mask let rows [begin, end) see. `begin` must be a multiple of
+ * KIND_ROWS. All lanes of the warp must call this. */
 DEVICE void list_visible_tiles(const flash_mask &mask, const kept_bits &kept, int b, int h, int H, int begin, int end,
                                key_tiles &tiles, tile_bits &seen)
 {
@@ -113,8 +109,7 @@ DEVICE void list_visible_tiles(const flash_mask &mask, const kept_bits &kept, in
     });
 }
 
-/* Sets the scores of pairs that keep_mask hides to -inf. words[r] has a bit for each score of the thread's row number r
- * (0 or 1), in the order of kept_words(); a bit of 0 means that keep_mask hides the pair. */
+/* Sets the scores of pairs that keep_mask hides to -inf. words[r]: the kept_words() of the thread's row r (0 or 1). */
 template <int N> DEVICE void hide_by_words(float (&S)[N / 2], const uint2 (&words)[2], int lane)
 {
     const int place = lane % 4 / 2;
@@ -127,8 +122,7 @@ template <int N> DEVICE void hide_by_words(float (&S)[N / 2], const uint2 (&word
     }
 }
 
-/* Converts a keep_mask to bits. A block has KIND_ROWS rows and goes through the tiles of keys. A lane reads the bytes
- * of four keys of a row at a time. */
+/* Converts a keep_mask to bits. A block has KIND_ROWS rows; a lane reads the bytes of four keys of a row at a time. */
 template <int BN>
 __global__ void __launch_bounds__(128)
     keep_bits(const __grid_constant__ attn_geometry g, const __grid_constant__ kept_bits kept, int heads)
@@ -145,7 +139,7 @@ __global__ void __launch_bounds__(128)
     for (int tile = blockIdx.x; tile < kept.tiles; tile += gridDim.x) {
         const int j = tile * BN + lane * 4;
         const bool mine = lane * 4 < BN && j < Sk;
-        uint32_t bytes[ROWS]; /* a word per row; all loads are started before the first result is used */
+        uint32_t bytes[ROWS]; /* a word per row; all loads start before the first result is used */
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             bytes[r] = 0x01010101;
@@ -187,22 +181,20 @@ template <int BN> cudaError_t make_kept_bits(const attn_geometry &g, const kept_
 
 /* ---- keep_mask as bits, key by key ------------------------------------------------------------------------------- */
 
-/* A keep_mask as bits by key, in scratch memory. Each key has two words per COLUMN_QUERIES queries. Bit n of the first
- * word is query 2 n; bit n of the second is query 2 n + 1. Bits are 1 for queries that see the key, and for queries and
- * keys that do not exist. `kinds` has one byte (bits of tile_kind) for each block of KIND_KEYS keys by COLUMN_QUERIES
- * queries. */
+/* A keep_mask as bits by key. Each key has two words per COLUMN_QUERIES queries: bit n of the first is query 2 n, bit n
+ * of the second is query 2 n + 1. Bits are also 1 for queries and keys that do not exist. `kinds` has one byte (bits of
+ * tile_kind) for each block of KIND_KEYS keys by COLUMN_QUERIES queries. */
 const int COLUMN_QUERIES = 64, KIND_KEYS = 128;
 struct kept_columns {
     const uint2 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* strides between batch rows and heads, counted in heads (all words of a head count as 1); 0: the axis is
-     * broadcast */
+    /* strides of batch rows and heads, counted in heads; 0: the axis is broadcast */
     int64_t batch, head;
-    /* keys: keys per head; tiles: tiles of queries per head (1: the mask is the same for all queries) */
+    /* keys per head, and tiles of queries per head (1: the mask is the same for all queries) */
     int keys, tiles;
 };
 
-/* Plans the memory of a keep_mask as bits by key. Arguments and result are those of plan_kept_bits(). */
+/* Does for bits by key what plan_kept_bits() does for bits by row. */
 static inline int64_t plan_kept_columns(const attn_geometry &g, bool given, void *memory, kept_columns &x)
 {
     const attn_view &keep = g.view[ATTN_T_keep_mask];
@@ -220,7 +212,6 @@ static inline int64_t plan_kept_columns(const attn_geometry &g, bool given, void
     return (words + kinds + 127) / 128 * 128;
 }
 
-/* Returns the address of the two words of key j for a tile of queries. */
 DEVICE const uint2 *column_words(const kept_columns &kept, int b, int h, int j, int tile)
 {
     return kept.words + ((b * kept.batch + h * kept.head) * kept.keys + j) * kept.tiles + (kept.tiles > 1 ? tile : 0);
@@ -247,9 +238,8 @@ DEVICE uint32_t column_of(const uint32_t (&rows)[4], int k)
 
 namespace {
 
-/* Converts a keep_mask to bits, which are ordered by key. A warp has KIND_KEYS keys and one tile of queries; each lane
- * has four of the keys. The mask's bytes are 0 or 1. If eight rows of bytes are added, row n shifted left by n bits,
- * each byte of the sum has the eight bits of one key. */
+/* Converts a keep_mask to bits, ordered by key. Eight rows of bytes (0 or 1) are added, row n shifted left by n bits;
+ * each byte of the sum then has the eight bits of one key. */
 __global__ void __launch_bounds__(128)
     keep_columns(const __grid_constant__ attn_geometry g, const __grid_constant__ kept_columns kept, int heads)
 {
@@ -266,7 +256,7 @@ __global__ void __launch_bounds__(128)
     uint32_t even[4], odd[4], some = 0, every = ALL;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        uint32_t bytes[16]; /* all loads are started before the first byte is used, to hide latency */
+        uint32_t bytes[16];
 #pragma unroll
         for (int n = 0; n < 16; n++) {
             bytes[n] = ALL;
@@ -288,7 +278,7 @@ __global__ void __launch_bounds__(128)
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         uint2 words = { column_of(even, e), column_of(odd, e) };
-        /* the mask has one row for all queries: each key's bit is copied to all queries */
+        /* the mask has one row for all queries */
         if (!keep.row) words.x = words.y = words.x & 1 ? ~0u : 0;
         if (j + e < kept.keys)
             ((uint2 *)kept.words)[((int64_t)blockIdx.z * kept.keys + j + e) * kept.tiles + tile] = words;
@@ -334,9 +324,8 @@ static inline pair_bias pair_bias_of(const attn_geometry &g)
     return x;
 }
 
-/* Loads the bias of the thread's two rows and N keys from j0 on into `raw`, in the order of the scores. A float32
- * number takes one register; two 16-bit numbers take one together. rows[r] is the address of the bias of the thread's
- * row r, at column lane % 4 * 2. */
+/* Loads the bias of the thread's two rows and N keys from j0 on into `raw`, in the order of the scores. Two 16-bit
+ * numbers share a register. rows[r] is the address of the bias of the thread's row r, at column lane % 4 * 2. */
 template <int N>
 DEVICE void load_bias(uint32_t (&raw)[N / 2], const pair_bias &bias, const char *const (&rows)[2], int j0, int lane)
 {
@@ -352,7 +341,7 @@ DEVICE void load_bias(uint32_t (&raw)[N / 2], const pair_bias &bias, const char 
 #pragma unroll
             for (int n = 0; n < N / 4; n++) raw[n] = __ldg((const uint32_t *)(rows[n % 2] + j0 * 2ll) + n / 2 * 4);
     } else {
-        /* how many columns of the bias remain from this lane's first column on */
+        /* number of columns of the bias from this lane's first column on */
         const int left = bias.columns - j0 - lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < N / 4; n++) {
@@ -369,7 +358,6 @@ DEVICE void load_bias(uint32_t (&raw)[N / 2], const pair_bias &bias, const char 
     }
 }
 
-/* Computes S = unit S + bias, which turns raw products into scores with bias. */
 template <int N> DEVICE void add_bias(float (&S)[N / 2], const uint32_t (&raw)[N / 2], attn_dtype dtype, float unit)
 {
     if (dtype == ATTN_F32) {
@@ -388,11 +376,11 @@ template <int N> DEVICE void add_bias(float (&S)[N / 2], const uint32_t (&raw)[N
 /* ---- Which pairs dropout keeps ----------------------------------------------------------------------------------- */
 
 struct pair_dropout {
-    /* dropout keeps a pair if a word with the pair's 16 random bits in its upper half is greater than this */
+    /* a pair is kept if its 16 random bits, in the upper half of a word, exceed this */
     uint32_t most;
     float scale; /* factor of the pairs that dropout keeps: 1 / (1 - dropout_p) */
     bool drops;
-    uint32_t keys[20];    /* the two key words of each of the 10 rounds of Philox4x32-10 */
+    uint32_t keys[20];    /* two key words for each of the 10 rounds of Philox4x32-10 */
     int64_t first, batch; /* for the random generator, head h of batch row b has number first + b * batch + h */
 };
 
@@ -400,7 +388,7 @@ static inline pair_dropout pair_dropout_of(const cuda_args &a)
 {
     pair_dropout x;
     x.drops = a.drop_below != 0;
-    x.most = (a.drop_below << 16) - 1; /* for drop_below = 65536 the limit is 2^32 - 1: all pairs are dropped */
+    x.most = (a.drop_below << 16) - 1; /* drop_below = 65536 gives 2^32 - 1: all pairs are dropped */
     x.scale = x.drops ? a.drop_scale : 1;
     for (uint32_t n = 0; n < 10; n++) {
         x.keys[n * 2] = (uint32_t)a.seed + n * 0x9e3779b9u;
@@ -410,8 +398,8 @@ static inline pair_dropout pair_dropout_of(const cuda_args &a)
     return x;
 }
 
-/* Returns 8 bits for row i, one for each of the keys from 8 * eighth on. A bit is 1 if dropout keeps the pair; the bits
- * equal those of kept_of() in sm80/scores.cuh. The keys of Philox's rounds come from x. */
+/* Returns 8 bits for row i, one for each key from 8 * eighth on; 1: dropout keeps the pair. The bits equal those of
+ * kept_of() in sm80/scores.cuh. */
 DEVICE uint32_t kept_of_eight(const pair_dropout &x, uint32_t head, uint32_t i, uint32_t eighth)
 {
     uint32_t c[4] = { eighth, i, head, 0 };
@@ -442,8 +430,7 @@ template <int N> DEVICE void draw(uint32_t (&mine)[2], const pair_dropout &x, ui
     }
 }
 
-/* Sets P to 0 for each pair that the random bits drop. All lanes of the warp must call this, because a lane needs other
- * lanes' bits. */
+/* Sets P to 0 for each pair that the random bits drop. All lanes of the warp must call this. */
 template <int N> DEVICE void drop(float (&P)[N / 2], const uint32_t (&mine)[2], int lane)
 {
 #pragma unroll

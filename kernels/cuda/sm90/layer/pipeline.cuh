@@ -1,15 +1,12 @@
-/* pipeline.cuh: how the warps of a block pass tiles to each other: rings of stages, pairs of barriers, and the order in
- * which warpgroups issue products.
+/* pipeline.cuh: how the warps of a block pass tiles to each other.
  *
- *  ring          Stages (buffers in shared memory) are filled one after the other, again and again. Each stage has a
- *                pair of barriers. `full` completes when the stage's tile has arrived. `empty` completes when all
- *                readers have released the stage.
- *  turns         The consumer warpgroups issue their products one after the other (named barriers), so that the
- *                softmax of one runs during the products of another. A warpgroup without a product passes its turn.
- *  a stage that  If no product of a warpgroup reads a stage, the warpgroup's four warps meet at a barrier before one
- *  nobody reads  thread releases the stage. Otherwise a warp that still waits for the stage could miss the phase, once
- *                the stage is filled again. After a product no such barrier is needed: when the product has retired,
- *                all four warps have waited for the stage. */
+ *  ring   Stages (buffers in shared memory) are filled one after the other, again and again. The barrier `full` of a
+ *         stage completes when its tile has arrived, and `empty` when all readers have released it.
+ *  turns  The consumer warpgroups issue their products one after the other, so that the softmax of one runs during the
+ *         products of another. A warpgroup without a product passes its turn.
+ *
+ * If no product of a warpgroup reads a stage, its four warps must meet before one thread releases the stage (see
+ * pass()). Otherwise a warp that still waits for the stage could miss the phase. */
 #ifndef ATTN_SM90_PIPELINE_CUH
 #define ATTN_SM90_PIPELINE_CUH
 
@@ -18,12 +15,11 @@
 
 /* ---- Pairs of barriers, `full` and `empty`, for each buffer ------------------------------------------------------ */
 
-/* The barriers of a ring of STAGES buffers, in shared memory. */
 template <int STAGES> struct barrier_pairs {
     uint64_t full[STAGES], empty[STAGES];
 };
 
-/* Initialises the barriers of a ring. A stage (buffer) is free again after `readers` arrivals. One thread calls this;
+/* Initialises the barriers of a ring. A stage is free again after `readers` arrivals. One thread calls this;
  * fence_mbarrier_init() and a barrier of the whole block must follow. */
 template <int STAGES> DEVICE void init_pairs(barrier_pairs<STAGES> &pairs, int readers)
 {
@@ -35,8 +31,8 @@ template <int STAGES> DEVICE void init_pairs(barrier_pairs<STAGES> &pairs, int r
 
 /* ---- Rings of buffers -------------------------------------------------------------------------------------------- */
 
-/* A position in a ring of buffers: the number of the buffer (stage), and the phase of its barriers. The warp that fills
- * the ring has its own position, and so has each reader. */
+/* A position in a ring: the buffer (stage), and the phase of its barriers. The warp that fills the ring and each reader
+ * have their own position. */
 template <int STAGES> struct ring {
     int stage = 0;
     uint32_t phase = 0;
@@ -50,7 +46,6 @@ template <int STAGES> struct ring {
     }
 };
 
-/* Waits until the buffer is free. The warp that fills the buffers calls this. */
 template <int STAGES> DEVICE void await_empty(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at)
 {
     mbarrier_wait(smem_addr(&pairs.empty[at.stage]), at.phase ^ 1);
@@ -59,14 +54,13 @@ template <int STAGES> DEVICE void sleep_until_empty(barrier_pairs<STAGES> &pairs
 {
     mbarrier_sleep(smem_addr(&pairs.empty[at.stage]), at.phase ^ 1);
 }
-/* Waits until the buffer is filled. Readers of the buffer call this. */
 template <int STAGES> DEVICE void await_full(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at)
 {
     mbarrier_wait(smem_addr(&pairs.full[at.stage]), at.phase);
 }
 
-/* Waits until the stage (a buffer of the ring) is free, and then starts to load a tile into it. The loaded bytes count
- * towards the stage's barrier `full`, or towards the barrier `other` if one is given. */
+/* Waits until the stage is free, and starts to load a tile into it. The bytes count towards the stage's barrier `full`,
+ * or towards `other` if it is given. */
 template <int ROWS, int CHUNKS, int COLUMNS, int PITCH = ROWS, int STAGES>
 DEVICE void fill_stage(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at, uint32_t to, const CUtensorMap *map,
                        const tma_place &from, uint64_t *other = nullptr)
@@ -77,13 +71,13 @@ DEVICE void fill_stage(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at, uin
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* Numbers of named barriers. Each is the first number of a set with one barrier per consumer warpgroup. */
+/* Numbers of named barriers: the first of a set with one barrier per consumer warpgroup. */
 enum { ORDER_BARRIER = 2, GROUP_BARRIER = 6 };
 
 /* The position of a thread in a block with C consumer warpgroups, and the barriers of its warpgroup. */
 template <int C> struct consumer {
-    int w, warp, lane; /* w: number of the warpgroup among the consumers; warp: number of the warp in the warpgroup */
-    bool leader;       /* true if this thread arrives at barriers for its whole warpgroup */
+    int w, warp, lane; /* w: number of the warpgroup among the consumers; warp: number in the warpgroup */
+    bool leader;       /* true: this thread arrives at barriers for its whole warpgroup */
 
     DEVICE explicit consumer(int w_)
         : w(w_), warp(threadIdx.x % 128 / 32), lane(threadIdx.x % 32), leader(threadIdx.x % 128 == 0)
@@ -108,10 +102,9 @@ template <int C> struct consumer {
         if (w == 0) await_turn();
     }
 
-    /* Waits until all four warps of this warpgroup have called it. */
     DEVICE void meet() const { named_barrier_sync(GROUP_BARRIER + w, 128); }
-    /* Waits for all four warps, as meet() does, and returns whether x is true in all threads of the warpgroup. The vote
-     * (__any_sync) tells ptxas that all lanes get the same result. */
+    /* meet() that returns whether x is true in all threads of the warpgroup. The vote tells ptxas that all lanes get
+     * the same result. */
     DEVICE bool meet_all(bool x) const { return __any_sync(0xffffffff, named_barrier_all(GROUP_BARRIER + w, 128, x)); }
 
     DEVICE void release(uint64_t &empty) const
@@ -123,8 +116,8 @@ template <int C> struct consumer {
         release(pairs.empty[at.stage]);
     }
 
-    /* Releases a stage (buffer of the ring) that no product of this warpgroup reads. First the warpgroup's four warps
-     * meet at a barrier, so that none of them still waits for the stage. */
+    /* Releases a stage that no product of this warpgroup reads. The warps meet first, so that none still waits for the
+     * stage. */
     template <int STAGES> DEVICE void pass(barrier_pairs<STAGES> &pairs, ring<STAGES> &at) const
     {
         await_full(pairs, at);

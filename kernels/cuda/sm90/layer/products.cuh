@@ -1,9 +1,8 @@
-/* products.cuh: products of tiles that a warpgroup computes: descriptors of operands in shared memory, and P as an
- * operand in registers.
+/* products.cuh: products of tiles that a warpgroup computes, with operands in shared memory or registers.
  *
- * An operand's function step(k) returns the descriptor of the product's step number k. A step is 32 bytes of each row
- * of a K-major operand, or 16 rows of an MN-major one. The functions that multiply issue and commit a product, but
- * do not wait for it. Call retire() before reading the product's sums. */
+ * An operand's function step(k) returns the descriptor of step k: 32 bytes of each row of a K-major operand, or 16 rows
+ * of an MN-major one. The functions that multiply issue and commit a product, but do not wait for it: call retire()
+ * before reading the sums. */
 #ifndef ATTN_SM90_PRODUCTS_CUH
 #define ATTN_SM90_PRODUCTS_CUH
 
@@ -11,32 +10,30 @@
 
 /* ---- Operands of tensor-core products (wgmma) -------------------------------------------------------------------- */
 
-/* A K-major operand in shared memory: chunks of 128 bytes of columns with ROWS rows each, as tma.cuh loads them. The
- * columns are the product's dimension k. step() makes each descriptor from the address, because a stored descriptor
- * would take more registers than the address. */
+/* A K-major operand in shared memory: chunks of 128 bytes of columns with ROWS rows each (tma.cuh). Each descriptor is
+ * made from the address, to save registers. */
 template <int ROWS> struct k_major {
     uint32_t address;
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k / 4 * ROWS * 128 + k % 4 * 32, 16, 1024); }
 };
 
-/* A K-major operand that stores the descriptor of its first step (32 bytes of each row). The descriptor of a later step
- * takes one addition. */
+/* A K-major operand that stores the descriptor of its first 32 bytes of columns. That of later columns takes one
+ * addition. */
 template <int ROWS> struct k_major_described {
     uint64_t first;
     DEVICE explicit k_major_described(uint32_t address) : first(wgmma_descriptor(address, 16, 1024)) {}
     DEVICE uint64_t step(int k) const { return first + ((uint32_t)(k / 4 * ROWS * 128 + k % 4 * 32) >> 4); }
 };
 
-/* An MN-major operand in shared memory: chunks of 128 bytes of columns with ROWS rows each, as tma.cuh loads them. The
- * rows are the product's dimension k; the columns are M or N. */
+/* An MN-major operand in shared memory: chunks of 128 bytes of columns with ROWS rows each (tma.cuh). The rows are the
+ * product's dimension k. */
 template <int ROWS> struct mn_major {
     uint32_t address;
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k * 2048, ROWS * 128, 1024); }
 };
 
-/* Operands (K-major and MN-major) that store only the low word of a descriptor, because the high word is the same in
- * all descriptors. The descriptor of the next step, or of another stage of a ring, takes one addition. Making a
- * descriptor from an address would take four operations. */
+/* Operands that store only the low word of a descriptor; the high word is the same in all. The descriptor of another
+ * step along k, or of another buffer, takes one addition. */
 DEVICE uint64_t descriptor_of(uint32_t low)
 {
     return wgmma_descriptor(0, 0, 1024) | low;

@@ -1,8 +1,8 @@
 /* ptx.cuh: wrappers for the Hopper instructions (sm_90a) that the kernels of sm90/ use, one instruction each.
  *
- * Addresses of shared memory have 32 bits (smem_addr). A barrier is given by the address of its 8-byte word in shared
- * memory. A tensor map must be a kernel parameter `const __grid_constant__`. The wrapper of an instruction that orders
- * memory has a "memory" clobber. Section numbers are those of PTX ISA 9.0. */
+ * Addresses of shared memory have 32 bits (smem_addr). A tensor map must be a grid-constant kernel parameter.
+ * The wrapper of an instruction that orders memory has a "memory" clobber. Section numbers are those of PTX ISA
+ * 9.0. */
 #ifndef ATTN_SM90_PTX_CUH
 #define ATTN_SM90_PTX_CUH
 
@@ -19,14 +19,14 @@ DEVICE uint32_t smem_addr(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* Returns the warpgroup's index in the block. The index comes from a shuffle, which tells ptxas that all lanes have the
- * same index. Descriptors made from the index therefore stay in uniform registers. */
+/* Returns the warpgroup's index in the block. The shuffle tells ptxas that all lanes have the same index, so that
+ * descriptors made from it stay in uniform registers. */
 DEVICE int warpgroup_index()
 {
     return __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
 }
 
-/* Returns threadIdx.x. It is read at each call, so that values computed from it take no registers between two loops. */
+/* Returns threadIdx.x, read at each call, so that values computed from it take no registers between two loops. */
 DEVICE uint32_t thread_anew()
 {
     uint32_t thread;
@@ -34,9 +34,8 @@ DEVICE uint32_t thread_anew()
     return thread;
 }
 
-/* Returns the address of block_memory(), the block's shared memory. The address is read at each call, so that
- * descriptors made from it stay in uniform registers. If it came from a variable, ptxas would make the descriptors in
- * ordinary registers, and would have to move each one to uniform registers between two products. */
+/* Returns the address of block_memory(), read at each call, so that descriptors made from it stay in uniform
+ * registers. */
 DEVICE uint32_t memory_anew()
 {
     uint32_t address;
@@ -74,8 +73,8 @@ DEVICE uint32_t claim_acquire(uint32_t *word)
     asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(x) : "l"(word) : "memory");
     return x;
 }
-/* Marks the beginning of a repair, in which a warp computes rows again, one by one. The GPU emulator of the tests can
- * report each repair as an error. */
+/* Marks the beginning of a repair (rows computed one by one), which the GPU emulator of the tests can report as an
+ * error. */
 DEVICE void repair_begins() {}
 /* Loads four floats from global memory, without the L1 cache. PTX ISA 9.7.9.8. */
 DEVICE float4 load_4(const float *from)
@@ -88,9 +87,8 @@ DEVICE float4 load_4(const float *from)
     return x;
 }
 
-/* Atomically adds 1 to the counter, and returns its old value. The old value must be below 2^31 - 1, where the
- * instruction atom.inc wraps. atom.add would be slower: ptxas sums it over the warp and waits for the result at once.
- * PTX ISA 9.7.13.5. */
+/* Atomically adds 1 to the counter, and returns its old value, which must be below 2^31 - 1. atom.add would be slower:
+ * ptxas sums it over the warp and waits for the result at once. PTX ISA 9.7.13.5. */
 DEVICE int claim(int *counter)
 {
     int x;
@@ -104,12 +102,10 @@ DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
-/* Copies 8 bytes from global to shared memory. */
 DEVICE void cp_async_8(uint32_t to, const void *from)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
 }
-/* Waits until all cp.async copies of this thread have arrived. */
 DEVICE void cp_async_wait_all()
 {
     asm volatile("cp.async.wait_all;" ::: "memory");
@@ -197,13 +193,13 @@ DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
                  : "memory");
 }
 
-/* Stores 16 bytes to global memory in one instruction. The compiler would make four stores of an assignment. */
+/* Stores 16 bytes to global memory in one instruction; the compiler would make four of an assignment. */
 DEVICE void store_16(void *to, uint4 x)
 {
     asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
-/* Copies words to new registers, because nothing else may use the registers that a running product reads. */
+/* Copies words to new registers, because nothing may use the registers that a running product reads. */
 template <int N, int M> DEVICE void copy_words(uint32_t (&to)[N][M], const uint32_t (&from)[N][M])
 {
 #pragma unroll
@@ -263,9 +259,8 @@ DEVICE float exp2_fast(float x)
     return y;
 }
 
-/* Returns the largest of three floats. It compares them as integers, which takes one instruction; two calls of fmaxf
- * take two. The result is correct if at least one of the three is >= 0; otherwise it may be any of the three. A NaN
- * with sign bit 0 counts as larger than all numbers; a NaN with sign bit 1 is ignored. */
+/* Returns the largest of three floats, compared as integers in one instruction. Correct only if at least one is >= 0. A
+ * NaN with sign bit 0 counts as larger than all numbers; a NaN with sign bit 1 is ignored. */
 DEVICE float largest_by_bits(float x, float y, float z)
 {
     return __int_as_float(__vimax3_s32(__float_as_int(x), __float_as_int(y), __float_as_int(z)));
@@ -284,8 +279,8 @@ DEVICE uint64_t wgmma_descriptor(uint32_t address, uint32_t lbo, uint32_t sbo)
            (uint64_t)1 << 62;
 }
 
-/* Call this before the first wgmma of a batch (the products of one commit) if instructions other than wgmma have
- * changed registers that the batch uses. */
+/* Must be called before the first wgmma of a batch (the products of one commit) if other instructions have changed
+ * registers that the batch uses. */
 DEVICE void wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -320,23 +315,23 @@ template <int N> DEVICE void opaque(uint32_t (&d)[N])
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(d[i])::"memory");
 }
 
-/* Declares that the contents of d are not needed any more. Otherwise d would stay in registers until the next product
- * that starts from 0, because the wgmma instruction reads d even then. */
+/* Declares that the contents of d are not needed any more. Otherwise d would stay in registers until the next product,
+ * because wgmma reads d even if the product starts from 0. */
 template <int N> DEVICE void undefine(float (&d)[N])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "=f"(d[i]));
 }
 
-/* Returns x, in a register that ptxas must keep. Otherwise ptxas may compute x again at each use, which takes time. The
- * function is a shuffle in which each lane gets its own x. */
+/* Returns x in a register that ptxas must keep, instead of computing x again at each use. (A shuffle in which each lane
+ * gets its own x.) */
 DEVICE uint32_t kept(uint32_t x)
 {
     return __shfl_sync(0xffffffff, x, threadIdx.x % 32);
 }
 
-/* Returns x, but hides from the compiler that the result equals x. The compiler can therefore not reuse what it has
- * computed from x before. It is the opposite of kept(). */
+/* Returns x, but hides from the compiler that the result equals x, so that it cannot reuse what it has computed from x.
+ * The opposite of kept(). */
 DEVICE uint32_t opaque(uint32_t x)
 {
     asm volatile("" : "+r"(x));
@@ -366,8 +361,7 @@ DEVICE uint32_t opaque(uint32_t x)
         "118,%119,%120,"                                                                                               \
         "%121,%122,%123,%124,%125,%126,%127"
 /* Calls the macro X for each number N of columns that a product may have. X gets N, the accumulators as text for the
- * instruction, the accumulators as operands, the numbers of the operands that follow them, and the arguments of WGMMA_N
- * after X. */
+ * instruction and as operands, the numbers of the operands that follow, and the arguments of WGMMA_N after X. */
 #define WGMMA_N(X, ...)                                                                                  \
     X(48, O24, (F8(0), F8(8), F8(16)), 24, 25, 26, 27, 28, 29, __VA_ARGS__)                              \
     X(64, O32, (F32(0)), 32, 33, 34, 35, 36, 37, __VA_ARGS__)                                            \

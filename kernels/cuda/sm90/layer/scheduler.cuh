@@ -1,33 +1,30 @@
-/* scheduler.cuh: the work tiles of a kernel (BM queries of one head each), the order in which blocks claim them, and
- * which tiles of keys their rows see.
+/* scheduler.cuh: the work tiles of a kernel (BM queries of one head each), the order in which blocks claim them from a
+ * counter, and which tiles of keys their rows see.
  *
- * The grid is one block per multiprocessor. Each block claims work tiles from a counter and computes them. Without a
- * mask, work tiles are claimed head after head. With a mask, work tiles take different times. In this case the longest
- * work tiles of a section come first, so that the last ones are short. A section is a group of heads whose K and V fit
- * into the L2 cache together. */
+ * Without a mask, work tiles are claimed head after head. With a mask, the longest work tiles of a section come first,
+ * so that the last ones are short. A section is a group of heads whose K and V fit into the L2 cache together. */
 #ifndef ATTN_SM90_SCHEDULER_CUH
 #define ATTN_SM90_SCHEDULER_CUH
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
 const int FAR = 1 << 29;           /* Lengths of sequences are below FAR, so a window of FAR keys hides no key. */
-const int64_t L2_SHARE = 32 << 20; /* number of bytes of the L2 cache (50 or 60 MB) that K and V may take */
-const int LEAST_BM = 128;          /* the smallest number of queries in a work tile, over all shapes of tiles */
+const int64_t L2_SHARE = 32 << 20; /* bytes of the L2 cache (50 or 60 MB) that K and V may take */
+const int LEAST_BM = 128;          /* the smallest number of queries in a work tile of any shape */
 const int LAST_TILES = 264; /* number of short work tiles at the end of an ending_order: two per multiprocessor */
 
 /* ---- The order of work tiles ------------------------------------------------------------------------------------- */
 
 struct tile_order {
-    int tiles;      /* number of work tiles of all heads together */
-    int per_head;   /* number of work tiles per head */
-    int heads;      /* number of heads of the whole batch */
-    int section;    /* number of heads in a section; their work tiles are ordered together */
-    int first, end; /* this launch computes work tiles `first` to `end` - 1: all work tiles or, in a long problem, a
-                     * part of them */
+    int tiles;
+    int per_head;
+    int heads;
+    int section;    /* number of heads in a section (heads whose work tiles are ordered together) */
+    int first, end; /* this launch computes work tiles `first` to `end` - 1 */
 };
 
-/* Plans a tile_order. head_bytes: bytes of K and V that a query head reads. uneven: not all work tiles take the same
- * time. share: the most bytes of K and V that a section (heads ordered together) may have. */
+/* Plans a tile_order. head_bytes: bytes of K and V that a query head reads. uneven: work tiles take different times.
+ * share: the most bytes of K and V of a section (heads whose work tiles are ordered together). */
 static inline tile_order tile_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, bool uneven,
                                        int64_t share = L2_SHARE)
 {
@@ -52,9 +49,8 @@ struct head_tile {
     int head, tile; /* `tile` is counted backwards, from the head's last work tile */
 };
 
-/* Returns the head and the tile with number t in the order. Sections (heads ordered together) come one after the other.
- * A section begins with the last rows of its heads, which see most keys under a causal mask. Neighbouring numbers
- * belong to different heads of the section. */
+/* Returns the head and the tile with number t in the order. The last rows of a head come first, because they see most
+ * keys under a causal mask. */
 DEVICE head_tile head_tile_of(const tile_order &x, int t)
 {
     const int in_section = x.section * x.per_head, s = t / in_section, r = t - s * in_section;
@@ -62,17 +58,14 @@ DEVICE head_tile head_tile_of(const tile_order &x, int t)
     return { s * x.section + r - tile * heads, tile };
 }
 
-/* A tile_order that ends with short work tiles (few keys). They come from the last heads, whose work tiles are ordered
- * together. */
+/* A tile_order that ends with short work tiles (few keys) of the last heads. */
 struct ending_order : tile_order {
-    int last_heads;  /* the heads from this number on are the last heads, whose short work tiles end the order */
-    int short_tiles; /* number of short work tiles of each of the last heads */
+    int last_heads; /* number of the first of the last heads */
+    int short_tiles;
 };
 
-/* Plans an ending_order. The order ends with about at_end short work tiles, which are taken from the last heads.
- * short_tiles: number of short work tiles of a head, or 0 if all its work tiles take the same time. head_bytes and
- * share: see tile_order_of(). The last heads are at least one section (heads ordered together), and more only if the L2
- * cache can hold their K and V. */
+/* Plans an ending_order that ends with about at_end short work tiles. short_tiles: number of short work tiles of a
+ * head, or 0 if all take the same time. */
 static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, int64_t short_tiles,
                                            int at_end, int64_t share)
 {
@@ -89,10 +82,10 @@ static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int6
 
 DEVICE head_tile head_tile_of(const ending_order &x, int t)
 {
-    /* The order has three parts. First come the work tiles of all heads except the last heads, then the long work tiles
-     * of the last heads, and then the short work tiles of the last heads. */
+    /* The order has three parts: the work tiles of all heads except the last heads, then the long and then the short
+     * work tiles of the last heads. */
     tile_order part = x;
-    int head = 0, tile = 0; /* head, tile: the first head and the first tile of the part that t belongs to */
+    int head = 0, tile = 0; /* first head and first tile of the part of the order that t belongs to */
     part.heads = x.last_heads;
     if (t >= part.heads * part.per_head) {
         t -= part.heads * part.per_head, head = x.last_heads;
@@ -106,9 +99,8 @@ DEVICE head_tile head_tile_of(const ending_order &x, int t)
     return { head + at.head, tile + at.tile };
 }
 
-/* Plans an ending_order for a forward with BM queries per work tile and `rows` keys per head. K and V take row_bytes
- * per key. uneven: work tiles differ in length. With a window, work tiles in the middle of a sequence see a whole
- * window of keys, and work tiles at its two ends see fewer keys. */
+/* Plans an ending_order for a forward with BM queries per work tile and `rows` keys per head, whose K and V take
+ * row_bytes per key. uneven: work tiles differ in length. */
 static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_head, int64_t heads, int64_t rows,
                                             int64_t row_bytes, int BM, bool uneven, int64_t share)
 {
@@ -117,8 +109,8 @@ static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_
                            share);
 }
 
-/* first_tile() returns the block's first work tile. claim_tile() claims the next one from the counter and returns it to
- * all lanes. The counter does not count the blocks' first work tiles. */
+/* first_tile() returns the block's first work tile. claim_tile() returns the next one, from the counter, to all
+ * lanes. */
 DEVICE int first_tile(const tile_order &x)
 {
     return x.first + (int)blockIdx.x;
@@ -136,19 +128,17 @@ struct key_band {
     int lo, hi, Sk;
 };
 
-/* Returns the key_band of a mask: the interval of keys that each row sees. Row i is at the same position of the
- * sequence as key i + align. */
+/* Row i is at the same position of the sequence as key i + align. */
 ATTN_HD key_band key_band_of(int align, int left, int right, int Sk)
 {
     return { align - left, align + right + 1, Sk };
 }
 
 struct key_tiles {
-    int first, last; /* a range of tiles of keys: `first` to `last` - 1 */
+    int first, last; /* tiles of keys `first` to `last` - 1 */
 };
 
-/* Returns the tiles of BN keys that rows `begin` to `end` - 1 see: at least one of these rows sees a key of the
- * tile. */
+/* Returns the tiles of BN keys that at least one of the rows `begin` to `end` - 1 sees. */
 template <int BN> DEVICE key_tiles key_tiles_of(const key_band &band, int begin, int end)
 {
     const int lo = max(min(begin + band.lo, band.Sk), 0), hi = max(min(end - 1 + band.hi, band.Sk), lo);
@@ -156,17 +146,16 @@ template <int BN> DEVICE key_tiles key_tiles_of(const key_band &band, int begin,
     return { first, hi > lo ? (hi + BN - 1) / BN : first };
 }
 
-/* The part of a work tile that one consumer computes. All rows of the consumer see all keys of tiles [free_first,
- * free_last). None of its rows sees a key of tile last_visible or of later ones. few_keys: its rows see only the first
- * FEW keys of tile last_visible - 1. If the consumer has no rows, or no tiles, last_visible equals `first`, the work
- * tile's first tile of keys. */
+/* The part of a work tile that one consumer computes. Its rows see all keys of tiles [free_first, free_last), and no
+ * key of tile last_visible or of later ones. few_keys: they see only the first FEW keys of tile last_visible - 1. A
+ * consumer without rows or tiles has last_visible = `first`, the work tile's first tile of keys. */
 struct __align__(16) warpgroup_tile
 {
     int free_first, free_last, last_visible, few_keys;
 };
 
-/* Returns the warpgroup_tile of the consumer whose rows begin at row0. Sq is the number of rows that exist. Row r
- * belongs to query r >> shift. */
+/* Returns what the consumer whose rows begin at row0 computes. Sq: number of rows. Row r belongs to query r >>
+ * shift. */
 template <int BN, int FEW = BN>
 DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, int first, int last, int shift = 0)
 {
@@ -185,9 +174,8 @@ DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, 
 
 namespace {
 
-/* A counter of work tiles has two words: the number of work tiles that blocks have claimed, and the number of blocks
- * that have ended. Both are 0 between kernels, so that no kernel has to clear them. Each stream has its own counter
- * (cuda_chip.counter), because kernels of different streams run at the same time. */
+/* A counter has two words: the number of work tiles claimed, and the number of blocks that have ended. Both are 0
+ * between kernels. Each stream has its own counter (cuda_chip.counter). */
 
 /* Every block must call this at its end. The last block resets the counter for the stream's next kernel. */
 DEVICE void leave_counter(int *counter)

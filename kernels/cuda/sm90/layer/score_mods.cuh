@@ -31,24 +31,22 @@ DEVICE float input_scale(const input_scales &x, int n, int b, int hk)
     return x.data[n] ? x.data[n][b * x.batch[n] + hk * x.head[n]] : 1;
 }
 
-/* The smallest number by which scores may be multiplied. It is above 0, because 0 times a score of -inf would be
- * NaN. */
+/* The smallest factor of scores. It is above 0, because 0 times a score of -inf would be NaN. */
 const float LEAST_C = 1e-30f;
 
 /* ---- Softcap and ALiBi ------------------------------------------------------------------------------------------- */
 
-/* The largest softcap that the functions of this file take. Their tanh(x) = 1 - 2 / (1 + e^2x) gives a score an error
- * of 1.2e-7 times the softcap. The error reaches lse, which must be exact to 2e-5. */
+/* The largest softcap: tanh(x) = 1 - 2 / (1 + e^2x) gives lse an error of 1.2e-7 times the softcap, but lse must be
+ * exact to 2e-5. */
 const double MOST_SOFTCAP = 64;
-const int EXACT = 1 << 24; /* Limit on the distances that ALiBi multiplies: float32 holds all integers up to this
-                            * number exactly. */
+const int EXACT = 1 << 24; /* limit on ALiBi's distances: float32 holds all integers up to this number */
 
 struct score_mods {
     /* factor inside softcap; 0: no softcap. A score s becomes tanh(s scale / softcap) = 1 - 2 / (1 + 2^(s cap)) */
     float cap;
     const float *slopes; /* ALiBi's slopes; NULL: no ALiBi */
     int64_t slope_batch, slope_head;
-    float per_slope; /* a raw score divided by this number is the true score, to which ALiBi's slopes apply */
+    float per_slope; /* a raw score divided by this number is the true score, to which slopes apply */
 };
 
 /* Returns whether the functions of this file are exact enough for the problem's softcap and ALiBi. */
@@ -70,9 +68,8 @@ static inline score_mods score_mods_of(const attn_geometry &g, float unit)
     return x;
 }
 
-/* softcap and ALiBi for one head: score_mods with the numbers of that head. */
 struct head_mods {
-    float cap, slope; /* softcap and slope of score_mods, converted for products q.k that are not scaled yet */
+    float cap, slope; /* softcap and slope of score_mods, for products q.k that are not scaled yet */
     float factor;     /* scores are multiplied by `factor` before softcap and ALiBi */
 };
 
@@ -95,10 +92,9 @@ DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale,
     return y;
 }
 
-/* Computes tanh(x ln 2 / 2) = 1 - 2 / (1 + 2^x) of four numbers with one division, because divisions and powers take
- * most of a softcap's time. x is limited to 30, where tanh is 1 to the last bit, so that the product of the four
- * denominators stays finite. A NaN becomes 1, and does not change the other three results; P of its pair still becomes
- * NaN, because the row's lse is NaN. The error is below 3e-7. */
+/* Computes tanh(x ln 2 / 2) = 1 - 2 / (1 + 2^x) of four numbers with one division, with an error below 3e-7. x is
+ * limited to 30, where tanh is 1, so that the product of the four denominators stays finite. A NaN becomes 1, and does
+ * not change the other three results. */
 DEVICE void tanh_of_four(float (&x)[4])
 {
     float d[4];
@@ -112,8 +108,7 @@ DEVICE void tanh_of_four(float (&x)[4])
     x[3] = fmaf(-of_last, d[2], 1);
 }
 
-/* Computes tanh(s * cap) for arguments near 0, by a series in s. The last coefficient is fitted to the range of s in
- * which the series is used. The relative error is below 5.5e-7. */
+/* Computes tanh(s * cap) for arguments near 0 by a series in s, with a relative error below 5.5e-7. */
 struct near_tanh {
     float most; /* the series is used for |s| up to this limit, where tanh is 0.46 */
     float a[4];
@@ -135,8 +130,8 @@ DEVICE float tanh_near_0(const near_tanh &by, float s)
     return s * fmaf(fmaf(fmaf(by.a[3], y, by.a[2]), y, by.a[1]), y, by.a[0]);
 }
 
-/* Applies softcap and ALiBi to the scores of the thread's rows i0 and i0 + 8 with the keys from j0 on. x is the work
- * tile; its members Sq and Sk are read. between() is called between softcap and ALiBi. */
+/* Applies softcap and ALiBi to the scores of rows i0 and i0 + 8 with the keys from j0 on. Of the work tile x, the
+ * members Sq and Sk are read. between() is called between softcap and ALiBi. */
 template <int N, class WORK, class F>
 DEVICE void modify_scores(float (&S)[N / 2], const score_mods &mods, const head_mods &head, const WORK &x, int i0,
                           int j0, int lane, F between)

@@ -16,8 +16,8 @@
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
-/* A policy (see the beginning of this file): a row's reference moves only when the row's maximum exceeds it by more
- * than slack, which is rare. slack is 8 in base 2, so P is at most 2^8. */
+/* A policy: a row's reference moves only when the row's maximum exceeds it by more than slack, which is rare. slack is
+ * 8 in base 2, so P is at most 2^8. */
 struct lazy_reference {
     float c, slack;
     DEVICE float advance(float m, float top) const { return top <= m + slack ? m : top; }
@@ -27,8 +27,7 @@ struct lazy_reference {
     DEVICE float change(float m, float b, float) const { return __fsub_rn(base(m), b); }
 };
 
-/* A policy (see the beginning of this file): a row's reference always equals the row's maximum. The largest P of a row
- * is 2^SHIFT. */
+/* A policy: a row's reference always equals the row's maximum. The largest P of a row is 2^SHIFT. */
 template <int SHIFT> struct shifted_reference {
     float c;
     DEVICE float advance(float, float top) const { return top; }
@@ -39,31 +38,24 @@ template <int SHIFT> struct shifted_reference {
     DEVICE float change(float m, float b, float) const { return __fsub_rn(base(m), b); }
 };
 
-/* The softmax of the thread's two rows: m is the row's reference (the score that is subtracted from its scores before
- * exp2), and l this lane's part of the row's sum. */
+/* The softmax of the thread's two rows: m is the row's reference (subtracted from its scores before exp2), and l this
+ * lane's part of the row's sum. */
 struct softmax {
     float m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 };
 };
 
-/* Returns whether largest_by_bits(), which compares scores as integers, may search for the next maxima of the thread's
- * two rows. It may if, in both rows, a score must exceed a number >= 0 to move the reference. Once the result is true
- * it stays true, because a reference never falls. */
+/* Returns whether largest_by_bits(), which compares scores as integers, may find the next maxima: in both rows a score
+ * must exceed a number >= 0 to move the reference. Once true it stays true. */
 template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE &reference)
 {
     return reference.least(x.m[0]) >= 0 && reference.least(x.m[1]) >= 0;
 }
 
-/* Turns S into P. `rescale` gets the factors by which the rows of O must be multiplied, which are exactly 1 for rows
- * whose reference stays. Each row has two chains of additions, for even and odd columns, to fill the pipeline.
- * midway(sum) is called when a row's maximum and a quarter of its exponentials are known. `sum` is >= 0 or NaN. It
- * depends on these values, so that ptxas cannot move code that uses `sum` to an earlier place.
- *
- * IN_TURN = 1 makes the second row's maximum depend on the first row's maximum, without a change of the result. ptxas
- * then schedules the second row's maximum during the first row's exponentials. (Otherwise the order changes with
- * unrelated edits.) With IN_TURN = 2 it also depends on the first of these exponentials, so that the exponentials begin
- * before the second row's maximum.
- *
- * BY_BITS: largest_by_bits() may find maxima, because is_high() is true for all rows. */
+/* Turns S into P. `rescale` gets the factors for the rows of O, which are exactly 1 where the reference stays.
+ * midway(sum) is called when a row's maximum and a quarter of its exponentials are known; `sum` is >= 0 or NaN and
+ * depends on them, so that ptxas cannot move code that uses `sum` to an earlier place. IN_TURN = 1 makes the second
+ * row's maximum depend on the first row's, so that ptxas schedules it during the first row's exponentials. With IN_TURN
+ * = 2 it also depends on the first of these exponentials. BY_BITS: is_high() is true for all rows. */
 template <int N, int IN_TURN = 0, bool BY_BITS = false, class REFERENCE, class F>
 DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
@@ -86,7 +78,7 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
             float least = fminf(x.m[0], x.m[1]);
             if (IN_TURN == 2) {
                 S[1] = exp2_fast(fmaf(S[1], factor[0], -base[0]));
-                /* makes `least` NaN if the score is NaN, which the search for the maximum alone would ignore */
+                /* makes `least` NaN if the score is NaN, which the search for the maximum would ignore */
                 least = fmaf(S[1], 0, least);
             }
             top[2] = fmaxf(top[2], least), top[3] = fmaxf(top[3], least);
@@ -96,7 +88,7 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
         m = reference.advance(x.m[half], m);
-        /* m is -inf until the row has seen a key; -inf - -inf would be NaN, so 0 replaces it */
+        /* the row has seen no key yet; -inf - -inf would be NaN */
         base[half] = m == -CUDART_INF_F ? 0 : reference.base(m);
         factor[half] = reference.factor(m);
         rescale[half] = exp2_fast(reference.change(x.m[half], base[half], factor[half]));
@@ -121,12 +113,10 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
     softmax_step<N, 0, BY_BITS>(S, x, rescale, reference, [](float) {});
 }
 
-/* Turns S into P, as softmax_step() does, but in an order that lets O be rescaled while exponentials are computed.
- * midway(sum) is called when both rows' maxima and one exponential are computed; from then on O may be multiplied by
- * `rescale`. `sum` is >= 0 or NaN and depends on both maxima. The first row's maximum is found in two independent
- * chains of operations, because all later work waits for it. The second row's maximum is found in CHAINS (1 or 2)
- * chains, beside the first row's exponentials. HIDDEN: a row may have seen no key yet. BY_BITS: is_high() is true for
- * all rows. SUMS: the sums are wanted. */
+/* Turns S into P like softmax_step(), but O can be rescaled meanwhile: midway(sum) is called when both rows' maxima and
+ * one exponential are known. `sum` is >= 0 or NaN and depends on both maxima. CHAINS: number of chains of operations (1
+ * or 2) that find the second row's maximum. HIDDEN: a row may have seen no key yet. BY_BITS: is_high() is true for all
+ * rows. SUMS: the sums are wanted. */
 template <int N, bool HIDDEN, int CHAINS, bool BY_BITS, bool SUMS, class REFERENCE, class F>
 DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
@@ -141,12 +131,12 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
     top[0] = fmaxf(top[0], other);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        /* The search for the second row's maximum begins with a number that depends on an exponential of the first row
-         * and changes no result. ptxas therefore places the search beside the first row's exponentials. */
+        /* The second row's maximum begins with a number that depends on an exponential of the first row, but changes no
+         * result. ptxas therefore finds this maximum beside the first row's exponentials. */
         if (half == 1) {
             S[0] = exp2_fast(fmaf(S[0], reference.c, -base[0]));
             if (BY_BITS) top[1] = fmaxf(reference.least(x.m[1]), -fabsf(S[0]));
-            /* becomes NaN if the score is NaN, which the search for the maximum alone would ignore */
+            /* becomes NaN if the score is NaN, which the search for the maximum would ignore */
             else top[1] = fmaf(S[0], 0, fminf(x.m[0], x.m[1]));
             other = top[1];
             float &second = CHAINS == 2 ? other : top[1];
@@ -161,7 +151,7 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
         m = reference.advance(x.m[half], m);
-        /* m is -inf until the row has seen a key (HIDDEN); -inf - -inf would be NaN, so 0 replaces it */
+        /* with HIDDEN the row may have seen no key yet; -inf - -inf would be NaN */
         base[half] = HIDDEN && m == -CUDART_INF_F ? 0 : reference.base(m);
         rescale[half] = exp2_fast(__fsub_rn(reference.base(x.m[half]), base[half]));
         x.m[half] = m;
@@ -182,15 +172,13 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
         if (SUMS) x.l[half] = sum[half * 2] + sum[half * 2 + 1];
 }
 
-/* The thread has elements of two rows of O. Multiplies each row by its own factor. */
 template <int N> DEVICE void multiply_rows(float (&O)[N], const float (&factor)[2])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) O[i] *= factor[i / 2 % 2];
 }
 
-/* Multiplies O by rescale if a row of the warp has changed its reference (the score subtracted from its scores).
- * Returns whether it multiplied. */
+/* Multiplies O by rescale if a row of the warp has changed its reference. Returns whether it multiplied. */
 template <int N> DEVICE bool rescale_rows(float (&O)[N], const float (&rescale)[2])
 {
     if (!__any_sync(0xffffffff, rescale[0] != 1 || rescale[1] != 1)) return false;

@@ -1,5 +1,5 @@
-/* tma.cuh: loads of tiles by TMA (the Tensor Memory Accelerator, a unit of Hopper GPUs that copies boxes of a tensor to
- * and from shared memory). The host makes the tensor maps; one thread issues the loads.
+/* tma.cuh: loads of tiles by TMA, the unit of Hopper GPUs that copies boxes of a tensor to and from shared memory. The
+ * host makes the tensor maps; one thread issues the loads.
  *
  * A tile lies in shared memory as chunks of 128 bytes of columns, one after the other. A chunk has rows of 128 bytes,
  * with the 128-byte swizzle: the 16-byte piece c of row r is stored as piece c ^ (r & 7) of that row. Elements past the
@@ -19,7 +19,7 @@
 struct tma_tensor {
     const void *data;
     CUtensorMapDataType type;
-    int element; /* size of an element in bytes */
+    int element;
     int64_t B, H, rows, columns, batch, head, row;
 };
 
@@ -34,7 +34,6 @@ static inline extent extent_of(const attn_dims &d)
     return { d.B, d.Sq, d.Sk };
 }
 
-/* Describes a 16-bit tensor of a problem as a tma_tensor. */
 static inline tma_tensor tma_tensor_of(const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t columns)
 {
     const CUtensorMapDataType type = view.dtype == ATTN_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
@@ -42,25 +41,24 @@ static inline tma_tensor tma_tensor_of(const attn_view &view, int64_t B, int64_t
     return { view.data, type, 2, B, H, rows, columns, view.batch, view.head, view.row };
 }
 
-/* Describes a tensor of any type as a tma_tensor of bytes. */
 static inline tma_tensor tma_bytes_of(const void *data, int64_t B, int64_t H, int64_t rows, int64_t columns,
                                       int64_t batch, int64_t head, int64_t row)
 {
     return { data, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, B, H, rows, columns, batch, head, row };
 }
 
-/* Returns whether the tensor's strides and address allow TMA and accesses of 16 bytes. `unit`: number of elements in 16
+/* Returns whether TMA can load the tensor, and accesses of 16 bytes are aligned. `unit`: number of elements in 16
  * bytes. */
 static inline bool tma_walkable(const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t columns, int unit)
 {
     if ((view.batch == 0 && B > 1) || (view.head == 0 && H > 1) || (view.row == 0 && rows > 1))
-        return false; /* TMA cannot load an axis of stride 0 and size above 1 (a broadcast axis) */
+        return false; /* TMA cannot load a broadcast axis (stride 0, size above 1) */
     return (uint64_t)view.data % 16 == 0 && columns % unit == 0 && view.row % unit == 0 && view.head % unit == 0 &&
            view.batch % unit == 0;
 }
 
-/* Returns the driver's function that makes tensor maps, or NULL if the driver has none. The first call asks the driver.
- * Several threads may make a first call at the same time. */
+/* Returns the driver's function that makes tensor maps, or NULL. Several threads may make the first call at the same
+ * time. */
 inline PFN_cuTensorMapEncodeTiled_v12000 tma_encoder()
 {
     static std::atomic<PFN_cuTensorMapEncodeTiled_v12000> known;
@@ -74,9 +72,8 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tma_encoder()
     return encode;
 }
 
-/* Makes a tensor map. One load copies a box: box_bytes bytes (128, or 64 with a 64-byte swizzle) of each of box_rows
- * rows, from box_heads heads. In a tensor map an axis of size 1 may have any stride but 0. `promotion`: number of bytes
- * that the L2 fetches from memory when some of them are wanted. */
+/* Makes a tensor map. One load copies box_bytes bytes (128, or 64 with a 64-byte swizzle) of each of box_rows rows,
+ * from box_heads heads. `promotion`: number of bytes that the L2 fetches from memory when some of them are wanted. */
 static inline bool tma_map(CUtensorMap *map, const tma_tensor &t, int box_rows, int box_bytes = 128,
                            CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B, int box_heads = 1)
 {
@@ -95,13 +92,13 @@ static inline bool tma_map(CUtensorMap *map, const tma_tensor &t, int box_rows, 
 
 /* ---- Functions of the device: loads and stores of tiles ---------------------------------------------------------- */
 
-/* Where a tile begins in its tensor: the coordinates of its first element. */
+/* The coordinates of a tile's first element. */
 struct tma_place {
     int column, row, h, b;
 };
 
-/* Issues the load of a tile of ROWS rows and CHUNKS chunks of COLUMNS columns. In shared memory the chunks are PITCH
- * rows apart. The tile's bytes count towards barrier `bar`, together with `more` bytes that the caller loads. */
+/* Issues the load of a tile of ROWS rows and CHUNKS chunks of COLUMNS columns; in shared memory the chunks are PITCH
+ * rows apart. The tile's bytes count towards barrier `bar`, with `more` bytes that the caller loads. */
 template <int ROWS, int CHUNKS, int COLUMNS, int PITCH = ROWS>
 DEVICE void load_tile(uint32_t to, const CUtensorMap *map, const tma_place &from, uint32_t bar, uint32_t more = 0)
 {
@@ -110,8 +107,8 @@ DEVICE void load_tile(uint32_t to, const CUtensorMap *map, const tma_place &from
         tma_load_4d(to + c * PITCH * 128, map, from.column + c * COLUMNS, from.row, from.h, from.b, bar);
 }
 
-/* Stores a tile to the tensor, and drops rows and columns outside the tensor. The store joins the thread's bulk group.
- * If ordinary instructions wrote the tile to shared memory, call fence_proxy_async_shared() before this function. */
+/* Stores a tile to the tensor, without rows and columns outside the tensor. The store joins the thread's bulk group.
+ * After ordinary writes to shared memory, fence_proxy_async_shared() must come first. */
 template <int ROWS, int CHUNKS, int COLUMNS>
 DEVICE void store_tile(uint32_t from, const CUtensorMap *map, const tma_place &to)
 {
@@ -120,7 +117,6 @@ DEVICE void store_tile(uint32_t from, const CUtensorMap *map, const tma_place &t
     bulk_commit();
 }
 
-/* Prefetches a tile into the L2 cache. */
 template <int CHUNKS, int COLUMNS> DEVICE void prefetch_tile(const CUtensorMap *map, const tma_place &from)
 {
     for (int c = 0; c < CHUNKS; c++) tma_prefetch_4d(map, from.column + c * COLUMNS, from.row, from.h, from.b);

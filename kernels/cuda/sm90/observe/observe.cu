@@ -1,6 +1,6 @@
-/* observe.cu: an observe (statistics of attention weights) on Hopper GPUs, for problems without options of scores
- * (softcap, bias, masks per pair). The passes that compute the rows and key_mass use wgmma (observe_rows.cu,
- * observe_mass.cu). All other passes, and the order of the passes, are those of sm80/observe.cu. */
+/* observe.cu: an observe (statistics of attention weights) on Hopper GPUs, for problems without softcap, bias and masks
+ * per pair. The passes for rows and key_mass use wgmma (observe_rows.cu, observe_mass.cu); all other passes, and the
+ * order of the passes, are those of sm80/observe.cu. */
 #include "kernels/cuda/sm90/layer/tma.cuh"
 #include "kernels/cuda/sm90/layer/scheduler.cuh"
 #include "kernels/cuda/sm90/observe/observe.h"
@@ -15,7 +15,7 @@ bool plan_observe(const cuda_chip *chip, attn_plan *plan)
     const attn_dims &d = g.dims;
     const extent e = extent_of(d);
     if (e.rows_q <= 0 || e.rows_k <= 0 || d.B <= 0 || d.H <= 0 || e.rows_q >= FAR || e.rows_k >= FAR) return false;
-    /* tiles are counted in 32 bits, so a problem with too many tiles is refused */
+    /* tiles are counted in 32 bits */
     if (e.B * d.H * (e.rows_k / 64 + d.B + 1) >= INT32_MAX) return false;
     return tma_walkable(g.view[ATTN_T_q], e.B, d.H, e.rows_q, d.D, 8) &&
            tma_walkable(g.view[ATTN_T_k], e.B, d.Hk, e.rows_k, d.D, 8) && observe_plan(chip, plan, PASSES);

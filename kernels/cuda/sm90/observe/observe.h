@@ -1,5 +1,4 @@
-/* observe.h: the passes of an observe (statistics of attention weights) that use wgmma. observe.cu uses them in its row
- * of the table of kernels. */
+/* observe.h: the passes of an observe (statistics of attention weights) that use wgmma. */
 #ifndef ATTN_SM90_OBSERVE_H
 #define ATTN_SM90_OBSERVE_H
 

@@ -1,34 +1,32 @@
-/* observe_mass.cu: the pass of an observe (statistics of attention weights) that computes key_mass (the sum of each
- * key's probabilities), by wgmma.
+/* observe_mass.cu: the pass of an observe (statistics of attention weights) that computes key_mass, the sum of each
+ * key's probabilities, by wgmma.
  *
- * A work tile is BN keys of one query head. A block computes one work tile after the other. Three consumer warpgroups
- * share the tiles of 64 queries that see these keys: consumer w has tiles w, w + 3, ... Each consumer has its own ring
- * of tiles of queries. A separate warp loads keys and queries, without a pause between work tiles.
+ * A work tile is BN keys of one query head. Three consumer warpgroups share the tiles of 64 queries that see these
+ * keys: consumer w has tiles w, w + 3, ... A separate warp loads keys and queries.
  *
- * A thread has the scores of two queries and adds up P of each of its keys (columns) in registers, in float32. Every
- * FOLD tiles the eight lanes that have the same keys add up their sums, after which a lane has the sums of four keys in
- * double. At the end of the work tile the sums of the 12 warps are added in order. Which query a thread adds to which
- * sum depends on the sequence alone, and so do the bits of a result. */
+ * A thread adds up P of its keys in float32. Every FOLD tiles, the sums of the eight lanes that have the same keys are
+ * added up in double, and at the end the sums of the 12 warps, in order. The order of additions depends on the sequence
+ * alone, and so do the bits of a result. */
 #include "kernels/cuda/sm90/observe/observe.h"
 #include "kernels/cuda/sm90/observe/observe_tiles.cuh"
 
 namespace {
 
-const int BQ = 64; /* number of queries in a tile */
-/* A consumer adds up P of this many tiles of queries in float32, and then adds the sums in double. */
+const int BQ = 64;
+/* number of tiles of queries whose P a consumer adds up in float32, before it adds the sums in double */
 const int FOLD = 8;
 const int SUMS_BARRIER = 10;
 
 template <int D_> struct mass_shape {
     static const int D = D_, C = 3, CHUNKS = D / 64, THREADS = 128 * C + 32;
-    static const int STAGES = D == 256 ? 1 : 2; /* number of buffers in each consumer's ring of queries */
-    static const int KEYS = D <= 128 ? 2 : 1;   /* number of buffers in the ring of keys */
+    static const int STAGES = D == 256 ? 1 : 2;
+    static const int KEYS = D <= 128 ? 2 : 1; /* number of buffers in the ring of keys */
 };
 
 template <class X> struct mass_memory {
     alignas(1024) uint16_t K[X::KEYS][BN * 64 * X::CHUNKS];
     alignas(1024) uint16_t Q[X::C][X::STAGES][BQ * 64 * X::CHUNKS];
-    float sums[2][X::C * 4][BN]; /* sums of the probabilities over the warp's queries; indices: work tile % 2, warp */
+    float sums[2][X::C * 4][BN]; /* [work tile % 2][warp]: sums of the probabilities over the warp's queries */
     struct {
         barrier_pairs<X::KEYS> K;
         barrier_pairs<X::STAGES> Q[X::C];
@@ -44,17 +42,16 @@ template <class X> struct mass_memory {
 /* The work tiles of a problem: per_head tiles of keys for each of `heads` query heads of the whole batch. */
 struct mass_order {
     int per_head, heads, first, end; /* this launch computes work tiles `first` to `end` - 1 */
-    /* true: work tiles differ in length, and the longest (those of the first keys) come first */
+    /* true: work tiles differ in length; the longest, those of the first keys, come first */
     bool uneven;
 };
 
-/* A work tile. It has keys j0 to j1 - 1 of head x. Queries i0 to i1 - 1 are those that see one of these keys and that
- * key_mass sums over. */
+/* Keys j0 to j1 - 1 of head x. Queries i0 to i1 - 1 see one of these keys and count for key_mass. */
 struct mass_tile {
     head_args x;
-    int j0, j1, shown; /* shown: keys below this number have an element in key_mass, later keys have none */
+    int j0, j1, shown; /* shown: keys below this number have an element in key_mass */
     int i0, i1;
-    int first, count; /* this work tile has the tiles of queries `first` to `first` + `count` - 1 */
+    int first, count; /* the tiles of queries `first` to `first` + `count` - 1 see these keys */
 };
 
 DEVICE mass_tile mass_tile_of(const cuda_args &a, const mass_order &order, int t)
@@ -113,8 +110,8 @@ DEVICE void load_mass(mass_memory<X> &sm, const cuda_args &a, const qk_maps &map
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* Copies of the members `base` and `inverse` of struct tile_rows, for the two rows of a thread. P is exp2(z - base) *
- * inverse, where z is the score in base 2. */
+/* `base` and `inverse` (struct tile_rows) of the thread's two rows. P is exp2(z - base) * inverse, where z is the score
+ * in base 2. */
 struct two_ends {
     float2 end[2];
 };
@@ -129,8 +126,7 @@ DEVICE two_ends ends_of(const cuda_args &a, const mass_tile &k, const tile_rows 
     return x;
 }
 
-/* Adds P of the thread's two rows to the sums of its columns. A row whose base is INFINITY adds nothing, even where a
- * score is NaN or infinite. */
+/* Adds P of the thread's two rows to the sums of its columns. A row whose base is INFINITY adds nothing. */
 DEVICE void add_columns(float (&sum)[BN / 4], float (&S)[BN / 2], const two_ends &x, float scale_log2)
 {
     const bool skips = x.end[0].x == CUDART_INF_F || x.end[1].x == CUDART_INF_F;
@@ -146,8 +142,8 @@ DEVICE void add_columns(float (&sum)[BN / 4], float (&S)[BN / 2], const two_ends
     }
 }
 
-/* Halves the number of a lane's sums. Two lanes whose numbers differ by COUNT have 2 COUNT sums each. Each lane keeps
- * COUNT of its sums, and adds the other lane's sums of the same columns to these. */
+/* Two lanes whose numbers differ by COUNT have 2 COUNT sums each. Each lane keeps COUNT of them, and adds the other
+ * lane's sums of the same columns. */
 template <int COUNT> DEVICE void halve(float (&sum)[BN / 4], int lane)
 {
     const bool upper = lane & COUNT;
@@ -158,8 +154,8 @@ template <int COUNT> DEVICE void halve(float (&sum)[BN / 4], int lane)
     }
 }
 
-/* Adds up the sums of the eight lanes that have the same columns, and adds the results to `total`. Each of the eight
- * lanes gets four columns, see column_of_fold(). `sum` becomes 0. */
+/* Adds the sums of the eight lanes that have the same columns to `total`, with four columns per lane
+ * (column_of_fold()). `sum` becomes 0. */
 DEVICE void fold(float (&sum)[BN / 4], double (&total)[4], int lane)
 {
     halve<16>(sum, lane);
@@ -171,15 +167,13 @@ DEVICE void fold(float (&sum)[BN / 4], double (&total)[4], int lane)
     for (int n = 0; n < BN / 4; n++) sum[n] = 0;
 }
 
-/* Returns the column of a lane's n-th sum after fold(). */
 DEVICE int column_of_fold(int lane, int n)
 {
     const int at = lane / 4 * 4 + n;
     return at / 2 * 8 + lane % 4 * 2 + at % 2;
 }
 
-/* Writes the sums of a work tile's keys. `sums` has the sums of each warp. If `sums` is NULL, no query sees a key, and
- * zeros are written. The first consumer calls this. */
+/* Writes the sums of a work tile's keys, or zeros if `sums` is NULL. The first consumer calls this. */
 template <class X> DEVICE void store_mass(const cuda_args &a, const mass_tile &k, const float (*sums)[BN])
 {
     const attn_view &view = a.g.view[ATTN_T_key_mass];
@@ -233,7 +227,7 @@ DEVICE void sum_keys(mass_memory<X> &sm, const cuda_args &a, const mass_order &o
             }
             if (n / X::C % FOLD == FOLD - 1) fold(sum, total, me.lane);
         }
-        me.meet(); /* a warp without a product may still wait for the keys, so all warps meet before the release */
+        me.meet(); /* a warp without a product may still wait for the keys */
         me.release(sm.bars.K, keys);
         keys.next();
         fold(sum, total, me.lane);
@@ -241,9 +235,8 @@ DEVICE void sum_keys(mass_memory<X> &sm, const cuda_args &a, const mass_order &o
         for (int n = 0; n < 4; n++) sm.sums[buffer][w * 4 + me.warp][column_of_fold(me.lane, n)] = (float)total[n];
         named_barrier_sync(SUMS_BARRIER, 128 * X::C);
         if (w == 0) store_mass<X>(a, k, sm.sums[buffer]);
-        /* The consumers write the sums of the next work tile to the second of the two buffers. They write to the
-         * present buffer again only after the next barrier, which the first consumer reaches after it has read the
-         * buffer. */
+        /* The present buffer is written again only after the next barrier, which the first consumer reaches after it
+         * has read the buffer. */
         buffer ^= 1;
     }
     me.end_turns();

@@ -1,15 +1,10 @@
 /* observe_rows.cu: the pass of an observe (statistics of attention weights) over the rows, by wgmma. For each row it
  * computes the largest score m, l = sum exp2(z - m) and e = sum exp2(z - m) (z - m), where z are the row's scores in
- * base 2. Where only maxima are wanted, no exponential is computed.
+ * base 2.
  *
- * A block has 128 queries, 64 for each of its two consumer warpgroups, and a ring of tiles of keys. A separate warp
- * fills the ring. The consumers take turns with their products, so that the exponentials of one are computed during the
- * product of the other. For head sizes up to 128 a multiprocessor has two blocks, which also hides the beginning and
- * the end of a block.
- *
- * Each lane has its own m, l and e for its keys of a row, so lanes exchange nothing in the loop. m may be up to 8 (base
- * 2) below the lane's maximum, so that l and e are rescaled only once or twice. At the end of a chunk of keys the
- * lanes' sums are merged, and the chunks are merged in order. */
+ * A block has 128 queries, 64 for each of its two consumer warpgroups, which take turns with their products. A separate
+ * warp fills a ring of tiles of keys. Each lane has its own m, l and e for its keys of a row. At the end of a chunk of
+ * keys the lanes' sums are merged, and the chunks are merged in order. */
 #include "kernels/cuda/sm90/observe/observe.h"
 #include "kernels/cuda/sm90/observe/observe_tiles.cuh"
 
@@ -18,12 +13,12 @@ namespace {
 template <int D_> struct rows_shape {
     static const int D = D_, C = 2, BM = 64 * C, CHUNKS = D / 64, THREADS = 128 * C + 32;
     static const int STAGES = D == 64 ? 4 : D == 192 ? 3 : 2;
-    static const int BLOCKS = D <= 128 ? 2 : 1; /* number of blocks of the kernel per multiprocessor */
+    static const int BLOCKS = D <= 128 ? 2 : 1;
     static_assert(BM == SM90_OBSERVE_ROWS, "what observe.cu plans for");
 };
 
-/* The tiles of keys that a consumer's 64 rows see: [seen.first, seen.last). All rows see all keys of tiles [free.first,
- * free.last). The struct lies in shared memory, because registers are scarce. */
+/* A consumer's 64 rows see the tiles of keys [seen.first, seen.last); all rows see all keys of tiles [free.first,
+ * free.last). In shared memory, because registers are scarce. */
 struct rows_part {
     key_band band;
     key_tiles seen, free;
@@ -39,11 +34,10 @@ DEVICE rows_part rows_part_of(const key_band &band, int row0, int Sq)
 }
 
 template <class X> struct rows_memory {
-    /* Q of each consumer: D / 64 chunks of 64 rows of 64 numbers */
     alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS];
     alignas(1024) uint16_t K[X::STAGES][BN * 64 * X::CHUNKS];
-    /* for each row of the block, over the chunks of OBSERVE_CHUNK keys visited so far: x: the largest score; y, z: the
-     * sums l and e, relative to x; w: 1, as in observed_parts */
+    /* [row]: over the chunks of OBSERVE_CHUNK keys visited so far, the largest score (x), the sums l and e relative to
+     * it (y, z), and 1 (w), as in observed_parts */
     float4 row[X::BM];
     rows_part parts[X::C];
     struct {
@@ -58,13 +52,13 @@ template <class X> struct rows_memory {
     }
 };
 
-/* The tiles of keys that a block computes. The keys are divided into chunks of OBSERVE_CHUNK keys. The block computes
- * every `blocks`-th chunk, beginning with chunk `number`, and of these chunks the tiles `first` to `last` - 1. */
+/* The tiles of keys that a block computes: tiles `first` to `last` - 1 of every `blocks`-th chunk of OBSERVE_CHUNK
+ * keys, from chunk `number` on. */
 struct own_tiles {
     int first, last, number, blocks;
 
-    /* Returns the number of the first tile of keys, from tile n on, that this block computes. If the result is not
-     * below `last`, there is none. */
+    /* Returns the first tile of keys, from tile n on, that this block computes. There is none if the result is not
+     * below `last`. */
     DEVICE int from(int n) const
     {
         const int of_chunk = OBSERVE_CHUNK / BN;
@@ -74,9 +68,8 @@ struct own_tiles {
     }
 };
 
-/* Updates the largest score, and the sums of exponentials, of the thread's two rows by the scores S of a tile. The
- * score of a hidden pair is -inf. Where such a pair is possible (`bounded`), the exponent -inf is replaced by -1000,
- * because p * exponent would otherwise be 0 * -inf, which is NaN. */
+/* Updates the largest score and the sums of the thread's two rows by the scores S of a tile. `bounded`: a score may be
+ * -inf; its exponent is replaced by -1000, because 0 * -inf would be NaN. */
 template <int SUMS> DEVICE void add_tile(const float (&S)[BN / 2], lane_row (&rows)[2], float scale_log2, bool bounded)
 {
 #pragma unroll
@@ -97,7 +90,7 @@ template <int SUMS> DEVICE void add_tile(const float (&S)[BN / 2], lane_row (&ro
             row.l *= scale;
             row.m = y;
         }
-        /* m is -inf until the row has seen a key; -inf - -inf would be NaN, so 0 replaces it */
+        /* the row has seen no key yet; -inf - -inf would be NaN */
         const float base = row.m == -CUDART_INF_F ? 0 : row.m;
         float l[2] = { 0, 0 }, sum[2] = { 0, 0 };
         const auto add = [&](auto may_be_hidden) {
@@ -119,7 +112,6 @@ template <int SUMS> DEVICE void add_tile(const float (&S)[BN / 2], lane_row (&ro
     }
 }
 
-/* Fills the ring of keys with this block's tiles. One thread calls this. */
 template <class X>
 DEVICE void load_rows(rows_memory<X> &sm, const cuda_args &a, const qk_maps &maps, const tile_place &place,
                       const own_tiles &tiles)
@@ -140,7 +132,6 @@ DEVICE void load_rows(rows_memory<X> &sm, const cuda_args &a, const qk_maps &map
     }
 }
 
-/* Computes the maxima and sums of the 64 rows of consumer w. */
 template <typename T, class X, int SUMS>
 DEVICE void sum_rows(rows_memory<X> &sm, const cuda_args &a, const tile_place &place, const own_tiles &tiles, int w,
                      float scale_log2, const observed_parts &parts)
@@ -197,8 +188,8 @@ DEVICE void sum_rows(rows_memory<X> &sm, const cuda_args &a, const tile_place &p
         if (i0 + half * 8 < Sq) parts.part[at + half * 8] = sums[half * 8];
 }
 
-/* Computes three numbers of each row: the largest score m, l = sum exp2(z - m), and e = sum exp2(z - m) (z - m), where
- * z are the row's scores in base 2. SUMS: 0: only m; 1: m and l; 2: m, l and e. */
+/* Computes for each row the largest score m, l = sum exp2(z - m), and e = sum exp2(z - m) (z - m), where z are its
+ * scores in base 2. SUMS: 0: only m; 1: m and l; 2: all. */
 template <typename T, class X, int SUMS>
 __global__ void __launch_bounds__(X::THREADS, X::BLOCKS)
     observe_rows_wgmma(const __grid_constant__ cuda_args a, const __grid_constant__ qk_maps maps, float scale_log2,

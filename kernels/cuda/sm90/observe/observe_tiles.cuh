@@ -1,10 +1,7 @@
 /* observe_tiles.cuh: what the two passes of an observe (statistics of attention weights) that use wgmma have in common.
- * Both passes compute S = Q K^T in tiles of 64 queries (the rows of S, one warpgroup) and BN keys (its columns). A
- * thread has the scores of two rows, i0 and i0 + 8: register n * 4 + half * 2 + e is row i0 + half * 8, column n * 8 +
- * lane % 4 * 2 + e.
  *
- * The passes take problems without options of scores (softcap, bias, masks per pair). The kernels of sm80/observe_*.cu
- * compute all other problems. */
+ * Both passes compute S = Q K^T in tiles of 64 queries (one warpgroup) and BN keys. A thread has the scores of two
+ * rows, i0 and i0 + 8: register n * 4 + half * 2 + e is row i0 + half * 8, column n * 8 + lane % 4 * 2 + e. */
 #ifndef ATTN_SM90_OBSERVE_TILES_CUH
 #define ATTN_SM90_OBSERVE_TILES_CUH
 
@@ -17,9 +14,9 @@
 
 namespace {
 
-const int BN = 128; /* number of keys in a tile */
+const int BN = 128;
 
-/* The tensor maps of q and k. A box (what one load brings) has 64 rows of q, or BN rows of k. */
+/* The tensor maps of q and k. A load brings 64 rows of q, or BN rows of k. */
 struct qk_maps {
     CUtensorMap Q, K;
 };
@@ -31,7 +28,7 @@ static inline bool make_maps(const attn_geometry &g, qk_maps &maps)
            tma_map(&maps.K, tma_tensor_of(g.view[ATTN_T_k], e.B, d.Hk, e.rows_k, d.D), BN);
 }
 
-/* Prepares a block: prefetches the maps, and initialises the barriers in `memory`. All threads must call this. */
+/* Prefetches the maps, and initialises the barriers in `memory`. All threads must call this. */
 template <class MEMORY> DEVICE void begin_observe(const qk_maps &maps, MEMORY &memory)
 {
     if (threadIdx.x == 0) {
@@ -43,20 +40,18 @@ template <class MEMORY> DEVICE void begin_observe(const qk_maps &maps, MEMORY &m
     __syncthreads();
 }
 
-/* Returns the key_band of sequence s: which keys each of its rows sees. */
 DEVICE key_band band_of(const attn_geometry &g, const attn_sequence &s)
 {
     return key_band_of((int)attn_align(&g, &s), (int)attn_min64(g.left, FAR), (int)attn_min64(g.right, FAR), (int)s.Sk);
 }
 
-/* Returns which batch row of the tensors sequence b is in: 0 if sequences are packed, otherwise b. */
+/* Returns the batch row of the tensors that holds sequence b. */
 DEVICE int tensor_batch(const attn_geometry &g, int64_t b)
 {
     return g.dims.packed ? 0 : (int)b;
 }
 
-/* Calls visit() with the head size that a kernel is compiled for: the smallest of 64, 128, 192 and 256 that is at least
- * D. The argument's type holds this number, so that it can be a template argument. */
+/* Calls visit() with the smallest of 64, 128, 192 and 256 that is at least D, as a std::integral_constant. */
 template <class F> auto with_head_size(int64_t D, F visit)
 {
     return D <= 64    ? visit(std::integral_constant<int, 64>())

@@ -5,9 +5,8 @@
 namespace {
 
 struct shape_row {
-    int D, Dv; /* the largest head sizes that the shape can compute */
-    /* functions that launch the kernel. First index: 1 for problems with options (see launch_wide()). Second index: 0
-     * for bfloat16, 1 for float16. */
+    int D, Dv;
+    /* first index: 1 with options (see launch_wide()); second index: 0 for bfloat16, 1 for float16 */
     cudaError_t (*launch[2][2])(const forward_job &);
 };
 template <int DC, int DVC> constexpr shape_row row(int column_blocks)
@@ -20,7 +19,7 @@ template <int DC, int DVC> constexpr shape_row row(int column_blocks)
 
 enum { MOST_COLUMN_BLOCKS = 2 };
 
-/* The table of shapes. A problem takes the first row whose head sizes are at least the problem's. */
+/* A problem takes the first row whose head sizes suffice. */
 /* clang-format off */
 const shape_row shapes[] = {
     /* row<A, B>(C). A: number of boxes (64 columns) of q and k. B: number of boxes of `out` that a work tile computes.
@@ -34,8 +33,7 @@ const shape_row shapes[] = {
 };
 /* clang-format on */
 
-/* Where each part of the workspace begins, in bytes. First come the flags of all warps for rows that must be computed
- * again. */
+/* Where each part of the workspace begins, in bytes. First come the warps' flags for rows that must be recomputed. */
 struct wide_layout {
     int64_t extremes, bytes;
 };
@@ -55,8 +53,7 @@ bool plan_wide(const cuda_chip *chip, attn_plan *plan)
     if (attn_max64(d.D, d.Dv) <= TILE_HEAD_DIM || !plan_forward(chip, plan)) return false;
     const wide_layout place = wide_layout_of(plan->problem, d);
     plan->workspace_bytes = (size_t)place.bytes;
-    return place.extremes < INT32_MAX; /* work tiles are counted in 32 bits, so a problem with too many work tiles is
-                                        * refused */
+    return place.extremes < INT32_MAX; /* work tiles are counted in 32 bits */
 }
 
 cudaError_t launch_wide(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
@@ -72,7 +69,7 @@ cudaError_t launch_wide(const cuda_chip *chip, cudaStream_t stream, const attn_p
     const bool options = p->softcap > 0 || p->alibi_slopes.rank || p->mask_startend_rows.rank;
     for (const shape_row &x : shapes)
         if (x.D >= d.D && x.Dv >= d.Dv) return x.launch[options][p->q.dtype == ATTN_F16](job);
-    return cudaErrorInvalidValue; /* never reached, because the last row takes all head sizes */
+    return cudaErrorInvalidValue; /* never reached: the last row takes all head sizes */
 }
 
 const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_OPTION_BIT(SOFTCAP) |

@@ -1,35 +1,16 @@
-/* wide_tiles.cuh: flash attention forward for Hopper with head sizes above 256. The table in wide.cu says which problem
- * takes which shape.
+/* wide_tiles.cuh: flash attention forward for Hopper with head sizes above 256. README.md has the schedule.
  *
- * A work tile is 64 queries of one head, and DVC boxes of 64 columns of their out. A block visits all keys that these
- * queries see, in tiles of 64 keys from the last to the first. O does not fit into the registers of one warpgroup.
- * Therefore each of two consumer warpgroups accumulates half of the columns. The left-hand consumer computes the
- * scores of tiles 0, 2, 4, .. in the order of the visit, the right-hand consumer those of tiles 1, 3, 5, .. Each
- * consumer passes its P to the other. The softmax of one consumer thus runs during products of the other (as in
- * latent.cu):
+ * A work tile is 64 queries of one head, and DVC boxes of 64 columns of their out. Each of two consumer warpgroups
+ * accumulates half of these columns. In the order of the visit, the left-hand consumer computes the scores of tiles 0,
+ * 2, 4, .. of 64 keys, and the right-hand consumer those of tiles 1, 3, 5, .. Each passes its P to the other, so that
+ * the softmax of one runs during products of the other. If `out` has more columns than a work tile has, several work
+ * tiles have the same queries, and each of them computes their scores.
  *
- *     left                                          right
- *       S0 = Q K0^T                                   S1 = Q K1^T
- *       P0 = softmax_step(S0), to the right
- *       O = rescale0 O + P0 V0                        O = rescale0 O + P0 V0
- *                                                     P1 = softmax_step(S1), to the left
- *       O = rescale1 O + P1 V1                        O = rescale1 O + P1 V1
- *       S2 = Q K2^T                                   S3 = Q K3^T
+ * Each consumer has its own ring of boxes (64 keys and 64 columns): K of its own tiles, and its columns of V of all
+ * tiles. A thread has the same rows and keys in both consumers, so P passes from thread to thread through one buffer. A
+ * consumer reads P of the other before it writes its own.
  *
- * K and V arrive in boxes of 64 keys and 64 columns. Each consumer has a ring of buffers of its own, which a warp of
- * the producer fills in the order in which the consumer multiplies: K of its own tile, then its columns of V of both
- * tiles. A buffer is released as soon as its product has retired.
- *
- * A thread has the same rows and keys in both consumers, so P, the rows' references (the numbers subtracted from their
- * scores) and the rescale factors pass from thread to thread through one buffer. The two consumers use the buffer
- * alternately: a consumer reads P of the other before it writes its own P.
- *
- * Each multiprocessor runs one block, which claims work tiles from a counter. If `out` has more columns than a work
- * tile has, several work tiles have the same queries, and each of them computes their scores.
- *
- * Rows that tensor cores cannot compute (results that are not finite, scores beyond float32) are computed again, one by
- * one, by the next kernel: repair_wide, or in a long problem the kernel for marked rows. In packed tensors, and with
- * sequence lengths, the rows of V past the end of a sequence are set to zero in shared memory.
+ * Rows that tensor cores cannot compute (results that are not finite, huge scores) are recomputed by the next kernel.
  *
  * A row's bits depend on the shape, the options and its sequence's own lengths. */
 #ifndef ATTN_SM90_WIDE_TILES_CUH
@@ -55,8 +36,7 @@ enum { LEFT, RIGHT };
  * scores. */
 enum { P_READY = 1, ENDED = 9, MEET = 10, TURN = 12 };
 
-/* The shape of a kernel instance. DC: number of boxes of 64 columns of q and k. DVC: number of boxes of 64 columns of
- * out per work tile. */
+/* DC: number of boxes of 64 columns of q and k. DVC: number of boxes of 64 columns of out per work tile. */
 template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
     static const int DC = DC_, DVC = DVC_;
     static const bool SCORE_MODS = SCORE_MODS_;
@@ -64,25 +44,22 @@ template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
     /* number of boxes of `out` that the left-hand consumer computes; the right-hand consumer computes at most as
      * many */
     static const int MOST_BOXES = (DVC + 1) / 2;
-    /* Number of boxes of Q (64 columns each) that consumers keep in registers. They are the last boxes. Products then
-     * read less of shared memory, whose bandwidth limits them. */
+    /* number of Q's last boxes (64 columns each) that consumers keep in registers, to save bandwidth of shared
+     * memory */
     static const int KEPT = MOST_BOXES > 3 ? 2 : SCORE_MODS ? 3 : 4;
-    /* true: the right-hand consumer begins its scores only when the left-hand consumer has issued box TURN_BOX of its
-     * own scores. The left-hand consumer's softmax then runs beside the right-hand consumer's scores. With more than 8
-     * boxes of K per tile this is slower, because boxes do not arrive fast enough for one consumer. */
+    /* true: the right-hand consumer begins its scores when the left-hand one has issued box TURN_BOX of its own. With
+     * more than 8 boxes of K per tile this is slower. */
     static const bool TAKES_TURNS = DC <= 8;
     static const int TURN_BOX = 3;
 };
 
-/* What each thread of a consumer passes to a thread of the other one: P, and for two rows the reference (the number
- * subtracted from the row's scores) and the rescale factor. */
+/* What a thread of a consumer passes to the same thread of the other one. */
 struct passed {
     uint4 P[BN / 16][128];
-    float4 rows[128]; /* x, y: references of the thread's two rows (the numbers subtracted from their scores); z, w:
-                       * rescale factors of these rows */
+    float4 rows[128]; /* for the thread's two rows: references (x, y), which were subtracted from scores, and rescale
+                       * factors (z, w) */
 };
 
-/* What the block's warps need to know of a work tile; it lies in shared memory. */
 struct wide_work {
     work_tile x;
     warpgroup_tile y;
@@ -100,26 +77,24 @@ template <> struct wide_lists<true> {
 
 template <class X> struct shared : wide_lists<X::SCORE_MODS> {
     alignas(1024) uint16_t Q[X::DC][BOX];
-    alignas(1024) uint16_t ring[2][X::STAGES][BOX]; /* the rings of boxes of K and V; indices: consumer, number of
-                                                     * the buffer */
+    alignas(1024) uint16_t ring[2][X::STAGES][BOX]; /* [consumer][buffer]: boxes of K and V */
     alignas(16) passed P;
-    /* sums l of P in the thread's two rows (x, y); indices: buffer (0 or 1) of the work tile, consumer, thread */
+    /* [buffer of the work tile][consumer][thread]: sums l of P in the thread's two rows (x, y) */
     float2 l[2][2][128];
     wide_work work[2];
     struct {
         barrier_pairs<X::STAGES> ring[2];
         barrier_pairs<1> Q;
         barrier_pairs<2> work;
-        uint64_t wanted; /* barrier that completes when the loading thread begins to load the last keys of a work
-                          * tile */
+        uint64_t wanted; /* completes when the last keys of a work tile begin to be loaded */
     } bars;
 
-    /* Initialises the barriers. One thread calls this before the block begins. */
+    /* One thread calls this before the block begins. */
     DEVICE void init()
     {
         for (int w = 0; w < 2; w++) init_pairs(bars.ring[w], 1);
         init_pairs(bars.Q, 2);
-        init_pairs(bars.work, 4); /* a work tile has four readers: two threads that load tiles, and two consumers */
+        init_pairs(bars.work, 4); /* readers: two threads that load tiles, and two consumers */
         mbarrier_init(smem_addr(&bars.wanted), 1);
         fence_mbarrier_init();
     }
@@ -132,26 +107,23 @@ struct wide_maps {
 /* The plan of a run. Each tile of queries has `column_blocks` work tiles, which compute different columns of `out`. */
 struct wide_plan : plan {
     int column_blocks;
-    /* cuda_args::rows_later and rows_found, where rows are marked for a later launch; NULL: warps set flags in
-     * plan::nonfinite instead */
+    /* cuda_args::rows_later and rows_found; NULL: rows to recompute are flagged in plan::nonfinite instead */
     uint8_t *marks, *found;
     int64_t mark_batch, mark_head;
 };
 
-/* number of flags (bytes) of a work tile in plan::nonfinite; indices: consumer, warp */
+/* number of flags (bytes) of a work tile in plan::nonfinite, indexed by consumer and warp */
 enum { FLAGS = 2 * 4 };
 
-/* The tiles of keys of a work tile, in the order in which a block visits them. */
 template <class X> struct key_walk {
-    const tile_bits *seen; /* list of the visible tiles; NULL: all tiles are visible */
+    const tile_bits *seen; /* NULL: all tiles are visible */
     int first;
 
     DEVICE key_walk(const plan &p, shared<X> &sm, int slot, int first_)
         : seen(X::SCORE_MODS && p.mask.bounds ? sm.list(slot) : nullptr), first(first_)
     {
     }
-    /* Returns the number of the tile of keys that is visited after tile j, or a negative number if tile j is the last
-     * one. j must not be negative. */
+    /* Returns the tile of keys that is visited after tile j, or a negative number. j must not be negative. */
     DEVICE int next(int j) const
     {
         if (j <= first) return -1;
@@ -161,8 +133,8 @@ template <class X> struct key_walk {
 
 /* ---- The warps that load tiles and hand out work (producer) ------------------------------------------------------ */
 
-/* The warp that hands out work tiles; its first lane publishes them. It claims the next work tile when the loads of the
- * present work tile's last keys begin. An earlier claim would take work from blocks that are free sooner. */
+/* The warp that hands out work tiles. It claims the next one when the present one's last keys begin to be loaded;
+ * earlier it would take work from blocks that are free sooner. */
 template <class X> DEVICE void schedule(const wide_plan &p, shared<X> &sm)
 {
     const bool scheduler = threadIdx.x % 32 == 0;
@@ -281,18 +253,16 @@ template <typename T, class X, int W> struct wide_consumer {
     ring<X::STAGES> at;
     ring<1> q;
     ring<2> work;
-    /* which keys each row of the present work tile sees */
     key_band band;
     int i0; /* the thread's rows are i0 and i0 + 8 */
     int free_first, free_last;
     head_mods head;
-    softmax x;                  /* x.l: sums of P over only those tiles of keys whose scores this consumer computes */
-    uint32_t kept[KEPT * 4][4]; /* the last KEPT boxes of Q, as operands in registers */
+    softmax x; /* x.l: sums of P over only those tiles whose scores this consumer computes */
+    uint32_t kept[KEPT * 4][4];
 
     DEVICE wide_consumer(const wide_plan &p_, shared<X> &sm_) : p(p_), sm(sm_) {}
 
-    /* Returns the shared-memory address of the array `of`, for a wgmma descriptor. It is computed anew at each call, to
-     * save registers. */
+    /* Computed anew at each call, to save registers. */
     DEVICE uint32_t address(const uint16_t *of) const
     {
         return memory_anew() + (uint32_t)((const char *)of - (const char *)&sm);
@@ -300,7 +270,7 @@ template <typename T, class X, int W> struct wide_consumer {
     DEVICE void meet() const { named_barrier_sync(MEET + W, 128); }
     DEVICE void await_box() const { mbarrier_wait(smem_addr(&sm.bars.ring[W].full[at.stage]), at.phase); }
 
-    /* Releases `count` buffers of the ring. The first of them is `distance` buffers before the present one. */
+    /* Releases `count` buffers of the ring, from the one `distance` buffers before the present one on. */
     DEVICE void release(int count, int distance) const
     {
         if (thread >= count) return;
@@ -348,30 +318,27 @@ template <typename T, class X, int W> struct wide_consumer {
         if (X::TAKES_TURNS && c == X::TURN_BOX && passes) named_barrier_arrive(TURN, 256);
         if constexpr (c + 1 < X::DC) score_boxes<c + 1>(S, passes);
     }
-    /* Issues the products for the scores of all boxes but the first, and waits for them. `passes`: after box TURN_BOX
-     * this consumer lets the right-hand consumer begin its scores. */
+    /* Issues the scores of all boxes of K (64 columns each) but the first, and waits for them. `passes`: after box
+     * TURN_BOX the right-hand consumer may begin its scores. */
     DEVICE void finish_scores(float (&S)[BN / 2], bool passes)
     {
         score_boxes<1>(S, passes);
         retire<0>(S);
         release(1, 1);
     }
-    /* Computes the scores of this consumer's next tile of keys. */
     DEVICE void score(float (&S)[BN / 2], bool passes)
     {
         score_box<0>(S);
         finish_scores(S, passes);
     }
-    /* Computes the scores of this consumer's next tile of keys while the previous product O += P V still runs, and then
-     * releases the V of that product. */
+    /* Computes the scores of the next tile of keys while the previous product O += P V still runs, and then releases
+     * its V. */
     DEVICE void score_behind(float (&S)[BN / 2], float (&O)[BOXES][32], bool passes)
     {
         score_box<0>(S);
         retire_values<1>(O);
         finish_scores(S, passes);
     }
-    /* The right-hand consumer warpgroup calls this. It waits for its turn (barrier TURN), which the left-hand consumer
-     * gives, and then computes the scores of its next tile of keys. */
     DEVICE void score_in_turn(float (&S)[BN / 2])
     {
         if (X::TAKES_TURNS) named_barrier_sync(TURN, 256);
@@ -380,7 +347,7 @@ template <typename T, class X, int W> struct wide_consumer {
 
     /* ---- Computing P from scores --------------------------------------------------------------------------------- */
 
-    /* Turns the scores S of tile j into P, and writes P to shared memory for the other of the two consumers. */
+    /* Turns the scores S of tile j into P, and writes P to shared memory for the other consumer. */
     DEVICE void exponentiate(uint32_t (&P)[BN / 16][4], float (&S)[BN / 2], float (&rescale)[2], const work_tile &t,
                              const key_walk<X> &walk, int j)
     {
@@ -400,8 +367,8 @@ template <typename T, class X, int W> struct wide_consumer {
         sm.P.rows[thread] = make_float4(x.m[0], x.m[1], rescale[0], rescale[1]);
         named_barrier_arrive(P_READY + W * 4 + warp, 64);
     }
-    /* Reads what the other of the two consumers has written to shared memory for the thread's rows: P, the references
-     * (the numbers subtracted from scores) and the rescale factors. */
+    /* Reads P, the references (the numbers subtracted from scores) and the rescale factors that the other consumer has
+     * written. */
     DEVICE void take(uint32_t (&P)[BN / 16][4], float (&rescale)[2])
     {
         named_barrier_sync(P_READY + (1 - W) * 4 + warp, 64);
@@ -432,8 +399,8 @@ template <typename T, class X, int W> struct wide_consumer {
         meet();
     }
 
-    /* Multiplies O by rescale, and issues O += P V for tile j. With EARLY, it also waits for the product of each box of
-     * V except the last, and releases the box. */
+    /* Multiplies O by rescale, and issues O += P V for tile j. With EARLY, also releases each buffer of V, except the
+     * last, after its product. */
     template <bool EARLY = true>
     DEVICE void multiply_values(float (&O)[BOXES][32], const uint32_t (&P)[BN / 16][4], const float (&rescale)[2],
                                 const work_tile &t, int j)
@@ -457,8 +424,8 @@ template <typename T, class X, int W> struct wide_consumer {
             }
         }
     }
-    /* Waits for the product O += P V, and releases the boxes of V that multiply_values() has not released. LATER:
-     * number of products issued after O that may still run when the function returns. */
+    /* Waits for O += P V, and releases the buffers of V that multiply_values() has not released. LATER: number of
+     * products issued afterwards, which may still run. */
     template <int LATER, bool EARLY = true> DEVICE void retire_values(float (&O)[BOXES][32])
     {
         wgmma_wait<LATER>();
@@ -505,8 +472,8 @@ template <typename T, class X, int W> struct wide_consumer {
         uint32_t P[BN / 16][4];
         int j1 = walk.next(j0);
         if (j1 < 0) {
-            /* wait until no warp of this consumer reads Q, because Q is released next; if the consumer has issued no
-             * product, its warps have not waited for each other yet */
+            /* all warps must have read Q before its release; without a product they have not waited for each other
+             * yet */
             meet();
             release_Q();
         } else {
@@ -517,8 +484,8 @@ template <typename T, class X, int W> struct wide_consumer {
                 if (j3 < 0) release_Q();
                 take(P, rescale);
                 multiply_values<false>(O, P, rescale, t, j0);
-                /* P of this consumer's own tile of keys, j1. It has registers of its own, because the product O += P V
-                 * of the other consumer's tile, j0, still runs and reads the registers `P`. */
+                /* P of this consumer's own tile j1, in other registers than P of tile j0, which a running product still
+                 * reads */
                 uint32_t own[BN / 16][4];
                 exponentiate(own, S, rescale, t, walk, j1);
                 retire_values<0, false>(O);
@@ -535,17 +502,15 @@ template <typename T, class X, int W> struct wide_consumer {
         retire_values<0>(O);
     }
 
-    /* Returns whether row i, whose largest score is -inf, sees keys. If it does, its products q.k are beyond the range
-     * of float32, and the row must be computed again. */
+    /* Returns whether row i, whose largest score is -inf, sees keys: its q.k are then beyond float32. */
     DEVICE bool has_lost_keys(const work_tile &t, int i) const
     {
         if (std::is_same<T, __half>::value || p.mask.bounds || i >= t.Sq) return false;
         return max(i + band.lo, 0) < min(i + band.hi, band.Sk);
     }
 
-    /* Records which rows tensor cores cannot compute, so that the next kernel computes them. sound[n] is false if the
-     * thread's row n (0 or 1) is such a row. If `marks` is not NULL, each such row gets a mark. Otherwise one flag says
-     * whether any row of the warp is such a row. */
+    /* Records rows that tensor cores cannot compute (sound[n] is false for the thread's row n), for the next kernel: by
+     * a mark for each such row, or without `marks` by one flag per warp. */
     DEVICE void report(bool (&sound)[2], const work_tile &t, int number) const
     {
         const bool any = __any_sync(0xffffffff, !sound[0] || !sound[1]);
@@ -558,12 +523,11 @@ template <typename T, class X, int W> struct wide_consumer {
                 const unsigned unsound = __ballot_sync(0xffffffff, !sound[half]);
                 if (lane % 4 != 0 || i >= t.Sq || !(unsound >> lane & 15)) continue;
                 p.marks[t.b * p.mark_batch + t.h * p.mark_head + t.q_start + i] = 1 + UNSOUND_ROWS;
-                *p.found = 1; /* other warps may write this byte at the same time, but all write 1 */
+                *p.found = 1; /* other warps may write the same value */
             }
         }
     }
 
-    /* Stores out = O / l and lse, and reports rows that tensor cores cannot compute. */
     DEVICE void finish(float (&O)[BOXES][32], const work_tile &t, int column0, int number)
     {
         float2(&l)[2][128] = sm.l[work.stage];
@@ -589,7 +553,7 @@ template <typename T, class X, int W> struct wide_consumer {
                                                            : fabsf(ends.top[half]) < SCORE_MOST);
         report(sound, t, number);
         if (!p.to.out) return;
-        const int row = i0 - lane / 4; /* number of the first of the warp's 16 rows */
+        const int row = i0 - lane / 4;
         T *const rows = out_row<T>(p.to, t.b, t.h, t.q_start + row);
         column0 += W == LEFT ? 0 : X::MOST_BOXES * 64;
 #pragma unroll
@@ -665,8 +629,6 @@ __global__ void __launch_bounds__(THREADS, 1)
     else wide_consumer<T, X, RIGHT>(p, sm).run();
 }
 
-/* Computes the rows that tensor cores could not compute, one row per warp. The warps of wide_tiles() have set flags for
- * these rows. */
 __global__ void __launch_bounds__(128)
     repair_wide(const __grid_constant__ wide_plan p, const __grid_constant__ cuda_args a)
 {
@@ -675,7 +637,7 @@ __global__ void __launch_bounds__(128)
         const int first = (p.order.first + n / 4) * p.column_blocks;
         uint32_t any = 0;
         for (int c = 0; c < p.column_blocks * 2; c++) any |= p.nonfinite[first * FLAGS + c * 4 + n % 4];
-        return any && tile_of(n).i0 != SKIP; /* a work tile that was skipped has no valid flags */
+        return any && tile_of(n).i0 != SKIP; /* a skipped work tile has no valid flags */
     };
     wait_for_prerequisites();
     for_flagged_warps((p.order.end - p.order.first) * 4, flag, [&](int n, uint32_t) {

@@ -26,31 +26,29 @@ enum { KEEP_KEYS = 128 };
 /* HALF_TILE: elements of P (or of dS) for a row tile and a key tile; TILE: elements of P and dS together */
 enum { HALF_TILE = ROWS * KEYS, TILE = 2 * HALF_TILE };
 enum { THREADS = 384, STAGES = 4 };
-/* Number of pieces of work whose descriptions shared memory holds at the same time. The producer is at most STAGES
- * buffers ahead of the slower consumer, and each piece of work takes at least one buffer. */
+/* Number of pieces of work whose descriptions shared memory holds. The producer is at most STAGES buffers ahead of the
+ * slower consumer, and each piece takes at least one buffer. */
 enum { WORKS = STAGES + 2 };
 
-/* A part of the problem: key/value heads `head` to head + heads - 1, counted over all batch rows, and row tiles `row`
- * to row + rows - 1 of each of these heads. If a part does not have all row tiles of its head, then it has one head
- * only. */
+/* Key/value heads `head` to head + heads - 1, counted over all batch rows, and row tiles (128 queries each) `row` to
+ * row + rows - 1 of each. A part with only some row tiles of a head has one head. */
 struct kept_part {
     int head, heads, row, rows;
-    bool first, last; /* first: true if this part contains the first row tile of its heads; last: true if it contains
-                       * the last one */
+    bool first, last; /* whether this part contains the first, and the last, row tile of its heads */
 };
 
 struct kept_plan {
     kept_part part;
-    uint16_t *kept;  /* P and dS of this part of the problem; each row tile (128 queries) has `width` times TILE
-                      * elements */
-    float *sums;     /* float32 sums of dK and dV, which one part of a head leaves for the next part */
+    uint16_t *kept;  /* P and dS of the part of the problem that is in memory; `width` times TILE elements for each row
+                      * tile (128 queries) */
+    float *sums;     /* float32 sums of dK and dV, which one part of the problem leaves for the next */
     int width;       /* the largest number of key tiles (256 keys each) that a row tile (128 queries) sees */
     int query_tiles; /* number of row tiles of a query head; in packed problems some row tiles have no rows */
     int key_blocks;  /* number of blocks of 128 keys of a key/value head; in packed problems some have no rows */
-    int columns_D, columns_Dv; /* number of blocks of columns: columns_D of dQ and of dK, columns_Dv of dV */
+    int columns_D, columns_Dv; /* number of blocks of columns of dQ and dK (columns_D), and of dV (columns_Dv) */
     saved s;
     flash_mask mask;
-    kept_bits keep; /* keep_mask as bits, for tiles of KEEP_KEYS keys */
+    kept_bits keep;
     pair_bias bias;
     pair_dropout dropout;
     score_mods mods;
@@ -59,18 +57,17 @@ struct kept_plan {
 };
 
 struct kept_maps {
-    CUtensorMap Q, K, V, dO;             /* tensor maps of scores_of_part: a box has ROWS queries or KEYS keys */
-    CUtensorMap Q_step, K_step, dO_step; /* tensor maps of products_of_part: a box has STEP queries or keys */
+    CUtensorMap Q, K, V, dO;             /* for scores_of_part: a box has ROWS queries or KEYS keys */
+    CUtensorMap Q_step, K_step, dO_step; /* for products_of_part: a box has STEP queries or keys */
 };
 
 /* ---- Row tiles: their queries, and the keys that these see ------------------------------------------------------- */
 
-/* What a block needs to know of a row tile (ROWS queries of one query head). */
 struct row_tile {
     attn_sequence s;
     int b, h, hk, i0, Sq;
     key_band band;
-    key_tiles keys; /* the key tiles (256 keys each) that the row tile's queries see */
+    key_tiles keys;
 };
 
 /* Returns the number, within a head, of the first row tile of sequence b. */
@@ -79,7 +76,6 @@ DEVICE int first_row_tile(const attn_geometry &g, int b)
     return g.dims.packed ? g.cu_q[b] / ROWS + b : 0;
 }
 
-/* Returns the key tiles (256 keys each) that at least one of the ROWS queries from i0 on sees. */
 DEVICE key_tiles keys_of_rows(const key_band &band, int i0, int Sq)
 {
     if (i0 >= Sq) return { 0, 0 };
@@ -106,7 +102,8 @@ DEVICE row_tile row_tile_of(const cuda_args &a, const kept_plan &p, int head, in
     return x;
 }
 
-/* Returns whether FlashMask and keep_mask may leave a pair of a row tile and a key tile visible. */
+/* Returns whether FlashMask and keep_mask may leave a pair of the row tile (128 queries) and the key tile (256 keys)
+ * visible. */
 DEVICE bool shows(const cuda_args &a, const kept_plan &p, int b, int h, int i0, int Sq, int key_tile)
 {
     if (p.mask.bounds) {
@@ -121,8 +118,8 @@ DEVICE bool shows(const cuda_args &a, const kept_plan &p, int b, int h, int i0, 
     return some & SOME_SEEN;
 }
 
-/* Returns the address at which P of a row tile and a key tile is stored; dS follows P. `head` is counted from the
- * part's first head. `first` is the first key tile that the row tile sees. */
+/* Returns the address of P of a row tile (128 queries) and a key tile (256 keys); dS follows. `head` is counted from
+ * the part's first head, `first` is the first key tile that the row tile sees. */
 DEVICE uint16_t *kept_at(const kept_plan &p, int head, int row, int first, int key_tile)
 {
     return p.kept + (((int64_t)head * p.part.rows + row - p.part.row) * p.width + key_tile - first) * TILE;
@@ -130,15 +127,13 @@ DEVICE uint16_t *kept_at(const kept_plan &p, int head, int row, int first, int k
 
 /* ---- The pipeline of a block: shared memory and barriers --------------------------------------------------------- */
 
-/* Shared memory of a block. FIRST and SECOND: how many elements of the first and of the second operand a buffer holds.
- * WORK: the type that describes a piece of work; the producer writes such a description before it fills the first
- * buffer for this work. */
+/* FIRST and SECOND: number of elements of the first and of the second operand in a buffer. WORK: the description of a
+ * piece of work, which the producer writes before it fills the first buffer for it. */
 template <int FIRST, int SECOND, class WORK> struct kept_shared {
     struct alignas(1024) stage {
         uint16_t first[FIRST], second[SECOND];
     } stages[STAGES];
-    /* rows: number of rows of the second operand that exist; last: whether this is the last buffer of a piece of
-     * work */
+    /* rows: number of rows of the second operand that exist; last: this is the last buffer of a piece of work */
     struct {
         int rows;
         bool last;
@@ -147,7 +142,6 @@ template <int FIRST, int SECOND, class WORK> struct kept_shared {
     barrier_pairs<STAGES> bars;
 };
 
-/* Begins a kernel: initialises the barriers, and waits for the end of the stream's previous kernel. */
 template <class SHARED> DEVICE void begin_block(SHARED &sm)
 {
     if (threadIdx.x == 0) {

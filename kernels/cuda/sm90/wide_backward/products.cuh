@@ -1,20 +1,16 @@
-/* products.cuh: the kernel of the wide backward that computes gradients. It reads P and dS of one part of the problem,
- * which the kernel of scores.cuh has stored in memory:
+/* products.cuh: the kernel of the wide backward that computes gradients from P and dS of one part of the problem, which
+ * the kernel of scores.cuh has stored in memory:
  *
  *     dV = P^T dO     dK = dS^T Q     128 keys and COLUMNS columns; sums over the part's queries that see the keys, of
  *                                     all query heads of the group
  *     dQ = dS K                       128 queries and COLUMNS columns; sums over the keys that the queries see
  *
- * A block claims such products from a counter. Each of its two consumers computes 64 of the 128 rows. A stage (a buffer
- * with operands) has 64 queries (or keys) of the sum. A stage takes 4 COLUMNS clocks of the tensor cores.
+ * A block claims such products from a counter. Each of its two consumers computes 64 of the 128 rows. If a part does
+ * not have all row tiles of its key/value head, the float32 sums of dK and dV pass to the next part through memory. The
+ * order of additions does not depend on the parts, and neither do the bits of the gradients.
  *
- * If a part does not have all row tiles of its key/value head, the float32 sums of dK and dV pass to the next part
- * through memory. The order in which a sum is added up (query heads of the group, and in each head queries from the
- * first to the last) does not depend on the parts, so the bits of the gradients do not either.
- *
- * Rows past the end of a sequence, which belong to another sequence or to padding, are set to zero in shared memory,
- * because P = 0 times NaN is NaN. Rows of a result that are not finite get a mark, and a later launch computes marked
- * rows one by one. */
+ * Rows past the end of a sequence are set to zero in shared memory, because P = 0 times NaN is NaN. Rows of a result
+ * that are not finite get a mark, and a later launch recomputes them. */
 #ifndef ATTN_SM90_WIDE_PRODUCTS_CUH
 #define ATTN_SM90_WIDE_PRODUCTS_CUH
 
@@ -25,18 +21,16 @@ namespace {
 /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
 enum { PRODUCTS_PRODUCER = 88, PRODUCTS_CONSUMER = 208 };
 
-/* A piece of work: 128 rows and COLUMNS columns of a gradient. It is a sum over the queries or keys in this part of the
+/* A piece of work: 128 rows and COLUMNS columns of a gradient, summed over the queries or keys in this part of the
  * problem. */
 struct product_work {
-    attn_tensor_id gradient; /* which gradient: dq, dk or dv; ATTN_TENSOR_COUNT: there is no more work */
-    int b, head;             /* head: query head of dq, key/value head of dk and dv */
-    int line, rows;          /* line: first row of the gradient's tensor; rows: number of rows to write, at most 128 */
+    attn_tensor_id gradient; /* dq, dk or dv; ATTN_TENSOR_COUNT: there is no more work */
+    int b, head;             /* query head of dq, or key/value head of dk and dv */
+    int line, rows;          /* first row of the gradient's tensor, and number of rows to write, at most 128 */
     int column0;
-    int64_t mark; /* index of the first row of this piece of work in cuda_args::rows_later (dq) or keys_later (dk,
-                   * dv) */
-    bool empty;   /* true: no query or key in this part of the problem contributes to the sum, so a single buffer
-                   * without operands is passed on */
-    int sums;     /* index in kept_plan::sums of the float32 sums of this piece of work */
+    int64_t mark; /* index of the first row in cuda_args::rows_later (dq) or keys_later (dk, dv) */
+    bool empty;   /* true: no query or key contributes to the sum, so a single buffer without operands is passed on */
+    int sums;     /* index in kept_plan::sums of this piece's float32 sums */
 };
 
 template <int COLUMNS> using products_shared = kept_shared<ROWS * STEP, (COLUMNS + 63) / 64 * BLOCK, product_work>;
@@ -52,11 +46,10 @@ template <int COLUMNS> struct product_loader {
     ring<STAGES> at;
     int work = 0;
     bool begun, waiting; /* begun: the piece of work is published; waiting: a step (64 queries or keys of the sum) is
-                          * known but not loaded yet */
+                          * known but not loaded */
     product_work y;
-    /* The waiting step: 64 queries or keys of the sum, which are known but not loaded yet. `blocks`: the step's blocks
-     * of P or dS. `map` and `place`: where the other operand is. `exist`: number of rows of the other operand that
-     * exist. */
+    /* The step (64 queries or keys of the sum) that is known but not loaded yet. `blocks`: P or dS. `map`, `place`:
+     * where the other operand is. `exist`: number of its rows that exist. */
     struct {
         const uint16_t *blocks;
         const CUtensorMap *map;
@@ -76,7 +69,6 @@ template <int COLUMNS> struct product_loader {
         if (++work == WORKS) work = 0;
     }
 
-    /* Loads the waiting step (64 queries or keys of the sum). `last`: this is the last step of the piece of work. */
     DEVICE void load(bool last)
     {
         const uint32_t bar = smem_addr(&sm.bars.full[at.stage]), first = smem_addr(sm.stages[at.stage].first),
@@ -95,16 +87,15 @@ template <int COLUMNS> struct product_loader {
                         step.place.b, bar);
         at.next();
     }
-    /* Adds a step (64 queries or keys of the sum) to the piece of work. A step is loaded only when the next one is
-     * known, because the last step must be marked. */
+    /* Adds a step (64 queries or keys of the sum) to the piece of work, and loads the step before it, which is not the
+     * last. */
     DEVICE void add(const uint16_t *blocks, const CUtensorMap *map, const tma_place &place, int exist)
     {
         if (waiting) load(false);
         step = { blocks, map, place, exist };
         waiting = true;
     }
-    /* Ends a piece of work: loads its last step (64 queries or keys of the sum). `wanted`: consumers must be told of
-     * the work even if it has no steps. */
+    /* Ends a piece of work. `wanted`: consumers must be told of it even if no query or key contributes. */
     DEVICE void end(bool wanted)
     {
         if (waiting) load(true);
@@ -116,9 +107,8 @@ template <int COLUMNS> struct product_loader {
         }
     }
 
-    /* Loads the operands for dK or dV. `head` is a head of this part of the problem, and `block` the number of a block
-     * of 128 of its keys. `n` is the number of the product for these keys: the products of dV come first, and then
-     * those of dK. */
+    /* Loads the operands for dK or dV of a block of 128 keys of a head. `n`: number of the product for these keys; the
+     * products of dV come first. */
     DEVICE void load_keys(int head, int block, int n, int per_block)
     {
         const attn_geometry &g = a.g;
@@ -164,7 +154,6 @@ template <int COLUMNS> struct product_loader {
         end(p.part.first || p.part.last);
     }
 
-    /* Loads the operands for dQ of a row tile; n is the number of the block of columns. */
     DEVICE void load_queries(int head, int row, int n)
     {
         const attn_dims &d = a.g.dims;
@@ -185,8 +174,7 @@ template <int COLUMNS> struct product_loader {
         end(true);
     }
 
-    /* Loads the operands of all products that the block claims. Under a causal mask, the first keys and the last
-     * queries have the longest sums; these come first. */
+    /* The longest sums under a causal mask, those of the first keys and of the last queries, come first. */
     DEVICE void run()
     {
         const attn_geometry &g = a.g;
@@ -233,8 +221,8 @@ template <typename T, int COLUMNS> struct product_maker {
     {
     }
 
-    /* Issues the product of the operands in a buffer, and returns whether the buffer is the last one of its piece of
-     * work. KEYWISE: the rows of the gradient are keys, so that P or dS is used M-major. */
+    /* Issues the product of the operands in a buffer, and returns whether it is the last one of its piece of work.
+     * KEYWISE: the gradient's rows are keys, so P or dS is used M-major. */
     template <bool KEYWISE> DEVICE bool issue(float (&sums)[COLUMNS / 2])
     {
         await_full(sm.bars, at);
@@ -272,8 +260,7 @@ template <typename T, int COLUMNS> struct product_maker {
         at.next();
     }
 
-    /* Returns where the thread's sums of a product lie in kept_plan::sums. The sums are float4s; each lies 128 float4s
-     * after the one before. */
+    /* Returns where the thread's sums lie in kept_plan::sums: float4s that are 128 float4s apart. */
     DEVICE float4 *sums_at(int number) const
     {
         return (float4 *)p.sums + ((int64_t)number * 2 + me.w) * (COLUMNS / 8 * 128) + threadIdx.x % 128;

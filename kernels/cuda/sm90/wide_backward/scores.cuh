@@ -1,16 +1,12 @@
-/* scores.cuh: the kernel of the wide backward that computes P and dS of a part of the problem and keeps them in
+/* scores.cuh: the kernel of the wide backward that computes P and dS of a part of the problem and stores them in
  * memory. A block computes pairs of a row tile (128 queries) and a key tile (256 keys), one after the other. Each of
  * its two consumers has 64 of the queries:
  *
  *     S = Q K^T,     in steps of 64 columns of D           P  = exp(S - lse)         to memory, 16 bits
  *     dP = dO V^T,   in steps of 64 columns of Dv          dS = P (dP - delta)       to memory, 16 bits
  *
- * Every mask and every option of scores is applied here, and nowhere else. The products of a pair take 16 D + 16 Dv
- * clocks of the tensor cores; its 32768 exponentials take 2048 clocks. The right-hand consumer begins some stages
- * (buffers) later than the left-hand one, so that each consumer's exponentials run beside products of the other.
- *
- * dS is computed from P as it is kept, rounded to 16 bits. A pair with P = 0 has dS = 0, so that NaN in a hidden row of
- * V or dO has no effect. */
+ * Every mask and every option of scores is applied here. dS is computed from the rounded P. A pair with P = 0 has
+ * dS = 0, so that NaN in a hidden row of V or dO has no effect. */
 #ifndef ATTN_SM90_SCORES_CUH
 #define ATTN_SM90_SCORES_CUH
 
@@ -20,23 +16,22 @@ namespace {
 
 /* A piece of work: the pairs of a row tile (128 queries) and a key tile (256 keys). */
 struct score_work {
-    int b, h, i0, j0, Sq, Sk; /* Sq == 0 means that there is no more work */
+    int b, h, i0, j0, Sq, Sk; /* Sq == 0: there is no more work */
     key_band band;
     int64_t row;    /* index of the row tile's first query in lse and delta */
-    uint16_t *kept; /* where P of these pairs of queries and keys is stored; dS follows P */
+    uint16_t *kept; /* where P of these pairs is stored; dS follows P */
 };
 
 typedef kept_shared<ROWS * STEP, KEYS * STEP, score_work> scores_shared;
 
 /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
 enum { SCORES_PRODUCER = 40, SCORES_CONSUMER = 232 };
-/* number of buffers by which the left-hand consumer is ahead of the right-hand consumer at the beginning */
+/* LEAD: number of buffers by which the left-hand consumer is ahead of the right-hand consumer at the beginning */
 enum { LEAD = 3, LEAD_BARRIER = 1 };
 
 /* ---- The warpgroup that loads operands (producer) ---------------------------------------------------------------- */
 
-/* Loads the operands of all work of the block. One thread calls it. All visible pairs of tiles take the same time, so
- * each block takes every gridDim.x-th pair. */
+/* Loads the operands of the block's work: every gridDim.x-th visible pair of tiles. One thread calls this. */
 DEVICE void load_scores(scores_shared &sm, const cuda_args &a, const kept_plan &p, const kept_maps &m)
 {
     const attn_dims &d = a.g.dims;
@@ -49,7 +44,7 @@ DEVICE void load_scores(scores_shared &sm, const cuda_args &a, const kept_plan &
         sm.works[work] = y;
         if (++work == WORKS) work = 0;
     };
-    int next = (int)blockIdx.x; /* number of the block's next key tile, counted from the first key tile of row tile r */
+    int next = (int)blockIdx.x; /* the block's next key tile, counted from the first key tile of row tile r */
     for (int r = 0; r < p.part.heads * p.part.rows; r++) {
         const int head = r / p.part.rows, row = p.part.row + r - head * p.part.rows;
         const row_tile x = row_tile_of(a, p, p.part.head + head, row);
@@ -97,8 +92,8 @@ template <int N> DEVICE void hide_pairs(float (&z)[N / 2], const score_work &x, 
     }
 }
 
-/* Writes a warp's 16 rows of a block to memory. words[n * 2 + half] has the thread's two numbers of row lane / 4 + 8
- * half: those in columns c and c + 1, where c = 8 n + 2 (lane % 4). */
+/* Writes a warp's 16 rows of a block to memory. words[n * 2 + half] has two numbers of row lane / 4 + 8 half, in
+ * columns c and c + 1, where c = 8 n + 2 (lane % 4). */
 DEVICE void keep_rows(uint16_t *block, const uint32_t *words, int warp, int lane)
 {
 #pragma unroll
@@ -127,8 +122,7 @@ template <typename T, score_form FORM> struct score_maker {
     scores_shared &sm;
     consumer<2> me;
     ring<STAGES> at;
-    bool ahead; /* left-hand consumer: true until it is LEAD buffers ahead in its first piece of work; the right-hand
-                 * consumer waits for that */
+    bool ahead; /* left-hand consumer: true until it is LEAD buffers ahead; the right-hand consumer waits for that */
     const k_major_low<ROWS> first_rows;
     const k_major_low<KEYS> first_keys;
 
@@ -144,7 +138,6 @@ template <typename T, score_form FORM> struct score_maker {
         multiply<T, KEYS, STEP / 16>(S, stage_of<sizeof(scores_shared::stage)>(first_rows, at.stage),
                                      stage_of<sizeof(scores_shared::stage)>(first_keys, at.stage), add);
     }
-    /* Computes S: adds up the products of the operands in the next `steps` buffers of the ring. */
     DEVICE void multiply_stages(float (&S)[KEYS / 2], int steps)
     {
         issue(S, 0);
@@ -168,12 +161,12 @@ template <typename T, score_form FORM> struct score_maker {
         ahead = false;
     }
 
-    /* Turns S, the products q.k with 64 keys from key j0 on, into P. `derivative` becomes the derivative of softcap,
-     * where the problem has one. */
+    /* Turns S, the products q.k with 64 keys from key j0 on, into P. `derivative` gets the derivative of softcap, if
+     * any. */
     DEVICE void make_P(float (&S)[STEP / 2], float (&derivative)[STEP / 2], const score_work &x, const float (&lse2)[2],
                        float slope, int i, int j0, bool free)
     {
-        float c = p.scale; /* S times c is the score, before bias and masks */
+        float c = p.scale; /* the score, before bias and masks, is S times c */
         if (MODS && p.mods.cap != 0) {
             c = (float)a.g.softcap;
 #pragma unroll
@@ -225,16 +218,15 @@ template <typename T, score_form FORM> struct score_maker {
         for (int n = 0; n < STEP / 2; n++) S[n] = exp2_fast(S[n]);
     }
 
-    /* Multiplies two elements of P by the derivative of softcap, and returns the results as two 16-bit numbers. The
-     * derivative of a hidden pair (P = 0) may be NaN, so the result of a hidden pair is set to 0. */
+    /* The derivative of softcap of a hidden pair (P = 0) may be NaN, so the result for such a pair is set to 0. */
     DEVICE static uint32_t capped_P(const float (&P)[STEP / 2], const float (&derivative)[STEP / 2], int n)
     {
         return pack<T>(P[2 * n] == 0 ? 0 : P[2 * n] * derivative[2 * n],
                        P[2 * n + 1] == 0 ? 0 : P[2 * n + 1] * derivative[2 * n + 1]);
     }
 
-    /* Multiplies 64 keys of P or of dP by dropout's factors. c is the index of this group of 64 keys in the key tile.
-     * `kept` has the bits of draw() in its lower half or, for odd c, in its upper half. */
+    /* Multiplies 64 keys of P or of dP, group c of the key tile, by dropout's factors. `kept` has the bits of draw() in
+     * its lower half or, for odd c, in its upper half. */
     DEVICE void drop_pairs(float (&S)[STEP / 2], const uint32_t (&kept)[2], int c) const
     {
         const uint32_t mine[2] = { kept[0] >> c % 2 * 16, kept[1] >> c % 2 * 16 };

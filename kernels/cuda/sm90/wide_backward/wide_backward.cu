@@ -1,16 +1,14 @@
 /* wide_backward.cu: the Hopper backward for head sizes above 256, and for head sizes from 129 to 256 with options that
  * backward/backward_256.cu does not compute.
  *
- * At D 512 the float32 sums of dK and dV of 64 keys would take all registers of a multiprocessor, so that no kernel can
- * compute all gradients at once without computing scores several times. This backward therefore consists of plain
- * products, and each of the five products of attention is computed once:
+ * At D 512 the sums of dK and dV of 64 keys would take all registers of a multiprocessor. This backward therefore
+ * stores P and dS in memory, and computes each of the five products of attention once:
  *
  *   scores_of_part      (scores.cuh) P and dS of a part of the problem, 16 bits each, to memory
  *   products_of_part    (products.cuh) dQ of the part's queries, and the part's terms of dK and dV
  *
- * P and dS are in memory for one part at a time, and take at most KEPT_LIMIT bytes. A part has several heads if these
- * fit, or else some of the queries of one head. No two blocks add to the same sum in memory, so all gradients are
- * deterministic. */
+ * P and dS of a part, which is several heads or some of the queries of one head, take at most KEPT_LIMIT bytes. No two
+ * blocks add to the same sum in memory, so all gradients are deterministic. */
 #include "kernels/cuda/sm80/option_gradients.h"
 #include "kernels/cuda/sm90/wide_backward/products.cuh"
 #include "kernels/cuda/sm90/wide_backward/scores.cuh"
@@ -24,21 +22,19 @@ namespace {
 #endif
 const int64_t KEPT_LIMIT = ATTN_KEPT_BYTES;
 
-/* number of bytes before the marks in the workspace; the first of them is cuda_args.rows_found. A mark is a byte that
- * belongs to a row and is not 0 if a later launch must compute the row */
+/* number of bytes before the marks in the workspace; the first is cuda_args.rows_found. A mark is nonzero if a later
+ * launch must compute the row */
 enum { MARKS_HEAD = 16 };
 
-/* column_counts lists how many columns of a gradient one product may compute. A problem uses the first entry with which
- * its D and Dv need the fewest products. */
+/* The numbers of columns of a gradient that one product may compute. A problem uses the first with which its D and Dv
+ * need the fewest products. */
 constexpr int column_counts[] = { 160, 192, 224, 256 };
 enum { MOST_COLUMNS = 256 };
 
-/* Returns how many blocks of columns a gradient of `width` columns has. */
 int64_t column_blocks(int64_t width)
 {
     return attn_tiles(width, MOST_COLUMNS);
 }
-/* Returns the index of the entry of column_counts that the products of a problem use. */
 int columns_index(const attn_dims &d)
 {
     const int64_t least = attn_max64(attn_tiles(d.D, column_blocks(d.D)), attn_tiles(d.Dv, column_blocks(d.Dv)));
@@ -49,12 +45,12 @@ int columns_index(const attn_dims &d)
 
 /* How a problem is divided, and where this backward's own part of the workspace lies, in bytes. */
 struct kept_layout {
-    int64_t heads;                 /* number of key/value heads of the whole batch */
-    int64_t query_tiles;           /* number of row tiles (128 queries each) of a query head */
-    int64_t key_blocks;            /* number of blocks of 128 keys of a key/value head */
-    int64_t width;                 /* the largest number of key tiles (256 keys each) that a row tile sees */
-    int64_t part_heads, part_rows; /* the most heads in a part of the problem, and the most row tiles of a head in a
-                                    * part; 0: P and dS do not fit */
+    int64_t heads;
+    int64_t query_tiles;
+    int64_t key_blocks;
+    int64_t width;
+    int64_t part_heads, part_rows; /* the most heads in a part, and the most row tiles of a head in a part; 0: P and dS
+                                    * do not fit */
     int64_t sums, extremes, keep, marks, bytes;
 };
 
@@ -69,7 +65,6 @@ kept_layout layout_of(const attn_problem *p, const attn_geometry &g)
     /* `seen` neighbouring keys lie in at most (seen - 2) / KEYS + 2 tiles */
     x.width = attn_min64(attn_tiles(extent_of(d).rows_k, KEYS), (seen - 2) / KEYS + 2);
     const int64_t row_bytes = x.width * TILE * 2, fit = KEPT_LIMIT / row_bytes, rows = x.query_tiles * g.group;
-    /* chooses the size of a part so that all parts are about equal */
     const auto even = [](int64_t count, int64_t most) { return attn_tiles(count, attn_tiles(count, most)); };
     if (fit == 0) return x;
     const int64_t most = rows <= fit ? attn_min64(fit / rows, x.heads) : 1;
@@ -95,7 +90,7 @@ struct kept_job {
     cuda_args args;
     kept_plan plan;
     kept_maps maps;
-    int64_t products; /* number of products that compute dK, dV and dQ of one part of the problem */
+    int64_t products;
 };
 
 template <auto kernel, class SHARED> cudaError_t launch_part(const kept_job &job, int64_t blocks)
@@ -106,8 +101,6 @@ template <auto kernel, class SHARED> cudaError_t launch_part(const kept_job &job
                             job.args, job.plan, job.maps);
 }
 
-/* The functions that launch the kernels for a dtype: scores_of_part for each score_form, and products_of_part for
- * each number of columns. */
 struct kept_launchers {
     cudaError_t (*scores[3])(const kept_job &, int64_t);
     cudaError_t (*products[4])(const kept_job &, int64_t);
@@ -144,10 +137,8 @@ bool plan_kept(const cuda_chip *chip, attn_plan *plan)
     const bool wide = attn_max64(d.D, d.Dv) > TILE_HEAD_DIM;
     if (attn_max64(d.D, d.Dv) <= 128 || !backward_walkable(plan) || !mods_fit(p, g)) return false;
     if (d.packed && (p->mask_startend_rows.rank || p->keep_mask.rank || p->bias.rank)) return false;
-    /* A bias such as -3.4e38 on all keys of a row makes the row's lse huge. This backward and sm80/wide_backward.cu
-     * leave such a row, and all keys that the row sees, to slow kernels that compute rows one by one. sm80/backward.cu
-     * computes such rows by tiles, but only for head sizes up to TILE_HEAD_DIM. Problems with a bias and such head
-     * sizes are therefore left to it. */
+    /* A bias such as -3.4e38 on all keys of a row makes its lse huge. sm80/backward.cu computes such rows by tiles up
+     * to TILE_HEAD_DIM; this backward would leave them to slow kernels. */
     if (p->bias.rank && !wide) return false;
     if (p->keep_mask.rank && (d.B * d.H > 65535 || attn_tiles(d.Sq, KIND_ROWS) > 65535)) return false;
     const kept_layout x = layout_of(p, g);
@@ -157,7 +148,6 @@ bool plan_kept(const cuda_chip *chip, attn_plan *plan)
     return bytes > 0;
 }
 
-/* Calls launch() for each part of the problem. A long problem is computed in several parts, one after the other. */
 template <typename F>
 cudaError_t in_kept_parts(const cuda_chip *chip, const kept_layout &x, int64_t rows, double seconds, F launch)
 {
@@ -174,8 +164,8 @@ cudaError_t in_kept_parts(const cuda_chip *chip, const kept_layout &x, int64_t r
     return code;
 }
 
-/* Launches the kernels of one backward pass. The workspace begins with the memory that begin_backward() uses. The
- * memory that layout_of() plans follows. */
+/* Launches the kernels of one backward. The workspace has the memory of begin_backward(), and then that of
+ * layout_of(). */
 cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const attn_problem *p = plan->problem;
@@ -210,8 +200,8 @@ cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_p
     if (!make_kept_maps(job.maps, a.g)) return cudaErrorInvalidValue;
     if (takes_step(chip, 0)) {
         cuda_args now = a;
-        /* `own`: the caller has given no array of marks (rows to recompute later). Then no later launch computes the
-         * two numbers of a huge lse, so simple_delta() must compute them now. */
+        /* without the caller's array of marks (`own`), no later launch computes the two numbers of a huge lse, so
+         * simple_delta() does */
         if (own) now.rows_later = nullptr;
         simple_delta(now, k.s, true, stream);
         if (own) code = cudaMemsetAsync(a.rows_found, 0, (size_t)(x.bytes - x.marks), stream);
