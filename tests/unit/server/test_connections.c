@@ -1,5 +1,5 @@
-/* test_connections.c: tests which connections are too slow, and what the server sends on a connection before it closes
- * it. The test uses socket pairs without a web server. */
+/* test_connections.c: tests which connections are too slow, and what the server sends before it closes one. The test
+ * uses socket pairs without a web server. */
 #include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -34,11 +34,10 @@ static void test_how_long_each_phase_may_take(void **state)
         { CONNECTION_IDLE, 0, 75001, true },
         { CONNECTION_BODY, 0, 30000, false },
         { CONNECTION_BODY, 0, 30001, true },
-        { CONNECTION_BODY, 1024 * 1000, 31000, false }, /* a body at 1 MB/s is never too slow */
+        { CONNECTION_BODY, 1024 * 1000, 31000, false },
         { CONNECTION_BODY, 1024 * 1000, 31001, true },
-        /* after 31 s, a client that reads its answer at 5 KB/s is too slow */
         { CONNECTION_SEND, 5000 * 31, 31000, true },
-        /* the request is being computed, so the wait is not the client's fault */
+        /* the server computes, so the client is not to blame */
         { CONNECTION_WORK, 0, 1000000, false },
         { CONNECTION_CUT, 0, 1000000, false },
     };
@@ -111,9 +110,9 @@ static void test_a_body_that_stands_still_is_cut_and_one_that_waits_for_us_is_no
     assert_true(connection_enter(p.connection, CONNECTION_BODY));
     assert_int_equal(connections_sweep(&p.connections, now, &limits, NULL), 0);
     assert_int_equal(connections_sweep(&p.connections, now + 5000, &limits, NULL), 0);
-    connection_progress(p.connection, 1); /* one byte counts as progress */
+    connection_progress(p.connection, 1);
     assert_int_equal(connections_sweep(&p.connections, now += 5001, &limits, NULL), 0);
-    /* the client is not too slow, because it has sent a byte that the server did not read yet */
+    /* the client has sent a byte that the server did not read yet, so it is not too slow */
     assert_int_equal(send(p.client, "x", 1, 0), 1);
     assert_int_equal(connections_sweep(&p.connections, now + 6000, &limits, NULL), 0);
     assert_int_equal(recv(p.connection->fd, text, sizeof text, 0), 1);
@@ -141,7 +140,7 @@ static void test_a_request_that_was_sent_and_not_read_is_not_late(void **state)
 }
 
 /* If libmicrohttpd has no memory for a connection, it closes the socket without telling the server. The server must
- * nevertheless notice that the connection is gone. */
+ * notice it. */
 static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_counted_for_ever(void **state)
 {
     (void)state;
@@ -153,15 +152,15 @@ static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_count
     assert_non_null(connections_add(&connections, fds[0], true, &thread, &http));
     assert_int_equal(atomic_load(&connections.totals.count) + thread + http, 3);
     for (int i = 0; i < 3; i++) connections_sweep(&connections, clock_ms() + i * 100000, &limits, NULL);
-    /* the server may notice that the socket is closed only at a later sweep over all connections */
+    /* the server may notice a closed socket only at a later sweep (a check of all connections) */
     assert_int_equal(atomic_load(&connections.totals.count), 1);
 
     close(fds[0]);
     for (int i = 0; i < 2; i++) connections_sweep(&connections, clock_ms() + 300000, &limits, NULL);
     assert_int_equal(atomic_load(&connections.totals.count) + thread + http, 0);
 
-    /* Before the server's next sweep over all connections, another descriptor gets the number of a closed one. The
-     * first time this descriptor belongs to another connection, and the second time to something else. */
+    /* the number of a closed descriptor is reused before the next sweep: first by a connection, then by something
+     * else */
     assert_int_equal(dup2(fds[1], fds[0]), fds[0]);
     assert_non_null(connections_add(&connections, fds[0], true, &thread, &http));
     close(fds[0]);
@@ -195,8 +194,7 @@ static void test_a_thousand_descriptors_find_their_peers(void **state)
     connections_clear(&connections);
 }
 
-/* If a client sends bytes and closes its connection at once, libmicrohttpd 0.9.75 may not notice the end of the
- * connection. The server must notice it. */
+/* If a client sends bytes and closes at once, libmicrohttpd 0.9.75 may not notice it. The server must. */
 static void test_a_client_that_left_in_the_middle_of_a_body_is_found(void **state)
 {
     (void)state;
@@ -207,7 +205,6 @@ static void test_a_client_that_left_in_the_middle_of_a_body_is_found(void **stat
     assert_int_equal(send(p.client, "bytes", 5, 0), 5);
     shutdown(p.client, SHUT_WR);
     for (int i = 0; i < 3; i++) connections_sweep(&p.connections, clock_ms(), &limits, NULL);
-    /* the server has not read the client's last bytes yet, so the connection stays */
     assert_int_equal(recv(p.client, text, sizeof text, MSG_DONTWAIT), -1);
     assert_int_equal(recv(p.connection->fd, text, sizeof text, 0), 5);
     connection_progress(p.connection, 5);
@@ -224,7 +221,7 @@ static void test_a_drain_waits_for_who_moves_and_not_for_who_stands_still(void *
     open_pair(&p, true);
     int64_t now = clock_ms();
     assert_true(connection_enter(p.connection, CONNECTION_BODY));
-    /* two bytes per second are too slow in the long run, but the client is not silent, so the connection stays */
+    /* two bytes per second would be too slow in the long run, but in a drain only silent connections are closed */
     for (int i = 1; i < 50; i++) {
         connection_progress(p.connection, (uint64_t)i);
         assert_int_equal(connections_sweep(&p.connections, now + i * 500, &limits, &drain_limits), 0);
@@ -243,8 +240,8 @@ static void test_a_drain_waits_for_who_moves_and_not_for_who_stands_still(void *
     close_pair(&p);
 }
 
-/* During a drain (the server is about to end), idle connections stay open as long as any of them gets requests, for
- * example from a load balancer. When no connection gets a request any more, the server closes all idle connections. */
+/* During a drain (the server is about to end), idle connections stay open as long as any of them gets requests. Then
+ * the server closes all of them. */
 static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any_more(void **state)
 {
     (void)state;
@@ -255,8 +252,7 @@ static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any
         open_pair(&p, true);
         assert_true(connection_enter(p.connection, silent[i]));
         const int64_t now = clock_ms();
-        /* other connections still get requests at the time now + ms, but this connection has had no request for a long
-         * time */
+        /* other connections still get requests, this one has had none for a long time */
         for (int ms = 0; ms <= 5000; ms += 400) {
             drain_limits.quiet_since_ms = now + ms;
             assert_int_equal(connections_sweep(&p.connections, now + ms, &limits, &drain_limits), 0);
@@ -270,7 +266,7 @@ static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any
 
 enum { CROWD = 3 * CONNECTIONS_OLD };
 
-/* Returns the index of the connection that was closed since the last call of this function, or -1 if none was. */
+/* Returns the index of the connection that was closed since the last call, or -1. */
 static int cut_now(struct connection *const *crowd, bool *gone)
 {
     for (int i = 0; i < CROWD; i++)
@@ -281,9 +277,8 @@ static int cut_now(struct connection *const *crowd, bool *gone)
     return -1;
 }
 
-/* When the server needs room for a new connection, it closes connections without a token first, and of these the
- * oldest first. Here every third connection has shown a token, every seventh has a request under way, and their ages
- * are mixed. */
+/* To make room for a new connection, the server closes connections without a token first, and of these the oldest
+ * first. */
 static void test_room_is_made_by_strangers_first_and_then_by_age(void **state)
 {
     (void)state;
@@ -321,8 +316,7 @@ static void test_room_is_made_by_strangers_first_and_then_by_age(void **state)
     connections_clear(&connections);
 }
 
-/* A connection with a request that has arrived but was not read yet counts as busy, so it is not closed to make
- * room. */
+/* A request that has arrived but was not read yet keeps its connection from being closed to make room. */
 static void test_a_connection_with_an_unread_request_makes_no_room(void **state)
 {
     (void)state;

@@ -21,12 +21,11 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-/* A server for one connection: it reads a request, sends `answer` and closes the connection. If `answer` is NULL, the
- * server stays silent until the client leaves. */
+/* A server for one connection: it reads a request, sends `answer` and closes the connection. */
 struct connection {
     int listener, port;
-    char path[64];      /* path of a unix socket; empty: the server listens on TCP */
-    const char *answer; /* NULL: silence */
+    char path[64];      /* unix socket; empty: TCP */
+    const char *answer; /* NULL: the server stays silent until the client leaves */
     size_t answer_bytes;
     char request[2048];
     pthread_t thread;
@@ -84,13 +83,13 @@ static void connection_open(struct connection *p, int family, const char *answer
 
 static void connection_close(struct connection *p)
 {
-    shutdown(p->listener, SHUT_RDWR); /* wakes the thread that waits in accept(), if no client connected */
+    shutdown(p->listener, SHUT_RDWR); /* wakes accept() if no client connected */
     pthread_join(p->thread, NULL);
     close(p->listener);
     if (p->path[0]) unlink(p->path);
 }
 
-/* Runs `attnd healthcheck`, and stores everything that the command prints in `said`. */
+/* Runs `attnd healthcheck`. `said` becomes what it printed. */
 static int run(const char *argument, char said[1024])
 {
     char name[] = "healthcheck", copy[512];
