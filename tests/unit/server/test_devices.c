@@ -158,9 +158,7 @@ static void test_numbers_come_back_right_through_memory_of_the_device(void **sta
     struct bench b;
     open_bench(&b, 1, "");
     char *bodies[] = { forward_body(5, 4, ""), forward_body(33, 8, "\"outputs\": [\"lse\"]"),
-                       forward_body(
-                           7, 4,
-                           "\"outputs\": [\"lse\"], \"verify\": 1") /* refused before the batch goes to the device */ };
+                       forward_body(7, 4, "\"outputs\": [\"lse\"], \"verify\": 1") /* refused */ };
     struct job *jobs[] = { ready_forward(&b, 5), ready_forward(&b, 113),
                            ready(&b, ATTN_OP_FORWARD, envelope_of(bodies, 3)),
                            ready(&b, ATTN_OP_BACKWARD, body_of("q k v dout", 9, 4, "")) };

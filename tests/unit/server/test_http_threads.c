@@ -28,12 +28,8 @@ static void test_threads_belong_to_cores_when_each_has_enough(void **state)
     const struct {
         int count, cores, want;
     } cases[] = {
-        { n * n, n, n > 1 ? n : 0 },
-        { 2 * n * n, n, n > 1 ? n : 0 },
-        { n * n + n, 2 * n, n > 1 ? n : 0 },
-        { n * n + 1, n, 0 },
-        { n * (n - 1), n, 0 },
-        { n * n, n - 1, 0 }, /* fewer cores than n: a CPU quota */
+        { n * n, n, n > 1 ? n : 0 }, { 2 * n * n, n, n > 1 ? n : 0 }, { n * n + n, 2 * n, n > 1 ? n : 0 },
+        { n * n + 1, n, 0 },         { n * (n - 1), n, 0 },           { n * n, n - 1, 0 }, /* a quota */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct http_threads threads;

@@ -2,9 +2,8 @@
  * server's loop runs in a thread of its own. The tests take the place of the HTTP threads: they post requests to the
  * loop, and get them back. Devices are those of the fake backend.
  *
- * No test depends on speed. A gate (hold=PATH in a script) keeps a batch waiting until the test deletes the file PATH.
- * Requests that are posted before the loop starts arrive in its first iteration. turns() waits for two iterations of
- * the loop, which has then handled everything that was posted before. */
+ * No test depends on speed: a gate (hold=PATH in a device's script) keeps a batch waiting until the test deletes the
+ * file PATH, and turns() waits until the loop has handled everything that was posted before. */
 #include "tests/unit/server/jobs.h"
 
 #include <fcntl.h>
@@ -25,10 +24,9 @@ enum { MOST = 16 };
 
 struct scene {
     struct config config;
-    struct server server; /* on_resume() finds the struct scene by the address of its member `server` */
+    struct server server; /* on_resume() finds the struct scene from the address of `server` */
     struct gate gate;
-    /* work that occupies the only thread of libuv's thread pool until the test opens the gate `pool` (deletes its
-     * file) */
+    /* occupies the only thread of libuv's pool until the test opens the gate `pool` */
     uv_work_t blocker;
     struct gate pool;
     pthread_t thread;
@@ -82,18 +80,16 @@ static void on_close_metrics(void *context)
 
 /* ---- A server with a scheduler's loop, for one test -------------------------------------------------------------- */
 
-/* The settings of a test's scene (server, loop and devices). A member that is 0 selects the default. */
+/* The settings of a test's server, loop and devices. 0 selects the default. */
 struct opening {
-    /* What the fake devices do, in the language of kernels/fake/fake.c. The script may contain the word GATE, which the
-     * test replaces by the path of a file. With hold=GATE a batch waits until the test deletes the file. */
+    /* what the fake devices do (kernels/fake/fake.c); with hold=GATE a batch waits until the test opens the gate */
     const char *script;
     int devices;   /* 0: one */
     int max_batch; /* 1 makes every request a batch of its own */
     int64_t batch_window_us, drain_ms, watchdog_ms, kv_bytes;
 };
 
-/* The setup of every test. Before the call *state is the test's struct opening (options of the scene), and afterwards
- * its struct scene. */
+/* The setup of every test. Before the call *state is the test's struct opening, afterwards its struct scene. */
 static int open_scene(void **state)
 {
     static struct scene scene;
@@ -141,8 +137,7 @@ static void start(struct scene *s)
     assert_int_equal(pthread_create(&s->thread, NULL, run_loop, s), 0);
 }
 
-/* Waits for two iterations of the scheduler's loop, which has then handled everything that was posted before the
- * call. */
+/* Waits until the loop has handled everything that was posted before the call. */
 static void turns(struct scene *s)
 {
     for (int i = 0; i < 2; i++) {
@@ -152,8 +147,7 @@ static void turns(struct scene *s)
     }
 }
 
-/* Waits until the scheduler's loop has ended, and returns its exit status. If `tell` is true, tells the loop to end
- * first. */
+/* Waits until the loop has ended, and returns its exit status. If `tell` is true, tells the loop to end first. */
 static int end(struct scene *s, bool tell)
 {
     atomic_store(&s->connections, 0);
@@ -175,10 +169,9 @@ static int end(struct scene *s, bool tell)
 
 /* ---- Allocations that tests can make fail ------------------------------------------------------------------------ */
 
-/* one call of calloc() for exactly this many bytes fails; 0: none fails. The test's calloc() replaces that of the C
- * library */
+/* one calloc() of this many bytes fails; 0: none fails */
 static _Atomic size_t refused_bytes;
-static atomic_int passed_calls; /* this many calls of calloc() for refused_bytes bytes succeed before one fails */
+static atomic_int passed_calls; /* so many calls of calloc() for refused_bytes bytes succeed before one fails */
 
 void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
@@ -196,13 +189,12 @@ void *__wrap_calloc(size_t count, size_t bytes)
 
 /* ---- What a test does in place of HTTP threads ------------------------------------------------------------------- */
 
-/* Suspends a request's connection, as body_done() of server/http/body.c does: from now on the request waits for the
- * scheduler's loop. */
+/* Suspends a request's connection as body_done() of server/http/body.c does: the request now waits for the scheduler's
+ * loop. */
 static void suspend(struct scene *s, struct request *request, enum request_state state)
 {
     attn_error err = { 0 };
-    /* a checked request goes through the state COMPUTING, in which the server's HTTP threads compute small requests
-     * themselves */
+    /* in the daemon an HTTP thread would compute a small request in this state */
     if (request->job) request_move(request, REQUEST_COMPUTING);
     assert_int_equal(request_enter(request, CALLER_WAITING, &err), ATTN_OK);
     atomic_fetch_add(&s->server.suspended, 1);
@@ -210,7 +202,7 @@ static void suspend(struct scene *s, struct request *request, enum request_state
     loop_post(s->server.loop, request);
 }
 
-/* Returns a request whose body was checked, and which is not posted to the scheduler's loop yet. */
+/* Returns a request whose body was checked, but which was not posted to the scheduler's loop. */
 static struct request *checked(struct scene *s, attn_op op, char *body)
 {
     struct check_result result;
@@ -241,7 +233,7 @@ static int position(const struct scene *s, const struct request *request)
     return -1;
 }
 
-/* Waits until the scheduler's loop gives `request` back, because it can be answered. */
+/* Waits until the scheduler's loop returns `request`, because it can be answered. */
 static void answered(struct scene *s, struct request *request)
 {
     const int64_t until_ns = clock_ns() + PATIENCE_MS * CLOCK_NS_PER_MS;
@@ -310,7 +302,7 @@ static void test_a_request_is_computed_and_given_back(void **state)
     assert_true(request->job->part.ran);
     assert_computed(request->job, 0);
     assert_true(request->job->results[0].timing_us[PROTO_STAGE_queue] > 0);
-    /* only the request has a reference to its job (its problems), so the job's memory may be reused for the answer */
+    /* no device holds the job any more, so its memory may be reused for the answer */
     assert_int_equal(atomic_load(&request->job->references), 1);
     assert_null(request->watch);
     assert_int_equal(request->deadline.place, 0);
@@ -318,9 +310,8 @@ static void test_a_request_is_computed_and_given_back(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* The requests of this test are of two kinds, A and B, which have different head sizes. At most two requests of one
- * kind go to the device together, the oldest first: A A, then B B, then A. The script makes the second batch fail, and
- * the error message must name the requests of that batch. */
+/* Requests of kinds A and B, with different head sizes, alternate. At most two of one kind go to the device together,
+ * the oldest first: A A, then B B, then A. The second batch fails. */
 static void test_what_waits_leaves_in_batches_of_one_kind(void **state)
 {
     struct scene *const s = *state;
@@ -343,7 +334,7 @@ static void test_with_a_window_a_batch_waits_until_it_is_full(void **state)
     struct request *requests[3];
     for (int i = 0; i < 2; i++) requests[i] = posted_forward(s);
     turns(s);
-    /* a device is free, but the two requests wait for a third one that fits into their batch */
+    /* a device is free, but the requests wait for a third one in their batch */
     assert_int_equal(request_count(REQUEST_QUEUED), 2);
     requests[2] = posted_forward(s);
     for (int i = 0; i < 3; i++) assert_ok(s, requests[i]);
@@ -370,7 +361,7 @@ static void test_batches_go_to_every_device(void **state)
     struct request *requests[8];
     for (int i = 0; i < 8; i++) requests[i] = posted_forward(s);
     start(s);
-    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 8); /* each of the two devices runs four batches, one on each stream */
+    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 8); /* each of the two devices runs four batches */
     gate_open(&s->gate);
     for (int i = 0; i < 8; i++) assert_ok(s, requests[i]);
     assert_true(batches_of("fake:0") - before[0] == 4);
@@ -403,8 +394,6 @@ static void test_a_refused_problem_of_an_envelope_does_not_keep_the_others(void 
 
 /* ---- Tests of deadlines ------------------------------------------------------------------------------------------ */
 
-/* Four batches fill the device, and a fifth request waits for it. When its deadline passes, the fifth request is
- * answered with an error. */
 static void test_a_deadline_ends_the_wait_for_a_device(void **state)
 {
     struct scene *const s = *state;
@@ -422,8 +411,8 @@ static void test_a_deadline_ends_the_wait_for_a_device(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* The loop checks deadlines in the iteration after the one in which it gave a batch to its device. A request whose
- * deadline has passed is then answered, although its batch still runs. */
+/* A request whose deadline passes while its batch runs is answered at once. The loop checks deadlines in the iteration
+ * after the one in which it gave the batch to the device. */
 static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
 {
     struct scene *const s = *state;
@@ -434,7 +423,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     strcpy(id, forward->job->results[0].context);
     contexts_finish_job(forward->job, true);
     request_free(forward);
-    /* the memory of the saved forward alone; the small backward below leases another block */
+    /* the memory of the saved forward */
     const int64_t saved_bytes = staging_leased_bytes(s->server.staging);
 
     struct request *late = checked(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
@@ -443,22 +432,18 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     answered(s, late);
     assert_true(late->failed);
     assert_string_equal(late->why.text, "the deadline passed while the request was running");
-    /* the request was answered without its job (its problems), because the device may still write to the job's
-     * memory */
+    /* the device may still write to the job's memory, so the request was answered without its job */
     assert_null(late->job);
     request_free(late);
     assert_int_equal(staging_leased_bytes(s->server.staging), 2 * saved_bytes);
     gate_open(&s->gate);
-    /* when the device has finished, the server frees the job's memory */
+    /* freed when the device has finished */
     WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes);
-    /* the context (saved forward) is free for another backward, although the first backward missed its deadline */
+    /* the context (saved forward) is free for another backward, although the first one missed its deadline */
     assert_ok(s, posted(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4)));
     assert_int_equal(end(s, true), 0);
 }
 
-/* ---- Tests of clients that leave --------------------------------------------------------------------------------- */
-
-/* Connects a client to this request. Closing ends[1] means that the client hangs up. */
 static void connect_client(struct request *request, int ends[2])
 {
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
@@ -509,7 +494,7 @@ static void unblocked(uv_work_t *work, int status)
     (void)work, (void)status;
 }
 
-/* Blocks the only thread of libuv's thread pool until gate_open(&s->pool). Call it before start(). */
+/* Blocks the only thread of libuv's pool until gate_open(&s->pool). Call it before start(). */
 static void block_pool(struct scene *s)
 {
     gate_shut(&s->pool);
@@ -527,15 +512,15 @@ static void test_what_is_verified_is_compared_with_float64(void **state)
         assert_true(result->verified);
         assert_int_equal(result->verification.rows, 4);
         if (round == 0) assert_true(result->verification.max_abs < 1e-6);
-        /* the device answered NaN, so the largest error must not be a finite number */
+        /* the device answered NaN */
         else assert_false(result->verification.max_abs < 1e300);
         request_free(request);
     }
     assert_int_equal(end(s, true), 0);
 }
 
-/* The device verifies all rows of the first request. The CPU verifies all rows of the second request, whose device
- * cannot compute results in float64 ("truth"). */
+/* The device verifies all rows of the first request. The CPU verifies those of the second, because its device cannot
+ * compute in float64. */
 static void test_all_rows_are_verified_where_they_were_computed_or_on_the_cpu(void **state)
 {
     struct scene *const s = *state;
@@ -569,15 +554,14 @@ static void test_a_client_that_leaves_during_the_truth_is_found_out(void **state
     struct request *request = checked(s, ATTN_OP_FORWARD, envelope_of(bodies, 2));
     connect_client(request, client);
     suspend(s, request, REQUEST_QUEUED);
-    /* A gate (a file for which the device waits) holds the verification of the first request. Other requests must be
-     * computed meanwhile. */
+    /* a gate holds the first request's verification; other requests are computed meanwhile */
     assert_ok(s, posted_forward(s));
     close(client[1]);
     assert_gone(s, request);
     gate_open(&s->gate);
     close(client[0]);
-    /* The verification ended before its second step. In that step the script would have made the device fail, so the
-     * device is still usable. */
+    /* the device is still usable, because the verification ended before its second step, in which the device would
+     * fail */
     WAIT_UNTIL(batches_of("fake:0") >= 2);
     assert_int_equal(end(s, true), 0);
 }
@@ -615,7 +599,7 @@ static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void
     answered(s, request);
     assert_false(request->failed);
     assert_non_null(request->encoder);
-    /* the scheduler's loop has measured the length of the answer already, so nothing is left to measure */
+    /* the loop has already measured the answer's length */
     assert_true(proto_encoder_measure(request->encoder, 0));
     const uint64_t length = proto_encoder_length(request->encoder);
     uint64_t sum = 0;
@@ -627,8 +611,7 @@ static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void
     assert_int_equal(end(s, true), 0);
 }
 
-/* Two requests wait to be verified. The client of the first leaves, so the server drops the first request at once. The
- * second waits for its verification and is answered. */
+/* Two requests wait to be verified. If the client of the first leaves, the server drops that request at once. */
 static void test_nobody_waits_for_a_verification_whose_client_has_left(void **state)
 {
     struct scene *const s = *state;
@@ -650,12 +633,10 @@ static void test_nobody_waits_for_a_verification_whose_client_has_left(void **st
     assert_int_equal(end(s, true), 0);
 }
 
-/* ---- Tests of outputs in shared memory --------------------------------------------------------------------------- */
-
 enum { OBJECT_BYTES = 8 << 20 };
 static const char object_key[] = "/attn_unit_loop";
 
-/* Registers a region "r" of shared memory, with 8 MiB. Returns a descriptor of the region's object. */
+/* Registers an 8 MiB region "r" of shared memory. Returns a descriptor of its object. */
 static int begin_shared(struct scene *s)
 {
     static const char *const prefixes[] = { "attn_unit_" };
@@ -680,8 +661,7 @@ static void end_shared(struct scene *s, int fd)
     close(fd);
 }
 
-/* Returns a forward request of 9 rows, whose body was checked. Its result `out` is to be written to the region "r" of
- * shared memory. */
+/* Returns a checked forward of 9 rows, whose `out` is to be written to the region "r" of shared memory. */
 static struct request *checked_to_region(struct scene *s)
 {
     struct request *request = checked(s, ATTN_OP_FORWARD, forward_body(9, 4, ""));
@@ -714,10 +694,10 @@ static void test_outputs_are_in_shared_memory_when_the_request_is_given_back(voi
     answered(s, request);
     assert_false(request->failed);
     assert_true(is_written(fd, request));
-    assert_null(request->job->shared); /* the request was answered and no longer holds the region of shared memory */
+    assert_null(request->job->shared); /* an answered request no longer holds the region of shared memory */
     assert_computed(request->job, 0);
     request_free(request);
-    assert_int_equal(ftruncate(fd, 10), 0); /* makes the shared memory object too short for the next request */
+    assert_int_equal(ftruncate(fd, 10), 0); /* the object is now too short for the next request */
     request = checked_to_region(s);
     suspend(s, request, REQUEST_QUEUED);
     assert_fails(s, request, PROTO_E_INVALID_REQUEST,
@@ -726,8 +706,8 @@ static void test_outputs_are_in_shared_memory_when_the_request_is_given_back(voi
     end_shared(s, fd);
 }
 
-/* A client that has its answer may reuse its memory. So even after its deadline, a request is answered only when the
- * last byte is written to shared memory. */
+/* A client that has its answer may reuse its shared memory. So even after its deadline, a request is answered only when
+ * the last byte is written there. */
 static void test_a_deadline_that_passes_while_outputs_are_written_is_answered_after_it(void **state)
 {
     struct scene *const s = *state;
@@ -776,8 +756,8 @@ static void test_a_second_signal_waits_for_what_is_being_written(void **state)
     end_shared(s, fd);
 }
 
-/* Returns a KServe request whose q has `rows` rows, and whose k and v have one row, with one head of 64 numbers. q, k
- * and v lie in the same bytes of the region of shared memory. */
+/* Returns a KServe request whose q has `rows` rows of 64 numbers, and whose k and v have one. All three lie in the same
+ * bytes of the region of shared memory. */
 static struct request *received_from_region(struct scene *s, int rows)
 {
     static const proto_model model = { .name = "attention_forward", .op = ATTN_OP_FORWARD };
@@ -823,7 +803,7 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     close(client[1]);
     WAIT_UNTIL(metrics_sum(METRIC_CANCELLED, "checking") - before == 1);
     assert_ok(s, posted_forward(s));
-    /* no memory is leased for the inputs before they are read from the region of shared memory */
+    /* no memory is leased for inputs before they are read from shared memory */
     assert_int_equal(staging_leased_bytes(s->server.staging) < OBJECT_BYTES, 1);
     gate_open(&s->pool);
     assert_ok(s, much);
@@ -833,8 +813,8 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     end_shared(s, fd);
 }
 
-/* In one iteration the scheduler's loop reads only as much of a region of shared memory as its time allows. The request
- * body must be checked after its last piece was read. */
+/* In one iteration the loop reads only as much of a region of shared memory as its time allows. The body is checked
+ * after the last piece. */
 static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 {
     struct scene *const s = *state;
@@ -855,8 +835,8 @@ static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 
 /* ---- Tests of the check of a large body -------------------------------------------------------------------------- */
 
-/* Returns an envelope (a body with several problems) of 200 problems, the last of which is `last`. The envelope has too
- * many names and shapes to be checked by an HTTP thread. */
+/* Returns an envelope of 200 problems, the last of which is `last`. It has too many names and shapes to be checked by
+ * an HTTP thread. */
 static char *long_body(char *last)
 {
     char *bodies[200];
@@ -878,7 +858,7 @@ static void test_a_body_that_takes_long_to_check_is_checked_beside_the_loop(void
     request->deadline.at_ns = check_deadline(request, NULL);
     suspend(s, request, REQUEST_CHECKING);
     WAIT_UNTIL(request_count(REQUEST_CHECKING) == 1);
-    /* the scheduler's loop must serve other requests while another thread checks the long body */
+    /* the loop serves other requests while another thread checks the long body */
     assert_ok(s, posted_forward(s));
     assert_int_equal(request_count(REQUEST_CHECKING), 1);
     gate_open(&s->pool);
@@ -890,14 +870,11 @@ static void test_what_the_check_finds_is_answered(void **state)
 {
     struct scene *const s = *state;
     start(s);
-    /* If an envelope {"requests": [...]} is itself invalid, there is one error for the whole request, not one for each
-     * problem. */
     struct request *bad = received(&s->server, ATTN_OP_FORWARD, body_of("q k", 5, 4, ""));
     bad->deadline.at_ns = check_deadline(bad, NULL);
     suspend(s, bad, REQUEST_CHECKING);
     assert_fails(s, bad, PROTO_E_INVALID_REQUEST, NULL);
-    /* If every problem of an envelope {"requests": [...]} is refused, nothing is queued, and the answer still has
-     * status 200. */
+    /* if every problem is refused, nothing is queued, and the answer still has status 200 */
     char *bodies[] = { body_of("q k", 5, 4, ""), body_of("q v", 5, 4, "") };
     struct request *none = received(&s->server, ATTN_OP_FORWARD, envelope_of(bodies, 2));
     none->deadline.at_ns = check_deadline(none, NULL);
@@ -910,8 +887,7 @@ static void test_what_the_check_finds_is_answered(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* The check of a body goes on in another thread after the deadline, so the request is answered only when the check has
- * ended. */
+/* A check goes on in another thread after the deadline, so the request is answered only when the check has ended. */
 static void test_a_deadline_that_passes_during_the_check_is_answered_after_it(void **state)
 {
     struct scene *const s = *state;
@@ -954,12 +930,10 @@ static void test_a_drain_finishes_what_there_is_and_what_still_comes(void **stat
     assert_int_equal(atomic_load(&s->hurries), 0);
     assert_false(is_answered(s, held));
     assert_true(atomic_load(&s->server.drain_since_ms) > 0);
-    assert_ok(s, posted_forward(s)); /* a request on a connection that was opened before the drain (the server is about
-                                      * to end) */
+    assert_ok(s, posted_forward(s)); /* on a connection from before the drain (the server is about to end) */
     gate_open(&s->gate);
     assert_ok(s, held);
-    assert_int_equal(end(s, false), 0); /* a draining server (one that is to stop) ends when its last connection is
-                                         * closed */
+    assert_int_equal(end(s, false), 0); /* the server ends when its last connection is closed */
     assert_int_equal(atomic_load(&s->hurries), 1);
     assert_int_equal(atomic_load(&s->drains), 1);
 }
@@ -981,7 +955,7 @@ static void test_a_second_signal_answers_what_waits(void **state)
     WAIT_UNTIL(atomic_load(&s->hurries) == 1);
     assert_true(s->server.stopping);
     for (int i = 0; i < 5; i++) assert_fails(s, requests[i], PROTO_E_DRAINING, "the server is stopping");
-    /* Two requests arrive after the server began to stop: one is queued, and the other is about to be checked. */
+    /* two requests arrive after the server began to stop, one of them unchecked */
     struct request *later = posted_forward(s);
     struct request *unchecked = received(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
     suspend(s, unchecked, REQUEST_CHECKING);
@@ -990,7 +964,7 @@ static void test_a_second_signal_answers_what_waits(void **state)
     assert_false(is_answered(s, requests[5]));
     gate_open(&s->pool);
     assert_fails(s, requests[5], PROTO_E_DRAINING, "the server is stopping");
-    /* nobody waits for the four batches on the device any more, so the server ends before these batches do */
+    /* nobody waits for the four batches on the device any more, so the server does not wait either */
     assert_int_equal(end(s, false), 0);
 }
 
@@ -1006,8 +980,6 @@ static void test_a_drain_ends_when_its_time_is_over(void **state)
     assert_int_equal(atomic_load(&s->hurries), 1);
     assert_int_equal(end(s, false), 0);
 }
-
-/* ---- Tests of steps (transactions) on caches --------------------------------------------------------------------- */
 
 static struct cache_info new_cache(struct scene *s)
 {
@@ -1027,7 +999,7 @@ static int64_t length_of(struct scene *s, struct cache_info info)
     return info.length;
 }
 
-/* Returns a decode request that was checked, and that appends `rows` positions to a cache. */
+/* Returns a checked decode that appends `rows` positions to a cache. */
 static struct request *checked_decode(struct scene *s, const struct cache_info *info, int rows, const char *more)
 {
     char extra[128];
@@ -1060,9 +1032,8 @@ static void test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was(
     assert_int_equal(end(s, true), 0);
 }
 
-/* A client closes its connection after the device has computed its step (a decode or an append), while the length of
- * the answer is being measured. The cache must stay as it was before the step. The next step on the cache waits until
- * the first step is over. */
+/* If a client leaves while the length of its answer is measured, the cache stays as before its step (a decode or an
+ * append). The next step on the cache waits until this one is over. */
 static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cache_as_it_was(void **state)
 {
     struct scene *const s = *state;
@@ -1093,7 +1064,7 @@ static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cac
     assert_int_equal(end(s, true), 0);
 }
 
-/* Posts a decode request that appends nothing, with one row for each of the caches. */
+/* Posts a decode that appends nothing, with one row for each of the caches. */
 static struct request *posted_rows(struct scene *s, int rows, const struct cache_info *infos)
 {
     char text[256];
@@ -1104,9 +1075,8 @@ static struct request *posted_rows(struct scene *s, int rows, const struct cache
     return posted(s, (attn_op)PROTO_OP_DECODE, strdup(text));
 }
 
-/* A step (a decode or an append) must wait behind an older step that waits for the same cache. Here a first step writes
- * cache a, and a second step on caches a and b waits for it. A third step on cache b waits behind the second one. A
- * step on cache c begins at once. */
+/* A step (a decode or an append) waits behind an older step that waits for the same cache: the first step writes cache
+ * a, the second needs a and b, the third needs b. A step on cache c begins at once. */
 static void test_steps_that_come_wait_behind_older_ones_and_for_nobody_else(void **state)
 {
     struct scene *const s = *state;
@@ -1186,7 +1156,7 @@ static double parts_of(const char *device)
     return metrics_sum(METRIC_DEVICE_PARTS, device);
 }
 
-/* Returns a request of four heads with an expected time of one second, so that it is cut over several devices. */
+/* Returns a request whose expected time of one second makes the server cut it over several devices. */
 static struct request *checked_long(struct scene *s, attn_op op, char *body)
 {
     struct request *request = checked(s, op, body);
@@ -1201,13 +1171,13 @@ static struct request *posted_long(struct scene *s, attn_op op, char *body)
     return request;
 }
 
-/* Posts a request of four heads with `verify` for 19 of its 20 rows. The CPU verifies these rows. */
+/* Posts a request of four heads. The CPU verifies 19 of its 20 rows. */
 static struct request *posted_heads(struct scene *s)
 {
     return posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": 19"));
 }
 
-/* Checks that the results in the answer are correct, and that exactly the devices in `devices` computed them. */
+/* Checks that the answer is correct, and that exactly the devices in `devices` computed it. */
 static void assert_by_heads(struct scene *s, struct request *request, const char *devices)
 {
     char backend[80];
@@ -1232,10 +1202,8 @@ static void test_a_long_problem_is_cut_over_all_devices(void **state)
     assert_by_heads(s, posted_heads(s), "0-3");
     assert_by_heads(s, posted_long(s, ATTN_OP_BACKWARD, heads_body("q k v dout", 9, 4, 8, "\"causal\": true")), "0-3");
     assert_true(parts_of("fake:0") - before[0] == 2 && parts_of("fake:3") - before[1] == 2);
-    assert_ok(s, posted(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""))); /* a short problem is not cut over
-                                                                                 * several devices */
+    assert_ok(s, posted(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""))); /* a short problem is not cut */
     assert_true(parts_of(NULL) - before[2] == 8);
-    /* each device verifies all rows of the heads that it has computed */
     assert_by_heads(s, posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": \"all\"")), "0-3");
     assert_true(parts_of(NULL) - before[2] == 12);
     assert_int_equal(end(s, true), 0);
@@ -1257,8 +1225,8 @@ static void test_a_saved_forward_and_its_backward_are_both_cut(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* If a device is lost, the other devices compute the whole problem. The test does this with a device that is lost
- * before it gets its part of the problem, at the part's start, and at its end. */
+/* If a device is lost before, at the start or at the end of its part of a problem, the other devices compute the whole
+ * problem. */
 static void test_a_problem_whose_device_is_lost_is_computed_by_the_others(void **state)
 {
     struct scene *const s = *state;
@@ -1288,7 +1256,7 @@ static void test_a_problem_that_loses_all_devices_is_answered(void **state)
     assert_int_equal(end(s, false), 70);
 }
 
-/* A problem whose device is lost is queued again. Here the queue is full, so the problem is answered with an error. */
+/* A problem whose device is lost is queued again. If the queue is full, it is answered with an error. */
 static void test_a_problem_that_loses_a_device_while_the_queue_is_full_is_answered(void **state)
 {
     struct scene *const s = *state;
@@ -1305,8 +1273,7 @@ static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(
     struct scene *const s = *state;
     start(s);
     struct request *request = posted_heads(s);
-    /* A device may still compute the other part of the problem. The server answers only when that part has ended, so
-     * the test opens the gate that holds it. */
+    /* the server answers only when the other device has finished its part */
     gate_open(&s->gate);
     answered(s, request);
     assert_true(request->failed);
@@ -1349,8 +1316,6 @@ static void test_a_client_that_leaves_cancels_all_parts(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* One of two parts of a problem never ends. The server finds the hung device, and answers the request with an error.
- * The other part ends in time, so its device stays in use. */
 static void test_a_part_that_never_ends_fails_the_problem_and_no_other(void **state)
 {
     struct scene *const s = *state;
@@ -1366,7 +1331,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 {
     struct scene *const s = *state;
     start(s);
-    /* the server gets no memory for batch number `before` (0 or 1) of the problem's two batches */
+    /* there is no memory for batch number `before` of the problem's two batches */
     for (int before = 0; before < 2; before++) {
         struct request *request = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
         atomic_store(&passed_calls, before);
@@ -1376,7 +1341,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
         assert_true(atomic_load(&refused_bytes) == 0);
     }
     struct request *whole = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
-    /* if the list of a problem's parts cannot be allocated, one device computes the whole problem */
+    /* without memory for the list of parts, one device computes the whole problem */
     atomic_store(&refused_bytes, sizeof(struct job_part));
     suspend(s, whole, REQUEST_QUEUED);
     assert_ok(s, whole);

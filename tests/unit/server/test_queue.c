@@ -1,4 +1,4 @@
-/* test_queue.c: tests of the queue, without devices or sockets: which requests it admits, and which jobs leave it
+/* test_queue.c: tests of the queue without devices or sockets: which requests it admits, and which jobs leave it
  * together. */
 #include <pthread.h>
 #include <setjmp.h>
@@ -107,27 +107,19 @@ static void test_slots_hold_among_threads(void **state)
     assert_int_equal(atomic_load(&q.places[CALLER_WAITING].count), 0);
 }
 
-/* Tests which jobs (each is the problems of one request) leave the queue together. In `waiting` each letter is a job,
- * in order of arrival. Jobs with equal letters are of one kind; a '-' is a job that always leaves alone. */
+/* Jobs that leave the queue together are computed in one batch. Each letter is a job, in order of arrival; equal
+ * letters are jobs of one kind; a '-' is a job that always leaves alone. */
 static void test_batches(void **state)
 {
     (void)state;
     static const struct {
-        /* waiting: one letter for each queued job; batches: the batches in which the jobs leave the queue, separated by
-         * spaces */
+        /* batches: the batches in which the jobs leave, separated by spaces */
         const char *waiting, *batches;
         int max_batch;
     } cases[] = {
-        { "", "", 8 },
-        { "a", "a", 8 },
-        { "aaa", "aaa", 8 },
-        { "aaaaa", "aa aa a", 2 },
-        /* the second job of kind a leaves with the first, before the job of kind b between them */
-        { "abab", "aa bb", 8 },
-        { "baaab", "bb aaa", 8 }, /* the oldest job is of kind b, so all jobs of kind b leave first */
-        { "-a-a", "- aa -", 8 },  /* a large job ('-') leaves the queue in a batch of its own */
-        { "--", "- -", 8 },
-        { "a", "a", 1 },
+        { "", "", 8 },           { "a", "a", 8 },          { "aaa", "aaa", 8 }, { "aaaaa", "aa aa a", 2 },
+        { "abab", "aa bb", 8 },  { "baaab", "bb aaa", 8 }, /* b is the oldest */
+        { "-a-a", "- aa -", 8 }, { "--", "- -", 8 },       { "a", "a", 1 },
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         struct queue q;
@@ -161,7 +153,7 @@ static void test_the_work_of_a_batch_is_bounded(void **state)
         jobs[i] = make(1, 0.3e9);
         queue_push(&q, &jobs[i], 0);
     }
-    /* a batch may have at most 1e9 operations: 3 * 0.3e9 <= 1e9 < 4 * 0.3e9 */
+    /* a batch has at most 1e9 operations: 3 * 0.3e9 <= 1e9 < 4 * 0.3e9 */
     assert_int_equal(queue_take(&q, &any, 0, batch, &wait_ns), 3);
 }
 
@@ -183,13 +175,12 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
     assert_int_equal(queue_take(&q, &any, 2001, batch, &wait_ns), 3); /* full */
     jobs[3].kind = 0;
     queue_push(&q, &jobs[3], 3000);
-    /* no queued job could join a batch with this job, so this job leaves the queue at once */
+    /* no other job can join this one, so it leaves at once */
     assert_int_equal(queue_take(&q, &any, 3000, batch, &wait_ns), 1);
 }
 
-/* come: in order of arrival, each job's caller and priority; S is a step (a decode or an append) on caches of caller
- * a. leave: the jobs' numbers, in the order in which the jobs must leave. A priority changes only the order among
- * the jobs of one caller. */
+/* come: each job's caller and priority, in order of arrival; S: a step (a decode or an append) on caches of caller a.
+ * leave: the jobs' numbers, in the order in which they leave. A priority counts only among the jobs of one caller. */
 static void test_priority_is_among_the_jobs_of_one_caller(void **state)
 {
     static const struct {
@@ -202,8 +193,7 @@ static void test_priority_is_among_the_jobs_of_one_caller(void **state)
         { "a5 S1 S1", "012" },     { "a2 a2 a9 a2 a1 a5", "401352" },
     };
     struct caller *callers[2] = { caller_new(), caller_new() };
-    /* the queue looks only whether a job has a transaction (a step on caches), and never reads it, so any address
-     * will do */
+    /* the queue never reads it, so any address will do */
     struct job_transaction *const some = (struct job_transaction *)callers;
     (void)state;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -237,7 +227,7 @@ static void test_priority_is_among_the_jobs_of_one_caller(void **state)
 
 enum { FLOWS = 3, SECOND = 1000000000 };
 
-/* Flows (callers' work) a, b and c, and their jobs. Each job takes a device for some seconds. */
+/* Callers a, b and c, each with a flow (the caller's queued jobs). */
 struct fair {
     struct queue q;
     struct flow *flows[FLOWS];
@@ -270,8 +260,8 @@ static void fair_push(struct fair *fair, const char *whose)
     }
 }
 
-/* Takes the next job from the queue. Returns the name ('a', 'b' or 'c') of the flow to which the job belongs, or '-' if
- * the queue gives out no job. A flow is the jobs of one client. */
+/* Takes the next job from the queue. Returns the name ('a', 'b' or 'c') of its caller, or '-' if the queue gives out no
+ * job. */
 static char fair_take(struct fair *fair, const struct queue_taker *taker)
 {
     struct job *batch[1];
@@ -280,7 +270,7 @@ static char fair_take(struct fair *fair, const struct queue_taker *taker)
     return batch[0]->flow->name[0];
 }
 
-/* Takes the next job from the queue, and pretends that the job runs alone for a second. */
+/* Takes the next job, and pretends that it runs alone for a second. */
 static char fair_run(struct fair *fair)
 {
     const char who = fair_take(fair, &any);
@@ -315,8 +305,7 @@ static void test_a_flow_that_asked_for_nothing_has_saved_up_nothing(void **state
     fair_begin(&fair);
     fair_push(&fair, "bbbbbbbb");
     fair_run_all(&fair, "bbbb");
-    /* Flow a (the work of caller a) had no jobs while flow b had four turns. It must not get four turns in a row to
-     * make up for that. */
+    /* caller a had no jobs while b had four turns; a must not get four turns in a row now */
     fair_push(&fair, "aaaa");
     fair_run_all(&fair, "abababab-");
     fair_end(&fair);
@@ -379,7 +368,7 @@ static void test_priority_goes_before_fairness_among_the_flows_of_one_caller_alo
     for (int several = 0; several < 2; several++) {
         struct fair fair;
         fair_begin(&fair);
-        /* flow b (the work of caller b) has used more device time than flow a */
+        /* caller b has used more device time than caller a */
         flow_charge(fair.flows[1], FLOW_DEVICE, SECOND);
         fair_push(&fair, "c");
         fair_run_all(&fair, "c");
@@ -388,8 +377,7 @@ static void test_priority_goes_before_fairness_among_the_flows_of_one_caller_alo
             fair.jobs[i] = make(0, 1);
             fair.jobs[i].flow = fair.flows[i];
             fair.jobs[i].caller = callers[several ? i : 0];
-            /* the job of flow b (the work of caller b) is more urgent, with priority 1, than that of flow a, with
-             * priority 2 */
+            /* the job of b is more urgent, with priority 1 */
             fair.jobs[i].priority = 2 - i;
             queue_push(&fair.q, &fair.jobs[i], fair.now_ns);
         }
@@ -430,7 +418,7 @@ static void test_retry_after_is_between_1_and_30_seconds(void **state)
     assert_int_equal(queue_retry_after_s(&q, 1), 1);
     queue_learn(&q, 1, 0.5);
     for (int i = 0; i < 9; i++) enter(&q);
-    /* the nine queued jobs take one device 4.5 s, so clients are told to try again after 5 s */
+    /* nine queued jobs take one device 4.5 s */
     assert_int_equal(queue_retry_after_s(&q, 1), 5);
     assert_int_equal(queue_retry_after_s(&q, 3), 2);
     for (int i = 0; i < 900; i++) enter(&q);
