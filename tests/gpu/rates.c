@@ -1,12 +1,11 @@
-/* rates.c: measures the time that each kernel takes for one pair of a query and a key, mainly for slow kernels. Two
- * things are based on these numbers. One is the length of a step, which is the part of a problem that the simple
- * kernels compute in one launch (kernels/cuda/simple/simple.h). The other is the server's estimate of a request's time.
+/* rates.c: measures the time that each kernel takes for one pair of a query and a key. Two things are based on it: how
+ * much the simple kernels compute in one launch (kernels/cuda/simple/simple.h), and the server's estimate of a
+ * request's time.
  *
  *   build/tests/gpu/rates [CASE]      on the first GPU; with CASE only the cases whose name contains it
  *
- * The pairs counted are those that the causal mask and lengths permit, over all heads. For a case of several steps the
- * program prints the number of steps and the time of the longest one: it times each call of attn_run_some() and divides
- * by the number of steps that the call queued. */
+ * Pairs are those that the causal mask permits, over all heads. For a case of several launches the program
+ * prints the number of calls of attn_run_some(), and the time of the longest launch. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,17 +21,16 @@ struct rate_case {
     attn_op op;
     attn_dtype dtype;
     int64_t H, S, D;
-    double amplitude; /* largest magnitude of the numbers in q and k */
+    double amplitude; /* of the numbers in q and k */
     enum bias_kind bias;
-    /* the bias of hidden pairs in the case PADDED: keys after the query, and the first half of the keys or of the
-     * queries */
+    /* PADDED: the bias of keys after the query, and of the first half of the keys or of the queries */
     float hidden;
     bool alibi, sinks;
     double dropout;
-    const char *wanted; /* gradients to compute; "" means dq, dk and dv */
+    const char *wanted; /* gradients to compute; "": dq, dk and dv */
 };
 
-/* rows of the table below name only the members that they need */
+/* rows of the table name only the members that they need */
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 
 #define F ATTN_OP_FORWARD
@@ -145,7 +143,7 @@ struct rig {
     int count;
 };
 
-/* Makes a tensor in device memory with random numbers, a padded mask, or zeros (if the amplitude is 0). */
+/* Random numbers, a padded mask, or zeros (amplitude 0), in device memory. */
 static attn_tensor tensor_of(struct rig *r, const struct rate_case *c, attn_dtype dtype, int rank, const int64_t *shape,
                              double amplitude, bool padded)
 {
