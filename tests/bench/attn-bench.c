@@ -42,45 +42,46 @@ enum { WARM_RUNS = 2, MOST_REPS = 1000, PATTERN = 1000003, MOST_COPIES = 64, MOS
 static const double RUN_MS = 2;
 static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 
-/* gradients that a backward computes only if --grads names them */
+/* the gradients that a backward computes only if --grads names them */
 #define BIT(id)          (UINT64_C(1) << (id))
 #define OPTION_GRADIENTS (BIT(ATTN_T_dsinks) | BIT(ATTN_T_dbias) | BIT(ATTN_T_dalibi_slopes))
 
 struct options {
     bool forward, backward, json, causal, codec, top_left;
-    bool no_lse; /* the forward writes only `out` */
-    /* reading K and V dominates the time: the report shows GB/s, and calls alternate between copies of K and V */
+    bool no_lse;
+    /* true if reading K and V dominates the time: the report then shows GB/s, and calls alternate between copies of K
+     * and V */
     bool reading;
-    /* packed sequences with the lengths in `lengths`, instead of B, Sq and Sk; 0: not packed */
+    /* number of packed sequences, whose lengths replace B, Sq and Sk; 0: not packed */
     int sequences;
     int32_t lengths[MOST_SEQUENCES];
-    /* FlashMask of this many equal documents; each query sees only keys of its own document; 0: no mask */
+    /* number of equal documents that a FlashMask separates; 0: no mask */
     int64_t documents;
-    /* keys per page of K and V, in random order; 0: no pages */
+    /* number of keys per page of K and V; 0: no pages */
     int64_t page_size;
-    bool forks;  /* batch rows share all their pages except the last one */
-    bool latent; /* V is the first Dv columns of K, in the same memory */
+    bool forks; /* All batch rows share their pages, except the last page of each row. */
+    bool latent;
     bool deterministic, alibi, sinks;
-    bool truth; /* times attn_truth_some(), which computes in float64, instead of the kernels */
+    bool truth; /* true: times attn_truth_some(), which computes in float64; false: times the kernels */
     double softcap, scale, dropout;
-    double keep;        /* the fraction of keys that a keep_mask [1, 1, Sq, Sk] keeps; 0: no mask */
-    bool biased;        /* a bias [1, 1, Sq, Sk] */
-    bool each_head;     /* bias and keep_mask are [B, H, Sq, Sk] */
-    bool forward_first; /* a backward computes out and lse itself; false: both are its inputs */
-    /* the bias is a mask like Hugging Face's: hidden_bias (the lowest float32) for later keys and the first `padded`
-     * keys, 0 for others; false: the bias is random */
+    double keep;        /* fraction of the keys that a keep_mask of shape [1, 1, Sq, Sk] keeps; 0: no mask */
+    bool biased;        /* the problem has a bias of shape [1, 1, Sq, Sk] */
+    bool each_head;     /* true: bias and keep_mask have shape [B, H, Sq, Sk]; false: [1, 1, Sq, Sk] */
+    bool forward_first; /* true: a backward computes out and lse itself; false: both are its inputs */
+    /* true: the bias is a mask like Hugging Face's, with hidden_bias for later keys and for the first `padded` keys,
+     * and 0 for others; false: it is random */
     bool bias_is_mask;
     int64_t padded;
     double hidden_bias;
     uint64_t observed;  /* outputs of an observe (a request for attention weights), one bit each */
     bool given_lse;     /* an observe (a request for attention weights) gets lse as input */
-    uint64_t gradients; /* gradients of options (dsinks, dbias, dalibi_slopes), one bit each */
+    uint64_t gradients; /* gradients of options (dsinks, dbias, dalibi_slopes) to compute, one bit each */
     enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS, SWEEP_OBSERVE } sweep;
     /* dtype: of q; key_dtype: of k and v; grad_dtype: of dq, dk and dv; bias_dtype: of bias */
     attn_dtype dtype, key_dtype, grad_dtype, bias_dtype;
     int64_t B, H, Hk, Sq, Sk, D, Dv, window_left, window_right, tokens;
     const char *device;
-    int index, threads, reps; /* reps: timed runs; 0: as many as fit into a second, at least 5 */
+    int index, threads, reps; /* reps: number of timed runs; 0: as many as fit into a second, at least 5 */
 };
 
 static void die(const char *what, const char *why)
@@ -109,8 +110,8 @@ static double median(double *times, int count)
 
 /* ---- Filling tensors with numbers -------------------------------------------------------------------------------- */
 
-/* Fills a tensor with random numbers close to N(0, 1): sums of four uniform numbers. Only PATTERN numbers are drawn,
- * and then repeated; PATTERN is prime, so that no kernel benefits. */
+/* Fills a tensor with random numbers close to N(0, 1), each the sum of four uniform numbers. PATTERN of them are drawn
+ * and repeated; PATTERN is prime, so that no kernel benefits. */
 static void fill_random(void *data, attn_dtype dtype, int64_t count)
 {
     static uint64_t state = 88172645463325252u;
@@ -120,7 +121,7 @@ static void fill_random(void *data, attn_dtype dtype, int64_t count)
         double sum = 0;
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
         for (int part = 0; part < 4; part++) sum += (double)(state >> 16 * part & 0xffff) / 65536 - 0.5;
-        /* makes the variance of four uniform numbers, 4 / 12, to 1 */
+        /* The factor makes the variance of four uniform numbers, 4 / 12, to 1. */
         attn_store(dtype, data, n, sum * 1.7320508);
     }
     for (int64_t n = fresh; n < count; n += fresh)
@@ -140,10 +141,11 @@ struct block {
     int64_t bytes;
 };
 
-/* indices of blocks of memory: one for each tensor, and one for prefix_keys (how many first keys batch rows share) */
+/* Indices of blocks of memory: one block for each tensor, and one for prefix_keys (how many first keys batch rows
+ * share). */
 enum { PREFIX_KEYS = ATTN_TENSOR_COUNT, BLOCKS };
 
-static attn_error err; /* every failure ends the program */
+static attn_error err; /* the error of a failed call, which ends the program */
 
 static void must(attn_status status)
 {
@@ -162,7 +164,6 @@ static void give_memory(struct machine *m, attn_tensor *t, struct block *b)
     t->data = b->host;
 }
 
-/* Fails if the output has a NaN. */
 static void look_at(struct machine *m, attn_tensor_id id, const attn_tensor *t, const struct block *b)
 {
     int64_t elements = 0;
@@ -190,7 +191,8 @@ static int64_t entries_of(const struct options *o)
     return (o->Sk + o->page_size - 1) / o->page_size;
 }
 
-/* With --forks, the batch rows share all pages except the last of each row. */
+/* Returns the number of pages in the pool. With --forks, batch rows share all pages except the last page of each
+ * row. */
 static int64_t pages_of(const struct options *o)
 {
     return o->forks ? entries_of(o) - 1 + o->B : o->B * entries_of(o);
@@ -205,7 +207,7 @@ static void give_pages(struct machine *m, const struct options *o, attn_problem 
     int32_t *order = malloc((size_t)pages * sizeof *order);
     int32_t *values = malloc((size_t)(o->B * entries) * sizeof *values);
     if (!order || !values) die("out of memory", NULL);
-    for (int64_t n = 0; n < pages; n++) { /* a shuffle (Fisher and Yates) */
+    for (int64_t n = 0; n < pages; n++) {
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
         const int64_t other = (int64_t)(state % (uint64_t)(n + 1));
         order[n] = order[other];
@@ -246,7 +248,7 @@ static void give_bias(struct machine *m, const struct options *o, attn_tensor *t
     must(attn_stream_wait(m->stream, &err));
 }
 
-/* Keeps a random fraction of the keys, and the first key of each row, the same in each run. */
+/* Fills a keep_mask that keeps a random fraction of the keys, and the first key of each row. */
 static void give_keep_mask(struct machine *m, const struct options *o, attn_tensor *t, struct block *b)
 {
     uint64_t state = 88172645463325252u;
@@ -324,7 +326,6 @@ static void use(attn_problem *p, const struct options *o, struct block *blocks, 
     if (o->forks) p->prefix_keys = on_device ? blocks[PREFIX_KEYS].device : blocks[PREFIX_KEYS].host;
 }
 
-/* as in ,"outputs":["out","lse"] */
 static void put_outputs(const attn_problem *p)
 {
     const char *before = ",\"outputs\":[";
@@ -361,7 +362,6 @@ static void truth_open(struct machine *m, const attn_problem *p, struct truth *t
     t->to = (attn_truth){ t->memory[0], t->memory[1], t->memory[2], t->memory[3], t->memory[4] };
 }
 
-/* Fails if a float64 result is NaN. */
 static void truth_close(struct machine *m, struct truth *t)
 {
     for (int n = 0; n < TRUTH_RESULTS; n++) {
@@ -378,8 +378,8 @@ static void truth_close(struct machine *m, struct truth *t)
     attn_device_free(m->device, t->workspace);
 }
 
-/* Queues one call of what is timed: a forward, a backward, an observe (attention weights) or a truth (results in
- * float64). */
+/* Queues one call of the operation that is timed: a forward, a backward, an observe (attention weights) or a truth
+ * (results in float64). */
 static void queue_call(struct machine *m, const attn_plan *plan, void *workspace, const struct truth *t)
 {
     int64_t step = 0;
@@ -389,11 +389,11 @@ static void queue_call(struct machine *m, const attn_plan *plan, void *workspace
             must(attn_truth_some(m->stream, plan->problem, &t->to, t->workspace, &step, &err));
 }
 
-/* Returns the milliseconds of one call. */
+/* Returns the milliseconds that one call takes. */
 static double time_shape(struct machine *m, const struct options *o, attn_op op)
 {
     static double times[MOST_REPS], queueing[MOST_REPS];
-    static attn_problem turns[MOST_COPIES]; /* the problem with different copies of K and V */
+    static attn_problem turns[MOST_COPIES];
     static attn_plan plans[MOST_COPIES];
     void *copies[MOST_COPIES][2] = { 0 };
     struct block blocks[BLOCKS] = { 0 };
@@ -416,7 +416,6 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
     p.observe.map[1] = o->Sk < ATTN_MAX_MAP ? o->Sk : ATTN_MAX_MAP;
     p.observe.top = o->observed & BIT(ATTN_T_top_keys) ? 8 : 0;
     attn_observe_region(&p);
-    /* a backward reads the out and lse of a forward */
     for (int back = 0; back <= (op == ATTN_OP_BACKWARD); back++) {
         p.op = op == ATTN_OP_OBSERVE ? op : back ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -481,7 +480,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         must(attn_stream_mark(m->stream, 1, &err));
         must(attn_stream_wait(m->stream, &err));
     }
-    /* for a single short call, the host's time to queue it would be measured */
+    /* A single short call would measure the time in which the host queues it. */
     if (!m->info.unified) {
         const double one = attn_stream_elapsed_us(m->stream, 0, 1) / 1000;
         calls = one >= RUN_MS ? 1 : one > RUN_MS / 500 ? (int)(RUN_MS / one) + 1 : 500;
@@ -521,7 +520,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
                tflops, gigabytes, m->info.name, kernel);
     fflush(stdout);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        /* attn_truth_some() writes into struct truth only */
+        /* attn_truth_some() leaves the problem's outputs as they are. */
         if (o->truth) continue;
         if (p.tensor[id].rank && attn_writes(&p, (attn_tensor_id)id) && attn_dtype_floating(p.tensor[id].dtype))
             look_at(m, (attn_tensor_id)id, &p.tensor[id], &blocks[id]);
@@ -542,7 +541,8 @@ static void time_ops(struct machine *m, const struct options *o)
     if (o->backward && o->dtype != ATTN_F8E4M3) time_shape(m, o, ATTN_OP_BACKWARD);
 }
 
-/* The sizes of the figures in the FlashAttention papers: B * S tokens, H * D = 2048, D 64 to 256, S 512 to 16384. */
+/* Times the sizes of the figures in the FlashAttention papers: B * S tokens, H * D = 2048, D from 64 to 256, S from 512
+ * to 16384. */
 static void sweep_paper(struct machine *m, const struct options *given)
 {
     static const int64_t head_sizes[] = { 64, 128, 256 };
@@ -562,7 +562,7 @@ static void sweep_paper(struct machine *m, const struct options *given)
                 }
 }
 
-/* One query and a few queries over many keys. Leaves out the largest sizes on a device that shares the host's
+/* Times one query, and a few queries, over many keys. Leaves out the largest sizes on a device that shares the host's
  * memory. */
 static void sweep_decode(struct machine *m, const struct options *given)
 {
@@ -588,8 +588,7 @@ static void remark(const struct options *o, const char *what, double value)
     fflush(o->json ? stderr : stdout);
 }
 
-/* Times each mask and each kind of sequence lengths beside a plain problem of the same size, as long as --tokens
- * allows. */
+/* Times each mask and each kind of sequence lengths, and for comparison a plain problem of the same size. */
 static void sweep_masks(struct machine *m, const struct options *given, attn_op op)
 {
     const int64_t longest = given->tokens < 16384 ? given->tokens : 16384, half = longest / 2, total = longest * 4;
@@ -599,7 +598,7 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
     int64_t left = total;
     o.D = o.Dv = 128;
 
-    o.B = 2, o.H = 32, o.Hk = 8, o.Sq = o.Sk = half, o.causal = true; /* grouped heads */
+    o.B = 2, o.H = 32, o.Hk = 8, o.Sq = o.Sk = half, o.causal = true;
     time_shape(m, &o, op);
 
     if (op == ATTN_OP_BACKWARD) {
@@ -642,7 +641,8 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
     remark(&o, "FlashMask of 16 documents: times as fast as without", plain / masked);
 }
 
-/* Times an observe (a request for attention weights) of each kind of output, beside a forward of the same sizes. */
+/* Times an observe (a request for attention weights) of each kind of output, and for comparison a forward of the same
+ * sizes. */
 static void sweep_observe(struct machine *m, const struct options *given)
 {
     static const struct {
@@ -665,7 +665,7 @@ static void sweep_observe(struct machine *m, const struct options *given)
 
 /* ---- Measuring how fast request bodies are read and written ------------------------------------------------------ */
 
-/* Grows by reallocation and is aligned to 64 bytes, like the server's memory for request bodies. */
+/* Memory that grows by reallocation and is aligned to 64 bytes, like the server's memory for request bodies. */
 struct arena {
     void *base;
     size_t bytes, used;
@@ -699,7 +699,7 @@ static void report(const struct options *o, const char *what, const char *varian
     fflush(stdout);
 }
 
-/* A forward with 8 heads of 64 float16 numbers, one row of q, and `keys` rows of k and v. */
+/* Makes the body of a forward with 8 heads of 64 float16 numbers, one row of q, and `keys` rows of k and v. */
 static char *make_body(int64_t keys, size_t *length)
 {
     const int64_t q_bytes = 8 * 64 * 2, kv_bytes = keys * q_bytes;
@@ -727,7 +727,7 @@ static char *make_body(int64_t keys, size_t *length)
 
 static void time_codec(const struct options *o)
 {
-    /* the first fits into a core's cache */
+    /* The first size fits into a core's cache, and the second does not. */
     const size_t sizes[] = { 96 * 1024, 24 * 1024 * 1024 };
     double seconds[CODEC_REPS];
     if (!o->json) printf("%-14s  %-8s  %10s  %10s  %8s\n", "what", "variant", "text", "ms", "GB/s");
@@ -763,7 +763,7 @@ static void time_codec(const struct options *o)
         base64_use(NULL);
         free(data), free(back), free(text);
     }
-    /* a whole body: scanner, base64 decoder, JSON parser and checks */
+    /* A whole body goes through the scanner, the base64 decoder, the JSON parser and the checks. */
     for (int large = 0; large < 2; large++) {
         size_t length;
         char *body = make_body(large ? 16384 : 64, &length);
@@ -862,7 +862,7 @@ static bool is_number(const char *text)
     return *text && *end == 0;
 }
 
-/* A real number above `low` and at most `high`. */
+/* Reads a real number above `low` and at most `high`. */
 static double between(const char *option, const char *text, double low, double high)
 {
     char what[128];
@@ -873,7 +873,7 @@ static double between(const char *option, const char *text, double low, double h
     return x;
 }
 
-/* Reads names of gradients (OPTION_GRADIENTS), separated by commas, as bits. */
+/* Reads names of gradients, separated by commas, as a set of bits. */
 static uint64_t gradients(const char *text)
 {
     uint64_t bits = 0;
@@ -1026,7 +1026,7 @@ int main(int argc, char **argv)
         case SINKS: o.sinks = true; break;
         case SCALE: o.scale = real("--scale", optarg); break;
         case DROPOUT: o.dropout = real("--dropout", optarg); break;
-        /* an argument that begins with '-' may be a negative number for --bias */
+        /* An argument that begins with '-' may be a negative number for --bias. */
         case BIAS:
             o.biased = true;
             if (!optarg && optind < argc && is_number(argv[optind])) optarg = argv[optind++];
@@ -1118,7 +1118,6 @@ int main(int argc, char **argv)
     if (!o.Dv) o.Dv = o.D;
     if (o.latent && o.Dv > o.D) die("--latent: --dv is larger than -D", NULL);
 
-    /* the command line, so that a reader can repeat the measurement; to stderr if the rows are JSON */
     {
         FILE *to = o.json ? stderr : stdout;
         fputs("#", to);

@@ -23,7 +23,7 @@
 enum { MOST_RUNS = 50 };
 static const double RUNS_S = 0.2, MOST_OFF = 3;
 
-/* what a problem of the table may have */
+/* tensors and options that a problem of the table may have, one bit each */
 enum {
     BIAS = 1,
     KEEP = 2,
@@ -43,14 +43,15 @@ static const struct problem {
     const char *name;
     attn_op op;
     attn_dtype dtype;
-    /* Hk = 0: as many heads of k and v as of q; Sk = 0: as many keys as queries */
+    /* Hk = 0 means as many heads of k and v as of q; Sk = 0 means as many keys as queries */
     int64_t B, H, Hk, Sq, Sk, D;
     unsigned with;
-    double scale, softcap, dropout; /* a scale of 0: the default */
-    /* the bias above the causal diagonal, and of the first `padded` queries and keys; 0: no bias */
+    double scale, softcap, dropout; /* a scale of 0 is the default scale */
+    /* The bias of pairs above the causal diagonal, and of pairs with one of the first `padded` queries or keys; 0: no
+     * bias. */
     double hidden;
     int64_t padded;
-    /* v_size: factor for v; lse: value of all of lse; 0: unchanged */
+    /* v_size: factor by which v is multiplied; lse: value of all elements of lse; 0 leaves them unchanged */
     double v_size, lse;
 } problems[] = {
 #define P(n, o, type, b, h, hk, sq, sk, d) \
@@ -134,7 +135,7 @@ struct machine {
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;
-    bool by_processor; /* processor time, not the device's clock */
+    bool by_processor; /* true: the time is processor time; false: the device's clock */
 };
 
 struct block {
@@ -197,7 +198,7 @@ static int32_t *give_indices(attn_tensor *t, struct block *b, int rank, const in
     return b->host;
 }
 
-/* A mask as Hugging Face writes it: a bias for all heads, with a large negative number for each hidden pair. */
+/* Hides pairs as Hugging Face does: by a bias for all heads, with a large negative number for each hidden pair. */
 static void hide_by_bias(const struct problem *spec, attn_problem *p)
 {
     const int64_t Sq = p->bias.shape[2], Sk = p->bias.shape[3];
@@ -224,7 +225,7 @@ static void give_masks(const struct problem *spec, attn_problem *p, struct block
     }
     if (spec->with & ALIBI) give_floats(&p->alibi_slopes, &blocks[ATTN_T_alibi_slopes], ATTN_F32, 1, &spec->H, 0.1);
     if (spec->with & SINKS) give_floats(&p->sinks, &blocks[ATTN_T_sinks], ATTN_F32, 1, &spec->H, 1);
-    /* FlashMask of 16 documents; each query sees only keys of its own */
+    /* FlashMask of 16 documents: each query sees only keys of its own document. */
     if (spec->with & DOCUMENTS) {
         int32_t *bounds = give_indices(&p->mask_startend_rows, &blocks[ATTN_T_mask_startend_rows], 4,
                                        (int64_t[]){ spec->B, 1, Sk, 2 });
@@ -275,7 +276,7 @@ static void make(const struct problem *spec, attn_problem *p, struct block *bloc
     }
 }
 
-/* dout, gradients, and the out and lse of a forward. */
+/* Makes dout and the gradients of a backward, and computes its inputs out and lse by a forward. */
 static void make_backward(const struct problem *spec, attn_problem *p, struct block *blocks)
 {
     static const struct {

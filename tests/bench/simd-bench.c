@@ -34,7 +34,7 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The operands, each large enough for every benchmark. */
+/* The operands of all benchmarks. */
 struct work {
     const struct simd *simd;
     const struct simd_type *type;
@@ -164,7 +164,8 @@ static void axpys(struct work *w)
     w->simd->axpys(w->k, w->m, w->n, w->drop, w->m, w->X, w->dtype, w->n, w->C, w->n);
 }
 
-/* A forward of m queries over all KEYS keys, in tiles of n keys: S = Q K^T, softmax, O += P V. k is the head size. */
+/* Computes a forward of m queries over all KEYS keys, in tiles of n keys: S = Q K^T, softmax, O += P V. k is the head
+ * size. */
 static void forward(struct work *w)
 {
     const struct simd_type *t = w->type;
@@ -182,8 +183,8 @@ static void forward(struct work *w)
     }
 }
 
-/* A backward of m queries over all KEYS keys, in tiles of n keys: five products and the gradient of the scores. k is
- * the head size. */
+/* Computes a backward of m queries over all KEYS keys, in tiles of n keys: five products and the gradient of the
+ * scores. k is the head size. */
 static void backward(struct work *w)
 {
     const struct simd_type *t = w->type;

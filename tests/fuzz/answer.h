@@ -13,17 +13,17 @@ static inline void broken(const char *file, int line, const char *what)
     abort();
 }
 
-/* the fuzzer computes no larger outputs, to save time */
+/* largest size of an output that the fuzzer computes, to save time */
 enum { OUTPUT_BYTES = 1 << 16 };
 
-/* Places the outputs in the memory `outputs`. Returns false if one does not fit. */
+/* Places the outputs in the memory `outputs`. Returns false if an output does not fit. */
 static inline bool give_outputs(proto_item *item, uint8_t *outputs)
 {
     attn_error err = { 0 };
     bool fits = true;
     const attn_merge_problem merge = item->parts ? proto_item_merge(item) : (attn_merge_problem){ 0 };
     must((item->parts ? attn_merge_check(&merge, &err) : attn_check(&item->problem, &err)) == ATTN_OK);
-    /* tensors, counts of pairs, or a report on a client's results */
+    /* An answer has tensors, or numbers of pairs, or a report on a client's results. */
     must(item->outputs != 0 || item->counts != 0 || item->results != NULL);
     for (int n = 0; n < PROTO_TENSORS; n++) {
         attn_tensor *const t = proto_item_result(item, n);
@@ -36,8 +36,8 @@ static inline bool give_outputs(proto_item *item, uint8_t *outputs)
     return fits;
 }
 
-/* Returns the answer: `*length` bytes, then a NUL. Tensors come after its first *head bytes
- * (proto_encoder_head_bytes()). The caller frees it. */
+/* Returns the answer: `*length` bytes, then a NUL. The caller frees it. *head becomes the number of bytes before the
+ * tensors. */
 static inline char *answer_of(const proto_call *call, const proto_result *results, uint32_t *seed, size_t *length,
                               size_t *head)
 {

@@ -36,8 +36,7 @@ static char *exact_copy(const char *text, size_t count)
     return copy;
 }
 
-/* Decodes the text in pieces of `longest` characters, or, if the seed is not 0, of pseudo-random lengths up to
- * `longest`. */
+/* Decodes the text in pieces of `longest` characters, or of random lengths up to `longest` if the seed is not 0. */
 static struct outcome decode(const char *text, size_t count, uint64_t start, size_t longest, uint32_t seed)
 {
     struct outcome o = { 0 };
@@ -52,7 +51,7 @@ static struct outcome decode(const char *text, size_t count, uint64_t start, siz
         }
         if (now > count - o.stop) now = count - o.stop;
         char *piece = exact_copy(text + o.stop, now);
-        /* of exact size, so that a sanitizer sees a write beyond it */
+        /* The block has the size that the decoder may fill, so that a sanitizer sees a write beyond it. */
         uint8_t *out = malloc(BASE64_DECODED_MAX(now));
         must(out != NULL);
         taken = base64_decode_until(&d, piece, now, out, &written);
@@ -77,7 +76,7 @@ static void must_agree(const struct outcome *a, const struct outcome *b)
     must(a->padded == b->padded && memcmp(a->out, b->out, a->bytes) == 0);
 }
 
-/* Every variant must encode to the same text, which must decode to the bytes. */
+/* Every variant must encode to the same text, and decode this text to the bytes. */
 static void encode(const uint8_t *bytes, size_t count)
 {
     size_t chars = (size_t)BASE64_ENCODED(count);
@@ -127,7 +126,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         free(pieces.out);
     }
 
-    /* only one text encodes given bytes */
+    /* Only one text encodes given bytes. */
     if (truth.finished) {
         char *again = malloc(truth.stop + 4);
         must(again != NULL && BASE64_ENCODED(truth.bytes) == truth.stop);

@@ -24,7 +24,8 @@ struct outcome {
     uint8_t *values; /* owned */
 };
 
-/* Seed 0 reads the text at once; others read it in pieces and with little room, both of pseudo-random sizes. */
+/* Reads a text as an array of numbers: at once if the seed is 0, and otherwise in pieces of random sizes, with little
+ * room for elements. */
 static struct outcome read_text(const char *text, size_t count, numbers_type type, uint32_t seed)
 {
     struct outcome o = { .status = NUMBERS_MORE };
@@ -40,7 +41,7 @@ static struct outcome read_text(const char *text, size_t count, numbers_type typ
             if (now > (seed >> 8) % longest) now = (seed >> 8) % longest;
             if (room > (seed >> 16) % 5) room = (seed >> 16) % 5;
         }
-        /* of exact size, so that a sanitizer sees a read beyond it */
+        /* The block has its exact size, so that a sanitizer sees a read beyond it. */
         char *piece = malloc(now ? now : 1);
         uint8_t *out = malloc(room * bytes > 0 ? room * bytes : 1);
         must(piece && out);
@@ -68,7 +69,7 @@ static void must_agree(const struct outcome *a, const struct outcome *b)
     must(memcmp(a->reader.shape, b->reader.shape, (size_t)a->reader.rank * sizeof a->reader.shape[0]) == 0);
 }
 
-/* The number of elements is the product of the shape. For float32 the C library reads the same numbers. */
+/* The number of elements must be the product of the shape. For float32 the C library must read the same numbers. */
 static void must_be_true(const struct outcome *o, const char *text)
 {
     int64_t product = 1;
@@ -115,7 +116,8 @@ static void must_convert(const char *text, size_t count, const struct outcome *t
     free(o.values);
 }
 
-/* `text` needs room for count * (NUMBERS_TEXT_MAX + 1) + 2 bytes. Returns the length. */
+/* Writes values as a JSON array, and returns its length. `text` needs room for count * (NUMBERS_TEXT_MAX + 1) + 2
+ * bytes. */
 static size_t put_array(attn_dtype dtype, const void *values, size_t count, char *text)
 {
     char *end = text;
@@ -128,7 +130,7 @@ static size_t put_array(attn_dtype dtype, const void *values, size_t count, char
     return (size_t)(end - text);
 }
 
-/* A NaN may become another NaN. */
+/* Values that are written must be read back. A NaN may become another NaN. */
 static void must_come_back(const uint8_t *values, size_t count, attn_dtype dtype)
 {
     size_t bytes = numbers_bytes((numbers_type)dtype), room = count * (NUMBERS_TEXT_MAX + 1) + 2;
@@ -157,7 +159,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     struct outcome whole = read_text(text, count, (numbers_type)dtype, 0);
     struct outcome pieces = read_text(text, count, (numbers_type)dtype, data[1] + 1u);
-    /* other pieces and other room for elements */
     struct outcome single = { 0 };
     single = read_text(text, count, (numbers_type)dtype, data[1] * 2654435761u + 77u);
     must_agree(&whole, &pieces);

@@ -103,7 +103,7 @@ static bool same_number(const char *text, double value)
     return x == value || (isnan(x) && isnan(value));
 }
 
-/* Compares the body's tree with that of the rest (the JSON without tensor values), without recursion. */
+/* Compares the body's tree with that of the rest (the JSON without tensor values). */
 static void same_tree(const cJSON *body, const cJSON *rest, const scan_extract *extracts, int extract_count)
 {
     struct {
@@ -161,7 +161,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (data[0] & 2) room = PROTO_MEMORY_STEP;
     run(&whole, &limits, room, data + 2, size - 2, 0);
     run(&pieces, &limits, room, data + 2, size - 2, 1 + data[1]);
-    /* pieces request memory later, so with little memory they may get further */
+    /* With little memory, pieces may get further than the whole body, because they request memory later. */
     if (!room) same(&whole, &pieces);
     if (whole.status == ATTN_OK) {
         size_t length;

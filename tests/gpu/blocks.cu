@@ -122,7 +122,8 @@ const struct tma_case {
 };
 /* clang-format on */
 
-/* Box number c has 128 bytes in each row. Returns which byte of the tensor is byte b of its row r, or -1 for none. */
+/* Box number c has 128 bytes in each row. Returns which byte of the tensor is byte b of the box's row r, or -1 if there
+ * is none. */
 int64_t source_of(const tma_case &x, int c, int r, int b)
 {
     const int column = (c * 128 + b) / x.element, row = x.row + r;
@@ -138,7 +139,7 @@ void check_tma()
         const int tile_bytes = x.chunks * chunk_bytes, columns = 128 / x.element;
         const place at = { 0, x.row, x.head, x.batch };
         std::vector<uint8_t> data(bytes), expected(tile_bytes);
-        /* neither 0, which TMA writes for missing elements, nor 0xff, with which shared memory is filled first */
+        /* No byte is 0, which TMA writes for missing elements, or 0xff, with which shared memory is filled first. */
         for (uint8_t &b : data) b = (uint8_t)(1 + random_bits() % 254);
         array<uint8_t> source(data), out(tile_bytes);
         const CUtensorMap from = map_of(tensor{ source.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
@@ -154,7 +155,7 @@ void check_tma()
         snprintf(name, sizeof name, "TMA load: %s", x.name);
         judge(name, compare(out.fetch(), expected));
 
-        /* TMA must drop the numbers outside the tensor, and not change any other element */
+        /* TMA must drop the numbers outside the tensor, and not change any other element. */
         array<uint8_t> back(bytes);
         const CUtensorMap to = map_of(tensor{ back.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
         for (uint8_t &b : expected) b = (uint8_t)(1 + random_bits() % 254);
@@ -174,7 +175,7 @@ void check_tma()
 
 /* ---- Tests of wgmma with 16-bit numbers: S = Q K^T, P in registers, O += P V ------------------------------------- */
 
-/* Row and column, in a 64 x N accumulator, of this thread's register i. See wgmma in ptx.cuh. */
+/* row_of() and column_of() return where this thread's register i is in a 64 x N accumulator (see wgmma in ptx.cuh). */
 DEVICE int row_of(int i)
 {
     return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
@@ -190,7 +191,7 @@ template <int N> DEVICE void write_accumulators(float *to, const float (&d)[N / 
     for (int i = 0; i < N / 2; i++) to[row_of(i) * N + column_of(i)] = d[i];
 }
 
-/* poison() sets what a product must overwrite, and begin_sums() sets what it must add to. */
+/* A product must overwrite what poison() sets, and add to what begin_sums() sets. */
 template <int N> DEVICE void poison(float (&d)[N])
 {
 #pragma unroll
@@ -217,7 +218,7 @@ template <class X> struct shared {
     alignas(8) uint64_t full;
 };
 
-/* Attention without the softmax: S = Q K^T and O += S V. */
+/* Computes attention without the softmax: S = Q K^T and O += S V. */
 template <typename T, class X>
 __global__ void __launch_bounds__(128)
     attend(const __grid_constant__ CUtensorMap map_Q, const __grid_constant__ CUtensorMap map_K,
@@ -254,7 +255,7 @@ __global__ void __launch_bounds__(128)
 template <typename T, class X> void check_attend()
 {
     const int D = X::D, BN = X::BN, DV = X::DV;
-    /* |S| is at most 256, exact in 16 bits */
+    /* Every |S| is at most 256, so S is exact in 16 bits. */
     const std::vector<float> Q = random_ints(64 * D, 1), K = random_ints(BN * D, 1), V = random_ints(BN * DV, 8);
     array<uint16_t> gQ(bits_of<T>(Q)), gK(bits_of<T>(K)), gV(bits_of<T>(V));
     array<float> S(64 * BN), O(64 * DV);
@@ -276,7 +277,7 @@ template <typename T, class X> void check_attend()
     judge(name, compare(O.fetch(), expected));
 }
 
-/* The tile shapes of forward.cu. */
+/* The tile shapes are those of forward.cu. */
 template <typename T> void check_wgmma_16()
 {
     check_attend<T, shape<64, 128, 64>>();
@@ -297,7 +298,7 @@ void check_wgmma()
 
 template <int D> struct shared_sums {
     alignas(1024) uint16_t K[64 * D];
-    alignas(1024) uint16_t dS[64 * 64]; /* 64 queries and 64 keys */
+    alignas(1024) uint16_t dS[64 * 64];
     alignas(128) float sums[64 * D];
     alignas(16) float more[64];
     alignas(8) uint64_t full;
@@ -426,7 +427,7 @@ __global__ void __launch_bounds__(128)
     write_accumulators<X::D>(O_out, O);
 }
 
-/* P is S rounded to e4m3, still an integer. |P V| stays below 2^13, so that sums are exact in the 14 bits that the
+/* P is S rounded to e4m3, which is still an integer. |P V| stays below 2^13, so sums are exact in the 14 bits that the
  * tensor core keeps. */
 template <class X> void check_attend_8()
 {
@@ -456,7 +457,7 @@ template <class X> void check_attend_8()
 }
 
 /* The tensor core adds products in steps, and truncates them and the sum so far at 2^-13 of the largest addend. Beside
- * a product of 2^13, one of 1 must still count. */
+ * a product of 2^13, a product of 1 must still count. */
 void check_sums_of_e4m3()
 {
     typedef shape_8<256, 128> X;
@@ -503,14 +504,15 @@ template <class X> struct shared_ring {
     int taken, turns[TILES * X::C];
 };
 
-/* Whether consumer w multiplies the tile. Otherwise it only takes its turn among the consumers, as kernels do for keys
- * that none of its rows sees. */
+/* Returns whether consumer warpgroup w multiplies the tile. In kernels a consumer skips keys that none of its rows
+ * sees, but still takes its turn. */
 ATTN_HD bool sees(int w, int tile)
 {
     return (tile * 7 + w * 3) % 5 != 0;
 }
 
-/* out[ROWS x N]: each consumer's rows of A times the transposed tiles for which sees() is true, added up. */
+/* Computes out[ROWS x N]: each consumer warpgroup adds up the products of its rows of A with the transposed tiles for
+ * which sees() is true. */
 template <class X>
 __global__ void __launch_bounds__(X::THREADS, 1)
     run_ring(const __grid_constant__ CUtensorMap map_A, const __grid_constant__ CUtensorMap map_tiles,
@@ -642,7 +644,7 @@ void check_ring()
 
 /* ---- Tests of shared memory that ordinary stores write and a pair of mbarriers hands over ------------------------ */
 
-enum { LETTERS = 200, READERS = 8 /* warps */ };
+enum { LETTERS = 200, READERS = 8 };
 struct letter {
     int words[8];
 };
@@ -674,7 +676,7 @@ __global__ void __launch_bounds__(32 * (READERS + 1)) hand_over(bool slow_writer
                 mbarrier_arrive(smem_addr(&sm.full));
             }
             mbarrier_wait(smem_addr(&sm.empty), n & 1);
-            /* all lanes wait for the same phase of the mbarrier */
+            /* keeps the lanes of the warp together, so that all wait for the same phase of the mbarrier */
             __syncwarp();
         }
         return;
@@ -718,7 +720,7 @@ __global__ void walk(const __grid_constant__ ending_order order, int2 *places)
     }
 }
 
-/* Thread blocks must take each tile once, the tiles of a head in ascending order, and short tiles last. */
+/* Thread blocks must take each tile of work once, the tiles of a head in ascending order, and short tiles last. */
 void check_order()
 {
     static const struct {
@@ -737,7 +739,7 @@ void check_order()
         walk<<<1, 128>>>(order, places.device);
         finish("walk");
         std::vector<int> next(c.heads, 0), in_order(tiles, 0);
-        int end = 0; /* short tiles since the last long one */
+        int end = 0; /* number of short tiles since the last long one */
         const std::vector<int2> got = places.fetch();
         for (int t = 0; t < tiles; t++) {
             const bool there = got[t].x >= 0 && got[t].x < c.heads;
@@ -810,7 +812,7 @@ template <typename T, int D> __global__ void __launch_bounds__(128) store(const 
                      threadIdx.x % 32);
 }
 
-/* Of either sign, with magnitudes between 2^-20 and 2^12. */
+/* The numbers have either sign, and magnitudes between 2^-20 and 2^12. */
 std::vector<float> random_floats(size_t n)
 {
     std::vector<float> x(n);
@@ -863,10 +865,10 @@ __global__ void raise(const float *x, int count, float *y)
 void check_conversions()
 {
     std::vector<float> x = random_floats(CONVERTED), widened(256);
-    /* few digits: 0, or often halfway between two numbers of the narrow type */
+    /* These numbers have few digits, so they often lie halfway between two numbers of the narrow type. */
     for (size_t n = 0; n < x.size(); n += 5) x[n] = ldexpf((float)(int)(random_bits() % 64), -8);
     std::vector<uint8_t> narrow(256);
-    /* e4m3's NaN may have several bit patterns after conversion */
+    /* e4m3's NaN is left out, because a converted NaN may have several bit patterns. */
     for (int n = 0; n < 256; n++) narrow[n] = (n & 0x7f) == 0x7f ? 0 : (uint8_t)n;
     for (int n = 0; n < 256; n++) widened[n] = attn_e4m3_to_f32(narrow[n]);
     array<float> gX(x);
@@ -879,8 +881,8 @@ void check_conversions()
     judge("pack_e4m3: four floats, those past 448 included", compare(f8.fetch(), packed(bits_of<e4m3>(x))));
     judge("widen_e4m3: all numbers as bfloat16", compare(wide.fetch(), packed(bits_of<__nv_bfloat16>(widened))));
 
-    /* ex2.approx has an error of at most 2^-22 (PTX ISA 9.0, 9.7.3.21), and results below 2^-126 are 0; 2^0 must be
-     * exactly 1 */
+    /* ex2.approx has an error of at most 2^-22 (PTX ISA 9.0, 9.7.3.21), and results below 2^-126 become 0. 2^0 must be
+     * exactly 1. */
     std::vector<float> powers;
     for (int n = 0; n < 4000; n++) powers.push_back((float)(random_bits() % 136000) / -1000.0f + 10);
     std::vector<double> expected, off;
@@ -921,7 +923,7 @@ int main(int argc, char **argv)
 {
     int devices = 0;
     cudaDeviceProp chip;
-    /* so that no line is lost in a crash */
+    /* With line buffering, no line is lost if the program crashes. */
     setvbuf(stdout, nullptr, _IOLBF, 0);
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 ||
         cudaGetDeviceProperties(&chip, 0) != cudaSuccess || chip.major != 9 || chip.minor != 0) {

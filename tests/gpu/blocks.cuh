@@ -27,7 +27,7 @@ inline int passed, failed;
     exit(failed != 0 || passed == 0);
 }
 
-/* After an error nothing can run on the device, so this ends the program. */
+/* Ends the program after a failed CUDA call, because nothing can run on the device any more. */
 inline void must(cudaError_t code, const char *what)
 {
     if (code == cudaSuccess) return;
@@ -37,7 +37,6 @@ inline void must(cudaError_t code, const char *what)
 }
 #define MUST(call) must(call, #call)
 
-/* Waits until the launched kernels have ended; an error ends the program. */
 inline void finish(const char *what)
 {
     must(cudaPeekAtLastError(), what);
@@ -46,10 +45,10 @@ inline void finish(const char *what)
 
 struct outcome {
     size_t count = 0, wrong = 0, first = 0;
-    double got = 0, expected = 0; /* of the first element that differs */
+    double got = 0, expected = 0; /* the first elements that differ */
 };
 
-/* `off` has the allowed difference for each element; empty: none. NaN differs from everything. */
+/* `off` has the allowed difference of each element, or is empty if none is allowed. NaN differs from everything. */
 template <class Got, class Expected>
 outcome compare(const std::vector<Got> &got, const std::vector<Expected> &expected, const std::vector<double> &off = {})
 {
@@ -84,7 +83,7 @@ inline uint32_t random_bits()
     random_state ^= random_state >> 17;
     return random_state ^= random_state << 5;
 }
-/* from -most to most */
+/* Returns a random integer from -most to most. */
 inline float random_int(int most)
 {
     return (float)((int)(random_bits() % (2u * (unsigned)most + 1)) - most);
@@ -96,7 +95,6 @@ inline std::vector<float> random_ints(size_t n, int most)
     return x;
 }
 
-/* A 16-bit or 8-bit type. */
 template <typename T> struct stored;
 template <> struct stored<__nv_bfloat16> {
     typedef uint16_t bits;
@@ -111,7 +109,7 @@ template <> struct stored<__half> {
     static bits of(float x) { return attn_f16_from_f32(x); }
 };
 
-/* Host and device memory, first filled with 0xff, which is NaN in every type. */
+/* An array in host and device memory, first filled with 0xff, which is NaN in every type. */
 template <class T> struct array {
     std::vector<T> host;
     T *device = nullptr;
@@ -145,7 +143,7 @@ template <typename T> std::vector<typename stored<T>::bits> bits_of(const std::v
     return y;
 }
 
-/* Returns C[M x N] = A[M x K] B[K x N]; a(i, k) and b(k, j) are the elements. */
+/* Returns C[M x N] = A[M x K] B[K x N], where a(i, k) and b(k, j) return the elements of A and B. */
 template <class A, class B> std::vector<float> multiply(int M, int N, int K, A a, B b)
 {
     std::vector<float> C((size_t)M * N), line(N);
@@ -171,7 +169,7 @@ template <class Bits> std::vector<uint32_t> packed(const std::vector<Bits> &x)
 
 /* ---- Pauses of random length ------------------------------------------------------------------------------------- */
 
-/* Random pauses, equal for all lanes of a warp and different for each warp. */
+/* Random pauses, which are equal for all lanes of a warp and differ between warps. */
 struct pauses {
     uint32_t state;
     bool wanted;
@@ -180,11 +178,11 @@ struct pauses {
     {
         if (!wanted) return;
         state = state * 1664525 + 1013904223;
-        __nanosleep(state >> 22); /* up to a microsecond */
+        __nanosleep(state >> 22);
     }
 };
 
-/* in blocks_sm80.cu */
+/* Runs the checks of blocks_sm80.cu. */
 void check_sm80();
 
 #endif

@@ -7,8 +7,8 @@
 
 namespace {
 
-/* Two groups of copies of 16 bytes; those of odd threads are invalid and must write zeros. Outputs what has arrived
- * after the wait for the first group, and after the wait for both. */
+/* Each thread issues two groups of copies of 16 bytes; the copies of odd threads are invalid and must write zeros. The
+ * kernel outputs what has arrived after it waited for the first group, and for both. */
 __global__ void copy(const uint4 *from, uint4 *out)
 {
     extern __shared__ __align__(1024) char memory[];
@@ -38,7 +38,7 @@ void check_copies()
     judge("cp.async: groups, and zeros where a copy is not valid", compare(out.fetch(), expected));
 }
 
-/* Outputs what the class `loader` loads into shared memory. */
+/* Lets the class `loader` load a tile into shared memory, and outputs this memory. */
 template <int D, int ROWS>
 __global__ void __launch_bounds__(128)
     load_tile(const __grid_constant__ attn_view view, int h, int first, int count, int width, uint16_t *out)
@@ -101,14 +101,14 @@ void check_loader()
     }
 }
 
-/* How C = A B reads its fragments. A and B are stored by rows (A: 64 x D) or by columns (as A^T, D x 64). */
+/* How C = A B reads its fragments: A and B are stored by rows (A: 64 x D) or by columns (as A^T, D x 64). */
 enum fragments { ROWS_ROWS, ROWS_COLUMNS, COLUMNS_ROWS, COLUMNS_COLUMNS };
 const char *const fragment_names[] = { "A by rows, B by rows", "A by rows, B by columns", "A by columns, B by rows",
                                        "A by columns, B by columns" };
 
-/* The argument h below is always 0, but the compiler must not know this: if all other terms of an address are 0, nvcc
- * 13.0 drops the thread's own offset. */
-/* ANYWHERE: tiles begin 16 bytes after a multiple of 128, and are read by the functions that accept any multiple of
+/* The argument h of the kernel below is always 0, but the compiler must not know: if all other terms of an address are
+ * 0, nvcc 13.0 drops the thread's own offset. */
+/* With ANYWHERE, tiles begin 16 bytes after a multiple of 128, and are read by functions that accept any multiple of
  * 16. */
 template <typename T, int D, bool ANYWHERE>
 __global__ void __launch_bounds__(128)
@@ -178,8 +178,8 @@ template <typename T, int D, bool ANYWHERE> void check_fragments()
     }
 }
 
-/* Attention without the softmax. The accumulators of S become operand A of O = S V, as in forward.cu. A warp has 16
- * rows. */
+/* Computes attention without the softmax. As in forward.cu, the accumulators of S become operand A of O = S V. A warp
+ * has 16 rows. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128) attend(const __grid_constant__ attn_view Q, const __grid_constant__ attn_view K,
                                               const __grid_constant__ attn_view V, int h, float *out)
@@ -239,8 +239,8 @@ template <typename T, int D> void check_attend()
     judge(name, compare(out.fetch(), expected));
 }
 
-/* Attention without the softmax in float32, as in split.cuh: a number is hi + lo / 2048, in two planes of 16 bits. Here
- * hi and lo are small integers, so that nothing is rounded. q, k and v are rows 64 to 127. */
+/* Computes attention without the softmax in float32, as in split.cuh: a number is hi + lo / 2048, in two planes of 16
+ * bits. Here hi and lo are small integers, so that nothing is rounded. q, k and v are rows 64 to 127. */
 template <int D>
 __global__ void __launch_bounds__(128)
     attend_split(const uint16_t *Q, const uint16_t *K, const uint16_t *V, float *S_out, float *O_out)
@@ -288,7 +288,7 @@ template <int D> void check_attend_split()
         planes[n] = random_ints(plane, 1);
         const std::vector<float> low = random_ints(plane, n == 2 ? 2 : 4);
         planes[n].insert(planes[n].end(), low.begin(), low.end());
-        /* lo of v is stored times 2048, as large as hi */
+        /* lo of v is stored times 2048, so that it is as large as hi. */
         for (int i = plane; i < 2 * plane && n == 2; i++) planes[n][i] *= 2048;
     }
     array<uint16_t> Q(bits_of<__half>(planes[0])), K(bits_of<__half>(planes[1])), V(bits_of<__half>(planes[2]));
@@ -298,7 +298,7 @@ template <int D> void check_attend_split()
     finish("attend_split");
     const auto high = [&](int n, int r, int d) { return planes[n][first + r * D + d]; };
     const auto low = [&](int n, int r, int d) { return planes[n][plane + first + r * D + d] / 2048; };
-    /* q hi' + hi lo', without lo lo', as in split.cuh; q = hi + lo and k = hi' + lo' */
+    /* With q = hi + lo and k = hi' + lo', the kernel computes q hi' + hi lo', and omits lo lo' as split.cuh does. */
     std::vector<float> P = multiply(
         64, 64, D, [&](int i, int k) { return high(0, i, k) + low(0, i, k); },
         [&](int k, int j) { return high(1, j, k); });
@@ -318,7 +318,6 @@ template <int D> void check_attend_split()
     judge(name, compare(O.fetch(), expected));
 }
 
-/* All warps add their accumulators to the same 128 sums in global memory. */
 __global__ void add(float *sums)
 {
     const int lane = threadIdx.x % 32;
@@ -340,7 +339,7 @@ void check_red()
     judge("red_add_4: additions of 400 warps", compare(sums.fetch(), expected));
 }
 
-/* Two pairs of warps exchange numbers by a named barrier for each pair. Random pauses change the order in which warps
+/* Two pairs of warps exchange numbers, each pair by a named barrier. Random pauses change the order in which warps
  * arrive. */
 __global__ void __launch_bounds__(128) pairs(uint32_t *out)
 {

@@ -17,20 +17,20 @@
 enum bias_kind { NO_BIAS, KEY_BIAS, WHOLE_BIAS, PADDED };
 
 struct rate_case {
-    const char *name, *family; /* ATTN_CUDA_FAMILY */
+    const char *name, *family; /* family: a value of ATTN_CUDA_FAMILY */
     attn_op op;
     attn_dtype dtype;
     int64_t H, S, D;
-    double amplitude; /* of the numbers in q and k */
+    double amplitude; /* largest magnitude of the numbers in q and k */
     enum bias_kind bias;
-    /* PADDED: the bias of keys after the query, and of the first half of the keys or of the queries */
+    /* bias of hidden pairs with PADDED: keys after the query, and the first half of the keys or of the queries */
     float hidden;
     bool alibi, sinks;
     double dropout;
-    const char *wanted; /* gradients to compute; "": dq, dk and dv */
+    const char *wanted; /* gradients to compute; "" means dq, dk and dv */
 };
 
-/* rows of the table name only the members that they need */
+/* Rows of the table name only the members that they need. */
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 
 #define F ATTN_OP_FORWARD
@@ -143,7 +143,7 @@ struct rig {
     int count;
 };
 
-/* Random numbers, a padded mask, or zeros (amplitude 0), in device memory. */
+/* Makes a tensor in device memory with random numbers, a padded mask, or zeros (if the amplitude is 0). */
 static attn_tensor tensor_of(struct rig *r, const struct rate_case *c, attn_dtype dtype, int rank, const int64_t *shape,
                              double amplitude, bool padded)
 {
@@ -244,7 +244,7 @@ static void measure(const struct rate_case *c)
         double step_ms;
         calls = 0;
         const double ms = run_once(&r, &plan, workspace, &calls, &step_ms);
-        if (n == 0) continue; /* warms up */
+        if (n == 0) continue; /* the first run only warms up */
         if (ms < best) best = ms;
         if (step_ms > longest) longest = step_ms;
     }

@@ -15,9 +15,9 @@ struct times {
     double at[ATTN_MARKS];
 };
 
-/* Returns when the work of a stage began, after any wait: for the stage before it in its own stream, and for the
- * same stage of earlier requests, because a large kernel uses the whole chip, and copies of one direction share an
- * engine. */
+/* Returns when the work of a stage began, after any wait. A stage waits for the stage before it in its own stream, and
+ * for the same stage of earlier requests, because a large kernel uses the whole chip, and copies of one direction share
+ * an engine. */
 static inline double stage_began(const struct times *t, int request, int stage)
 {
     double at = t[request].at[stage];
@@ -26,9 +26,10 @@ static inline double stage_began(const struct times *t, int request, int stage)
     return at;
 }
 
-/* Returns the largest fraction of a copy's time (stage STAGE_IN or STAGE_OUT) in which a kernel or an opposite copy of
- * another request ran. The copy's time is that of this run: other programs may have slowed down either run. Opposite
- * copies count, because no kernel may be able to run during a copy in that takes longer than the kernels. */
+/* Returns the largest fraction of a copy's time in this run (`stage` is STAGE_IN or STAGE_OUT) during which a kernel or
+ * an opposite copy of another request ran. The time of a copy alone would be no measure, because other programs may
+ * have slowed it down. Opposite copies count, because no kernel may be able to run beside a copy that takes longer than
+ * the kernels. */
 static inline double share_beside_others(const struct times *t, int count, int stage)
 {
     const int opposite = stage == STAGE_IN ? STAGE_OUT : STAGE_IN;
@@ -36,7 +37,7 @@ static inline double share_beside_others(const struct times *t, int count, int s
     for (int i = 0; i < count; i++) {
         const double begin = stage_began(t, i, stage), end = t[i].at[stage + 1];
         double covered = 0, at = begin;
-        /* adds up the time in which another request's kernel or opposite copy runs */
+        /* Adds up the time during which another request's kernel or opposite copy runs. */
         while (at < end) {
             double until = at, next = end;
             for (int j = 0; j < count; j++)
@@ -56,7 +57,7 @@ static inline double share_beside_others(const struct times *t, int count, int s
 }
 
 /* Keeps the shorter time of each stage, because a longer one was disturbed. `least` and `round` are times of one
- * request that runs several times. */
+ * request, which runs several times. */
 static inline void keep_least(struct times *least, const struct times *round)
 {
     double at = 0, kept[STAGES];

@@ -121,7 +121,7 @@ UNWATCHED void fixture_clear(struct fixture *f)
     memset(f, 0, sizeof *f);
 }
 
-/* Returns the number of elements from the first to the last, including gaps. */
+/* Returns the number of elements of the tensor's memory, including gaps between rows. */
 UNWATCHED static int64_t tensor_extent(const attn_tensor *t)
 {
     int64_t n = 1;
@@ -166,14 +166,11 @@ UNWATCHED void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtyp
 {
     attn_tensor t = attn_tensor_make(NULL, dtype, rank, shape);
     const size_t bytes = attn_dtype_bytes(dtype), shift = f->spec.strided ? bytes : 0;
-    if (f->spec.strided &&
-        /* outputs, and tensors that only a backward reads: 3 unused elements after each row */
-        attn_tensors[id].role != ATTN_ROLE_IN)
+    if (f->spec.strided && attn_tensors[id].role != ATTN_ROLE_IN)
         for (int64_t a = rank - 2, stride = (shape[rank - 1] > 0 ? shape[rank - 1] : 1) + 3; a >= 0; a--) {
             t.stride[a] = stride;
             stride = stride * (shape[a] > 0 ? shape[a] : 1) + (a == 1 && !f->spec.key_rows ? 5 : 0);
         }
-    /* tensors that a forward reads: strides as if they were parts of larger tensors */
     else if (f->spec.strided && rank > 2) {
         t.stride[rank - 2] = (shape[rank - 1] > 0 ? shape[rank - 1] : 1) + (int64_t)(id % 3) + 1;
         for (int a = rank - 3; a >= 0; a--) t.stride[a] = t.stride[a + 1] * (shape[a + 1] > 0 ? shape[a + 1] : 1);
@@ -194,7 +191,7 @@ UNWATCHED void fill_normal(const attn_tensor *t, struct rng *r, double amp, doub
     for (int64_t n = tensor_elements(t), i = 0; i < n; i++) tensor_set(t, i, mean + amp * rng_normal(r));
 }
 
-/* Sets the first channel of q and k [B, S, H, D] so that all scores of a row have the sign that `sides` says. */
+/* Sets the first channel of q and k [B, S, H, D] so that the scores have the signs that `sides` says. */
 UNWATCHED static void put_scores(const attn_tensor *q, const attn_tensor *k, enum score_sides sides)
 {
     const int64_t *const of_q = q->shape, *const of_k = k->shape;
@@ -233,8 +230,8 @@ UNWATCHED static void fill_bias_levels(const attn_tensor *t, struct rng *r, int 
     }
 }
 
-/* Returns whether query i of (b, h) may see key j. Written without the reference backend, so that the two can be
- * compared. */
+/* Returns whether query i of (b, h) may see key j. The reference backend is not used, so that it can be compared with
+ * this function. */
 UNWATCHED static bool fixture_sees(const struct fixture *f, int64_t b, int64_t h, int64_t i, int64_t j)
 {
     const attn_problem *p = &f->p;
@@ -286,7 +283,7 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
                 lts = rng_between(r, 0, Sq), lte = rng_between(r, 0, Sq);
                 uts = rng_between(r, 0, Sq), ute = rng_between(r, 0, Sq);
                 if (n == 2 && !f->spec.causal)
-                    /* ute stays below lts; otherwise half of the keys would be hidden from every query */
+                    /* With a larger `ute`, half of the keys would be hidden from every query. */
                     ute = rng_between(r, 0, lts);
             }
             const int64_t e = (bh * Sk + j) * n;
@@ -378,7 +375,6 @@ UNWATCHED static void move_to_pages(struct fixture *f, struct rng *r)
         order[other] = (int32_t)n;
     }
     fixture_add(f, ATTN_T_page_table, ATTN_I32, 2, (int64_t[]){ s->B, most });
-    /* `from`, the problem without pages, still reads the old seqlens_k, which is therefore freed at the end */
     uint8_t *const lengths = s->sequences ? f->block[ATTN_T_seqlens_k] : NULL;
     if (s->sequences) {
         fixture_add(f, ATTN_T_seqlens_k, ATTN_I32, 1, (int64_t[]){ s->B });
@@ -677,7 +673,7 @@ UNWATCHED void bench_close(struct bench *b)
     memset(b, 0, sizeof *b);
 }
 
-/* Under AddressSanitizer a kernel must not even read the guards (the bytes around a tensor). */
+/* Under AddressSanitizer a kernel must not even read the bytes around a tensor. */
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #define FORBID(address, bytes) ASAN_POISON_MEMORY_REGION(address, bytes)
@@ -884,8 +880,8 @@ UNWATCHED static double truth_noise(const attn_problem *p, const attn_geometry *
     return unit * exponent * dout * v * (double)g->dims.Dv * fabs(g->scale) * other;
 }
 
-/* Compares one result of the device with the reference backend's tensor, which is rounded to its dtype. Padding rows
- * must be 0, or -inf in lse. */
+/* Compares one float64 result of the device with the reference backend's tensor, which is rounded to its dtype. Padding
+ * rows must be 0, or -inf in lse. */
 UNWATCHED static bool truth_result_agrees(const struct fixture *want, const struct truth *t, int result, char *why,
                                           size_t room)
 {
@@ -1002,7 +998,7 @@ UNWATCHED void run_reference(const attn_problem *p)
 const struct limits limits_of[] = {
     [ATTN_F32] = { 1e-5, 3e-5, 1e-4, 1e-6, 1e-45 },
     [ATTN_F16] = { 1e-3, 3e-3, 5e-3, 1e-5, 6e-8 },
-    /* the last limit: processors' bfloat16 products treat subnormal operands as 0 */
+    /* The last limit is needed because processors' bfloat16 products treat subnormal operands as 0. */
     [ATTN_BF16] = { 8e-3, 2e-2, 3e-2, 1e-4, 1.2e-38 },
     [ATTN_F8E4M3] = { 4e-2, 0, 0, 1e-4, 2e-38 },
 };
@@ -1024,7 +1020,7 @@ UNWATCHED static double score_size(const struct fixture *f)
     double size = fabs(g.scale) * sqrt((double)g.dims.D) * largest(&f->p.q) * largest(&f->p.k);
     if (f->p.q_scale.rank) size *= largest(&f->p.q_scale);
     if (f->p.k_scale.rank) size *= largest(&f->p.k_scale);
-    /* a capped score is below the softcap; the factor 8 allows for errors in computing the cap */
+    /* A capped score is below the softcap; the factor 8 allows for errors in computing the cap. */
     if (g.softcap > 0) size = fmin(size, 8 * g.softcap);
     return size + (f->spec.bias_levels ? 0 : largest(&f->p.bias)) +
            largest(&f->p.alibi_slopes) * (double)attn_max64(g.dims.Sk, g.dims.Sq);
@@ -1058,7 +1054,6 @@ UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_ten
         t.relative = 4e-5 + 2 * blur;
         t.absolute = 1e-30;
         return t;
-    /* backends_observe.c checks top_keys */
     case ATTN_T_top_keys: t.absolute = INFINITY; return t;
     case ATTN_T_row_max:
     case ATTN_T_max_logit:
@@ -1123,7 +1118,7 @@ UNWATCHED bool fixture_compare(const struct fixture *got, const struct fixture *
                      t.relative * sqrt(size2) + 2 * sqrt(sensitivity2) + t.absolute * sqrt((double)n));
             return false;
         }
-        /* the error of each row of `out`, relative to the norm of that row */
+        /* Each row of `out` has a limit of its own, relative to the norm of that row. */
         if (id == ATTN_T_out && got->spec.Dv >= 8)
             for (int64_t row = 0; row < n / got->spec.Dv; row++) {
                 double row_error = 0, row_size = 0;
@@ -1148,7 +1143,7 @@ UNWATCHED bool fixture_intact(const struct fixture *f, const struct fixture *bef
         uint8_t *mask;
         size_t data;
         if (!f->block[id]) continue;
-        mask = calloc(f->block_bytes[id], 1); /* mask[byte] is 1 if the run may have changed the byte */
+        mask = calloc(f->block_bytes[id], 1);
         data = (size_t)((uint8_t *)t->data - f->block[id]);
         if (is_output(&f->p, (attn_tensor_id)id))
             for (int64_t n = tensor_elements(t), e = 0; e < n; e++)

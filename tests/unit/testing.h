@@ -62,7 +62,7 @@ enum mask_kind {
     MASK_DOCUMENT, /* each query sees only keys of its own document; documents have random lengths */
     MASK_WINDOW,   /* a query sees only keys in a band around the diagonal */
     MASK_ALL,      /* every key is hidden from every query */
-    MASK_UNION,    /* two intervals of hidden queries per key, which together hide every query */
+    MASK_UNION,    /* two intervals of hidden queries per key, which only together hide every query */
     MASK_KINDS
 };
 
@@ -72,7 +72,7 @@ enum mask_kind {
 enum score_sides { SIDES_NONE, SIDES_BELOW, SIDES_BELOW_ABOVE, SIDES_ABOVE_BELOW, SIDES_BY_ROW };
 
 struct spec {
-    const char *name; /* the name of an edge case, or NULL */
+    const char *name;
     attn_op op;
     attn_dtype dtype, out_dtype, bias_dtype;
     int64_t B, H, Hk, Sq, Sk, D, Dv;
@@ -92,10 +92,9 @@ struct spec {
     double bias_hidden, keep; /* bias_hidden: fraction of -inf in bias; keep: fraction of 1 in keep_mask */
     int keep_tail;            /* 0: keep_mask covers all keys; n > 0: only the last n keys */
     int mask_bounds;          /* bounds per key: 0 (no FlashMask), 1, 2 or 4 */
-    int mask_heads;           /* heads of the FlashMask: 0: 1; 1: Hk; 2: H */
+    int mask_heads;           /* heads of the FlashMask: 0 means one head, 1 means Hk heads, 2 means H heads */
     enum mask_kind mask_kind;
-    int bias_levels; /* 0: ordinary numbers; 1 to 3: a kind of fill_bias_levels(), with numbers that only float32 can
-                      * hold */
+    int bias_levels; /* 0: ordinary numbers; 1 to 3: a kind of large numbers (see fill_bias_levels()) */
     /* 0: none; 1: random; 2: random with -inf and numbers around 100; 3: random with 3e38 and -3e38 */
     int sinks;
     bool seqlens_k; /* seqlens_k is given: random numbers of keys, including 0 and Sk */
@@ -103,7 +102,7 @@ struct spec {
     /* packed sequences have up to this many rows of NaN between them */
     int gaps;
     bool key_rows; /* queries are packed, but k and v are [B, Sk, Hk, D] with seqlens_k */
-    /* keys per page of k and v; Sk is then a multiple of page_size, and seqlens_k is given. 0: no pages */
+    /* keys per page of k and v; 0: no pages. Sk is then a multiple of page_size, and seqlens_k is given */
     int page_size;
     bool fp8_keys; /* k and v of a forward are float8_e4m3fn, whatever dtype q has */
     bool fp8_scales;
@@ -114,17 +113,17 @@ struct spec {
     bool no_dout;
     /* the gradients that are float32 whatever dtype q has: the sum of 1 (dq), 2 (dk) and 4 (dv) */
     int float_grads;
-    bool no_lse;         /* a forward computes only `out` */
-    bool latent;         /* v is the first Dv columns of k, in the same memory */
+    bool no_lse;
+    bool latent;
     bool plain_grads;    /* a backward without the gradients of bias and of ALiBi's slopes */
     bool any_order;      /* the backward may add up the terms of dq in any order, so it is not deterministic */
     double q_amp, v_amp; /* amplitudes: q_amp of q and k, v_amp of v and dout; 0 stands for 1 */
     double q_mean;       /* a constant added to q and k */
     enum score_sides sides;
-    double v_most;      /* if not 0: the values of v are between v_most / 2 and v_most */
+    double v_most;      /* if not 0, the values of v are between v_most / 2 and v_most */
     bool strided;       /* tensors have gaps between rows, and addresses aligned only to the size of an element */
     bool poison_unseen; /* keys and values that no query sees are NaN and infinity */
-    int poison;         /* 1: a key that some queries see is NaN; 2: a value that some queries see is NaN */
+    int poison;
     /* the outputs that an observe (a request for attention weights) wants, one bit each; 0: all */
     uint64_t observe;
     bool given_lse;   /* an observe (a request for attention weights) gets lse as an input */
@@ -139,7 +138,6 @@ struct spec {
         .D = 64, .Dv = 64, .window_left = -1, .window_right = -1, .data_seed = 1, __VA_ARGS__                          \
     }
 
-/* Prints the spec as a SPEC(...) with the members that differ from the defaults. */
 void spec_print(FILE *file, const struct spec *s);
 
 /* ---- A problem with tensors in memory (struct fixture) ----------------------------------------------------------- */
@@ -153,7 +151,7 @@ struct fixture {
     size_t block_bytes[ATTN_TENSOR_COUNT];
 };
 
-void fixture_clear(struct fixture *f); /* frees the fixture's tensors */
+void fixture_clear(struct fixture *f);
 int64_t tensor_elements(const attn_tensor *t);
 /* Returns the memory offset, in elements, of element n in C order. */
 int64_t tensor_offset(const attn_tensor *t, int64_t n);
@@ -176,11 +174,12 @@ struct bench {
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;
-    /* feature bits added to the plan of every problem, so that only kernels that accept them can run it */
+    /* made-up feature bits added to the plan of every problem, so that a kernel that accepts all features computes
+     * it */
     uint64_t also;
     /* true: the problems run in several calls of attn_run_some(), and the bench waits for the stream after each */
     bool in_steps;
-    int64_t calls; /* calls of attn_run_some() in the last run */
+    int64_t calls; /* number of calls of attn_run_some() in the last run */
 };
 
 /* Opens a device of the backend and a stream; exits if that fails. `threads`: number of CPU threads, or 0 for the
@@ -199,12 +198,12 @@ void run_reference(const attn_problem *p);
 
 /* Limits on an error relative to the largest value of a tensor (kernels/README.md, Accuracy). */
 struct limits {
-    /* relative errors of out, of dq, dk and dv (qkv), and of dbias, dalibi_slopes and dsinks (sums) */
+    /* limits on relative errors. out: of out; qkv: of dq, dk and dv; sums: of dbias, dalibi_slopes and dsinks */
     double out, qkv, sums;
-    double noise; /* error of sums whose terms cancel, relative to the size of the terms */
-    double least; /* absolute error, because subnormal numbers are rounded coarsely */
+    double noise; /* limit on the error of sums whose terms cancel, relative to the size of the terms */
+    double least; /* limit on the absolute error, because subnormal numbers are rounded coarsely */
 };
-extern const struct limits limits_of[]; /* indexed by dtype */
+extern const struct limits limits_of[];
 
 /* Returns the largest absolute value of the finite elements. */
 double largest(const attn_tensor *t);
@@ -231,7 +230,7 @@ enum { TRUTH_OUT, TRUTH_LSE, TRUTH_DQ, TRUTH_DK, TRUTH_DV, TRUTH_RESULTS = ATTN_
 struct truth {
     double *result[TRUTH_RESULTS];
     int64_t count[TRUTH_RESULTS]; /* number of elements; 0: the problem has no such result */
-    /* distance of the fixture's own results from the float64 results */
+    /* the distance of the fixture's own results from the float64 results */
     attn_truth_distance distance[TRUTH_RESULTS];
 };
 

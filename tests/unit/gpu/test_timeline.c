@@ -10,7 +10,7 @@
 #include "tests/gpu/timeline.h"
 
 /* Times recorded on one H200. Request 0 was copied to the host from 6.68 to 8.07 ms, while the kernel of request 1 ran.
- * A disturbance had made the same copy, measured alone, take twice as long; the check must not use that longer time. */
+ * The same copy alone had taken twice as long because of a disturbance, which the check must not use. */
 static const struct times recorded[] = {
     { { 0, 2980, 6680, 8070 } },
     { { 2980, 5960, 10440, 11830 } },
@@ -49,7 +49,7 @@ static void test_stages_one_after_the_other_do_not_overlap(void **state)
 static void test_a_copy_that_waited_for_its_engine_is_not_said_to_have_run(void **state)
 {
     (void)state;
-    /* In microseconds. Both copies to the device were queued at 0, and the second waited for the first. */
+    /* Times in microseconds: both copies to the device were queued at 0, and the second waited for the first. */
     const struct times queued[] = { { { 0, 10, 11, 12 } }, { { 0, 20, 21, 22 } } };
     assert_true(stage_began(queued, 1, STAGE_IN) == 10);
     assert_true(share_beside_others(queued, 2, STAGE_IN) == 0.2);

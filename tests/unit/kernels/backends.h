@@ -20,7 +20,7 @@ enum { RANDOM_COUNT = 300 };
 #endif
 
 long env_number(const char *name, long otherwise);
-bool is_brief(void); /* ATTN_BRIEF is set: slow tests are left out (see test_backends.c) */
+bool is_brief(void); /* whether slow tests are left out (ATTN_BRIEF) */
 /* Returns whether this process tests the next problem of a list. ATTN_PART divides the problems among several
  * processes. */
 bool is_ours(void);
@@ -54,17 +54,17 @@ extern const int64_t page_sizes[9];
 /* Puts keys and values in pages of `page_size` keys. Sk becomes a multiple of the page size, and batch rows get any
  * length up to Sk. */
 void give_pages(struct spec *s, int64_t page_size);
-/* Returns a valid problem with random options, most of which are off. */
+/* Returns a valid problem with random options. Most options are off. */
 struct spec random_spec(uint64_t seed);
 /* Runs the problems forward and backward. Returns how many of them disagree with the reference backend. */
 int problems_disagree(const struct spec *list, size_t count);
-/* Checks that problems draw(9000) to draw(9000 + count - 1) have equal bits alone and all in one call. `count` is at
- * most 16. */
+/* Checks that problems draw(9000) to draw(9000 + count - 1) have the same bits alone as together in one call. `count`
+ * is at most 16. */
 void assert_same_bits_alone_and_among_others(struct spec (*draw)(uint64_t seed), int count);
 /* Checks that the backend and the reference backend agree on the problems draw(first) to draw(first + count - 1). */
 void random_problems_agree(struct spec (*draw)(uint64_t seed), long first, long count);
-/* Asserts that tensor `id` of the problem `part` has the bits of the elements of `whole` from element `first` on. The
- * tensor's first axis must be the batch or the packed rows. */
+/* Asserts that tensor `id` of the problem `part` has the same bits as the elements of `whole` from element `first` on.
+ * The tensor's first axis must be the batch or the packed rows. */
 void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first);
 
 /* ---- The tests that each file defines ---------------------------------------------------------------------------- */

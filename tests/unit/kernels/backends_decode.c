@@ -10,9 +10,8 @@
 
 /* ---- Tests of decoding: few queries, many keys ------------------------------------------------------------------- */
 
-/* Lengths and row counts just below and above every limit of the kernels. Backends split keys at multiples of 128 to
- * 2048. Kernels treat up to 16, up to 64 and more rows (queries of all heads that share a key/value head)
- * differently. */
+/* Backends split keys at multiples of 128 to 2048, and treat up to 16, up to 64 and more rows differently (rows are the
+ * queries of all heads that share a key/value head). Lengths lie just below and above these limits. */
 void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state)
 {
     static const int64_t keys[] = { 0, 1, 63, 127, 128, 129, 257, 511, 512, 513, 1025, 2047, 2048, 2049, 4100 };
@@ -60,7 +59,7 @@ static struct spec random_decode_spec(uint64_t seed)
     s.H = s.Hk * (rows / s.Sq > 1 ? rng_between(&r, 1, rows / s.Sq) : 1);
     s.Sk = rng_chance(&r, 0.7) ? rng_between(&r, 0, 700) : rng_between(&r, 700, 3000);
     if (s.window_left > 0) s.window_left *= rng_between(&r, 1, 10);
-    /* kernels compute sequences of few and of many rows differently */
+    /* Kernels compute sequences of few rows and of many rows differently. */
     for (int n = 0; n < s.sequences; n++) {
         s.q_lengths[n] = (int)(rng_chance(&r, 0.3) ? rng_between(&r, 0, 90)
                                                    : rng_between(&r, 1, rows / (s.H / s.Hk) + 1));
@@ -86,7 +85,8 @@ void test_random_decoding_agrees_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* At least 65 rows per key/value head and many keys: the forward on Hopper GPUs splits the keys. */
+/* These problems have at least 65 rows per key/value head, and so many keys that the forward on Hopper GPUs splits
+ * them. */
 void test_keys_of_a_chunk_agree_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -117,8 +117,8 @@ void test_keys_of_a_chunk_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Problems with few queries and many keys have the same bits alone and directly after others in one call, although the
- * GPU may start a kernel while the previous one still runs. */
+/* Several problems in one call must have the same bits as alone, although the GPU may start a kernel while the previous
+ * one still runs. */
 void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **state)
 {
     enum { COUNT = 24, TIMES = 3 };
@@ -142,7 +142,6 @@ void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **stat
     }
 }
 
-/* Returns whether one kernel computes both problems. */
 static bool same_kernel(const struct fixture *a, const struct fixture *b)
 {
     attn_plan first, second;
@@ -152,7 +151,7 @@ static bool same_kernel(const struct fixture *a, const struct fixture *b)
     return first.kernel == second.kernel;
 }
 
-/* Keys in pages must give the bits of contiguous keys, if one kernel computes both problems. */
+/* If one kernel computes both problems, keys in pages must give the same bits as contiguous keys. */
 void test_pages_do_not_change_a_bit(void **state)
 {
     static const int64_t sizes[] = { 1, 7, 16, 64, 128 };
@@ -177,12 +176,12 @@ void test_pages_do_not_change_a_bit(void **state)
     assert_true(compared >= 20);
 }
 
-/* Counts the boxes (pieces of tensors) that Hopper's copy engine (TMA) loaded. Only the emulator has this function
+/* Returns how many boxes (pieces of tensors) Hopper's copy engine (TMA) has loaded. Only the emulator has this function
  * (tests/emulator/sm90.h); elsewhere it is NULL. */
 __attribute__((weak)) unsigned long emu_tma_loads(void);
 __attribute__((weak)) void emu_refuse_maps(int refuse);
 
-/* Runs the problem. Returns how many boxes (pieces of a tensor) TMA loaded; 0 without the emulator. */
+/* Runs the problem. Returns how many boxes (pieces of a tensor) TMA loaded, or 0 without the emulator. */
 static unsigned long boxes_of(struct bench *b, struct fixture *f)
 {
     const unsigned long before = emu_tma_loads ? emu_tma_loads() : 0;
@@ -190,8 +189,8 @@ static unsigned long boxes_of(struct bench *b, struct fixture *f)
     return (emu_tma_loads ? emu_tma_loads() : 0) - before;
 }
 
-/* Keys that TMA loads must give the same bits as keys that threads load. `by_engine`: TMA can load the keys of the
- * problem. */
+/* Keys that TMA loads must give the same bits as keys that threads load. `by_engine` says whether TMA can load the
+ * keys. */
 void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -273,7 +272,7 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
         if (emu_tma_loads && (boxes > 0) != cases[n].by_engine)
             fail_msg("%s: the copy engine loaded %lu boxes", s->name, boxes);
         assert_outputs_equal(&engine, &threads);
-        /* packed problems also launch the kernel for long sequences, which fails if TMA's tensor maps are refused */
+        /* Packed problems also launch the kernel for long sequences, which fails if TMA's tensor maps are refused. */
         if (emu_refuse_maps && !s->sequences) {
             emu_refuse_maps(1);
             assert_int_equal(boxes_of(&bench, &refused), 0);
@@ -285,13 +284,12 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
     bench_close(&by_threads);
 }
 
-/* For float8 keys a kernel may convert bfloat16 queries to float16, which must not lose small or large queries.
- * Multiplying the queries by 2^`unit` and the scale by 2^-`unit` must not change `out`. In one channel all keys are
- * zero and the queries very large. */
+/* A kernel that reads float8 keys may convert bfloat16 queries to float16, and must not lose small or large queries.
+ * Queries times 2^unit with a scale times 2^-unit must give the same `out`. */
 void test_queries_of_any_size_meet_float8_keys(void **state)
 {
     static const struct {
-        int unit; /* the queries are multiplied by 2^unit */
+        int unit;
         double large;
     } cases[] = { { 100, 0 }, { -100, 0 }, { 0, 0x1p25 }, { 0, 0x1p60 }, { 0, 0x1p120 }, { -90, 0x1p40 } };
     static const int64_t queries[] = { 1, 9 };
@@ -319,7 +317,7 @@ void test_queries_of_any_size_meet_float8_keys(void **state)
     }
 }
 
-/* Copies one row of a batch to a problem of its own, whose page table has `more` more columns. */
+/* Copies one row of a batch to a problem of its own. Its page table has `more` more columns than the batch's. */
 static void take_row(const struct fixture *whole, struct fixture *row, int64_t b, int64_t more)
 {
     static const attn_tensor_id by_row[] = { ATTN_T_q, ATTN_T_seqlens_k, ATTN_T_out, ATTN_T_lse };
@@ -338,7 +336,6 @@ static void take_row(const struct fixture *whole, struct fixture *row, int64_t b
     assert_int_equal(attn_check(&row->p, NULL), ATTN_OK);
 }
 
-/* Results of a batch row must not depend on the other rows, on their number, or on the width of the page table. */
 void test_a_row_in_pages_has_the_bits_that_it_has_alone(void **state)
 {
     static const struct spec batches[] = {
@@ -389,7 +386,7 @@ void test_values_may_be_the_first_columns_of_keys(void **state)
         free(one.block[ATTN_T_v]);
         one.block[ATTN_T_v] = NULL;
         assert_int_equal(attn_check(&one.p, NULL), ATTN_OK);
-        /* a device with its own memory gets separate copies of k and v */
+        /* A device with its own memory gets separate copies of k and v. */
         if (!bench.info.unified) {
             one.block_bytes[ATTN_T_v] = one.block_bytes[ATTN_T_k];
             one.block[ATTN_T_v] = aligned_alloc(64, (one.block_bytes[ATTN_T_v] + 63) / 64 * 64);
@@ -454,7 +451,6 @@ void test_latent_attention_agrees_with_the_reference(void **state)
         if (!agrees(&cases[n])) failed++;
     assert_int_equal(failed, 0);
 
-    /* ATTN_CUDA_FAMILY names the family of kernels that must compute the problem */
     const char *family = getenv("ATTN_CUDA_FAMILY");
     if (family && strcmp(family, "sm90_latent") == 0) {
         struct fixture f;
@@ -468,13 +464,13 @@ void test_latent_attention_agrees_with_the_reference(void **state)
     }
 }
 
-/* In a large batch and alone, with pages and without, a kernel may divide the work differently among thread blocks. */
+/* With pages, without them, in a batch and alone, a kernel may divide the work differently among thread blocks. */
 void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
 {
     static const struct spec cases[] = {
         SPEC(LATENT(4), .B = 4, .Sq = 2, .Sk = 256, PAGES(64), BF16, .causal = true),
         SPEC(LATENT(3), .B = 3, .Sq = 1, .Sk = 1536, PAGES(128), F16),
-        /* more thread blocks than a GPU runs at the same time */
+        /* This problem has more thread blocks than a GPU runs at the same time. */
         SPEC(LATENT(1), .B = 150, .Sq = 1, .Sk = 640, PAGES(64), BF16, .many_blocks = true),
     };
     (void)state;
@@ -500,8 +496,7 @@ void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
     }
 }
 
-/* Pages may begin at any key of the pool, so that pages overlap. The stride of the page axis is then less than a
- * page. */
+/* Pages may begin at any key of the pool, so they may overlap. The stride of the page axis is then less than a page. */
 void test_pages_may_overlap_and_be_shared(void **state)
 {
     enum { B = 3, GRANULE = 4, PAGE = 16, MOST = 5, SHARED = 2, SLOTS = 400 };
@@ -521,7 +516,6 @@ void test_pages_may_overlap_and_be_shared(void **state)
     }
     for (int64_t b = 0; b < B; b++) {
         tensor_set(&pages.p.seqlens_k, b, lengths[b]);
-        /* all rows share their first SHARED pages */
         for (int64_t n = 0; n < MOST; n++)
             tensor_set(&pages.p.page_table, b * MOST + n,
                        (double)(n < SHARED ? 7 + 3 * n : rng_between(&r, 0, pages.p.k.shape[0] - 1)));
@@ -552,8 +546,8 @@ void test_pages_may_overlap_and_be_shared(void **state)
     fixture_clear(&pages), fixture_clear(&whole), fixture_clear(&want);
 }
 
-/* Makes a batch of forks: row b shares its first pages with row b - 1, or no pages. prefix_keys[b] becomes the number
- * of keys that row b shares. */
+/* Makes a batch in which row b shares its first pages with row b - 1, or shares no pages. prefix_keys[b] becomes the
+ * number of keys in the shared pages. */
 static void make_forks(struct fixture *f, const struct spec *s, struct rng *r, int32_t *prefix_keys)
 {
     const int64_t size = s->page_size, most = s->Sk / size;
@@ -576,7 +570,7 @@ static void make_forks(struct fixture *f, const struct spec *s, struct rng *r, i
     assert_int_equal(attn_check(&f->p, NULL), ATTN_OK);
 }
 
-/* Results must not depend on prefix_keys, which says how many first keys each batch row shares with the row before
+/* prefix_keys says how many first keys each batch row shares with the row before it. The results must not depend on
  * it. */
 void test_a_shared_prefix_does_not_change_a_bit(void **state)
 {
@@ -589,7 +583,6 @@ void test_a_shared_prefix_does_not_change_a_bit(void **state)
         SPEC(.B = 4, SIZES(3, 512, 256), PAGES(64), HEADS(5, 1), BF16, .causal = true),
         SPEC(.B = 7, SIZES(1, 700, 200), PAGES(7), HEADS(6, 2), BF16),
         SPEC(.B = 7, SIZES(1, 1280, 64), PAGES(16), HEADS(4, 2), BF16, WINDOW(600, 0)),
-        /* with so many queries kernels ignore prefix_keys */
         SPEC(.B = 3, SIZES(6, 640, 64), PAGES(16), HEADS(4, 1), BF16, .causal = true),
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .softcap = 3),
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .fp8_keys = true),
@@ -604,7 +597,7 @@ void test_a_shared_prefix_does_not_change_a_bit(void **state)
         int32_t prefix_keys[ROWS];
         struct fixture with, without;
         make_forks(&with, s, &r, prefix_keys);
-        /* NaN in one page that most rows share, and in a query of one row */
+        /* One page that most rows share has a NaN, and so has a query of one row. */
         if (n % 2) {
             const attn_tensor *const t = n % 4 == 1 ? &with.p.k : &with.p.v;
             const int64_t page = (int64_t)tensor_get(&with.p.page_table, rng_between(&r, 0, 3));

@@ -12,7 +12,7 @@
 
 /* clang-format off: each row of the table stays on one line */
 
-/* Every problem runs forward and backward, except float8 and pages (forward only) and BACK (backward only). */
+/* These problems run forward and backward, except that float8 and pages run forward only, and BACK backward only. */
 static const struct spec edge_cases[] = {
     /* Shapes */
     SPEC(.name = "one by one", SIZES(1, 1, 64)),
@@ -221,7 +221,7 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "fp8, scales of 1e-6", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e-6, .q_amp = 100),
     SPEC(.name = "fp8, scales of 1e6", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e6, .q_amp = 0.1,
          .has_scale = true, .scale = 1e-12),
-    /* a scale that is 0 in float32 */
+    /* This scale is 0 after rounding to float32. */
     SPEC(.name = "fp8, scales of 0", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e-60),
     SPEC(.name = "fp8, saturated", SIZES(50, 60, 64), FP8, .q_amp = 400, .has_scale = true, .scale = 1e-6),
     SPEC(.name = "fp8, scores of 1e10", SIZES(200, 300, 64), FP8, .q_amp = 100, .fp8_scales = true, .fp8_scale = 1e3),
@@ -332,11 +332,11 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "scores of 1e6, peaky", BACK, SIZES(60, 80, 64), .q_amp = 10, F16),
 };
 
-/* Forward only, because the gradients would be beyond the range of their dtype. */
+/* These problems run forward only, because their gradients would be beyond the range of their dtype. */
 static const struct spec huge_cases[] = {
     SPEC(.name = "scale 1e20", SIZES(60, 80, 64), .has_scale = true, .scale = 1e20),
-    /* A product of such a score and a factor is rounded, or exact in a fused multiply-add. If a kernel mixes the two, P
-     * can become far larger than 1. */
+    /* The product of such a score and a factor is rounded in a multiplication, and exact in a fused multiply-add. A
+     * kernel that mixes the two may get a P far above 1. */
     SPEC(.name = "scores of 1e9, float16", SIZES(200, 300, 64), F16, .q_amp = 15000),
     SPEC(.name = "scores of 1e9, decoding", SIZES(1, 3000, 64), HEADS(8, 2), F16, .q_amp = 15000),
     SPEC(.name = "scores of 1e10, bfloat16", SIZES(200, 300, 64), BF16, .q_amp = 3e4),
@@ -352,7 +352,7 @@ static const struct spec huge_cases[] = {
     SPEC(.name = "values of 1e36, decoding", SIZES(1, 3000, 64), BF16, .v_amp = 1e36),
 };
 
-/* Numbers as large as float32 can hold. Problems with float8, `v_most` or a `q_amp` of 1e-19 run forward only. */
+/* Numbers are as large as float32 can hold. Problems with float8, `v_most` or a `q_amp` of 1e-19 run forward only. */
 static const struct spec extreme_cases[] = {
     SPEC(.name = "a mask of the most negative numbers", SIZES(50, 70, 64), .bias = 5, .bias_levels = 1),
     SPEC(.name = "the same, float16", SIZES(50, 70, 64), F16, .bias = 5, .bias_levels = 1, .causal = true),
@@ -397,8 +397,8 @@ static const struct spec extreme_cases[] = {
     SPEC(.name = "scale 3e38, q of 1e-38", SIZES(60, 80, 64), .has_scale = true, .scale = 3e38, .q_amp = 1e-19),
 };
 
-/* Padding rows are NaN: after the queries that seqlens_q counts, between packed sequences, and after the keys that
- * seqlens_k counts if queries are packed. */
+/* Problems with padding rows, which are NaN: after the queries that seqlens_q counts, between packed sequences, and
+ * beside packed queries also after the keys that seqlens_k counts. */
 static const struct spec length_cases[] = {
     SPEC(.name = "seqlens_q", .B = 5, SIZES(150, 150, 64), HEADS(4, 2), .seqlens_q = true, .causal = true, BF16),
     SPEC(.name = "seqlens_q, bhsd, wider heads", .B = 4, SIZES(70, 200, 128), HEADS(4, 2), .seqlens_q = true,
@@ -527,10 +527,10 @@ void test_lengths_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(length_cases, ARRAY_SIZE(length_cases)), 0);
 }
 
-enum { NARROW_HEADS = 256 }; /* up to this head size every backend has a fast kernel */
+enum { NARROW_HEADS = 256 }; /* largest head size for which every backend has a fast kernel */
 
-/* The last kernel of a backend's list computes every problem, but slowly. Another kernel must compute problems with
- * lengths (packed or padded sequences). The backend "paper" has only one kernel. */
+/* A backend's last kernel computes every problem, but slowly. Problems with lengths (packed or padded sequences) must
+ * run on another kernel. The backend "paper" has only one kernel. */
 void test_lengths_do_not_need_the_slowest_kernel(void **state)
 {
     const attn_kernel *slow[ATTN_OP_OBSERVE + 1] = { NULL };
@@ -550,7 +550,7 @@ void test_lengths_do_not_need_the_slowest_kernel(void **state)
     }
 }
 
-/* Gradients of bias (broadcast in each possible way) or of ALiBi slopes, over several tiles. */
+/* Backwards of several tiles with the gradient of a bias, broadcast in each possible way, or of ALiBi slopes. */
 static const struct spec option_gradient_cases[] = {
     SPEC(.name = "dbias of each pair", .B = 2, SIZES(200, 300, 64), HEADS(4, 2), BACK, F16, .bias = 8,
          .bias_hidden = 0.1, .causal = true),
@@ -602,7 +602,7 @@ void test_gradients_of_options_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(option_gradient_cases, ARRAY_SIZE(option_gradient_cases)), 0);
 }
 
-/* ALiBi, and options with a number for each pair of a query and a key, must run on the same kernel as problems without
+/* Options that change the score of each pair of a query and a key must run on the same kernel as problems without
  * options. So must their gradients. */
 void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state)
 {
@@ -654,8 +654,7 @@ struct spec random_spec(uint64_t seed)
     static const int64_t lengths[] = { 0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 200 };
     static const int64_t head_sizes[] = { 1,  3,  8,  16, 24, 31,  32,  40,  64,  64,
                                           64, 65, 72, 80, 96, 128, 128, 160, 192, 256 };
-    /* multiplied by another constant than that of rng_next(); otherwise neighbouring seeds would share random
-     * numbers */
+    /* The factor must differ from that of rng_next(); otherwise neighbouring seeds would share random numbers. */
     struct rng r = { seed * UINT64_C(0x2545f4914f6cdd1d) + 1 };
     struct spec s = SPEC(.data_seed = seed);
     s.op = rng_chance(&r, 0.5) ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
@@ -727,8 +726,8 @@ struct spec random_spec(uint64_t seed)
     return s;
 }
 
-/* Every dtype, class of head size and mask, at odd lengths. compute-sanitizer (tests/gpu/sanitize.sh) sets ATTN_GRID_D
- * to run one head size at a time. */
+/* Every dtype, class of head size and mask is tested at odd lengths. compute-sanitizer (tests/gpu/sanitize.sh) sets
+ * ATTN_GRID_D to run one head size at a time. */
 void test_grid_agrees_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */

@@ -25,7 +25,7 @@ struct shape {
  * memory. */
 struct scene {
     struct shape s;
-    int64_t rows, numbers; /* rows: elements of lse; numbers: elements of `out` */
+    int64_t rows, numbers; /* rows: number of elements of lse; numbers: number of elements of `out` */
     size_t part_bytes, out_bytes;
     char *outs, *out; /* outs: a block of part_bytes bytes for each of the PARTS parts */
     float *lses, *lse;
@@ -47,7 +47,7 @@ static attn_tensor lse_of(const struct shape *s, void *data)
     return attn_tensor_make(data, ATTN_F32, s->packed ? 2 : 3, s->packed ? shape + 1 : shape);
 }
 
-/* Returns the offset of row n = (b Sq + i) H + h in a part's `out`. lse_at() is for its `lse`. */
+/* Returns the offset in a part's `out` of row n = (b Sq + i) H + h. */
 static int64_t out_at(const struct shape *s, int64_t n, bool swapped)
 {
     const int64_t h = n % s->H, i = n / s->H % s->Sq, b = n / s->H / s->Sq;
@@ -166,24 +166,25 @@ void test_merged_parts_are_the_whole(void **state)
     }
 }
 
-/* Each row merges two parts: lse and out of part 0, of part 1, and of the expected result. */
+/* Each case is lse and out of part 0, lse and out of part 1, and lse and out of the expected result. A part whose lse
+ * is -inf is empty. */
 void test_merges_of_empty_and_strange_parts(void **state)
 {
     static const float cases[][6] = {
         { -INFINITY, 5, -INFINITY, 7, -INFINITY, 0 },
-        /* an lse of -inf means that a part is empty: its `out` is not read */
+        /* The `out` of an empty part is not read. */
         { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },
-        /* nor does an infinite `out` of an empty part count */
+        /* An infinite `out` of an empty part does not count. */
         { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f },
-        { NAN, 1, 0, 1, NAN, NAN }, /* NaN in an lse */
+        { NAN, 1, 0, 1, NAN, NAN },
         { 0, 1, NAN, 1, NAN, NAN },
-        { INFINITY, 1, 0, 1, NAN, NAN }, /* inf / inf */
-        /* an infinite lse, even if the other part is empty */
+        { INFINITY, 1, 0, 1, NAN, NAN },
+        /* An infinite lse makes the result NaN, even if the other part is empty. */
         { -INFINITY, 1, INFINITY, 1, NAN, NAN },
-        { 0, 1, -200, NAN, 0, NAN },                 /* a NaN in `out` counts, however small the part's weight */
-        { 90000, 2, 0, 7, 90000, 2 },                /* neither overflow nor (-inf) - (-inf) */
-        { -90000, 2, -90200, 7, -90000, 2 },         /* part 1 has no weight */
-        { 0, 3e38f, 0, 3e38f, 0.693147182f, 3e38f }, /* the weighted sum must not overflow */
+        { 0, 1, -200, NAN, 0, NAN }, /* a NaN counts, however small the weight of its part is */
+        { 90000, 2, 0, 7, 90000, 2 },
+        { -90000, 2, -90200, 7, -90000, 2 },
+        { 0, 3e38f, 0, 3e38f, 0.693147182f, 3e38f },
     };
     enum { ROWS = ARRAY_SIZE(cases) };
     struct scene x;
@@ -197,7 +198,7 @@ void test_merges_of_empty_and_strange_parts(void **state)
     scene_run(&x);
     for (int n = 0; n < ROWS; n++) {
         const float got[] = { x.lse[n], ((const float *)x.out)[n] };
-        /* if one part is empty, the result is exact */
+        /* If one part is empty, the result must be exact. */
         const bool alone = cases[n][0] == -INFINITY || cases[n][2] == -INFINITY;
         for (int e = 0; e < 2; e++) {
             const float want = cases[n][4 + e];
@@ -263,14 +264,14 @@ void test_merges_that_disagree_are_refused(void **state)
     REFUSED("/gradients/1/lse/shape/0", "gradients.1.lse: shape[0] is 1, must be 2, the batch of parts.0.out");
 #undef WITH
 #undef REFUSED
-    /* only `lse` is written, not `out` */
+    /* This merge writes only `lse`, not `out`. */
     m = (attn_merge_problem){ .count = 3, .parts = x.part, .whole = { .lse = x.whole.lse } };
     assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_OK);
     assert_int_equal(attn_stream_wait(bench.stream, &err), ATTN_OK);
     scene_clear(&x);
 }
 
-/* Strides that say bhsd, and the member `layout`, must give the same bits. */
+/* A merge must have the same bits whether strides or the member `layout` say that `out` is bhsd. */
 void test_merges_of_a_layout_are_those_of_its_views(void **state)
 {
     struct scene x;
@@ -294,7 +295,7 @@ void test_merges_of_a_layout_are_those_of_its_views(void **state)
     assert_memory_equal(x.lse, lse, sizeof lse);
     for (int64_t n = 0; n < ROWS; n++)
         assert_memory_equal((float *)x.out + out_at(&x.s, n, true), by_strides + 7 * n, 7 * sizeof *by_strides);
-    /* axes are numbered as the client sent them: in bhsd shape[1] is the number of heads */
+    /* The message counts axes as the client sent them: in bhsd, shape[1] is the number of heads. */
     x.part[1].out.shape[1] = 5, x.part[1].out.shape[2] = 3;
     assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_INVALID);
     assert_string_equal(err.text, "parts.1.out: shape[1] is 5, must be 3, the heads of parts.0.out");
@@ -303,7 +304,8 @@ void test_merges_of_a_layout_are_those_of_its_views(void **state)
 
 /* ---- Tests of the gradients of a merge --------------------------------------------------------------------------- */
 
-/* All tensors of a merge with the loss dout . out + dlse . lse, as one list of float32: inputs first, then results. */
+/* All tensors of a merge with the loss dout . out + dlse . lse. They form one list of float32, with the inputs
+ * first. */
 enum { GB = 2, GS = 3, GH = 2, GD = 5, GP = 4, GROWS = GB * GS * GH, GOUT = GROWS * GD };
 struct gradients {
     float outs[GP][GOUT], lses[GP][GROWS], sinks[GH], dout[GOUT], dlse[GROWS];
@@ -366,7 +368,7 @@ static void fill_gradients(struct gradients *g, uint64_t seed)
 {
     struct rng r = { seed };
     float *const numbers = (float *)g;
-    /* a pattern that the merge must overwrite with its results */
+    /* The merge must overwrite this pattern with its results. */
     memset(g, 0x7f, sizeof *g);
     for (size_t n = 0; n < offsetof(struct gradients, douts) / sizeof *numbers; n++)
         numbers[n] = (float)(rng_uniform(&r) * 4 - 2);
@@ -377,7 +379,6 @@ void test_gradients_of_a_merge_are_the_differences_of_its_loss(void **state)
     struct gradients g;
     (void)state;
     fill_gradients(&g, 7);
-    /* part 1 is empty in row 4 */
     g.lses[1][4] = -INFINITY, g.outs[1][4] = 1;
     for (int p = 0; p < GP; p++) g.lses[p][7] = -INFINITY;
     run_gradients(&g);

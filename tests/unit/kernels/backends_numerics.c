@@ -8,9 +8,8 @@
 
 #include "backends.h"
 
-/* Compares float32 gradients (dq, dk and dv) with the 16-bit gradients of the same problem. unlike, nonzero and finer
- * count float32 gradients that do not round to the 16-bit ones, are not 0, and need more than 16 bits. wide2 and
- * narrow2 are sums of squared errors of both. */
+/* Counts of float32 gradients. unlike: do not round to the 16-bit gradient; nonzero: are not 0; finer: need more than
+ * 16 bits. wide2 and narrow2 are the sums of squared errors of the float32 and the 16-bit gradients. */
 struct widened {
     int64_t unlike, nonzero, finer;
     double wide2, narrow2;
@@ -62,7 +61,7 @@ static bool widens(const struct spec *narrow_spec)
     return good;
 }
 
-/* For float32 gradients a kernel must omit the last rounding to 16 bits and change nothing else. */
+/* With float32 gradients a kernel must only leave out the last rounding to 16 bits. */
 void test_float32_gradients_round_to_those_of_16_bits(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -97,8 +96,8 @@ void test_float32_gradients_round_to_those_of_16_bits(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A thread block may begin its next work (the queries of a head) before the present one ends. Some work here has no
- * queries or sees no keys, and there is more than a device runs at the same time. */
+/* A thread block may begin its next work (the queries of a head) before its present work ends. Some work here has no
+ * queries or sees no keys, and there is more of it than a device runs at the same time. */
 void test_work_that_sees_no_keys_between_other_work(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -113,7 +112,7 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
     };
     /* clang-format on */
     static const struct {
-        /* more_keys: added to Sk; with D 128, problems of 1024 keys or more use another kernel */
+        /* more_keys is added to Sk: with D 128, problems of 1024 keys or more use another kernel. */
         int D, more_keys;
         double softcap;
     } heads[] = { { 64, 0, 0 },  { 96, 0, 0 }, { 128, 0, 0 }, { 128, 900, 0 }, { 192, 0, 0 },
@@ -126,7 +125,7 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
             s.dtype = s.out_dtype = n % 2 ? ATTN_F16 : ATTN_BF16;
             s.D = s.Dv = heads[n].D, s.softcap = heads[n].softcap;
             s.Sk += heads[n].more_keys;
-            /* keeps more than 200 more queries than keys */
+            /* Sq grows too if it exceeded Sk by more than 200, so that it still does. */
             if (s.Sq > s.Sk - heads[n].more_keys + 200) s.Sq += heads[n].more_keys;
             if (s.sequences > 0) s.k_lengths[0] += heads[n].more_keys, s.k_lengths[3] += heads[n].more_keys;
             if (!agrees(&s)) failed++;
@@ -134,8 +133,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Kernels for float8 multiply q and k as float8 only if the client does not want lse. Problems with NaN also run with
- * lse, because code that needs lse computes the rows that see a NaN. */
+/* Kernels for float8 multiply q and k as float8 only if lse is not wanted. Problems with NaN also run with lse, because
+ * rows that see a NaN are computed by code that needs lse. */
 void test_float8_without_lse_agrees_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -196,7 +195,6 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
         }
     assert_int_equal(failed, 0);
 
-    /* ATTN_CUDA_FAMILY names the family of kernels that must compute the problem */
     const char *family = getenv("ATTN_CUDA_FAMILY");
     if (family && strcmp(family, "sm90_f8") == 0) {
         const struct spec s = SPEC(SIZES(200, 300, 128), FP8, .no_lse = true);
@@ -210,8 +208,8 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
     }
 }
 
-/* A row that sees one key has that key's value as its out, however large the score. The scores reach 1e4 to 1e9, where
- * kernels begin to subtract a rounded maximum before the exponential. */
+/* A row that sees one key has that key's value as its out, however large the score is. The scores reach 1e4 to 1e9,
+ * where kernels begin to subtract a rounded maximum before the exponential. */
 void test_float8_rows_of_one_key_are_its_value(void **state)
 {
     static const double scales[] = { 1, 10, 32, 55, 100, 320 };
@@ -235,9 +233,9 @@ void test_float8_rows_of_one_key_are_its_value(void **state)
         }
 }
 
-/* One heavy key has half or nine tenths of the weight; the others must still count. Hopper's tensor cores keep 14 bits
- * of a sum of float8 products, so other keys are lost beside the heavy key until a new sum begins. All values, and so
- * all of out, are one number. */
+/* One heavy key has at least half of the weight; the others must still count. Hopper's tensor cores keep 14 bits of a
+ * sum of float8 products, so other keys are lost beside the heavy key until a new sum begins. All values, and so all of
+ * out, are one number. */
 void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
 {
     static const int head_sizes[] = { 64, 128, 256 }, lengths[] = { 1344, 1792, 2016, 2560, 3584 };
@@ -254,7 +252,7 @@ void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
         memset(f.p.k.data, 0, (size_t)tensor_elements(&f.p.k));
         memset(f.p.v.data, attn_e4m3_from_double(value), (size_t)tensor_elements(&f.p.v));
         for (int row = 0; row < s.Sq; row++) tensor_set(&f.p.q, row * D, 1), tensor_set(&f.p.q, row * D + 1, 1);
-        /* the heavy key's score is the sum of two channels, because one float8 number is not exact enough */
+        /* The heavy key's score is the sum of two channels, because one float8 number is not exact enough. */
         const int64_t heavy = (int64_t)(Sk - 1) * D;
         tensor_set(&f.p.k, heavy, log(Sk * odd));
         tensor_set(&f.p.k, heavy + 1, log(Sk * odd) - tensor_get(&f.p.k, heavy));
@@ -290,7 +288,7 @@ void test_scores_of_either_side_of_0_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A problem with a feature (an option or tensor) that no kernel lists goes to a kernel that takes every feature. */
+/* A feature is an option or a tensor. A problem with an unknown feature goes to a kernel that takes every feature. */
 void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everything(void **state)
 {
     static const struct spec problems[] = {
@@ -336,8 +334,8 @@ void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everythin
     }
 }
 
-/* The gradient of a slope is -sum dZ distance. Distances in the hundreds multiply any error of delta = sum(dout * out),
- * so P (for out) and dout must not be rounded differently there. */
+/* The gradient of a slope is -sum dZ distance. Distances in the hundreds multiply any rounding error of a row's delta =
+ * sum(dout * out). */
 void test_slopes_in_bfloat16_are_as_exact_as_other_sums(void **state)
 {
     int failed = 0;
@@ -391,8 +389,8 @@ void test_a_row_with_one_key_is_that_value_to_the_bit(void **state)
     }
 }
 
-/* Each of the 256 codes is once the only value, so that it is the result, and once the only channel of a key, so that
- * it is the score. */
+/* Each of the 256 codes is once the only value, which is the result, and once the only channel of a key, which is the
+ * score. */
 void test_every_float8_is_its_number(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
@@ -472,7 +470,7 @@ void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
 
 /* clang-format off: each row of the table stays on one line */
 
-/* The products q.k overflow float32, in a partial sum or at the end. The scores (scale times q.k) do not. */
+/* The products q.k overflow float32, but the scores (scale times q.k) do not. */
 static const struct spec far_products[] = {
     SPEC(.name = "products of 1e39", SIZES(70, 90, 64), .q_amp = 1e19, .has_scale = true, .scale = 1.2e-38),
     SPEC(.name = "products of 1e39, bfloat16", SIZES(70, 90, 64), BF16, .q_amp = 1e19, .has_scale = true,
@@ -515,7 +513,6 @@ void test_products_beyond_float32_count_where_their_scores_are_ordinary(void **s
     assert_int_equal(failed, 0);
 }
 
-/* Latent attention has its own kernels. */
 void test_products_beyond_float32_count_in_latent_attention(void **state)
 {
     const struct spec s = SPEC(.name = "products of 1e39, latent", MLA, .latent = true, BF16, .Sq = 1, .Sk = 200,
@@ -524,7 +521,7 @@ void test_products_beyond_float32_count_in_latent_attention(void **state)
     assert_true(spec_agrees(&bench, &s));
 }
 
-/* A row whose products q.k are all below -3.4e38, the lowest float32, sees its keys with equal scores. */
+/* All products q.k of a row are below -3.4e38, the lowest float32. The row must see its keys, with equal scores. */
 void test_a_row_whose_products_all_leave_float32_sees_its_keys(void **state)
 {
     static const struct spec cases[] = {
@@ -571,8 +568,8 @@ void test_lse_alone_is_the_lse_beside_out(void **state)
     }
 }
 
-/* Writes a bias as libraries mask padding on the left: `hidden` for padding keys, for all keys of padding queries, and
- * for later keys. */
+/* Writes a bias that masks padding on the left, as libraries do: `hidden` for padding keys, for all keys of padding
+ * queries, and for later keys. */
 static void pad_left(struct fixture *f, double hidden)
 {
     const int64_t Sq = f->spec.Sq, Sk = f->spec.Sk;
@@ -618,7 +615,7 @@ void test_rows_that_a_mask_fills_with_one_huge_number_agree_with_the_reference(v
     }
 }
 
-/* Sets the last channel of q and k so that products of 1e4 and more cancel to q.k = 5 sqrt(D) for query i and key i. */
+/* Sets the last channel of q and k so that products of 1e4 and more cancel: q.k is 5 sqrt(D) for query i and key i. */
 static void make_products_cancel(struct fixture *f)
 {
     const int64_t D = f->spec.D;
@@ -641,9 +638,8 @@ static bool is_by_rows(const attn_problem *p, attn_op op)
     return strcmp(plan.kernel->name, "simple") == 0;
 }
 
-/* If a query sees one key, P is 1 and dv is dout, even if the products cancel: the backward must compute the score by
- * the same sum, rounded in the same way, as the forward's lse. In float32 P may be off by 4e-6, because lse itself is
- * rounded. */
+/* If a query sees one key, P is 1 and dv is dout. The forward's lse and the backward's score must be the same sum,
+ * rounded in the same way. In float32 P may be off by 4e-6, because lse itself is rounded. */
 void test_one_key_has_a_probability_of_one(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -660,7 +656,7 @@ void test_one_key_has_a_probability_of_one(void **state)
         if (!is_ours()) continue;
         fixture_make(&f, &s);
         make_products_cancel(&f);
-        /* a forward that sums in another order than the backward gives a P that is not exactly 1 */
+        /* If forward and backward add in different orders, P is not exactly 1. */
         if (given && is_by_rows(&f.p, ATTN_OP_FORWARD) != is_by_rows(&f.p, ATTN_OP_BACKWARD)) {
             fixture_clear(&f);
             continue;
@@ -692,7 +688,8 @@ static void show_one_key(struct fixture *f, int64_t key)
     for (int64_t n = 0; f->p.bias.rank && n < tensor_elements(&f->p.bias); n++)
         tensor_set(&f->p.bias, n, n % f->p.bias.shape[3] == key ? 0.25 : -INFINITY);
     for (int64_t n = 0; f->p.mask_startend_rows.rank && n < tensor_elements(&f->p.mask_startend_rows); n++) {
-        /* FlashMask hides no query from `key` (lts is Sq, ute is 0), and all queries from the others */
+        /* FlashMask intervals: `key` is hidden from no query (lts is Sq, ute is 0), and all other keys from every
+         * query. */
         const bool seen = n / 2 % f->p.mask_startend_rows.shape[2] == key;
         tensor_set(&f->p.mask_startend_rows, n, n % 2 == 0 && seen ? (double)f->spec.Sq : 0);
     }

@@ -9,7 +9,7 @@
 
 #define LOOK .op = ATTN_OP_OBSERVE
 
-/* outputs made of probabilities, which need lse */
+/* outputs that are made of probabilities, which need lse */
 #define PROBABILITIES (ATTN_TENSOR_BIT(weights) | ATTN_TENSOR_BIT(key_mass) | ATTN_TENSOR_BIT(map))
 
 /* Runs observe problems as they are, float32 ones also in bfloat16, and in float16 if q is in its range. Returns how
@@ -19,7 +19,7 @@ static int disagree(const struct spec *list, size_t count)
     static const attn_dtype narrow[] = { ATTN_BF16, ATTN_F16 };
     int failed = 0;
     for (size_t n = 0; n < count; n++) {
-        /* minutes on the emulator */
+        /* Larger problems take minutes on the emulator. */
         const bool large = list[n].Sq * list[n].Sk * list[n].H * list[n].B > 40000;
         if (large && is_brief()) continue;
         failed += !agrees(&list[n]);
@@ -177,7 +177,7 @@ void test_top_keys_are_the_keys_of_the_largest_probabilities(void **state)
         look_at_top_keys(&f);
         fixture_clear(&f);
     }
-    /* of two keys with equal probabilities, the one with the lower number comes first */
+    /* Of two keys with equal probabilities, the key with the lower number comes first. */
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16 };
     for (size_t at = 0; at < ARRAY_SIZE(dtypes); at++) {
         struct spec alike = SPEC(LOOK, SIZES(70, 600, 64), .has_scale = true, .observe = ATTN_TENSOR_BIT(top_keys));
@@ -198,7 +198,7 @@ void test_observables_have_the_same_bits_alone_and_among_others(void **state)
     (void)state;
     for (int n = 0; n < COUNT; n++) {
         struct spec s = random_look(1000 + (uint64_t)n);
-        /* every fourth problem is a forward or a backward */
+        /* Every fourth problem is a forward or a backward. */
         if (n % 4 == 3) s = random_spec(2000 + (uint64_t)n);
         fixture_make(&together[n], &s);
         list[n] = &together[n];
@@ -242,8 +242,9 @@ static const char *kernel_of(const attn_problem *p)
     return plan.kernel->name;
 }
 
-/* Runs an observe (a request for attention weights) with pages, without, and with one thread, which must not change a
- * bit. Returns whether one kernel computes both; only then must pages not change a bit. */
+/* Runs an observe (a request for attention weights) with keys in pages, with contiguous keys, and with one thread. The
+ * number of threads must not change a bit. Returns whether one kernel takes both kinds of keys; pages must then not
+ * change a bit either. */
 static bool same_bits_in_pages_and_by_one_thread(struct spec s)
 {
     struct bench one;
@@ -265,7 +266,7 @@ static bool same_bits_in_pages_and_by_one_thread(struct spec s)
     return alike;
 }
 
-/* With softcap one kernel takes keys in pages and contiguous keys. Without options Hopper has a kernel for each. */
+/* With softcap, one kernel takes keys in pages and contiguous keys. Without options Hopper has a kernel for each. */
 void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state)
 {
     struct spec s = SPEC(LOOK, BF16, SIZES(150, 640, 64), HEADS(4, 2), .B = 2, .causal = true, .seqlens_k = true);
@@ -275,7 +276,8 @@ void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state)
     assert_true(same_bits_in_pages_and_by_one_thread(s));
 }
 
-/* The kernel family of a forward must also compute an observe (a request for attention weights) of the same q and k. */
+/* If Hopper's kernels compute a forward, they must also compute an observe (a request for attention weights) of the
+ * same q and k. */
 void test_an_observe_without_options_is_computed_by_the_family_of_the_forward(void **state)
 {
     static const struct spec list[] = {

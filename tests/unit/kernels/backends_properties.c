@@ -36,7 +36,7 @@ void test_a_problem_has_the_same_bits_alone_and_among_others(void **state)
     assert_same_bits_alone_and_among_others(random_spec, 16);
 }
 
-/* ATTN_CUDA_FAMILY names a family of kernels. If it has kernels for forward and backward, it must compute both. */
+/* If the family of kernels that ATTN_CUDA_FAMILY names has kernels for forward and backward, it must compute both. */
 void test_a_family_that_is_asked_for_computes_both_ways(void **state)
 {
     static const char *const families[] = { "generic", "simple" };
@@ -69,12 +69,12 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
 {
     static const int threads[] = { 1, 2, 3 };
     static const struct spec large[] = {
-        SPEC(SIZES(1, 5000, 64), HEADS(2, 1), BF16), /* a forward that splits its keys */
+        SPEC(SIZES(1, 5000, 64), HEADS(2, 1), BF16), /* a forward whose keys are split */
         SPEC(SIZES(400, 700, 64), HEADS(2, 1), .causal = true),
         SPEC(BACK, SIZES(300, 500, 64), HEADS(4, 1), .causal = true, BF16, .sinks = 1, .bias = 1, .alibi = 1),
     };
     (void)state;
-    /* the cuda backend has no number of threads */
+    /* This test varies the number of threads, which the cuda backend does not have. */
     if (is_brief() && strcmp(backend, "cuda") == 0) skip();
     for (int n = 0; n < 24; n++) {
         struct fixture first = { 0 };
@@ -96,8 +96,7 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
     }
 }
 
-/* dq is a sum over several thread blocks, added in a fixed order or in any order. With a fixed order, repeated runs
- * must give the same bits. */
+/* dq is a sum over several thread blocks. If it is added in a fixed order, repeated runs must give the same bits. */
 void test_gradients_of_several_tiles_agree_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -207,14 +206,14 @@ void assert_part_equal(const struct fixture *whole, const struct fixture *part, 
     }
 }
 
-/* Copies elements of `whole`, beginning with element `first`, to `part`. */
+/* Copies elements of `whole`, from element `first` on, to `part`. */
 static void copy_part(const struct fixture *whole, struct fixture *part, attn_tensor_id id, int64_t first)
 {
     for (int64_t n = tensor_elements(&part->p.tensor[id]), e = 0; e < n; e++)
         tensor_set(&part->p.tensor[id], e, tensor_get(&whole->p.tensor[id], first + e));
 }
 
-/* A server packs the problems of several clients into one. */
+/* A server packs the problems of several clients into one; none may notice. */
 void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state)
 {
     static const struct spec packs[] = {
@@ -242,7 +241,7 @@ void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state)
              .causal = true, .D = 128, .Dv = 128, F16),
         SPEC(BACK, .sequences = 3, .q_lengths = { 150, 65, 7 }, .k_lengths = { 170, 65, 100 }, .key_rows = true,
              HEADS(4, 2)),
-        /* the window is longer than the first sequence, but shorter than all packed keys together */
+        /* The window is longer than the first sequence, but shorter than all packed keys together. */
         SPEC(BACK, .sequences = 2, .q_lengths = { 400, 30 }, .k_lengths = { 400, 300 }, HEADS(4, 2), .D = 128,
              .Dv = 128, F16, WINDOW(500, 450)),
     };
@@ -319,8 +318,8 @@ void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
     }
 }
 
-/* Runs only the key/value heads [first, end). Returns false if they alone would use another kernel than the plan
- * `whole` of the whole problem. */
+/* Runs the key/value heads [first, end) only. Returns false if they would use another kernel than all heads together
+ * (`whole`). */
 static bool run_heads(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end)
 {
     const attn_problem all = f->p;
@@ -336,7 +335,7 @@ static bool run_heads(struct fixture *f, const attn_plan *whole, int64_t first, 
 }
 
 /* Asserts that the problem has the same bits when its heads are computed in `count` parts. Adds 1 to *compared if the
- * parts use the kernel of the whole problem. */
+ * parts use the same kernel as the whole. */
 static void assert_same_bits_by_heads(const struct spec *s, int count, int *compared)
 {
     struct fixture whole, parts;
@@ -389,8 +388,8 @@ void test_heads_have_the_same_bits_in_parts_and_together(void **state)
 
 enum { MOST_PARTS = 4 };
 
-/* Runs queries [first, end) of the problem, and adds the gradients that are sums over queries to `sums` in float32.
- * Returns false if they alone would use another kernel than the plan `whole` of the whole problem. */
+/* Runs queries [first, end) only, and adds the gradients that are sums over queries to `sums` in float32. Returns false
+ * if they would use another kernel than all queries together (`whole`). */
 static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end, float **sums)
 {
     const struct fixture all = *f;
@@ -412,8 +411,8 @@ static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first
     return alike;
 }
 
-/* Computes the problem's queries in `count` parts. Asserts that out, lse and dq have the bits of the whole problem, and
- * that gradients that are sums over queries are correct. Returns false if the parts use other kernels. */
+/* Computes the problem's queries in `count` parts. Asserts that out, lse and dq have the same bits as the whole
+ * problem, and that gradients that are sums over queries are correct. Returns false if the parts use other kernels. */
 static bool same_bits_by_queries(const struct spec *s, int count)
 {
     int64_t ends[MOST_PARTS];
@@ -514,8 +513,8 @@ void test_the_past_does_not_depend_on_the_future(void **state)
     }
 }
 
-/* Callers leave memory of hidden keys and values unfilled, so any finite number may be there. Kernels must not scale it
- * by one factor with the numbers that a query sees. */
+/* Hidden keys and values may be any finite numbers, because callers leave their memory unfilled. Kernels must not scale
+ * hidden and visible numbers by one factor. */
 void test_hidden_numbers_of_any_size_do_not_matter(void **state)
 {
     enum { S = 200, SEEN = 77 };
@@ -569,7 +568,7 @@ void test_the_order_of_keys_does_not_matter(void **state)
     fixture_copy(&b, &a);
     for (int64_t j = 0; j < s.Sk; j++)
         for (int64_t e = 0; e < row; e++) {
-            const int64_t from = j * 100 % s.Sk; /* 100 and Sk (211) have no common divisor */
+            const int64_t from = j * 100 % s.Sk; /* a permutation, because 100 and Sk (211) have no common divisor */
             tensor_set(&b.p.k, j * row + e, tensor_get(&a.p.k, from * row + e));
             tensor_set(&b.p.v, j * row + e, tensor_get(&a.p.v, from * row + e));
         }
@@ -606,8 +605,7 @@ void test_attention_is_linear_in_v(void **state)
     (void)state;
     fixture_make(&a, &s);
     fixture_copy(&b, &a);
-    for (int64_t e = 0; e < tensor_elements(&b.p.v); e++) /* exact in float32 */
-        tensor_set(&b.p.v, e, -4 * tensor_get(&a.p.v, e));
+    for (int64_t e = 0; e < tensor_elements(&b.p.v); e++) tensor_set(&b.p.v, e, -4 * tensor_get(&a.p.v, e));
     fixture_run(&bench, &a);
     fixture_run(&bench, &b);
     for (int64_t e = 0; e < tensor_elements(&a.p.out); e++)
@@ -615,12 +613,11 @@ void test_attention_is_linear_in_v(void **state)
     fixture_clear(&a), fixture_clear(&b);
 }
 
-/* Rows lie more than 2^31 elements apart, in memory most of which is never touched. Needs unified memory;
- * test_offsets_on_both_sides_of_2_31() is for other devices. */
+/* Rows lie more than 2^31 elements apart, in memory most of which is never touched. The test needs unified memory. */
 void test_offsets_past_two_billion_elements(void **state)
 {
     enum { S = 20 };
-    /* elements between rows; the last row starts at 19 * 2^28, beyond 2^32 */
+    /* number of elements between rows; the last row starts at 19 * 2^28, which is more than 2^32 */
     const int64_t far = INT64_C(1) << 28;
     const struct spec s = SPEC(SIZES(S, S, 64), HEADS(1, 1), BF16, .causal = true);
     const size_t bytes = (size_t)far * S * 2;
@@ -648,11 +645,11 @@ void test_offsets_past_two_billion_elements(void **state)
     fixture_clear(&near), fixture_clear(&wide);
 }
 
-/* Asserts that the problem has the same bits whether its rows are contiguous or `far` elements apart in one block of
- * device memory. Returns false if the device has too little memory. */
+/* Asserts that rows `far` elements apart in device memory give the same bits as contiguous rows. Returns false if the
+ * device has too little memory. */
 static bool same_bits_far_apart(const struct spec *s, int64_t far)
 {
-    /* rows of different tensors alternate in memory, this many elements apart */
+    /* Rows of different tensors alternate in memory, this many elements apart. */
     enum { SLOT = 256 };
     struct fixture near, wide;
     void *small[ATTN_TENSOR_COUNT] = { 0 }, *block = NULL;
@@ -723,21 +720,21 @@ void test_offsets_on_both_sides_of_2_31(void **state)
     static const struct spec cases[] = {
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .softcap = 5),
-        /* so few queries that a GPU uses its kernel for decoding */
+        /* The queries are so few that a GPU uses its kernel for decoding. */
         SPEC(SIZES(20, 20, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), .causal = true),
         SPEC(BACK, SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(BACK, SIZES(80, 80, 64), HEADS(1, 1), .causal = true),
     };
     (void)state;
-    if (bench.info.unified) skip(); /* see test_offsets_past_two_billion_elements() */
+    if (bench.info.unified) skip(); /* covered by test_offsets_past_two_billion_elements() */
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
-        /* TMA needs multiples of 16 bytes, so rows are a multiple of `unit` elements apart */
+        /* Rows are a multiple of `unit` elements apart, because TMA needs multiples of 16 bytes. */
         const int64_t gaps = cases[n].Sq - 1, unit = 64;
         const int64_t below = ((INT64_C(1) << 31) - 64) / gaps / unit * unit;
         if (!same_bits_far_apart(&cases[n], below) || !same_bits_far_apart(&cases[n], below + unit) ||
             !same_bits_far_apart(&cases[n], 2 * below + 2 * unit))
-            skip(); /* too little memory */
+            skip();
     }
 }
 
@@ -750,7 +747,7 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
         SPEC(BACK, .causal = true, F16, SIZES(150, 140, 264), .alibi = 1),
     };
     (void)state;
-    /* `wanted`: the only output; -1: no output */
+    /* `wanted` is the only output of the problem; -1: it has none. */
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++)
         for (int wanted = -1; wanted < ATTN_TENSOR_COUNT; wanted++) {
             struct fixture all, one;
@@ -769,7 +766,7 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
         }
 }
 
-/* A step is a launch of limited time. */
+/* A step is a launch of limited time; a long problem needs several. */
 void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
 {
     static const struct spec cases[] = {
@@ -797,7 +794,7 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
         bench.in_steps = true;
         fixture_run(&bench, &steps);
         assert_outputs_equal(&steps, &at_once);
-        /* launches of one problem alternate with launches of the other */
+        /* Launches of one problem alternate with launches of the other. */
         fixtures_must_run(&bench, list, 2);
         bench.in_steps = false;
         assert_outputs_equal(&steps, &at_once);
@@ -806,13 +803,13 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
     }
 }
 
-/* Returns the smallest time of a tile that the library assumes for any kernel on an H100, in seconds. The Hopper kernel
- * for bfloat16 without options has it (kernels/cuda/simple/simple.h). */
+/* Returns the shortest time, in seconds, that the library assumes for a tile of any kernel on an H100: that of the
+ * Hopper kernel for bfloat16 without options (kernels/cuda/simple/simple.h). */
 static double least_tile_seconds(const struct spec *s)
 {
     const double columns = (double)(s->D < 64 ? 64 : s->D) + (double)(s->Dv < 64 ? 64 : s->Dv);
     double pairs = (double)(s->B * s->H) * (double)s->Sq * (double)s->Sk;
-    /* as the library, which does not read the lengths: all sequences have equally many keys */
+    /* The library does not read the lengths, and assumes that all sequences have equally many keys. */
     if (s->sequences) {
         int64_t queries = 0, keys = 0;
         for (int n = 0; n < s->sequences; n++) queries += s->q_lengths[n], keys += s->k_lengths[n];
@@ -821,7 +818,7 @@ static double least_tile_seconds(const struct spec *s)
     return 2 * pairs * columns / 3e14 * (s->op == ATTN_OP_BACKWARD ? 2.5 : 1) * 132 / bench.info.units;
 }
 
-/* Several launches, on a device that limits each to a very short time, must compute the same tiles as one. */
+/* A device that limits each launch to a very short time must compute the same tiles in several launches. */
 void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 {
     static const struct spec cases[] = {
@@ -877,7 +874,7 @@ void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 
 /* ---- Tests of moves of memory ------------------------------------------------------------------------------------ */
 
-/* Every length and alignment, in one call with more moves than fit in one kernel launch. One move is long enough for
+/* One call has more moves than fit in one kernel launch, with every length and alignment. One move is long enough for
  * several thread blocks. */
 void test_moves_copy_and_clear_what_they_say_and_nothing_else(void **state)
 {
@@ -892,7 +889,7 @@ void test_moves_copy_and_clear_what_they_say_and_nothing_else(void **state)
     assert_int_equal(attn_device_alloc(bench.device, BYTES, &target, &err), ATTN_OK);
     for (int i = 0; i <= COUNT; i++) {
         const size_t to = (size_t)i * 64 + (size_t)i % 17, at = (size_t)(COUNT - i) * 64 + (size_t)i % 5;
-        const size_t bytes = i == COUNT ? LONG : (size_t)i % 41; /* some are 0 */
+        const size_t bytes = i == COUNT ? LONG : (size_t)i % 41;
         const bool clears = i % 7 == 3;
         moves[i] = (attn_move){ (char *)target + to, clears ? NULL : (char *)source + at, bytes };
         if (clears) memset(want + to, 0, bytes);

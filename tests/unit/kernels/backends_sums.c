@@ -15,7 +15,7 @@
 
 enum { PARTS = 5, MOST = 70000 };
 
-/* numbers of all sizes, numbers halfway between two 16-bit numbers, infinities and NaN */
+/* Fills the parts with numbers of all sizes, numbers halfway between two 16-bit numbers, infinities and NaN. */
 static void fill(float *parts, int64_t count)
 {
     struct rng r = { 3 };
@@ -48,7 +48,6 @@ static void check_sum(const float *parts, float *on_device, void *to, attn_dtype
         float want = 0;
         attn_store(dtype, &want, 0, sum_of(parts, count, n));
         const double a = attn_load(dtype, got, n), b = attn_load(dtype, &want, 0);
-        /* any NaN will do */
         if (!(isnan(a) && isnan(b)) &&
             memcmp(got + (size_t)n * attn_dtype_bytes(dtype), &want, attn_dtype_bytes(dtype)))
             fail_msg("%s, %d parts: element %d is %a, must be %a", attn_dtype_name(dtype), count, (int)n, a, b);

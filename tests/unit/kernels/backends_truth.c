@@ -8,8 +8,7 @@
 
 #include "backends.h"
 
-/* Returns whether the backend has attn_truth_some(). Checks the errors of a call without it, without a workspace, and
- * with a cancelled stream. */
+/* Returns whether the backend has attn_truth_some(). Also checks the errors of calls that must be refused. */
 static bool has_truth(void)
 {
     const struct spec s = SPEC(.name = NULL);

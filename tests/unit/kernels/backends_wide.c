@@ -31,8 +31,8 @@ static struct spec random_wide_spec(uint64_t seed)
 
 /* clang-format off: each row of the table stays on one line */
 
-/* All run forward, and without float8 and pages also backward. Hopper's backward kernel for wide heads also computes
- * head sizes from 129 to 256 if the problem has options. */
+/* These problems run forward, and without float8 and pages also backward. Hopper's backward kernel for wide heads also
+ * computes head sizes from 129 to 256 if the problem has options. */
 static const struct spec wide_cases[] = {
     SPEC(.name = "head size 1024", SIZES(70, 90, 1024), F16, HEADS(2, 1), .causal = true),
     SPEC(.name = "head size 1024, float32", SIZES(40, 50, 1024), HEADS(1, 1)),
@@ -102,7 +102,7 @@ void test_wide_heads_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(wide_cases, ARRAY_SIZE(wide_cases)), 0);
 }
 
-/* No query sees the last keys, so no kernel writes their P and dS, and a kernel that reads them finds NaN. The test's
+/* No kernel writes P and dS of the last keys, which no query sees, so a kernel that reads them finds NaN. The test's
  * name begins with test_scores, so that the emulator also runs it without the library's repair of rows with NaN, which
  * would hide the mistake. */
 void test_scores_of_wide_heads_that_nobody_sees_are_not_read(void **state)
@@ -165,8 +165,8 @@ void test_wide_heads_have_the_same_bits_alone_and_among_others(void **state)
 
 /* clang-format off: each row of the table stays on one line */
 
-/* The kernel for decoding takes up to 16 rows (queries times heads of a group) of wide heads. It has one form for head
- * sizes up to 512 and another for larger ones, and splits keys at multiples of 128. Sk is set by the test. */
+/* The test sets Sk. For wide heads, the kernel for decoding takes up to 16 rows (queries times heads of a group),
+ * splits keys at multiples of 128, and has one form for head sizes up to 512 and another for larger ones. */
 static const struct spec wide_decode_forms[] = {
     SPEC(.name = "8 heads to 1", SIZES(1, 0, 512), HEADS(8, 1), BF16),
     SPEC(.name = "16 heads to 4, pages", .B = 2, SIZES(1, 0, 512), PAGES(16), HEADS(16, 4), BF16,
@@ -220,7 +220,7 @@ static struct spec random_wide_decode_spec(uint64_t seed)
     s.Sq = rng_chance(&r, 0.5) ? 1 : rng_between(&r, 1, rows);
     s.H = s.Hk * (rows / s.Sq > 1 ? rng_between(&r, 1, rows / s.Sq) : 1);
     s.Sk = rng_chance(&r, 0.7) ? rng_between(&r, 0, 400) : rng_between(&r, 400, 1200);
-    /* kernels compute sequences of few and of many rows differently */
+    /* Kernels compute sequences of few rows and of many rows differently. */
     for (int n = 0; n < s.sequences; n++) {
         s.q_lengths[n] = (int)(rng_chance(&r, 0.3) ? rng_between(&r, 0, 40)
                                                    : rng_between(&r, 1, rows / (s.H / s.Hk) + 1));
@@ -250,7 +250,7 @@ void test_wide_decoding_splits_keys(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
     static const struct {
-        const char *kernel; /* on Hopper */
+        const char *kernel; /* the kernel's name on Hopper */
         struct spec spec;
     } cases[] = {
         { "decode", SPEC(.name = "one query", SIZES(1, 300, 512), HEADS(8, 1), BF16) },

@@ -49,7 +49,6 @@ static void test_an_error_holds_status_member_and_text(void **state)
     assert_int_equal(attn_fail(NULL, ATTN_DEVICE, NULL, "nobody listens"), ATTN_DEVICE);
     memset(long_text, 'x', sizeof long_text);
     long_text[sizeof long_text - 1] = 0;
-    /* cut, without writing beyond the buffer */
     attn_fail(&err, ATTN_INVALID, long_text, "%s", long_text);
     assert_int_equal(strlen(err.text), sizeof err.text - 1);
     assert_int_equal(strlen(err.member), sizeof err.member - 1);
@@ -232,7 +231,7 @@ static double seconds(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-/* Counted without a loop over the rows. attn_check() would refuse a problem of this size. */
+/* The work of empty rows must be counted without a loop over the rows. */
 static void test_work_of_two_thousand_million_empty_rows_is_counted_at_once(void **state)
 {
     const int64_t rows = INT32_MAX;
@@ -256,7 +255,7 @@ static void test_scores_that_flashmask_hides_are_not_work(void **state)
         bool causal;
         int n;
         int32_t bounds[4];
-        /* pairs of one of 8 queries and one of 4 keys that have a score */
+        /* number of pairs of one of 8 queries and one of 4 keys that have a score */
         double scores;
     } cases[] = {
         { true, 1, { 8 }, 4 + 3 + 2 + 1 },   { true, 1, { 0 }, 0 },
@@ -345,11 +344,10 @@ static void test_a_plan_moves_with_its_problem(void **state)
         attn_problem shifted = elsewhere.p;
         shifted.out.data = (char *)shifted.out.data + 4;
         assert_int_equal(attn_plan_move(can, &made, &shifted, &moved, &err), ATTN_OK);
-        /* a new plan, because `out` is not aligned at the new address */
+        /* A new plan was made, because `out` is not aligned at the new address. */
         assert_int_equal(moved.unaligned, ATTN_TENSOR_BIT(out));
 
         assert_int_equal(attn_plan_move(attn_device_capabilities(other.device), &made, &f.p, &moved, &err), ATTN_OK);
-        /* a kernel of the other device */
         assert_ptr_not_equal(moved.kernel, made.kernel);
         bench_close(&other);
         bench_close(&b);
@@ -358,7 +356,7 @@ static void test_a_plan_moves_with_its_problem(void **state)
     }
 }
 
-/* Each tensor and each option that a problem has sets its own bit of attn_features() and no other. */
+/* Each tensor and option that a problem has must set its own bit of attn_features(), and no other bit. */
 static void test_every_tensor_and_every_option_is_a_feature(void **state)
 {
     const uint64_t basic = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v);
@@ -395,9 +393,9 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     CASE(ATTN_OPTION_BIT(SOFTCAP), softcap = 5);
     CASE(ATTN_OPTION_BIT(DROPOUT), dropout_p = 0.1);
     CASE(ATTN_OPTION_BIT(KEY_DTYPE), k.dtype = ATTN_F8E4M3);
-    CASE(0, keep_mask_at_end = true); /* no meaning without a keep_mask */
-    CASE(0, deterministic = true);    /* a forward is always deterministic */
-    CASE(0, layout = ATTN_BHSD);      /* a layout changes only strides */
+    CASE(0, keep_mask_at_end = true);
+    CASE(0, deterministic = true); /* a forward is always deterministic */
+    CASE(0, layout = ATTN_BHSD);   /* a layout changes only strides */
 #undef CASE
     for (int i = 0; i < n; i++)
         if (attn_features(&p[i]) != (basic | want[i]))

@@ -34,7 +34,7 @@ bool is_brief(void)
     return env_number("ATTN_BRIEF", 0) != 0;
 }
 
-/* ATTN_PART=2/3 means process 1 of 3. */
+/* The number of this process, from 0, and the count of processes: ATTN_PART=2/3 means process 1 of 3. */
 static long share = 0, share_count = 1;
 
 static void read_share(void)
@@ -86,7 +86,7 @@ static size_t matching(const char *pattern, const struct CMUnitTest *tests, size
 int main(void)
 {
     const struct CMUnitTest comparisons[] = {
-        /* these leave out problems for which the backend has no kernel */
+        /* These tests leave out problems for which the backend has no kernel. */
         cmocka_unit_test(test_edge_cases_agree_with_the_reference),
         cmocka_unit_test(test_lengths_agree_with_the_reference),
         cmocka_unit_test(test_lengths_do_not_need_the_slowest_kernel),
@@ -193,7 +193,7 @@ int main(void)
     for (size_t i = 0; takes_all && i < ARRAY_SIZE(properties); i++)
         if ((long)i % share_count == share) tests[count++] = properties[i];
     if (pattern && *pattern) {
-        /* a pattern without any match is an error, which cmocka would count as a success */
+        /* A pattern that matches no test is an error here, because cmocka would count it as a success. */
         if (strchr(pattern, '[') || matching(pattern, comparisons, ARRAY_SIZE(comparisons)) +
                                             matching(pattern, lists, ARRAY_SIZE(lists)) +
                                             matching(pattern, properties, ARRAY_SIZE(properties)) ==

@@ -113,7 +113,7 @@ static void test_every_kernel_has_rates(void **state)
     assert_false(attn_cost_knows("another", ATTN_OP_FORWARD, ATTN_F16));
 }
 
-/* Each add_...() adds an option that must cost more. */
+/* Each add_...() adds an option to the problem, which must then cost more. */
 static void add_bias(struct problem *t)
 {
     give_bias(t);
@@ -195,13 +195,14 @@ static void test_twice_the_heads_take_twice_as_long_and_twice_the_units_half(voi
     const double launch = 1e-5;
     assert_true(fabs(seconds(four, "avx2", 1) - 2 * seconds(two, "avx2", 1)) < launch);
     assert_true(fabs(2 * seconds(four, "avx2", 2) - seconds(four, "avx2", 1)) < launch);
-    /* too little work for a thousand threads */
+    /* A thousand threads have too little work. */
     assert_true(seconds(two, "avx2", 1000) > 0.05 * seconds(two, "avx2", 1));
     free(two);
     free(four);
 }
 
-/* dbias and dalibi_slopes come from a slow kernel if inputs are float32, and from tensor cores if they have 16 bits. */
+/* If the inputs are float32, dbias and dalibi_slopes come from a slow kernel. With 16 bits, tensor cores compute
+ * them. */
 static void test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_in_float32_alone(void **state)
 {
     (void)state;
@@ -240,7 +241,7 @@ static void test_bytes_are_those_of_the_tensors_and_of_what_is_read_of_pages(voi
     t->p.v.data = t->p.k.data; /* v shares the memory of k, which is read only once */
     assert_true(attn_cost_of(&t->info, &t->plan).bytes == 3 * matrix + lse);
 
-    /* one batch row of 40 keys, in a pool of S pages of 64 keys */
+    /* The batch has one row of 40 keys, in a pool of S pages of 64 keys. */
     int32_t table[] = { 1 }, lengths[] = { 40 };
     t->p.v.data = t->numbers[2];
     t->p.k.shape[0] = t->p.v.shape[0] = S;
@@ -252,8 +253,8 @@ static void test_bytes_are_those_of_the_tensors_and_of_what_is_read_of_pages(voi
     free(t);
 }
 
-/* A thread block of a GPU computes 128 rows of queries with heads of 64 numbers, or 64 rows with options that change
- * scores. With fewer rows or smaller heads it takes as long. */
+/* A thread block of a GPU computes 128 rows of queries with heads of 64 numbers. It takes as long with fewer rows or
+ * smaller heads. */
 static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
 {
     (void)state;
@@ -274,13 +275,13 @@ static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(vo
     struct problem *narrow = open_problem(ATTN_BF16, 1, 256), *wide = open_problem(ATTN_BF16, 1, 512);
     const double launch = 1e-5, back_launch = 2e-5;
     const double ratio = (seconds(wide, "generic", 1) - launch) / (seconds(narrow, "generic", 1) - launch);
-    /* cost in columns of scores and out: D 512 takes 2 blocks of 512 + 256, D 256 takes one of 256 + 256; the ratio is
-     * 3 */
+    /* Cost in columns of scores and out: D 512 takes 2 blocks of 512 + 256, and D 256 takes one of 256 + 256. The ratio
+     * is 3. */
     assert_true(ratio > 2.4 && ratio < 3.1);
     make_backward(narrow);
     make_backward(wide);
     const double back = (seconds(wide, "generic", 1) - back_launch) / (seconds(narrow, "generic", 1) - back_launch);
-    /* D 512 takes 2 (512 + 256) + 4 (1024 + 256) columns, D 256 takes 5 * 256; the ratio is 5.2 */
+    /* Cost in columns: D 512 takes 2 (512 + 256) + 4 (1024 + 256), and D 256 takes 5 * 256. The ratio is 5.2. */
     assert_true(back > 4.2 && back < 5.3);
     free(narrow);
     free(wide);
@@ -293,8 +294,8 @@ static void test_wide_heads_on_hopper_make_their_scores_for_each_512_columns(voi
     struct problem *narrow = open_problem(ATTN_BF16, 1, 512), *wide = open_problem(ATTN_BF16, 1, 1024);
     const double launch = 1e-5;
     const double ratio = (seconds(wide, "sm90_wide", 1) - launch) / (seconds(narrow, "sm90_wide", 1) - launch);
-    /* cost in columns of scores and out: D 1024 takes 2 blocks of 1024 + 512, D 512 takes one of 512 + 512; the ratio
-     * is 3 */
+    /* Cost in columns of scores and out: D 1024 takes 2 blocks of 1024 + 512, and D 512 takes one of 512 + 512. The
+     * ratio is 3. */
     assert_true(ratio > 2.6 && ratio < 3.1);
     free(narrow);
     free(wide);
@@ -348,7 +349,8 @@ static void test_what_flashmask_hides_costs_nothing_where_it_is_looked_at(void *
     for (int j = 0; j < S; j++) t->bounds[j] = j + 4 < S ? j + 4 : S; /* FlashMask: four queries see each key */
     t->p.mask_startend_rows = attn_tensor_make(t->bounds, ATTN_I32, 4, (int64_t[]){ 1, 1, S, 1 });
     assert_true(closer(t, "avx512", 1).seconds < 0.5 * seconds(t, "avx512", 1));
-    /* the GPU kernel "generic" also computes tiles that the mask hides, so reading the mask changes nothing */
+    /* The GPU kernel "generic" also computes tiles that the mask hides, so reading the mask must not change the
+     * estimate. */
     assert_true(closer(t, "generic", 1).seconds == seconds(t, "generic", 1));
     free(t);
 }
@@ -371,14 +373,13 @@ static void test_a_scale_that_leaves_float32_makes_rows_strange_and_costly(void 
     t->p.has_scale = true;
     t->p.scale = 3e38;
     const attn_strange found = strange(t, cpu_most, ATTN_EVERYTHING);
-    /* costly: rows whose scores leave float32's range; one query in seven is 0, so its scores are 0 */
+    /* `costly` counts rows whose scores leave float32's range. One query in seven is 0, so its scores are 0. */
     assert_true(found.costly > 0.7 && found.cheap == 0);
     const attn_cost cost = closer(t, "avx512", 1);
     assert_true(cost.seconds > 5 * plain);
     assert_string_equal(cost.because, "rows whose scores leave float32");
-    /* attn_cost_of() does not read the data, so it cannot find rows whose scores leave float32's range */
+    /* attn_cost_of() does not read the data, so it cannot find rows whose scores leave float32's range. */
     assert_true(attn_cost_of(&t->info, &t->plan).seconds < 2 * plain);
-    /* `worst` allows for rows whose scores leave float32's range */
     assert_true(attn_cost_of(&t->info, &t->plan).worst > cost.seconds);
     free(t);
 }
@@ -392,7 +393,6 @@ static void test_what_a_scale_of_3e38_leaves_ordinary_is_ordinary(void **state)
     t->p.softcap = 30;
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);
     t->p.softcap = 0;
-    /* without reading k, no row can be found whose scores leave float32's range */
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING & ~ATTN_TENSOR_BIT(k)).costly == 0);
     memset(t->numbers[0], 0, sizeof t->numbers[0]);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);
@@ -416,14 +416,14 @@ static void test_rows_of_nothing_but_the_most_negative_number_are_alike(void **s
     assert_true(found.costly == 0 && found.cheap > 0.3 && found.cheap < 0.7);
     const double costly = closer(t, "avx512", 1).seconds;
     pad(t, S / 2, -1e30f);
-    /* on the CPU, scores up to 5.8e37 need no second computation; on a GPU the limit is 2^27 */
+    /* On the CPU, scores up to 5.8e37 need no second computation. On a GPU the limit is 2^27. */
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).cheap == 0);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).cheap > 0.3);
     assert_true(costly < 2.5 * closer(t, "avx512", 1).seconds);
     pad(t, 0, -FLT_MAX);
     found = strange(t, cuda_most, ATTN_EVERYTHING);
     assert_true(found.costly == 0 && found.cheap == 0);
-    pad(t, S, -INFINITY); /* no row sees a key */
+    pad(t, S, -INFINITY);
     found = strange(t, cuda_most, ATTN_EVERYTHING);
     assert_true(found.costly == 0 && found.cheap == 0);
     free(t);
@@ -445,10 +445,10 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
 {
     (void)state;
     struct problem *t = open_problem(ATTN_BF16, 1, 8);
-    /* only scores with the last key leave float32's range */
+    /* Only scores with the last key leave float32's range. */
     for (int d = 0; d < 8; d++) attn_store(ATTN_BF16, t->numbers[1], (S - 1) * 8 + d, 3e38);
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).costly > 0.5);
-    t->p.causal = true; /* only the last row sees the last key */
+    t->p.causal = true;
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).costly < 0.1);
     t->p.causal = false;
     add_keep(t);
@@ -457,7 +457,7 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
     free(t);
 }
 
-/* With a scale beyond 1e30, a GPU kernel runs its variant with options. There, rows with scores beyond 2^33 cost little
+/* With a scale beyond 1e30, a GPU kernel runs its variant with options, where rows with scores beyond 2^33 cost little
  * extra. */
 static void test_scores_beyond_a_second_limit_are_cheap(void **state)
 {
@@ -471,7 +471,7 @@ static void test_scores_beyond_a_second_limit_are_cheap(void **state)
     assert_true(found.cheap > 0.7 && found.costly == 0);
     assert_true(closer(t, "generic", 132).seconds < 2 * seconds(t, "generic", 132));
     t->p.scale = 0x1p29;
-    /* with a scale from 1e-6 to 1e30 the variant without options runs, which computes rows with huge scores twice */
+    /* With a scale from 1e-6 to 1e30 the variant without options runs, and computes rows with huge scores twice. */
     assert_true(closer(t, "generic", 132).seconds > 2 * seconds(t, "generic", 132));
     free(t);
 }
@@ -483,9 +483,9 @@ static void test_rows_of_float32_are_repaired_by_a_gpu_where_their_numbers_allow
     (void)state;
     struct problem *t = open_problem(ATTN_F32, 1, 64);
     t->p.has_scale = true;
-    t->p.scale = 7000; /* |q| |k| D scale = 3 * 3 * 64 * 7000 is below 2^22, so no row is computed again */
+    t->p.scale = 7000; /* scores are at most 3 * 3 * 64 * 7000, below 2^22, so no row is computed again */
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 0);
-    t->p.scale = 7500; /* 3 * 3 * 64 * 7500 is above 2^22 */
+    t->p.scale = 7500;
     t->p.softcap = 30;
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 1);
     const double costly = closer(t, "generic", 132).seconds;
@@ -507,7 +507,6 @@ static void test_a_backward_whose_dq_leaves_float32_is_costly_though_its_scores_
     t->p.has_scale = true;
     t->p.scale = 3e38;
     for (int n = 0; n < S; n++) t->lse[n] = FLT_MAX;
-    /* dout is 0 */
     assert_true(attn_strange_of(&t->p, &limits, ATTN_EVERYTHING, 7).costly == 0);
     for (int n = 0; n < S * 64; n++) attn_store(ATTN_F16, t->results[0], n, n % 5 - 2.0);
     assert_true(attn_strange_of(&t->p, &limits, ATTN_EVERYTHING, 7).costly > 0.5);
@@ -542,13 +541,13 @@ static void test_a_backward_is_looked_at_by_the_lse_that_it_is_given(void **stat
     assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).costly == 1);
     pad(t, S, -FLT_MAX);
     assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).cheap == 1);
-    for (int n = 0; n < 4 * S; n++) t->lse[n] = -INFINITY; /* no row sees a key */
+    for (int n = 0; n < 4 * S; n++) t->lse[n] = -INFINITY;
     assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).cheap == 0);
     free(t);
 }
 
-/* attn_strange_of(), which looks for rows whose scores leave float32's range, must read only the problem's own memory
- * (checked by `make SAN=1`), with every layout, mask, kind of lengths and kind of keys. */
+/* attn_strange_of(), which looks for rows whose scores leave float32's range, must read only the problem's own memory.
+ * `make SAN=1` checks this. */
 static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **state)
 {
     static const struct spec specs[] = {
@@ -584,7 +583,7 @@ static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **
     }
 }
 
-/* The time of a merge (results over parts of the keys are joined) is the time to read the parts. Gradients cost more,
+/* The time of a merge (a join of results over parts of the keys) is the time to read the parts. Gradients cost more,
  * and dsinks still more. */
 static void test_a_merge_costs_by_its_numbers(void **state)
 {
@@ -602,7 +601,7 @@ static void test_a_merge_costs_by_its_numbers(void **state)
         const attn_cost four = attn_merge_cost(&info, &m);
         assert_true(four.seconds > 1.9 * two.seconds && four.seconds < 2.1 * two.seconds);
         assert_true(four.flops == 2 * two.flops && two.worst == two.seconds && two.because[0] == '\0');
-        /* reads four parts and writes one result */
+        /* The merge reads four parts and writes one result. */
         assert_true(four.bytes == 5 * (4.0 * 524288 * 8 * 128 + 4.0 * 524288 * 8));
         m.dout = parts[0].out;
         m.gradients = parts;

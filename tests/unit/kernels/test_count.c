@@ -52,7 +52,7 @@ static attn_counts count(const attn_problem *p, const int64_t tile[2])
     return attn_counter_close(counter);
 }
 
-/* Compares with a count pair by pair. */
+/* Compares the counts with counts pair by pair. */
 static bool counts_well(const struct fixture *f, const int64_t tile[2])
 {
     const attn_counts want = by_pairs(&f->p, tile), got = count(&f->p, tile), plain = count(&f->p, NULL);
@@ -107,7 +107,7 @@ static void test_pairs_and_tiles_are_those_that_a_look_at_every_pair_finds(void 
     assert_int_equal(failed, 0);
 }
 
-/* The expected counts of a million queries and keys come from formulas, because a count pair by pair would take a
+/* The expected counts of a million queries and keys come from formulas, because counting pair by pair would take a
  * day. */
 static void test_long_problems_are_counted_at_once(void **state)
 {
@@ -124,7 +124,7 @@ static void test_long_problems_are_counted_at_once(void **state)
     assert_true(causal.whole == 8.0 * (double)(S / 128 * (S / 128 - 1) / 2));
     assert_true(causal.skipped == causal.whole);
 
-    int32_t *const ends = malloc((size_t)S * sizeof *ends); /* documents of 1024 rows */
+    int32_t *const ends = malloc((size_t)S * sizeof *ends); /* FlashMask: documents of 1024 rows */
     assert_non_null(ends);
     for (int64_t j = 0; j < S; j++) ends[j] = (int32_t)((j / 1024 + 1) * 1024);
     p.mask_startend_rows = attn_tensor_make(ends, ATTN_I32, 4, (int64_t[]){ 1, 1, S, 1 });

@@ -84,7 +84,7 @@ static void count_worker(void *context, int worker, int64_t item)
     atomic_fetch_add(&((atomic_int *)context)[worker], 1);
 }
 
-/* Waits until both iterations of a loop have begun, which needs two threads at the same time. */
+/* Waits until both calls of a loop have begun, which needs two threads at the same time. */
 static void meet(void *context, int worker, int64_t item)
 {
     atomic_int *const begun = context;
@@ -104,7 +104,7 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     for (int times = 0; times < LOOPS; times++) {
         atomic_int by[2] = { 0 }, begun = 0;
         struct pool_part own = { 0 }, other = { 0 };
-        pool_begin(pool, &other, &other, NULL); /* both threads of the pool are taken, one by another owner */
+        pool_begin(pool, &other, &other, NULL); /* takes both threads of the pool, one of them for another owner */
         pool_begin(pool, &own, &own, NULL);
         pool_run(pool, ITEMS, count_worker, by);
         assert_int_equal(atomic_load(&by[0]), ITEMS);
@@ -116,7 +116,7 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     pool_close(pool);
 }
 
-/* Waits for the iteration before `item`, as each chunk of keys in a backward waits for the one before it. */
+/* Waits for the item before `item`, as each chunk of keys in a backward waits for the chunk before it. */
 static void wait_for_the_one_before(void *context, int worker, int64_t item)
 {
     _Atomic int64_t *done = context;
@@ -143,7 +143,7 @@ struct computing {
     struct pool *pool;
     const void *owner;
     pthread_t thread;
-    _Atomic int64_t items; /* iterations that this thread has computed */
+    _Atomic int64_t items; /* number of items that this thread has computed */
     atomic_bool *stop;
     int64_t spent_ns;
 };
@@ -167,8 +167,8 @@ static void *compute_until_stopped(void *argument)
     return NULL;
 }
 
-/* Returns how many of the first `count` threads are computing: those that finish more than ten iterations while some
- * thread finishes 1000. */
+/* Returns how many of the first `count` threads compute: those that finish more than ten items while some thread
+ * finishes 1000. */
 static int at_work(struct computing *all, int count)
 {
     int64_t before[CALLERS];
@@ -181,7 +181,7 @@ static int at_work(struct computing *all, int count)
     return working;
 }
 
-/* Two threads compute for one owner (a request) and a third for another. In a pool of two threads each owner gets
+/* Two threads compute for one owner (a request) and a third for another. In a pool of two threads each owner must get
  * one. */
 static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_computes(void **state)
 {
@@ -198,18 +198,20 @@ static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_comp
         assert_int_equal(pthread_create(&all[n].thread, NULL, compute_until_stopped, &all[n]), 0);
     while (at_work(all, 2) != 2) continue;
     assert_int_equal(pthread_create(&all[2].thread, NULL, compute_until_stopped, &all[2]), 0);
-    /* until thread 2 computes, and only one of threads 0 and 1; hangs if the owners do not share the pool */
+    /* Waits until thread 2 computes, and only one of threads 0 and 1. If the owners do not share the pool, this never
+     * ends. */
     while (atomic_load(&all[2].items) == 0 || at_work(all, 2) != 1) continue;
     atomic_store(&stop[1], true);
     pthread_join(all[2].thread, NULL);
-    while (at_work(all, 2) != 2) continue; /* until threads 0 and 1 compute at the same time */
+    while (at_work(all, 2) != 2) continue;
     atomic_store(&stop[0], true);
     for (int n = 0; n < 2; n++) pthread_join(all[n].thread, NULL);
     for (int n = 0; n < 3; n++) assert_true(all[n].spent_ns > 0);
     pool_close(pool);
 }
 
-/* shorter under ThreadSanitizer, which makes filling, reading and comparing a hundred times slower */
+/* The sequences are shorter under ThreadSanitizer, which makes filling, reading and comparing a hundred times
+ * slower. */
 #ifdef __SANITIZE_THREAD__
 enum { LONG_PACKED = 500, LONG_PADDED = 300 };
 #else
@@ -252,7 +254,7 @@ static struct spec random_lengths(struct rng *r)
 }
 
 /* attn_workspace() promises enough memory without reading the lengths. A run gets exactly this size, so that
- * AddressSanitizer reports it if it uses more. Its initial bytes (0xff) must not change a bit of the results. */
+ * AddressSanitizer reports a run that uses more. */
 static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(void **state)
 {
     enum { COUNT = 60 };
@@ -273,7 +275,7 @@ static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(
         assert_int_equal(attn_plan_make(attn_device_capabilities(bench.device), &within.p, &plan, &err), ATTN_OK);
         assert_int_equal(attn_workspace(attn_device_capabilities(bench.device), &plan, 1, &promised, &err), ATTN_OK);
         assert_int_equal(flash_run_bytes_exact(simd_get(), 3, &plan, 1, &needed, &err), ATTN_OK);
-        /* attn_run() skips an empty problem */
+        /* attn_run() skips an empty problem, so its workspace does not matter. */
         if (needed > promised && !attn_is_empty(&within.p)) {
             spec_print(stderr, &s);
             fail_msg("%zu bytes were promised to be enough, %zu are needed", promised, needed);
@@ -295,7 +297,7 @@ static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(
 
 /* ---- Tests of strips (parts of a tile's rows) -------------------------------------------------------------------- */
 
-/* Runs a forward. If `strips` is false, every tile of rows is computed whole, not in strips (parts of its rows). */
+/* Runs a forward. If `strips` is false, every tile of rows is computed whole, and not in strips (parts of its rows). */
 static void forward_with(const struct simd *simd, bool strips, const struct fixture *f)
 {
     struct simd_type types[3];
@@ -328,12 +330,12 @@ static void test_strips_change_no_bit(void **state)
         SPEC(.causal = true), SPEC(.causal = true, .Sq = 113, .Sk = 300),
         SPEC(.causal = true, .Sq = 300, .Sk = 113), /* the first rows see no key */
         SPEC(.causal = true, .Sq = 200, .Sk = 1100, .D = 40, .Dv = 24),
-        /* windows of one tile's rows begin in different tiles of keys */
+        /* Rows of one tile have windows that begin in different tiles of keys. */
         SPEC(.window_left = 5, .window_right = 0, .Sq = 700, .Sk = 700),
         SPEC(.window_left = 300, .window_right = 20, .Sq = 130, .Sk = 650),
         SPEC(.causal = true, .Sq = 90, .Sk = 90, .softcap = 5, .alibi = 1, .sinks = 1),
         SPEC(.causal = true, .Sq = 130, .Sk = 130, .mask_bounds = 1, .dropout_p = 0.3),
-        /* several heads share a tile of rows, which is then computed whole */
+        /* Several heads share a tile of rows, which is then computed whole. */
         SPEC(.causal = true, .Sq = 20, .Sk = 150, .H = 6),
         SPEC(.causal = true, .Sq = 70, .Sk = 400, .poison_unseen = true),
         SPEC(.causal = true, .Sq = 70, .Sk = 70, .poison = 2), /* NaN in v */
@@ -370,13 +372,13 @@ static double seconds(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-/* a feature that the flash attention kernels do not know */
+/* the bit of a feature that the flash attention kernels do not know */
 static const uint64_t made_up = UINT64_C(1) << 63;
 
 struct giving_up {
     attn_stream *stream;
     const attn_problem *problem;
-    /* 0, or a made-up feature, so that the kernel that computes in double takes the problem */
+    /* 0, or an unknown feature, so that the kernel that computes in double takes the problem */
     uint64_t also;
     attn_status status;
     attn_error err;
@@ -394,8 +396,8 @@ static void *run_to_be_given_up(void *context)
     return NULL;
 }
 
-/* Cancels runs that would take ten seconds or more on two cores. In a backward, one chunk of keys waits for another,
- * which may never begin after the cancellation. */
+/* Cancels runs that would take ten seconds or more. In a backward, one chunk of keys waits for another chunk, which may
+ * never begin after the cancellation. */
 static void ends_soon_after_it_is_cancelled(uint64_t also)
 {
     static const struct spec specs[] = {
@@ -404,7 +406,7 @@ static void ends_soon_after_it_is_cancelled(uint64_t also)
         SPEC(.Sq = 100000, .Sk = 100000, .H = 2, .Hk = 2, .D = 8, .Dv = 8, .op = ATTN_OP_BACKWARD),
     };
     for (size_t n = 0; n < ARRAY_SIZE(specs) * 2; n++) {
-        /* without a pause, the run may be cancelled before it begins */
+        /* Without a pause, the run may be cancelled before it begins. */
         const struct timespec pause = { 0, n % 2 ? 150000000 : 0 };
         struct giving_up g = { 0 };
         struct fixture f, after;
@@ -428,7 +430,7 @@ static void ends_soon_after_it_is_cancelled(uint64_t also)
         if (g.ended - cancelled > 2)
             fail_msg("case %zu computed for %.2f s after it was cancelled", n, g.ended - cancelled);
 
-        /* nothing cancels the stream any more */
+        /* From here on nothing cancels the stream. */
         attn_stream_heed(bench.stream, NULL);
         small.Sq = small.Sk = 200;
         fixture_make(&after, &small);
@@ -453,7 +455,8 @@ static void test_a_run_in_double_that_nobody_waits_for_ends_between_two_rows(voi
 
 /* ---- Tests of the kernel that computes in double ----------------------------------------------------------------- */
 
-/* Includes gradients of bias, slopes and sinks: sums over heads and sequences, which a single thread computes. */
+/* These problems include gradients of bias, slopes and sinks, which are sums over heads and sequences that a single
+ * thread computes. */
 static const struct spec of_any_kind[] = {
     SPEC(.Sq = 40, .Sk = 70, .H = 6, .Hk = 3, .B = 5, .causal = true),
     SPEC(.Sq = 1, .Sk = 300, .H = 8, .Hk = 2, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16, .softcap = 3),
@@ -529,7 +532,7 @@ static void test_a_run_may_hold_problems_of_both_kernels(void **state)
 static void test_memory_is_counted_and_limited(void **state)
 {
     const attn_device_options options = { .threads = 2, .memory_bytes = 4 << 20 };
-    /* K and V alone need 48 MiB or more in the form that the kernel reads, the limit is 4 MiB */
+    /* K and V alone need 48 MiB or more in the form that the kernel reads, but the device may use only 4 MiB. */
     const struct spec s = SPEC(.B = 4, .H = 8, .Hk = 8, .Sq = 2048, .Sk = 2048);
     attn_device *device;
     attn_stream *stream;
@@ -554,7 +557,6 @@ static void test_memory_is_counted_and_limited(void **state)
     attn_device_describe(device, &info);
     assert_int_equal(info.memory_used, 0);
 
-    /* the failed run frees what it has allocated */
     fixture_make(&f, &s);
     assert_int_equal(attn_forward(stream, &f.p, NULL, &err), ATTN_NO_MEMORY);
     attn_device_describe(device, &info);
@@ -564,7 +566,7 @@ static void test_memory_is_counted_and_limited(void **state)
     attn_device_close(device);
 }
 
-/* A merge joins results over parts of the keys. The next merge after a cancelled one must be computed. */
+/* A merge joins results over parts of the keys. After a cancelled merge, the next one must be computed. */
 static void test_a_merge_gives_up_when_it_is_cancelled(void **state)
 {
     enum { ROWS = 1000 };

@@ -10,8 +10,8 @@
 #include "../testing.h"
 #include "kernels/cpu/flash.h"
 
-/* The vector table (functions for one kind of processor) under test. In run_with(), counting_dots() replaces its
- * dots_exact(). */
+/* The vector table (functions for one kind of processor) under test. run_with() replaces its dots_exact() by
+ * counting_dots(). */
 static const struct simd *counted;
 static int64_t exact_keys;
 
@@ -21,7 +21,7 @@ static void counting_dots(int n, int d, const float *q, const void *K, attn_dtyp
     counted->dots_exact(n, d, q, K, dtype, stride, S);
 }
 
-/* simd: the vector functions; NULL: the reference backend */
+/* Runs the problem with the vector functions `simd`, or with the reference backend if that is NULL. */
 static void run_with(const struct simd *simd, const struct fixture *f)
 {
     if (simd == NULL) {
@@ -45,7 +45,7 @@ static void run_with(const struct simd *simd, const struct fixture *f)
     pool_close(pool);
 }
 
-/* Makes the inputs `out` and `lse` of a backward by a forward with the same vector functions. */
+/* Computes the inputs `out` and `lse` of a backward by a forward with the same vector functions. */
 static void give_forward_of(const struct simd *simd, struct fixture *f)
 {
     struct fixture forward = *f;
@@ -128,7 +128,7 @@ static void test_a_product_beyond_float32_counts_where_its_score_is_ordinary(voi
     (void)state;
     FOR_TABLES(simd)
     for (size_t n = 0; n < ARRAY_SIZE(wild_specs); n++)
-        /* 0: a forward; 1: a backward; 2: a backward that is given out and lse */
+        /* way 0: a forward; 1: a backward; 2: a backward that is given out and lse */
         for (int way = 0; way < 3; way++) {
             struct spec s = wild_specs[n];
             s.op = way ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
@@ -144,8 +144,8 @@ static void set_all(const attn_tensor *t, const double *values)
     for (int64_t n = 0; n < tensor_elements(t); n++) tensor_set(t, n, values[n]);
 }
 
-/* q . k is -3.6e38, beyond float32, for one key and 2e37 for the other. The score (scale times the product) is only
- * -3.6 and must count. */
+/* q . k is -3.6e38 for one key, which is beyond float32, and 2e37 for the other. The score (scale times the product) is
+ * only -3.6 and must count. */
 static void test_a_key_whose_product_overflows_below_is_not_lost(void **state)
 {
     static const struct {
@@ -187,8 +187,8 @@ static void test_a_key_whose_product_overflows_below_is_not_lost(void **state)
 
 /* ---- Tests of rows whose scores are all clamped to one number ---------------------------------------------------- */
 
-/* Writes a bias like a mask of Hugging Face's models: `least` for the first 24 keys and for keys after the query, 0 for
- * all others. */
+/* Writes a bias that is a mask like those of Hugging Face's models: `least` for the first 24 keys and for later keys, 0
+ * for all others. */
 static void put_mask(const attn_tensor *bias, double least)
 {
     const int64_t Sq = bias->shape[2], Sk = bias->shape[3];
@@ -224,7 +224,7 @@ static void test_rows_whose_scores_are_all_clamped_alike_take_no_score_in_double
         struct fixture got, want;
         char why[256] = "";
         s.op = n % 3 ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
-        /* wider tolerances, because adding so large a bias leaves few bits of ordinary scores */
+        /* selects wider tolerances, because adding so large a bias leaves few bits of ordinary scores */
         s.bias_levels = 1;
         fixture_make(&want, &s);
         fixture_make(&got, &s);
@@ -247,7 +247,8 @@ static void test_rows_whose_scores_are_all_clamped_alike_take_no_score_in_double
 
 /* ---- Tests of rows that see one key ------------------------------------------------------------------------------ */
 
-/* Large numbers whose products add up to little, so that float32's result depends on the order of the sum. */
+/* Fills a tensor with large numbers whose products add up to little, so that float32's result depends on the order of
+ * the sum. */
 static void put_cancelling(const attn_tensor *t, struct rng *r, double sign)
 {
     const int64_t D = t->shape[t->rank - 1];
@@ -266,14 +267,15 @@ static void show_one_key(struct fixture *f, enum one_key how, int64_t key)
     for (int64_t n = 0; how == BIASED && n < tensor_elements(&f->p.bias); n++)
         tensor_set(&f->p.bias, n, n % f->p.bias.shape[3] == key ? 0.25 : -INFINITY);
     for (int64_t n = 0; how == FLASHMASKED && n < tensor_elements(&f->p.mask_startend_rows); n++) {
-        /* FlashMask hides no query from `key` (lts is Sq, ute is 0), and all queries from the others */
+        /* FlashMask intervals: `key` is hidden from no query (lts is Sq, ute is 0), and all other keys from every
+         * query. */
         const bool seen = n / 2 % f->p.mask_startend_rows.shape[2] == key;
         tensor_set(&f->p.mask_startend_rows, n, n % 2 == 0 && seen ? (double)f->spec.Sq : 0);
     }
 }
 
-/* Returns whether P is exactly 1 in rows that see one key: with dout 1, dv of a key is then the number of rows that see
- * only this key, at most 200. */
+/* Returns whether P is exactly 1 in rows that see one key. dout is 1, so dv of a key must be the number of rows that
+ * see only this key. */
 static bool has_p_1(const struct simd *simd, const struct spec *s, enum one_key how, bool given)
 {
     struct rng r = { s->data_seed };
@@ -339,7 +341,7 @@ static void test_one_key_has_p_1_to_the_last_bit(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* One row sees one key, so dv must be dout, even if the products that make the score cancel. */
+/* The row sees one key, so dv must be dout. */
 static void test_products_that_cancel_give_the_one_key_all_of_dout(void **state)
 {
     (void)state;
@@ -359,8 +361,8 @@ static void test_products_that_cancel_give_the_one_key_all_of_dout(void **state)
     }
 }
 
-/* The given lse is exact. If the score were computed in float32, products of 1e7 that cancel would give it an error of
- * 30, and P would be e^30. */
+/* In float32, products of 1e7 that cancel would give the score an error of 30. The given lse is exact, so P would be
+ * e^30. */
 static void test_one_key_has_p_1_where_a_given_lse_holds_more_of_its_score_than_float32(void **state)
 {
     (void)state;
@@ -407,7 +409,7 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
         for (int64_t d = 0; d < s.D; d++) tensor_set(&f.p.k, s.D + d, tensor_get(&f.p.k, d));
         for (int64_t i = 0; i < s.Sq; i++) tensor_set(&f.p.dout, i, 1);
         if (n % 4 < 2) give_forward_of(simd, &f);
-        /* the largest score; scores and lse may each be off by 2^-24 times its size */
+        /* The size of the largest score: scores and lse may each be off by 2^-24 times this size. */
         double size = 0;
         for (int64_t i = 0; i < s.Sq; i++) {
             double z = 0;
@@ -418,7 +420,7 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
         for (int64_t key = 0; key < 2; key++) {
             const double error = fabs(tensor_get(&f.p.dv, key) / (double)s.Sq - 0.5);
             const double rounding = s.dtype == ATTN_F32 ? 0 : s.dtype == ATTN_F16 ? 0x1p-11 : 0x1p-8;
-            /* a sum in float32 would be off by 1e-7 * 64000 sqrt(D), far more */
+            /* A sum in float32 would be off by 1e-7 * 64000 sqrt(D), far more than this limit. */
             if (error > 3e-7 * (1 + size) + rounding) {
                 spec_print(stderr, &s);
                 fail_msg("%s: P is off by %g; scores are of %g", simd->name, error, size);
@@ -428,7 +430,7 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
     }
 }
 
-/* The factor of dropout, 1 / (1 - p), must be applied after P is rounded to bfloat16; otherwise dq is not 0. */
+/* The factor of dropout, 1 / (1 - p), must be applied after P is rounded to bfloat16. Otherwise dq is not 0. */
 static void test_dropout_leaves_the_one_key_its_value_times_one_factor(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -454,7 +456,7 @@ static void test_dropout_leaves_the_one_key_its_value_times_one_factor(void **st
             }
         }
         for (int64_t at = 0; !given && at < tensor_elements(&f.p.dq); at++)
-            /* except for the rounding of dP, which is about 20: 20 * 1e-7 */
+            /* dP is about 20, so its rounding makes dq 20 * 1e-7 instead of 0. */
             if (fabs(tensor_get(&f.p.dq, at)) > 1e-4) {
                 spec_print(stderr, &s);
                 fail_msg("%s: dq is %.9g, must be 0", simd->name, tensor_get(&f.p.dq, at));

@@ -77,12 +77,12 @@ static void test_narrowing_rounds_to_nearest_even(void **state)
         const struct format *f = &formats[n];
         for (unsigned code = 0; code < f->largest; code++) {
             const double low = value_of(code, f->mantissa, f->bias), high = value_of(code + 1, f->mantissa, f->bias);
-            /* exact in double, because it has one bit more than the format */
+            /* The middle has one bit more than the format, so it is exact in double. */
             const double tie = low + (high - low) / 2;
             const unsigned even = code & 1 ? code + 1 : code, sign = 1u << (f->bits - 1);
             assert_int_equal(narrow(f, tie), even);
             assert_int_equal(narrow(f, -tie), even | sign);
-            /* rounding to float first would turn these into ties */
+            /* Rounding to float first would turn these numbers into ties. */
             assert_int_equal(narrow(f, nextafter(tie, 0)), code);
             assert_int_equal(narrow(f, nextafter(tie, INFINITY)), code + 1);
         }
@@ -100,7 +100,7 @@ static void test_the_ends_of_the_range(void **state)
     assert_int_equal(attn_bf16_from_double(3.4e38), 0x7f80);
     assert_int_equal(attn_bf16_from_double(-INFINITY), 0xff80);
     assert_int_equal(attn_e4m3_from_double(448), 0x7e);
-    /* larger numbers become the largest e4m3 number */
+    /* Larger numbers become the largest e4m3 number. */
     assert_int_equal(attn_e4m3_from_double(1000), 0x7e);
     assert_int_equal(attn_e4m3_from_double(-INFINITY), 0xfe);
     assert_int_equal(attn_e4m3_from_double(NAN), 0x7f);

@@ -134,7 +134,7 @@ static void test_it_computes_what_the_cpu_computes(void **state)
     close_it(&f);
 }
 
-/* Two results with equal lse are merged to their mean, in the stream's order and in the device's memory. */
+/* Merges two results with equal lse to their mean. The merge must run in the stream's order, in the device's memory. */
 static void test_a_merge_is_done_in_order_and_in_its_own_memory(void **state)
 {
     struct fixture f;
@@ -158,8 +158,8 @@ static void test_a_merge_is_done_in_order_and_in_its_own_memory(void **state)
     close_it(&f);
 }
 
-/* A device copies numbers from another device, and adds them up. If the memory was freed or the other device is lost,
- * the copy fails, but the copying device stays usable. */
+/* A device copies numbers from another device, and adds them up. If the other device is lost or its memory freed, the
+ * copy fails, but the copying device stays usable. */
 static void test_a_device_copies_from_another_one_that_works(void **state)
 {
     static const float numbers[4] = { 1, 2, 3, 4 };
@@ -220,7 +220,7 @@ static void test_nothing_happens_before_the_stream_is_asked(void **state)
     close_it(&f);
 }
 
-/* One backend copies many rows with one command, the other each row with a command of its own. */
+/* One backend copies many rows with one command, and the other needs a command for each row. */
 static void test_rows_are_copied_to_their_places_and_nothing_beside_them(void **state)
 {
     enum { ROWS = 3, WIDTH = 5, FROM = 7, TO = 6 };
@@ -282,7 +282,7 @@ static void test_a_pointer_of_the_host_is_an_illegal_address(void **state)
     assert_int_equal(put(&f, &err), ATTN_OK); /* as on a GPU, a wrong address is found only when the problem runs */
     assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     assert_non_null(strstr(err.text, "illegal address"));
-    /* every further call must return DEVICE_LOST */
+    /* Every further call must return DEVICE_LOST. */
     assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     close_it(&f);
 }
@@ -304,7 +304,7 @@ static void test_faults_come_when_the_script_says(void **state)
 {
     static const struct {
         const char *script;
-        attn_status expected[4]; /* of each of the test's four runs */
+        attn_status expected[4]; /* the expected status of each of the test's four runs */
     } cases[] = {
         { "", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } },
         { "launch.err=9@2", { ATTN_OK, ATTN_DEVICE, ATTN_OK, ATTN_OK } },
@@ -314,7 +314,7 @@ static void test_faults_come_when_the_script_says(void **state)
         { "sync.err=98@2", { ATTN_OK, ATTN_DEVICE, ATTN_OK, ATTN_OK } },
         { "sync.err=700@2", { ATTN_OK, ATTN_DEVICE_LOST, ATTN_DEVICE_LOST, ATTN_DEVICE_LOST } },
         { "copy.err=2@3", { ATTN_OK, ATTN_NO_MEMORY, ATTN_OK, ATTN_OK } },
-        /* the runs are on device 0 */
+        /* All runs are on device 0, so an error of device 1 does not matter. */
         { "1:launch.err=9@1", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } },
         { "0:launch.err=9@1", { ATTN_DEVICE, ATTN_OK, ATTN_OK, ATTN_OK } },
         { "delay=1@1", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } },
@@ -510,7 +510,6 @@ static void test_memory_of_another_process_is_used_in_place(void **state)
     assert_memory_equal(loan.here->out, want.out, sizeof want.out);
     attn_device_release_import(f.device, memory);
     assert_int_equal(attn_forward(f.stream, &f.problem, NULL, &err), ATTN_OK);
-    /* the lent memory was released before the run */
     assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     close_it(&f);
     take_back(&loan);
@@ -569,7 +568,7 @@ static void test_its_truth_takes_a_step_for_each_head_and_is_what_the_host_finds
     int steps = 0;
     (void)state;
     open_with(&f, "");
-    attn_problem here = f.problem; /* the problem in host memory */
+    attn_problem here = f.problem;
     here.q.data = f.host.q, here.k.data = f.host.k, here.v.data = f.host.v;
     here.out.data = f.host.out, here.lse.data = f.host.lse;
     assert_int_equal(attn_truth_need(attn_device_capabilities(f.device), &here, &cost, &err), ATTN_OK);
@@ -590,7 +589,7 @@ static void test_its_truth_takes_a_step_for_each_head_and_is_what_the_host_finds
     assert_int_equal(attn_verify(&here, -1, &wanted, &err), ATTN_OK);
     assert_true(found[0].max_abs == wanted.max_abs && found[0].largest == wanted.largest && wanted.max_abs > 0);
     for (int n = 1; n < ATTN_TRUTH_RESULTS; n++) assert_true(found[n].max_abs == 0 && found[n].largest == 0);
-    /* `out` is [B, S, H, D], the float64 results are [B, H, S, D] */
+    /* `out` is [B, S, H, D], but the float64 results are [B, H, S, D]. */
     for (int i = 0; i < S; i++)
         for (int h = 0; h < H; h++)
             for (int d = 0; d < D; d++)

@@ -11,7 +11,7 @@
 #include "kernels/fake/truth.h"
 #include "kernels/judge/judge.h"
 
-/* by how much lists are shorter under AddressSanitizer, which makes a judge five times slower */
+/* Lists of problems are this many times shorter under AddressSanitizer, which makes a judge five times slower. */
 #ifdef __SANITIZE_ADDRESS__
 enum { SHORTER = 5 };
 #else
@@ -61,8 +61,8 @@ static attn_problem take_results(const attn_problem *p, attn_tensor results[TENS
     return bare;
 }
 
-/* Lets the judge compare a client's results with exact ones. truth: float64 results of all rows; NULL: the judge
- * computes them. */
+/* Lets the judge compare a client's results with exact ones. truth: float64 results of all rows, or NULL if the judge
+ * must compute them. */
 static void judge_with(const attn_problem *p, const attn_truth *truth, double seconds, judge_result *result)
 {
     attn_tensor results[TENSORS];
@@ -81,7 +81,7 @@ static void judge_all(const attn_problem *p, judge_result *result)
     judge_with(p, NULL, 1e9, result);
 }
 
-/* Computes the truth (float64 results) of all rows as a device stores it, in arrays from malloc(). */
+/* Computes the float64 results of all rows as a device stores them, in arrays from malloc(). */
 static attn_truth truth_of(const attn_problem *p)
 {
     attn_tensor results[TENSORS];
@@ -98,7 +98,7 @@ static attn_truth truth_of(const attn_problem *p)
     return t;
 }
 
-/* No device computes float64 gradients of bias, sinks and slopes. */
+/* Removes gradients whose float64 results no device computes. */
 static void without_sums(attn_problem *p)
 {
     p->dbias = p->dsinks = p->dalibi_slopes = (attn_tensor){ 0 };
@@ -129,7 +129,6 @@ static void print(const judge_result *r)
                 r->explanation[n].now, r->explanation[n].if_so);
 }
 
-/* Every option occurs now and then. */
 static struct spec random_spec(uint64_t seed, attn_op op)
 {
     static const double amps[] = { 1, 1, 1, 0.1, 3 };
@@ -294,8 +293,7 @@ static void with_heads_reversed(attn_problem *p)
     p->k.stride[2] *= -1, p->v.stride[2] *= -1;
 }
 
-/* A kernel computes a problem that differs from the given one by one mistake. The judge of the results must name that
- * mistake first. */
+/* The results are those of a problem with one mistake, which the judge must name first. */
 static void test_a_mistake_is_named(void **state)
 {
     static const struct {
@@ -322,8 +320,8 @@ static void test_a_mistake_is_named(void **state)
     };
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
     (void)state;
-    /* in the second half, the batch has more rows, and the judge gets float64 results but little time to compute rows
-     * as a kernel would */
+    /* In the second half of the cases, the judge gets float64 results, but has little time to compute rows as a kernel
+     * would. */
     for (size_t n = 0; n < ARRAY_SIZE(cases) * 12; n += SHORTER) {
         const bool sampled = n >= ARRAY_SIZE(cases) * 6;
         const size_t at = n / 6 % ARRAY_SIZE(cases);
@@ -358,7 +356,7 @@ static void test_a_mistake_is_named(void **state)
 
 /* ---- Tests of the judge with float64 results (the truth) that a device has computed ------------------------------ */
 
-/* Reports of the judge are equal bit for bit, even in padding bytes, which are cleared. */
+/* Reports of the judge must be equal bit for bit. A report is cleared first, so padding bytes are equal too. */
 static void expect_equal(const struct fixture *f, const judge_result *a, const judge_result *b)
 {
     if (memcmp(a, b, sizeof *a) == 0) return;
@@ -368,8 +366,8 @@ static void expect_equal(const struct fixture *f, const judge_result *a, const j
     fail_msg("the report depends on who computed the truth");
 }
 
-/* The judge's report must be the same whether the caller gives the truth (float64 results) or the judge computes it.
- * The results are alternately correct and wrong. */
+/* The judge's report must be the same whether the caller gives the float64 results or the judge computes them. The
+ * client's results are alternately correct and wrong. */
 static void test_a_given_truth_makes_no_difference(void **state)
 {
     (void)state;
@@ -391,8 +389,8 @@ static void test_a_given_truth_makes_no_difference(void **state)
     }
 }
 
-/* To know which rounding errors are usual, the judge computes rows as a kernel would. Even without time for such rows,
- * it must not call a correct result wrong. */
+/* To know which rounding errors are usual, the judge computes rows as a kernel would. Without time for such rows, it
+ * must not call a correct result wrong. */
 static void test_right_results_are_right_where_few_rows_are_emulated(void **state)
 {
     int sampled = 0;
@@ -420,9 +418,9 @@ static void test_right_results_are_right_where_few_rows_are_emulated(void **stat
     assert_true(sampled > SAMPLED_SEEDS / 2);
 }
 
-/* The judge explains wrong results by mistakes that a client may make, such as reading a tensor at wrong addresses. Two
- * mistakes of this kind must not be combined, because the judge would read past the end of a tensor. Here the client
- * reads k transposed, and one head has an error that nothing explains, so the judge tries pairs. */
+/* Some mistakes that the judge tries read a tensor at wrong addresses. Two of them must not be combined, because the
+ * judge would read past the end of the tensor. Here the client reads k transposed, and one head has an error that
+ * nothing explains, so the judge tries pairs of mistakes. */
 static void test_mistakes_of_addresses_are_not_combined(void **state)
 {
     struct spec s = SPEC(.H = 4, .Hk = 4, .Sq = 24, .Sk = 24, .D = 16, .Dv = 16);
@@ -471,8 +469,8 @@ static void test_a_broadcast_tensor_is_not_read_with_another_layout(void **state
 
 /* ---- Tests that a judge compares all rows of all results --------------------------------------------------------- */
 
-/* As judge_with(), but without a search for mistakes. hurry: the number of steps after which the judge is told to
- * hurry; -1: never. */
+/* As judge_with(), but without a search for mistakes. The judge is told to hurry after `hurry` steps, or never if that
+ * is -1. */
 static void only_verdict(const attn_problem *p, const attn_truth *truth, double seconds, int hurry,
                          judge_result *result)
 {
@@ -512,7 +510,6 @@ static void make_lonely(size_t n, struct fixture *f)
     compute(&reference, &f->p);
 }
 
-/* Makes one number of result `id` wrong, which the judge must find. */
 static void expect_found(const struct fixture *f, attn_tensor_id id, int64_t at, const attn_truth *truth,
                          double seconds)
 {
@@ -533,8 +530,8 @@ static void expect_found(const struct fixture *f, attn_tensor_id id, int64_t at,
     tensor_set(t, at, right);
 }
 
-/* The judge must find a wrong number even where the correct one is always 0 (or -inf for lse): out and dq of queries
- * without keys, dk and dv of keys without queries, and padding. */
+/* The correct number may always be 0 (or -inf for lse): out and dq of queries without keys, dk and dv of keys without
+ * queries, and padding. */
 static void test_a_wrong_number_is_found_in_any_row(void **state)
 {
     (void)state;
@@ -561,7 +558,7 @@ static void test_a_wrong_number_is_found_in_any_row(void **state)
     }
 }
 
-/* No mistake that the judge knows explains an error in dk at a key of a sequence without queries. */
+/* No known mistake explains an error in dk at a key of a sequence without queries. */
 static void test_a_wrong_key_without_queries_is_located(void **state)
 {
     struct fixture f;
@@ -607,14 +604,13 @@ static void test_a_judge_that_hurries_calls_no_right_result_wrong(void **state)
 
 /* ---- Tests of long backwards (with many queries and keys) -------------------------------------------------------- */
 
-/* So long that the judge computes only a few tiles of queries and of keys as a kernel would. Four query heads share a
+/* The backward is so long that the judge computes only a few tiles as a kernel would. Four query heads share a
  * key/value head. */
 static const struct spec long_backward = SPEC(.op = ATTN_OP_BACKWARD, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16,
                                               .H = 8, .Hk = 2, .Sq = 800, .Sk = 800, .D = 64, .Dv = 64,
                                               .plain_grads = true);
 
-/* 8192 queries and keys, with 5 * 10^10 multiply-adds per head, are too much for the judge. A device must compute the
- * truth (float64 results). */
+/* With 5 * 10^10 multiply-adds per head, a device must compute the float64 results. */
 static void test_the_truth_of_a_long_backward_is_for_a_device(void **state)
 {
     static const attn_tensor_id long_tensors[] = { ATTN_T_q,  ATTN_T_k,  ATTN_T_v, ATTN_T_dout,
@@ -663,7 +659,7 @@ static void test_a_right_long_backward_is_right(void **state)
     }
 }
 
-/* Only a few numbers of one gradient are wrong. The judge must locate them, and accept the other two gradients. */
+/* The judge must locate a few wrong numbers of one gradient, and accept the other two gradients. */
 static void test_a_wrong_tile_of_a_long_backward_is_found(void **state)
 {
     static const struct {
@@ -706,9 +702,8 @@ static const judge_explanation *first_explanation(const judge_result *result, co
     return &result->explanation[0];
 }
 
-/* A mistake has changed lse of all queries. To test it on dk and dv, the judge needs a forward of all query heads that
- * share a key head, and does this only for the mistake that best explains the other results. Without dq there are none,
- * so the mistake is not tested. */
+/* A mistake has changed lse. To test it on dk and dv, the judge needs a forward of all query heads that share a key
+ * head, and computes that only for the mistake that best explains dq. Without dq it does not test the mistake. */
 static void test_a_mistake_in_a_long_backward_is_named(void **state)
 {
     const uint64_t gradients = ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv);
@@ -735,8 +730,7 @@ static void with_dk_of_scale_one(attn_tensor *dk, double scale)
         attn_store(dk->dtype, dk->data, n, attn_load(dk->dtype, dk->data, n) / scale);
 }
 
-/* Only dk has a mistake, and dq is absent. The judge then tests mistakes on tiles of keys only, with lse and delta in
- * float64. */
+/* Only dk is wrong, and dq is absent. The judge then tests mistakes on tiles of keys only. */
 static void test_a_mistake_in_long_gradients_is_named(void **state)
 {
     struct fixture f;
@@ -747,20 +741,20 @@ static void test_a_mistake_in_long_gradients_is_named(void **state)
     with_dk_of_scale_one(&f.p.dk, 0.125);
     judge_with(&f.p, &truth, 1, &result);
     assert_int_equal(first_explanation(&result, "scale_missing_in_dk")->tensors, ATTN_TENSOR_BIT(dk));
-    assert_int_equal(result.rows_emulated, 0); /* without dq, no rows of queries need be computed as a kernel would */
+    assert_int_equal(result.rows_emulated, 0); /* without dq, the judge computes no rows of queries */
     free_truth(&truth);
     fixture_clear(&f);
 }
 
-/* If out and lse are correct, the judge tests pairs of mistakes on tiles of keys. Otherwise it would need a forward of
- * a whole group of heads, which is too much work. */
+/* The judge tests pairs of mistakes on tiles of keys only if out and lse are correct. Otherwise it would need a forward
+ * of a whole group of heads. */
 static void test_two_mistakes_in_long_gradients_are_named(void **state)
 {
     struct spec s = long_backward;
     struct fixture f;
     judge_result result;
     (void)state;
-    /* to save time under AddressSanitizer; other tests run the same code */
+    /* Other tests run the same code, so this one is skipped under AddressSanitizer to save time. */
     if (SHORTER > 1) skip();
     s.causal = s.dlse = true;
     fixture_make(&f, &s);
@@ -780,14 +774,13 @@ static void test_two_mistakes_in_long_gradients_are_named(void **state)
     fixture_clear(&f);
 }
 
-/* The client computed its backward from the correct lse and out, but with another mask. */
 static void test_a_mask_missing_in_long_gradients_is_named(void **state)
 {
     struct spec s = long_backward;
     struct fixture f;
     judge_result result;
     (void)state;
-    /* to save time under AddressSanitizer; other tests run the same code */
+    /* Other tests run the same code, so this one is skipped under AddressSanitizer to save time. */
     if (SHORTER > 1) skip();
     s.causal = s.give_forward = true;
     fixture_make(&f, &s);

@@ -15,7 +15,7 @@
 
 /* ---- Tests with examples whose results are exact ----------------------------------------------------------------- */
 
-/* One head, D 2, scale 1, three queries and two keys. */
+/* All examples have one head, D 2, scale 1, three queries and two keys. */
 static void test_the_six_exact_examples(void **state)
 {
     static float Q[] = { 1, 0, 0, 1, 1, 1 }, K[] = { 1, 0, 0, 2 }, V[] = { 1, 2, 3, 4 };
@@ -121,7 +121,7 @@ static void test_the_six_exact_examples(void **state)
         assert_int_equal(attn_check(&p, &err), ATTN_OK);
         run_reference(&p);
 
-        p.op = ATTN_OP_BACKWARD; /* with the out and lse of the forward */
+        p.op = ATTN_OP_BACKWARD;
         p.dout = attn_tensor_make(dO, ATTN_F32, 4, (int64_t[]){ 1, 3, 1, 2 });
         p.dlse = attn_tensor_make(dLSE, ATTN_F32, 3, (int64_t[]){ 1, 1, 3 });
         p.dq = attn_tensor_make(dq, ATTN_F32, 4, (int64_t[]){ 1, 3, 1, 2 });
@@ -160,7 +160,7 @@ struct golden {
 
 #include "reference_golden.h"
 
-/* seeds of golden_value() for each tensor, as in make_reference_golden.py */
+/* Each tensor has its own seed of golden_value(), as in make_reference_golden.py. */
 enum { SALT_Q = 1, SALT_K, SALT_V, SALT_DOUT, SALT_DLSE, SALT_BIAS, SALT_SINKS, SALT_ALIBI, SALT_KEEP };
 
 static double golden_value(int64_t n, int salt)
@@ -217,7 +217,7 @@ static void test_it_agrees_with_numpy(void **state)
 
 /* ---- Tests of gradients against finite differences of the forward ------------------------------------------------ */
 
-/* The number whose gradients a backward computes: dout . out + dlse . lse. */
+/* Returns the number whose gradients a backward computes: dout . out + dlse . lse. */
 static double loss(const struct fixture *f)
 {
     attn_problem p = f->p;
@@ -300,7 +300,6 @@ static void test_gradients_are_the_slopes_of_forward(void **state)
 
 /* ---- Tests of problems that must have equal results -------------------------------------------------------------- */
 
-/* Copies the inputs to a problem whose tensors have equally many elements in the same order. */
 static void copy_inputs(struct fixture *to, const struct fixture *from)
 {
     static const attn_tensor_id ids[] = { ATTN_T_q, ATTN_T_k, ATTN_T_v, ATTN_T_dout };
@@ -310,7 +309,8 @@ static void copy_inputs(struct fixture *to, const struct fixture *from)
                 tensor_set(&to->p.tensor[ids[i]], e, tensor_get(&from->p.tensor[ids[i]], e));
 }
 
-/* Three documents of 7, 5 and 9 tokens with a causal mask, by cu_seqlens, FlashMask, keep_mask and a bias of -inf. */
+/* Three documents of 7, 5 and 9 tokens are separated by cu_seqlens, by FlashMask, by keep_mask, and by a bias of
+ * -inf. */
 static void test_documents_are_the_same_in_four_ways(void **state)
 {
     enum { S = 21 };
@@ -346,10 +346,9 @@ static void test_documents_are_the_same_in_four_ways(void **state)
     }
 }
 
-/* lse stays unchanged, and the pairs that are kept are scaled. */
 static void test_dropout_drops_its_share(void **state)
 {
-    /* v is 1 and all scores are equal, so out * Sk * (1 - p) is the number of keys kept in a row */
+    /* v is 1 and all scores are equal, so out * Sk * (1 - p) is the number of keys that dropout keeps in a row. */
     const struct spec s = SPEC(.Sq = 64, .Sk = 1000, .D = 1, .Dv = 1, .has_scale = true, .scale = 0, .dropout_p = 0.3,
                                .seed = 99);
     struct fixture f;

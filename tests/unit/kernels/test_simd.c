@@ -24,7 +24,7 @@ static const double LN2 = 0.69314718055994530942;
 
 static uint64_t random_state = 88172645463325252u;
 
-static double uniform(void) /* uniform between -1 and 1 */
+static double uniform(void) /* between -1 and 1 */
 {
     random_state ^= random_state << 13;
     random_state ^= random_state >> 7;
@@ -98,8 +98,7 @@ static const struct simd_type *type_of(const struct simd *simd, int i)
         for (const struct simd_type *type = type_of(simd, y_); type; type = NULL)
 
 /* operand() returns the number that a packed operand (a matrix in the form that products read) holds for x. slack_of()
- * returns its relative uncertainty: the parts of a split number (simd_split.h) may be rounded either way, and products
- * omit the smallest. */
+ * returns the relative uncertainty of that number, which may be split into rounded parts (simd_split.h). */
 static float operand(const struct simd_type *type, float x)
 {
     return type->dtype == ATTN_F32 || type->parts > 1 ? x : simd_from_bf16(simd_to_bf16(x));
@@ -110,7 +109,7 @@ static double slack_of(const struct simd_type *type)
     return type->parts == 3 ? 0x1p-22 : type->parts == 2 ? 0x1p-16 : 0;
 }
 
-/* Returns the relative error that P and dS may have, by the type in which products read them. */
+/* Returns the relative error that P and dS may have in the type in which products read them. */
 static double precision_of(const struct simd_type *type)
 {
     return type->dtype == ATTN_F32 || type->parts == 3 ? 4e-6 : type->parts == 2 ? 2e-5 : 0.0041;
@@ -184,7 +183,7 @@ static void test_every_number_of_a_dtype_loads_exactly_and_saves_as_itself(void 
     }
 }
 
-/* Below, at and above the middle of two neighbours. */
+/* Tests numbers below, at and above the middle of two neighbours. */
 static void test_saving_rounds_to_nearest_even(void **state)
 {
     (void)state;
@@ -296,7 +295,7 @@ static void test_exp2_is_within_2e_7_and_keeps_special_values(void **state)
         for (int i = 0; i < 8; i++) near_(got[i], want[i], 0, simd->name, "exp2", i);
         simd->exp2(3, special, got);
         assert_true(isnan(got[2]));
-        /* below -126 the result is 0, because processors multiply subnormal numbers slowly */
+        /* Below -126 the result is 0, because processors multiply subnormal numbers slowly. */
         for (float low = -126.37f; low > -152; low -= 0.37f) {
             simd->exp2(1, &low, got);
             assert_true(got[0] == 0);
@@ -350,7 +349,7 @@ static void test_operands_have_the_forms_of_the_header(void **state)
                                     written++;
                                 }
                             }
-                        /* memory between rows and panels must not change */
+                        /* Memory between rows and panels must not change. */
                         for (int64_t i = 0; i < elements; i++) {
                             const uint16_t *bits = (const uint16_t *)Y.data;
                             if (simd_get_element(Y.data, kept, i) != -0.5f)
@@ -358,7 +357,7 @@ static void test_operands_have_the_forms_of_the_header(void **state)
                             else written--;
                         }
                         assert_int_equal(written, 0);
-                        /* the packing must report an infinity or NaN */
+                        /* The function that packs numbers must report an infinity or a NaN. */
                         const int64_t at = (int64_t)(rows / 2) * stride + cols - 1;
                         simd_put_element(X.data, floating[d], at,
                                          floating[d] == ATTN_F8E4M3 || form % 2 ? NAN : -INFINITY);
@@ -408,7 +407,7 @@ static void test_gemm_is_the_product(void **state)
                     for (int i = 0; i < m; i++) rescale[i] = i % 3 ? (float)uniform() : 1.0f;
                     for (int mode = 0; mode < 3; mode++) {
                         if (mode) memcpy(C.data, old.data, (size_t)(m * p.ldc * 4));
-                        else memset(C.data, 0xff, C.bytes); /* NaN: must not be read */
+                        else memset(C.data, 0xff, C.bytes); /* NaN marks memory that must not be read */
                         type->gemm(m, n, k, p.A.data, p.lda, p.B.data, p.ldb, floats(C), p.ldc, mode > 0,
                                    mode == 2 ? rescale : NULL);
                         for (int i = 0; i < m; i++)
@@ -455,7 +454,7 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
         type->gemm(M, N, K, p.A.data, p.lda, p.B.data, p.ldb, floats(all), p.ldc, true, rescale);
         for (int i = 0, count = 1; i < M; i += count, count++) {
             if (count > M - i) count = M - i;
-            /* A holds only `count` rows; the memory after them may hold anything */
+            /* A holds only `count` rows, and the memory after them may hold anything. */
             struct area A = area_new((size_t)simd_a_bytes(type, count, p.lda));
             memcpy(A.data, p.A.data + i * p.lda * simd_element_bytes(type),
                    (size_t)(count * p.lda * simd_element_bytes(type)));
@@ -463,7 +462,7 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
             area_free(&A);
         }
         assert_memory_equal(all.data, some.data, M * (size_t)p.ldc * 4);
-        /* pieces of columns begin at a panel's first column, pieces of B's rows at a multiple of 32 */
+        /* The product is computed in pieces of columns and pieces of B's rows. */
         memset(some.data, 0, M * (size_t)p.ldc * 4);
         memset(all.data, 0, M * (size_t)p.ldc * 4);
         const size_t e = (size_t)simd_element_bytes(type);
@@ -507,7 +506,7 @@ static void test_softmax_steps_give_the_softmax(void **state)
                             for (int j = 0; j < cols; j++) {
                                 float *s = floats(S) + r * ld + j;
                                 *s = (float)(uniform() * 20);
-                                /* hides some keys, and in step 0 all keys of some rows */
+                                /* Some keys are hidden in every step, and in step 0 all keys of some rows. */
                                 if (c > 0 && ((step == 0 && r % 4 == 1) || r % 8 == 5 || uniform() < -0.8))
                                     *s = -INFINITY;
                             }
@@ -586,8 +585,8 @@ static void test_a_nan_score_gives_a_nan_row_and_only_that(void **state)
     }
 }
 
-/* c * S is rounded before the maximum is subtracted. A fused operation would round only the maximum, and overflow with
- * enormous scores. */
+/* c * S must be rounded before the maximum is subtracted. A fused operation would round only the maximum, and overflow
+ * with enormous scores. */
 static void test_the_largest_of_enormous_scores_has_p_1(void **state)
 {
     (void)state;
@@ -606,7 +605,7 @@ static void test_the_largest_of_enormous_scores_has_p_1(void **state)
     }
 }
 
-/* In tiles of 128, as in a forward. */
+/* The keys come in tiles of 128, as in a forward. */
 static void test_lse_of_4096_keys_is_within_2e_5(void **state)
 {
     (void)state;
@@ -678,7 +677,7 @@ static void test_gradient_of_a_tile(void **state)
                     const double precision = precision_of(type);
                     for (int r = 0; r < pad_k(type, rows); r++)
                         for (int j = 0; j < (cols + 31) / 32 * 32; j++) {
-                            /* slack: the allowed error of dS where dP and delta cancel */
+                            /* slack: the allowed error of dS in a row where dP and delta cancel */
                             double P = 0, z = 0, dS = 0, slack = 0;
                             const bool inside = r < rows && j < cols;
                             const int64_t at = r * ld + j;
@@ -699,7 +698,8 @@ static void test_gradient_of_a_tile(void **state)
                                 near_(element(type, dS_a.data, lda, r * lda + j), dS, precision * fabs(dS) + slack,
                                       simd->name, "dS_a", at);
                         }
-                    /* the same dZ without the outputs P_b, dS_a and dS_b, and in the memory of dP */
+                    /* The function must give the same dZ without the outputs P_b, dS_a and dS_b, and with dZ in the
+                     * memory of dP. */
                     g.P_b = g.dS_a = g.dS_b = NULL;
                     g.dZ = floats(dP);
                     type->gradient(&g);
@@ -845,10 +845,11 @@ static void test_decode_kernels(void **state)
                         near_(floats(S)[r * lds + j], want, 2e-6 * sqrt(dim), simd->name, "dots", r * lds + j);
                     }
                     simd->dots(1, n, dim, floats(q) + r * ldq, ldq, K.data, dtype, stride, floats(one), lds);
-                    /* independent of how many queries are computed together */
+                    /* The result must not depend on how many queries are computed together. */
                     assert_memory_equal(one.data, floats(S) + r * lds, (size_t)n * 4);
                 }
-                /* axpys() adds S[r][j] * K[j] to row r of O; if S[r][j] is 0 for every r, row j of K is not read */
+                /* axpys() adds S[r][j] * K[j] to row r of O. If S[r][j] is 0 for every r, it does not read row j of
+                 * K. */
                 for (int j = 0; j < n; j++) {
                     const bool skipped = j % 11 == 4;
                     for (int r = 0; r < nq; r++) floats(S)[r * lds + j] = skipped ? 0.0f : (float)uniform();
@@ -921,7 +922,7 @@ static void test_stores_scale_and_transpose(void **state)
                             Z = area_random(rows * stride, ATTN_F16);
                 float row_scale[256], sums[256];
                 for (int r = 0; r < rows; r++) row_scale[r] = r % 5 == 2 ? 0.0f : (float)uniform();
-                /* row 2 has a scale of 0 */
+                /* The scale of row 2 is 0, so a NaN in it does not matter. */
                 if (options & 2 && rows > 2) floats(X)[transposed ? 2 : 2 * ldx] = NAN;
                 (transposed ? simd->store_t : simd->store)(rows, cols, floats(X), ldx, -3.5f,
                                                            options & 2 ? row_scale : NULL, Y.data, dtype, stride);

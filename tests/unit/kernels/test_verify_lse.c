@@ -17,7 +17,7 @@ static attn_status look(const struct fixture *f, attn_error *err)
     return attn_check_lse(&f->p, PLENTY, err);
 }
 
-/* A backward that is given out and lse. Every option occurs now and then. */
+/* Returns a random backward that is given out and lse. Every option occurs now and then. */
 static struct spec random_spec(uint64_t seed)
 {
     static const double amps[] = { 1, 1, 1, 0.1, 1e-3, 3, 10 };
@@ -64,8 +64,7 @@ static struct spec random_spec(uint64_t seed)
     return s;
 }
 
-/* Returns a random observe (a request for attention weights) that gets lse as an input. Keys may be in pages, or float8
- * with scales. */
+/* Returns a random observe (a request for attention weights) that gets lse as an input. */
 static struct spec random_observe(uint64_t seed)
 {
     struct rng r = { seed + 4711 };
@@ -118,8 +117,8 @@ static void test_the_lse_of_the_scores_passes_with_every_option(void **state)
     }
 }
 
-/* An observe (a request for attention weights) may get lse as an input. The wide tolerances of float8 show base 2 only
- * in rows with many keys. */
+/* An observe (a request for attention weights) may get lse as an input. Float8 has wide tolerances, so only rows with
+ * many keys show that it is in base 2. */
 static void test_an_observe_is_told_that_its_lse_is_in_base_2(void **state)
 {
     static const struct spec specs[] = {
@@ -144,7 +143,6 @@ static void test_an_observe_is_told_that_its_lse_is_in_base_2(void **state)
     }
 }
 
-/* A client may send back an lse that the server's fastest kernels computed. */
 static void test_the_lse_of_the_kernels_passes(void **state)
 {
     struct bench cpu;
@@ -166,7 +164,7 @@ static void test_the_lse_of_the_kernels_passes(void **state)
     bench_close(&cpu);
 }
 
-/* A client's forward may have used q and k before they were rounded to float16 or bfloat16. */
+/* A client's forward may have used q and k before they were rounded to 16 bits. */
 static void test_the_lse_of_unrounded_tensors_passes(void **state)
 {
     (void)state;
@@ -177,7 +175,7 @@ static void test_the_lse_of_unrounded_tensors_passes(void **state)
         fixture_make(&whole, &s);
         s.dtype = seed % 4 < 2 ? ATTN_BF16 : ATTN_F16;
         s.out_dtype = s.dtype;
-        fixture_make(&rounded, &s); /* f, with q and k rounded to 16 bits */
+        fixture_make(&rounded, &s); /* `rounded` is the same problem, with q and k rounded to 16 bits */
         memcpy(rounded.p.lse.data, whole.p.lse.data, (size_t)tensor_elements(&whole.p.lse) * sizeof(float));
         must_pass(&rounded, "the lse of unrounded tensors");
         fixture_clear(&whole);
@@ -185,7 +183,7 @@ static void test_the_lse_of_unrounded_tensors_passes(void **state)
     }
 }
 
-/* Restricts the problem to keys [first, end), without copying. */
+/* Restricts the problem to keys [first, end) without copying. */
 static void cut_keys(struct fixture *f, int64_t first, int64_t end)
 {
     attn_tensor *const of_keys[] = { &f->p.k, &f->p.v, &f->p.dk, &f->p.dv }, *const of_pairs[] = { &f->p.bias,
@@ -219,20 +217,20 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
         s.alignment = ATTN_BOTTOM_RIGHT;
         const int64_t parts = rng_between(&r, 2, 8), part = rng_between(&r, 0, parts - 1), of_part = s.Sk;
         s.Sk *= parts;
-        /* the queries are the last ones of the sequence, as many as the keys of one part */
+        /* With a causal mask, the queries are the last ones of the sequence, as many as the keys of one part. */
         if (s.causal) s.Sq = of_part;
         fixture_make(&f, &s);
         cut_keys(&f, part * of_part, (part + 1) * of_part);
         if (f.p.causal && part < parts - 1) f.p.causal = false;
-        /* the lse includes the sinks, but a client may send the backward without them */
+        /* The lse includes the sinks, but a client may send the backward without them. */
         if (f.p.sinks.rank && rng_chance(&r, 0.5)) f.p.sinks.rank = 0, f.p.dsinks.rank = 0;
         must_pass(&f, "a part of the keys");
         fixture_clear(&f);
     }
 }
 
-/* If all scores are equal, the lse of n keys in base 2 is also the natural lse of some larger number of keys. The check
- * must accept it, because ring attention sends the lse of all keys with a part of the keys. */
+/* If all scores are equal, the lse of n keys in base 2 is also the natural lse of more keys. The check must accept it,
+ * because ring attention sends a part of the keys with the lse of all. */
 static void test_parts_of_equal_scores_pass_whatever_their_number(void **state)
 {
     struct spec s = SPEC(.op = ATTN_OP_BACKWARD, .give_forward = true, .Sq = 16, .Sk = 128, .D = 8, .Dv = 8,
@@ -275,7 +273,7 @@ static void test_rows_that_say_nothing_pass(void **state)
 
 static const struct {
     const char *says;
-    double factor; /* lse is multiplied by it; 0 stands for 1 */
+    double factor; /* factor by which lse is multiplied; 0 stands for 1 */
     enum { NONE, SCALE_1, SCALE_DV, SCALE_2, PLACES, KEEP, ROWS, BIAS, ALIBI, SOFTCAP, SINKS, ALL } without;
 } conversions[] = {
     { "your lse is in base 2: multiply it by 0.6931472, for the natural logarithm is wanted", 1 / 0.6931471805599453,
@@ -293,7 +291,6 @@ static const struct {
     { "your lse was computed with no mask at all" OF_FORWARD, 0, ALL },
 };
 
-/* Gives the problem the options of the forward that computed lse, which differ from the backward's. */
 static void convert(attn_problem *p, int without)
 {
     switch (without) {
@@ -369,7 +366,7 @@ static void test_a_sum_above_1_is_refused_by_row_sum_and_rule(void **state)
     assert_string_equal(err.text,
                         "lse: [0, 0, 0] is 1, with which the probabilities of the row sum to 1.104, must be at most 1");
     assert_string_equal(err.member, "/lse");
-    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK); /* allowed to look at 0 rows, the check refuses nothing */
+    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK); /* with 0 rows to look at, the check accepts everything */
     lse[0] = 1.0986123f;
     assert_int_equal(attn_check_lse(&p, PLENTY, &err), ATTN_OK);
 
@@ -384,7 +381,7 @@ static void test_a_sum_above_1_is_refused_by_row_sum_and_rule(void **state)
                         "lse: [0, 2] is -1, with which the probabilities of the row sum to 5.437, must be at most 1");
 }
 
-/* attn_check_lse() reads only some heads and rows, which must be the same ones when a request is repeated. */
+/* attn_check_lse() reads only some heads and rows. It must read the same ones if a request is repeated. */
 static void test_the_same_request_gets_the_same_answer(void **state)
 {
     (void)state;
@@ -400,8 +397,8 @@ static void test_the_same_request_gets_the_same_answer(void **state)
     }
 }
 
-/* Runs only if ATTN_BACKEND is set (to cuda). For tensors in a device's memory, the device sums up rows of scores; its
- * sums must equal the host's within 1e-9. */
+/* Runs only if ATTN_BACKEND is set (to cuda). A device that sums up rows of scores must agree with the host within
+ * 1e-9. */
 static void test_a_device_sums_up_what_the_host_does(void **state)
 {
     const char *const backend = getenv("ATTN_BACKEND");

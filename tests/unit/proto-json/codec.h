@@ -14,11 +14,11 @@
 #define ARRAY_SIZE(array) (sizeof(array) / sizeof *(array))
 #endif
 
-/* Memory for a parser (proto_memory). It moves at every growth, so that a sanitizer reports any use of a pointer from
- * before. */
+/* Memory for a parser (proto_memory). It moves whenever it grows, so that a sanitizer reports any use of an old
+ * pointer. */
 struct moving_memory {
     void *base;
-    size_t bytes, limit; /* bytes: present size; limit: largest size, 0: none */
+    size_t bytes, limit; /* bytes: present size; limit: largest size, or 0 for no limit */
     int growths;
 };
 
@@ -48,11 +48,11 @@ struct decoded {
     proto_call *call;
     attn_status status;
     attn_error err;
-    /* KServe: the regions of shared memory that the body names exist, and fill_shared() fills them */
+    /* for KServe: fill_shared() fills the regions of shared memory that the body names */
     bool has_regions;
 };
 
-/* Fills each input that lies in shared memory, with bytes that depend on the input's name and the position. */
+/* Fills each input that lies in shared memory. The bytes depend on the input's name and on their position. */
 static inline void fill_shared(struct decoded *d, proto_parser *parser)
 {
     proto_shared *shared;
@@ -85,8 +85,7 @@ static inline size_t first_then_rest(void *context, size_t left)
     return piece;
 }
 
-/* Returns a random size of the next piece: 1 to 5, or 1 to 60 bytes. *context (a uint32_t) is the state of the random
- * stream. */
+/* Returns the random size of the next piece. *context, a uint32_t, is the state of the random numbers. */
 static inline size_t some_bytes(void *context, size_t left)
 {
     uint32_t *seed = context;
@@ -128,7 +127,7 @@ static inline void decode_in_pieces(struct decoded *d, const proto_format *forma
                    context);
 }
 
-/* json_bytes: the length of the body's JSON, as the request states it; -1: not stated */
+/* Decodes a KServe body. json_bytes: the length of its JSON as the request states it, or -1 if it is not stated. */
 static inline void decode_kserve(struct decoded *d, const proto_model *model, int64_t json_bytes,
                                  const proto_limits *limits, const void *body, size_t bytes,
                                  size_t (*piece_of)(void *context, size_t left), void *context)
@@ -197,15 +196,15 @@ static inline char *decoded_text(const struct decoded *d)
     return text;
 }
 
-/* A body in any format, and how to decode it. */
+/* A request body in any format, and how to decode it. */
 struct body {
     const proto_format *format;
     proto_op op;
     const void *bytes;
     size_t count;
     const proto_limits *limits; /* NULL: the default limits */
-    const proto_model *model;   /* of a KServe body; its operation replaces `op` */
-    /* the length of a KServe body's JSON, as the request states it; -1: not stated */
+    const proto_model *model;   /* the model of a KServe body, whose operation replaces `op` */
+    /* the length of a KServe body's JSON as the request states it, or -1 if it is not stated */
     int64_t json_bytes;
 };
 

@@ -59,7 +59,7 @@ static int value_of(char c)
     return at ? (int)(at - letters) : -1;
 }
 
-/* Returns the offset of the first character that valid base64 cannot have there. */
+/* Returns the offset of the first character that valid base64 cannot have at its place. */
 static size_t expected_stop(const char *text, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -104,7 +104,7 @@ static uint64_t next_random(void) /* xorshift64 */
     return random_state ^= random_state << 17;
 }
 
-/* Both the piece and the output end at a page without access rights. */
+/* Decodes one piece of a text. Both the piece and the output end at a page without access rights. */
 static size_t decode_piece(base64_decoder *d, const char *piece, size_t count, uint8_t *result, size_t *result_bytes)
 {
     char *text = before(text_wall, count);
@@ -184,7 +184,7 @@ static void test_every_group_of_bytes_is_encoded_right(void **state)
     uint8_t bytes[BLOCK], back[BASE64_DECODED_MAX(BLOCK / 3 * 4)];
     char text[BLOCK / 3 * 4], want[BLOCK / 3 * 4];
     EACH_VARIANT(name)
-    /* one in 17 of all groups of three bytes; the arithmetic is the same for the others */
+    /* One in 17 of all groups of three bytes is tested; the others need the same arithmetic. */
     for (uint32_t group = 0; group < 1u << 24; group += BLOCK / 3 * 17) {
         for (uint32_t i = 0; i < BLOCK / 3; i++) {
             uint32_t g = (group + i) & 0xFFFFFF;
@@ -205,7 +205,7 @@ static void test_every_group_of_bytes_is_encoded_right(void **state)
 static void test_every_wrong_byte_at_every_position_is_found_there(void **state)
 {
     (void)state;
-    /* in characters; 400 reaches the unrolled loops */
+    /* The lengths are in characters; 400 reaches the unrolled loops. */
     static const size_t lengths[] = { 100, 400 };
     EACH_VARIANT(name)
     for (size_t l = 0; l < ARRAY_SIZE(lengths); l++) {
@@ -290,7 +290,8 @@ static void test_random_texts_of_likely_characters_agree(void **state)
 static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 {
     (void)state;
-    /* as the JSON scanner does: stops at the backslash, feeds a '/', and continues after the escape */
+    /* As in the JSON scanner, decoding stops at the backslash, and continues with a '/' and the text after the
+     * escape. */
     EACH_VARIANT(name)
     {
         static const char left[] = "QU",
@@ -316,7 +317,8 @@ static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
 {
     (void)state;
-    /* long enough for stores of whole cache lines that bypass the caches, at each position within a line */
+    /* A text of this length is stored by whole cache lines that bypass the caches. The output begins at each position
+     * within a line. */
     enum { CHARS = 5000 };
     static char text[CHARS];
     static uint8_t want[CHARS];
@@ -325,7 +327,7 @@ static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
     for (size_t into_line = 0; into_line < 64; into_line++)
         for (int errors = 0; errors < 4; errors++) {
             size_t count = CHARS - into_line % 7, at = next_random() % count;
-            /* often near the ends, where loops begin and end */
+            /* Wrong characters are often near the ends, where loops begin and end. */
             if (errors < 2) at = (next_random() % 300 + (size_t)errors * (count - 300)) % count;
             char good = text[at];
             if (errors < 3) text[at] = '"';

@@ -17,7 +17,7 @@
 #define DOUT "\"dout\":{\"shape\":[1,2,2,1],\"dtype\":\"float16\",\"data\":[1,2,3,4]}"
 #define QKV  Q "," K "," V
 
-/* A small valid part of a merge (a result over a part of the keys) with B 1, Sq 2, H 1, Dv 1. */
+/* A small valid part of a merge (the result over a part of the keys) with B 1, Sq 2, H 1, Dv 1. */
 #define PART_OUT       "\"out\":{\"shape\":[1,2,1,1],\"dtype\":\"float16\",\"data\":[1,2]}"
 #define PART_LSE(data) "\"lse\":{\"shape\":[1,1,2],\"dtype\":\"float32\",\"data\":" data "}"
 #define PART           "{" PART_OUT "," PART_LSE("[0,1]") "}"
@@ -88,7 +88,6 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "q: unknown member 'parameters' (a tensor has shape, dtype and data)" },
         { FORWARD, T("{\"shape\":[1],\"shape\":[1]}"), "/q/shape", "q: member 'shape' is given twice" },
         { FORWARD, T("{\"data\":" B64 ",\"d\\u0061ta\":" B64 "}"), "/q/data", "q: member 'data' is given twice" },
-        /* a size must be an integer literal */
         { FORWARD, TENSOR("8", "\"float16\"", B64), "/q/shape",
           "q: shape is 8, must be an array of integers, such as [1, 128, 8, 64]" },
         { FORWARD, TENSOR("[]", "\"float16\"", B64), "/q/shape",
@@ -166,7 +165,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "dtype?" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"\""), "/q/data",
           "q: data has 0 bytes, shape [1, 2, 2, 2] of float16 needs 16; the string is empty" },
-        /* data as arrays of numbers */
+        /* errors in data that is an array of numbers */
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[1,2,3,4,5,6,7]"), "/q/data",
           "q: data has 7 numbers, shape [1, 2, 2, 2] needs 8" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[]"), "/q/data",
@@ -188,7 +187,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "taken)" },
         { FORWARD, T("{\"data\":[1,2,3,4,5,6,7,8],\"shape\":[1,2,2,2],\"dtype\":\"float17\"}"), "/q/dtype",
           "q: dtype is 'float17', must be float32, float16, bfloat16 or float8_e4m3fn; convert it to float32" },
-        /* messages of attn_check() (the kernel library's check of a problem), unchanged */
+        /* Clients get the messages of attn_check() (the kernel library's check of a problem) unchanged. */
         { FORWARD, "{" K "," V "}", "/q", "q: is required; a problem has q, k and v" },
         { FORWARD, "{}", "/q", "q: is required; a problem has q, k and v" },
         { FORWARD, TENSOR("[1,2,3,2]", "\"float16\"", "[1,2,3,4,5,6,7,8,9,10,11,12]"), "", NULL },
@@ -319,7 +318,7 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { BACKWARD, "{\"context\":\"a\"," Q "," DOUT "}", "/q", "q: comes from context and cannot be given beside it" },
         { BACKWARD, "{\"causal\":true,\"context\":\"a\"," DOUT "}", "/causal",
           "causal: comes from context and cannot be given beside it" },
-        /* unknown members, repeated ones, and ones of another operation */
+        /* The body has an unknown member, a repeated one, or one of another operation. */
         { FORWARD, O("\"casual\":true"), "/casual", "unknown member 'casual', did you mean 'causal'?" },
         { FORWARD, O("\"key_mask\":true"), "/key_mask",
           "unknown member 'key_mask'; about masks there are 'keep_mask' (1: may attend), 'bias' and "
@@ -369,7 +368,6 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { FORWARD, O("\"out\":1"), "/out", "out: is computed here and cannot be given" },
         { BACKWARD, OB("\"dq\":1"), "/dq", "dq: is computed here and cannot be given" },
         { FORWARD, O("\"dq\":1"), "/dq", "unknown member 'dq'; gradients are POST /v1/attention/backward" },
-        /* the body as a whole */
         { FORWARD, "[]", "",
           "the body is an array, must be an object with q, k and v; several problems are {\"requests\": [{...}, "
           "{...}]}" },
@@ -382,7 +380,6 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
           "timeout_ms: cannot stand beside requests" IN_THERE },
         { FORWARD, "{\"causal\":true,\"requests\":[{}]}", "/causal", "causal: cannot stand beside requests" IN_THERE },
         { FORWARD, "{\"requests\":[{}],\"requests\":[{}]}", "/requests", "member 'requests' is given twice" },
-        /* syntax errors */
         { FORWARD, O("\"causal\":tru"), "", "not JSON at byte 223: expected true, false or null, found '}'" },
     };
     (void)state;
@@ -464,7 +461,7 @@ static void test_every_member_lands_where_it_belongs(void **state)
 #define FLOAT8_QKV \
     FLOAT8("q", "[1,1,1,2]", "[1,2]") "," FLOAT8("k", "[1,1,1,2]", "[3,4]") "," FLOAT8("v", "[1,1,1,1]", "[5]")
 
-/* The parser stores a scale that is a JSON number as a tensor, in each problem of a body. */
+/* A scale that is a JSON number becomes a tensor in each problem of a body. */
 static void test_a_scale_that_is_a_number_is_a_tensor_of_one(void **state)
 {
     struct decoded d = { 0 };
@@ -614,7 +611,7 @@ static void test_names_of_other_programs_are_understood_in_the_message(void **st
         { FORWARD, O("\"Causal\":true"), "/Causal", "unknown member 'Causal', did you mean 'causal'?" },
         { FORWARD, T("{\"datatype\":\"FP32\"}"), "/q/datatype", "q: unknown member 'datatype'; write 'dtype'" },
         { FORWARD, T("{\"is_causal\":1}"), "/q/is_causal",
-          /* must not suggest 'causal', which is a member of the body */
+          /* The message must not suggest 'causal', which is a member of the body. */
           "q: unknown member 'is_causal' (a tensor has shape, dtype and data)" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"torch.float16\"", B64), "/q/dtype",
           "q: dtype is 'torch.float16', must be float32, float16, bfloat16 or float8_e4m3fn; write float16" },
@@ -663,7 +660,7 @@ static void test_bytes_of_the_wrong_length_say_what_they_look_like(void **state)
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAAAAAAAAAA=\""), "/q/data",
           "q: data has 8 bytes, shape [1, 2, 2, 2] of float16 needs 16; 8 would be right for float8_e4m3fn: is that "
           "the array's dtype?" },
-        /* 8 times the product of these sizes is 16 modulo 2^64, so it must not be computed in 64 bits */
+        /* 8 times the product of these sizes is 16 modulo 2^64, so 64 bits are too few to compute it. */
         { FORWARD, ONE_MORE("keep_mask", "[1,34,14865121,4562284561]", "uint8", "\"AAAAAAAAAAAAAAAAAAAAAA==\""),
           "/keep_mask/data",
           "keep_mask: data has 16 bytes, shape [1, 34, 14865121, 4562284561] of uint8 needs 2305843009213693954" },
@@ -681,7 +678,6 @@ static void test_bytes_of_the_wrong_length_say_what_they_look_like(void **state)
     check_refusals(cases, ARRAY_SIZE(cases), ATTN_INVALID);
 }
 
-/* The first bytes decide, however the body is split. */
 static void test_a_safetensors_file_is_told_from_json_however_it_is_split(void **state)
 {
     static const struct {
@@ -749,7 +745,6 @@ static void test_every_option_of_the_table_is_known(void **state)
         }
 }
 
-/* The OpenAPI document shows the defaults of proto_options, so decoding must use the same. */
 static void test_the_defaults_of_the_table_are_true(void **state)
 {
     (void)state;
@@ -877,7 +872,7 @@ static void test_an_envelope_has_a_limit(void **state)
     decoded_clear(&d);
 }
 
-/* proto_memory_for() returns enough memory for a body's length, however the body is split. */
+/* However the body is split, the memory that proto_memory_for() returns must suffice. */
 static void test_the_memory_for_a_body_is_known_from_its_length(void **state)
 {
     static const char body[] = "{" Q ",\"k\":{\"shape\":[1,1,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwA=\"},"

@@ -10,7 +10,6 @@
 
 #include "codec.h"
 
-/* Returns the whole answer and a NUL, read in blocks of `block` bytes. */
 static char *answer(const proto_call *call, const proto_result *results, size_t block)
 {
     proto_encoder *e = NULL;
@@ -22,7 +21,7 @@ static char *answer(const proto_call *call, const proto_result *results, size_t 
     text = malloc(length + 1);
     assert_non_null(text);
     for (;;) {
-        /* of exact size, so that the sanitizer sees a write beyond it */
+        /* The block has its exact size, so that the sanitizer sees a write beyond it. */
         char *piece = malloc(block);
         assert_non_null(piece);
         count = proto_encoder_read(e, piece, block);
@@ -90,7 +89,6 @@ static void test_an_answer_of_base64(void **state)
           "avx512\",\"timing_us\":{\"queue\":12.3,\"copy_in\":0.1,\"compute\":123456.8,\"copy_out\":0.0}}");
 }
 
-/* Of tensor lengths modulo 3 in bytes, for base64. */
 static void test_every_remainder_of_three(void **state)
 {
     static const char *const texts[] = {
@@ -137,7 +135,7 @@ static void test_an_empty_tensor_is_flat(void **state)
     const proto_call call = { .answer = &proto_json, .count = 1, .items = &item };
     const proto_result result = { .backend = "cpu" };
     (void)state;
-    /* as nested arrays it would be 2^40 pairs of brackets */
+    /* The tensor has no elements; as nested arrays it would be 2^40 pairs of brackets. */
     give(&item, ATTN_T_out, NULL, ATTN_F32, 4, SHAPE(INT64_C(1) << 40, 0, 3, 2));
     check(&call, &result,
           "{\"out\":{\"shape\":[1099511627776,0,3,2],\"dtype\":\"float32\",\"data\":[]},\"backend\":\"cpu\"," TIMING
@@ -166,8 +164,8 @@ static void test_what_else_an_answer_says(void **state)
           "\"backend\":\"cuda:0 sm90\"," TIMING "}");
 }
 
-/* The sizes (B, H, Sq, ...) in an answer are those read from the shapes: they show a layout that was valid but not
- * meant. */
+/* An answer has the sizes (B, H, Sq, ...) that the server read from the shapes. They show a client that it sent another
+ * layout than it meant. */
 static void test_the_sizes_are_told_as_they_were_read(void **state)
 {
     static const int32_t longest[] = { 5, 900, 7 };
@@ -176,7 +174,7 @@ static void test_the_sizes_are_told_as_they_were_read(void **state)
         int q_rank;
         int64_t q[4], k[4], v[4];
         attn_layout layout;
-        int64_t sequences, pages; /* sequences: packed sequences; pages: entries in a row of page_table */
+        int64_t sequences, pages; /* sequences: number of packed sequences; pages: entries in a row of page_table */
         bool whole_keys;          /* cu_seqlens_k too */
         int lengths;              /* of caches */
     } cases[] = {
@@ -283,14 +281,13 @@ static void test_a_failed_call_has_no_answer(void **state)
     assert_null(e);
 }
 
-/* Every float16, in both encodings. */
+/* Sends back every float16, in both encodings. */
 static void test_answers_can_be_requests(void **state)
 {
     enum { ALL = 1 << 16 };
     uint16_t *out = malloc(ALL * sizeof *out);
     (void)state;
     assert_non_null(out);
-    /* one NaN, because the encoder writes every NaN alike */
     for (int i = 0; i < ALL; i++) out[i] = (i & 0x7fff) > 0x7c00 ? 0x7e00 : (uint16_t)i;
     for (int encoding = 0; encoding < 2; encoding++) {
         proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = (proto_encoding)encoding };

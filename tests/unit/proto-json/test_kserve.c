@@ -30,21 +30,19 @@ static const proto_model forward = { "attention_forward", ATTN_OP_FORWARD, false
 #define QKV                      Q "," K "," V
 #define BINARY_QKV               BINARY_Q "," BINARY_K "," BINARY_V
 enum { QKV_BYTES = 34 };
-/* lengths of the JSON. ALL: not stated; THE_JSON: the true length */
+/* lengths of the JSON as the request states them. ALL: not stated; THE_JSON: the true length */
 enum { ALL = -1, THE_JSON = -2 };
 
 struct infer {
     const proto_model *model;
     const char *json;
-    size_t data; /* bytes of tensors after the JSON */
+    size_t data; /* number of tensor bytes after the JSON */
     int64_t json_bytes;
 };
 
-/* q, k and v as float16, one after the other */
 static const uint16_t numbers[] = { 0x0000, 0x3c00, 0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x4700, 0x3c00,
                                     0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x3c00, 0x4000, 0x4200 };
 
-/* The caller frees the body's bytes. */
 static struct body body_of(const struct infer *infer, const proto_limits *limits)
 {
     const size_t length = strlen(infer->json), count = length + infer->data;
@@ -92,7 +90,7 @@ static void check_refusals(const struct refusal *cases, size_t count)
 
 /* ---- Tests of tensors in shared memory --------------------------------------------------------------------------- */
 
-/* All regions of shared memory that the body names exist, and hold the bytes of the inputs in QKV. */
+/* Decodes a body whose regions of shared memory all exist, and hold the bytes of the inputs in QKV. */
 static void decode_shared(struct decoded *d, const struct infer *infer, proto_shared **list, int *count,
                           proto_shared copy[8])
 {
@@ -105,7 +103,7 @@ static void decode_shared(struct decoded *d, const struct infer *infer, proto_sh
     if (d->status == ATTN_OK) d->status = proto_parser_shared(parser, list, count, &d->err);
     if (d->status == ATTN_OK) d->status = proto_parser_shared_room(parser, &d->err);
     for (int i = 0; d->status == ATTN_OK && i < *count; i++) {
-        static const size_t at[] = { 0, 8, 14 }; /* q, k and v begin at these indices of `numbers` */
+        static const size_t at[] = { 0, 8, 14 }; /* where q, k and v begin in `numbers` */
         copy[i] = (*list)[i];
         if (!copy[i].output && copy[i].bytes > 0) memcpy(copy[i].to, numbers + at[copy[i].id], (size_t)copy[i].bytes);
     }
@@ -186,8 +184,8 @@ static void test_what_lies_in_shared_memory_is_told(void **state)
     decoded_clear(&d);
 }
 
-/* An output in shared memory has no parameters in the answer, because Triton's C++ client would look in them for a size
- * of binary data. */
+/* In the answer, an output in shared memory has no parameters, because Triton's C++ client would look in them for a
+ * size of binary data. */
 static void test_an_output_in_shared_memory_is_only_named(void **state)
 {
     (void)state;
@@ -266,7 +264,7 @@ static void test_a_region_is_read_from_what_clients_send(void **state)
 {
     (void)state;
     static const struct {
-        const char *body, *member, *says; /* NULL: taken */
+        const char *body, *member, *says; /* NULL: accepted */
     } cases[] = {
         { "{\"key\": \"/x\", \"offset\": 5, \"byte_size\": 64}", NULL, NULL },
         { "{\"byte_size\":64,\"offset\":5,\"key\":\"/x\"}\n", NULL, NULL },
@@ -289,7 +287,7 @@ static void test_a_region_is_read_from_what_clients_send(void **state)
         { "{\"key\":\"/x\",\"bytes_size\":64}", "/bytes_size",
           "unknown member 'bytes_size', did you mean 'byte_size'? the body must be like {\"key\": \"/name\", "
           "\"offset\": 0, \"byte_size\": 4096}" },
-        /* the scanner refuses a NUL in a string */
+        /* The scanner refuses a NUL in a string. */
         { "{\"key\":\"/x\\u0000y\",\"byte_size\":64}", "", NULL },
         { "{\"key\":\"/x\"", "", NULL },
     };
@@ -317,7 +315,7 @@ static void test_a_region_of_a_gpu_is_read_from_what_clients_send(void **state)
     static const char no_handle[] =
         "raw_handle: must be {\"b64\": \"...\"}, base64 of the 64 bytes of a cudaIpcMemHandle_t";
     static const struct {
-        const char *body, *member, *says; /* NULL: taken */
+        const char *body, *member, *says; /* NULL: accepted */
     } cases[] = {
         { "{\"raw_handle\":" HANDLE ",\"device_id\":3,\"byte_size\":64}", NULL, NULL },
         { "{\"byte_size\":64, \"device_id\":3, \"raw_handle\":" HANDLE "}\n", NULL, NULL },
@@ -359,12 +357,11 @@ static void test_a_region_of_a_gpu_is_read_from_what_clients_send(void **state)
         snprintf(text, sizeof text, "%s%s", says, goes_on ? example : "");
         assert_string_equal(err.member, cases[i].member);
         assert_string_equal(err.text, text);
-        /* the handle of a GPU's memory is a secret */
         assert_null(strstr(err.text, "QUJD"));
     }
 }
 
-/* Inputs on a device get no host memory, and keep the address that the caller gave. Nothing reads it. */
+/* Inputs on a device get no host memory, and keep the address that the caller gave. */
 static void test_inputs_on_a_device_stay_there(void **state)
 {
     (void)state;
@@ -472,8 +469,8 @@ static void test_numbers_and_bytes_are_the_problem_that_json_makes(void **state)
         { { &forward, BODY(QKV, ",\"parameters\":{\"timeout_ms\":30,\"timeout\":40000}"), 0, ALL },
           "{" PLAIN_QKV ",\"timeout_ms\":30," AS_ARRAY "}" },
         { { &forward, BODY(QKV, ",\"parameters\":{\"timeout\":0}"), 0, ALL }, "{" PLAIN_QKV "," AS_ARRAY "}" },
-        /* inputs as bytes or numbers in any order, converted indices and masks, members that only KServe clients
-         * write */
+        /* Inputs are bytes or numbers in any order, indices and masks are converted, and some members are written only
+         * by KServe clients. */
         { { &forward,
             BODY("{\"name\":\"keep_mask\",\"data\":[true,false,true],\"datatype\":\"BOOL\",\"shape\":[1,1,1,3]}"
                  "," BINARY_Q "," K "," V,
@@ -566,11 +563,11 @@ static void test_bytes_that_do_not_add_up_are_refused(void **state)
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 12, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(17)) "," BINARY_K "," BINARY_V, ""), QKV_BYTES, THE_JSON },
-          /* one byte too large, so v would end a byte early; the error must name q, not v */
+          /* q has one byte too much, so v would end a byte early. The error must name q, not v. */
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 17, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(15)) "," BINARY_K "," BINARY_V, ""), QKV_BYTES, THE_JSON },
-          /* one byte too small, so a byte of the body is left over; the error must name q */
+          /* q has one byte too little, so a byte of the body is left over. The error must name q. */
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 15, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(BINARY_Q "," INPUT("k", "[1,3,1,2]", SIZE(24)) "," BINARY_V, ""), QKV_BYTES + 12, THE_JSON },
@@ -869,8 +866,7 @@ static void test_tensors_have_a_limit_before_their_bytes_arrive(void **state)
     decoded_clear(&d);
 }
 
-/* The JSON before the tensors' bytes has a limit, because an HTTP thread parses it at once. Numbers of tensors do not
- * count toward it. */
+/* The JSON has a limit, because an HTTP thread parses it at once. Numbers of tensors in it do not count. */
 static void test_the_json_has_a_limit_of_its_own(void **state)
 {
     static char json[2 * PROTO_HEADER_BYTES];
@@ -947,7 +943,7 @@ static void test_an_answer_is_written_as_it_was_asked_for(void **state)
     static const float lse[] = { 0, 0.5f, -__builtin_inff(), __builtin_inff() };
     static const struct {
         const char *more, *head;
-        size_t bytes; /* behind it */
+        size_t bytes; /* bytes after the JSON */
     } cases[] = {
         { "",
           "{" BEGIN TIMING ",\"outputs\":[" OUT "\"data\":[1,2,3,NaN]}," LSE "\"data\":[0,0.5,-Infinity,Infinity]}]}",

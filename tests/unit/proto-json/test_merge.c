@@ -13,7 +13,7 @@
 
 #define MERGE ((attn_op)PROTO_OP_MERGE)
 
-/* Small valid parts of a merge (results over some of the keys) with B 1, Sq 2, H 1, Dv 1. */
+/* Small valid parts of a merge (each is a result over some of the keys) with B 1, Sq 2, H 1, Dv 1. */
 #define TENSOR(shape, dtype, data) "{\"shape\":" shape ",\"dtype\":\"" dtype "\",\"data\":" data "}"
 #define OUT                        TENSOR("[1,2,1,1]", "float16", "[1,2]")
 #define LSE(data)                  TENSOR("[1,1,2]", "float32", data)
@@ -104,7 +104,6 @@ static void test_a_bad_merge_is_named_in_the_error(void **state)
     }
 }
 
-/* A request can name the parts of a merge in two ways. */
 static void test_parts_have_two_spellings(void **state)
 {
     struct decoded list = { 0 }, named = { 0 };

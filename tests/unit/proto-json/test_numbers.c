@@ -15,7 +15,7 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof(a)[0])
 
-enum { MOST = 512 }; /* largest number of elements in these tests */
+enum { MOST = 512 };
 
 struct result {
     numbers_status status;
@@ -23,8 +23,8 @@ struct result {
     uint64_t values[MOST];
 };
 
-/* Reads a text of `count` characters in pieces: `first` characters, then `piece` at a time. Each call of numbers_read()
- * may write `room` elements. */
+/* Reads a text in pieces: `first` characters, then `piece` characters at a time. Each call of numbers_read() may write
+ * `room` elements. */
 static void read_in_pieces(const char *text, size_t count, numbers_type type, size_t first, size_t piece, size_t room,
                            struct result *result)
 {
@@ -34,7 +34,7 @@ static void read_in_pieces(const char *text, size_t count, numbers_type type, si
     result->status = NUMBERS_MORE;
     for (size_t at = 0, now = first; at < count || now == first; at += now, now = piece) {
         if (now > count - at) now = count - at;
-        /* of exact size, so that a sanitizer sees a read beyond it */
+        /* The block has its exact size, so that a sanitizer sees a read beyond it. */
         char *exact = malloc(now + 1);
         memcpy(exact, text + at, now);
         char *shrunk = realloc(exact, now ? now : 1);
@@ -70,7 +70,6 @@ static uint32_t code_at(const struct result *r, size_t index)
     return code;
 }
 
-/* Returns false if the reader refuses the text. */
 static bool read_one(const char *number, numbers_type type, uint32_t *code)
 {
     char text[2048];
@@ -174,7 +173,7 @@ static const struct refusal refusals[] = {
     { NUMBERS_F32, "[[[1],[2]],[[3],[4],[5]]]", 20, TOO_LONG },
     { NUMBERS_F32, "[[[1],[2]],[[3],[4,5]]]", 19, TOO_LONG },
     { NUMBERS_F32, "[[[[[1]]]]]", 4, "arrays are nested deeper than 4" },
-    /* out of range; the offset is that of the number's first character */
+    /* The number is out of range, and the reported offset is that of its first character. */
     { NUMBERS_F32, "[0, 3.4028236e38]", 4, OUT_OF("float32") INFINITE },
     { NUMBERS_F32, "[-1e39]", 1, OUT_OF("float32") INFINITE },
     { NUMBERS_F32, "[1e999999999999999999999]", 1, OUT_OF("float32") INFINITE },
@@ -291,7 +290,7 @@ static void test_without_room_nothing_is_lost(void **state)
     assert_int_equal(numbers_read(&r, text + 1, 6, out, 1, &taken, &written), NUMBERS_FULL);
     assert_int_equal(taken, 3);
     assert_int_equal(written, 1);
-    /* the number 20 is complete only with the second piece, when there is no room for it */
+    /* When the number 20 is complete, there is no room for it. */
     assert_int_equal(numbers_read(&r, "2", 1, out + 1, 1, &taken, &written), NUMBERS_MORE);
     assert_int_equal(numbers_read(&r, "0]", 2, out + 1, 0, &taken, &written), NUMBERS_FULL);
     assert_int_equal(taken, 1);
@@ -364,7 +363,7 @@ static void test_integers_are_exact_to_their_ends(void **state)
 
 /* ---- Tests of the values that are read --------------------------------------------------------------------------- */
 
-/* The small formats, defined independently of the code under test. */
+/* The narrow formats, defined independently of the code under test. */
 static const struct narrow_format {
     numbers_type type;
     int fraction_bits, bias;
@@ -383,15 +382,15 @@ static double value_of(const struct narrow_format *f, uint32_t code)
     return ldexp(fraction + (1 << f->fraction_bits), exponent - f->bias - f->fraction_bits);
 }
 
-/* Writes a number just below x > 0: its exact decimal expansion with the last digit decremented, and then nines. */
+/* Writes a number just below x > 0: the decimal expansion of x with its last digit decremented, and then nines. */
 static void text_below(double x, char *text, size_t size)
 {
-    snprintf(text, size, "%.220f", x); /* 2^-150 has 150 digits after the point */
+    snprintf(text, size, "%.220f", x);
     char *last = text + strlen(text) - 1;
     for (; *last == '0' || *last == '.'; last--)
         if (*last == '0') *last = '9';
     --*last;
-    /* a leading zero from borrowing, as in 099.9 from 100 */
+    /* After borrowing, a leading zero is left, as in 099.9 from 100. */
     if (text[0] == '0' && text[1] != '.') memmove(text, text + 1, strlen(text));
 }
 
@@ -407,7 +406,7 @@ static void check_code(const char *text, numbers_type type, bool fits, uint32_t 
     if (got != fits || (fits && code != want))
         fail_msg("type %d: %s is %#x (%d), expected %#x (%d)", type, text, code, got, want, fits);
 
-    /* reads the number as a double while the dtype is unknown, and then converts it */
+    /* The number is also read while the dtype is unknown, and then converted. */
     char array[1024];
     struct result r;
     uint64_t element;
@@ -435,7 +434,7 @@ static void test_midpoints_of_narrow_formats_round_right(void **state)
              code = code < f->largest && code + stride > f->largest ? f->largest : code + stride) {
             char text[512];
             double middle = (value_of(f, code) + value_of(f, code + 1)) / 2;
-            /* false: the next code is infinite, so the midpoint and numbers above it are refused */
+            /* If the next code is infinite, the midpoint and numbers above it must be refused. */
             bool fits = code < f->largest;
             snprintf(text, sizeof text, "%.220f", middle);
             check_code(text, f->type, fits || code % 2 == 0, code % 2 ? code + 1 : code);
@@ -467,7 +466,6 @@ static void test_midpoints_of_float32_round_right(void **state)
         check_code(text, NUMBERS_F32, true, code);
         text_above(middle, text, sizeof text);
         check_code(text, NUMBERS_F32, fits, code + 1);
-        /* ten digits of the midpoint */
         snprintf(text, sizeof text, "%.9e", middle);
         float want = strtof(text, NULL);
         memcpy(&code, &want, 4);
@@ -502,7 +500,7 @@ static void test_bare_words_are_read_where_they_are_let(void **state)
 {
     (void)state;
     static const struct {
-        /* becomes: the type to which numbers read without a type are converted */
+        /* becomes: the type to which numbers are converted if they are read without a type */
         numbers_type type, becomes;
         const char *text, *error;
         uint32_t want; /* bit pattern of the second element */
@@ -637,7 +635,8 @@ static void test_untyped_numbers_become_what_a_typed_reader_makes_of_them(void *
 
 /* ---- Tests of writing numbers ------------------------------------------------------------------------------------ */
 
-/* `text` needs room for count * (NUMBERS_TEXT_MAX + 1) + 2 bytes. Returns the length. */
+/* Writes values as a JSON array, and returns its length. `text` needs room for count * (NUMBERS_TEXT_MAX + 1) + 2
+ * bytes. */
 static size_t put_array(attn_dtype dtype, const void *values, size_t count, char *text)
 {
     char *end = text;

@@ -23,7 +23,6 @@
 #define QKV Q "," K "," V
 enum { QKV_BYTES = 34 };
 
-/* Small float16 numbers. */
 static uint8_t data_byte(size_t i)
 {
     return (uint8_t)(i % 2 ? 0x30 + i % 7 : i * 5);
@@ -42,7 +41,7 @@ static uint8_t *file_of(const char *header, size_t data, size_t *bytes)
     return body;
 }
 
-/* Writes bytes `begin` to `end` - 1 of the data as a tensor in JSON. */
+/* Writes a tensor as JSON, with bytes `begin` to `end` - 1 of the files' data. */
 static void put_json(FILE *f, const char *name, const char *dtype, const char *shape, size_t begin, size_t end)
 {
     uint8_t data[64];
@@ -109,12 +108,11 @@ static void test_a_file_is_the_same_problem_as_json(void **state)
 {
     (void)state;
     check_same(FORWARD, "{" QKV "}", "");
-    /* any order in the header */
+    /* The header may name tensors in any order. */
     check_same(FORWARD, "{" V "," Q "," K "}", "");
-    /* padded, as by the package `safetensors` */
+    /* The package `safetensors` pads headers with spaces. */
     check_same(FORWARD, "{" QKV "}     ", "");
     check_same(FORWARD, "{\"__metadata__\":{}," QKV "}", "");
-    /* other names of dtypes */
     check_same(FORWARD,
                "{\"q\":{\"data_offsets\":[0,16],\"shape\":[1,2,2,2],\"dtype\":\"float16\"}," K ","
                "\"v\":{\"dtype\":\"fp16\",\"data_offsets\":[28,34],\"shape\":[1,3,1,1]}}",
@@ -177,7 +175,7 @@ static void test_what_describes_a_file_is_passed_over(void **state)
     }
 }
 
-/* Sends the member under each of its names, with a wrong value. The refusal shows that the parser knows the member. */
+/* Sends the member under each of its names, with a wrong value. A parser that knows the member refuses the value. */
 static void check_member_is_read(attn_op op, const char *name)
 {
     struct decoded d = { 0 };
@@ -222,8 +220,8 @@ static void test_a_context_of_digits_is_a_word(void **state)
     }
 }
 
-/* Every tensor is at an address that is a multiple of 64 (otherwise decoded_text() ends the program), even after one of
- * 4 or 5 bytes or none. */
+/* Every tensor is at an address that is a multiple of 64, even after one of 4 or 5 bytes or none. Otherwise
+ * decoded_text() ends the program. */
 static void test_every_tensor_gets_a_boundary_of_its_own(void **state)
 {
     static const char header[] = "{" TENSOR("q", "F32", "[1,1,1,1]", 5, 9) "," TENSOR(
@@ -341,7 +339,7 @@ static void test_offsets_that_cannot_be(void **state)
           "the body goes on behind its last tensor, which ends at byte 225: 8, the header's 183, and 34 of data" },
         { FORWARD, "{}", 1, "",
           "the body goes on behind its last tensor, which ends at byte 10: 8, the header's 2, and 0 of data" },
-        /* the number of bytes does not match dtype and shape */
+        /* The number of bytes does not match dtype and shape. */
         { FORWARD, "{" TENSOR("q", "F32", "[1,2,2,2]", 0, 16) "," K "," V "}", 34, "/q/data",
           "q: data has 16 bytes, shape [1, 2, 2, 2] of float32 needs 32; 16 would be right for float16: is that the "
           "array's dtype?" },
@@ -422,7 +420,7 @@ static void test_options_that_cannot_be(void **state)
         { FORWARD, METADATA("\"verify\":\"every\""), 34, "/verify",
           "verify: is 'every', must be an integer from 0 to 2^53, the number of rows, or \"all\"" },
         { FORWARD, METADATA("\"casual\":\"true\""), 34, "/casual", "unknown member 'casual', did you mean 'causal'?" },
-        /* names that describe a file, such as "format", are ignored; these only look similar */
+        /* These names only look like those that describe a file, such as "format", which the parser ignores. */
         { FORWARD, METADATA("\"formats\":\"pt\""), 34, "/formats",
           "unknown member 'formats' (/docs lists the members of forward)" },
         { FORWARD, METADATA("\"Format\":\"pt\""), 34, "/Format",
@@ -443,7 +441,7 @@ static void test_options_that_cannot_be(void **state)
     check_refusals(cases, ARRAY_SIZE(cases), NULL, ATTN_INVALID);
 }
 
-/* Bodies that end within their header, or state an invalid length of the header. */
+/* The bodies end within their header, or state an invalid length of it. */
 static void test_beginnings_that_cannot_be(void **state)
 {
     static const struct {
@@ -518,14 +516,14 @@ static void test_limits(void **state)
     limits.members = 2;
     check_refusals(&members, 1, &limits, ATTN_INVALID);
     limits = (proto_limits)PROTO_LIMITS_DEFAULT;
-    limits.values = 38; /* the header has 33 values, five are left for the strings of __metadata__ */
+    limits.values = 38; /* The header has 33 values, so five are left for __metadata__. */
     check_refusals(&values, 1, &limits, ATTN_TOO_LARGE);
     check_refusals(&fine, 1, &limits, ATTN_INVALID);
     limits.values = 4;
     check_refusals(&many, 1, &limits, ATTN_TOO_LARGE);
 }
 
-/* Memory grows with the bytes that have arrived. */
+/* The parser requests memory as bytes arrive, and not at once. */
 static void test_memory(void **state)
 {
     static const char header[] = "{" TENSOR("q", "F32", "[1,4000,1,1]", 0, 16000) "," TENSOR(
@@ -543,7 +541,7 @@ static void test_memory(void **state)
     decoded_clear(&d);
 
     d.memory.limit = 20000;
-    /* the first piece ends inside the header, so memory is needed only with the second */
+    /* The first piece ends inside the header, so only the second needs memory. */
     decode_split(&d, FORWARD, body, 30);
     assert_int_equal(d.memory.growths, 0);
     decoded_clear(&d);
@@ -564,7 +562,6 @@ static void test_memory(void **state)
 
 /* ---- Tests of answers -------------------------------------------------------------------------------------------- */
 
-/* Returns the whole answer, read in blocks of `block` bytes. The caller frees it. */
 static uint8_t *answer_of(const proto_call *call, const proto_result *result, size_t block, size_t *length)
 {
     proto_encoder *e = NULL;
@@ -606,7 +603,7 @@ static void test_an_answer(void **state)
         "\"out\":{\"dtype\":\"BF16\",\"shape\":[1,3,1,1],\"data_offsets\":[12,18]}}";
     uint16_t out[] = { 0x3f80, 0x4000, 0xff80 };
     float lse[] = { 1.0f, 2.0f, 0.5f };
-    /* no effect on safetensors */
+    /* `encoding` has no effect on safetensors. */
     proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = PROTO_ARRAY };
     const proto_call call = { .answer = &proto_safetensors, .count = 1, .items = &item };
     proto_result result = { .backend = "cpu avx2", .context = "c-1", .verified = true };
@@ -661,7 +658,7 @@ static void test_an_answer_is_a_body(void **state)
     give(&item, ATTN_T_out, out, ATTN_F32, 4, (const int64_t[]){ 1, 2, 1, 2 });
     give(&item, ATTN_T_lse, lse, ATTN_F32, 3, (const int64_t[]){ 1, 1, 2 });
     uint8_t *text = answer_of(&call, &result, 1000, &length);
-    /* the first member that no request may have, after all others were accepted */
+    /* 'backend' is the first member of an answer that a request must not have. */
     decode_file(&d, BACKWARD, text, length);
     assert_int_equal(d.status, ATTN_INVALID);
     assert_string_equal(d.err.text, "unknown member 'backend'; leave it out, the server decides");

@@ -10,7 +10,7 @@
 #include "codec.h"
 #include "proto-json/suggestions.h"
 
-/* PROTO_OP_COUNT: no operation has this name. */
+/* Returns the operation with the name `place`, or PROTO_OP_COUNT if there is none. */
 static proto_op op_named(const char *place)
 {
     proto_op op = 0;
@@ -18,7 +18,7 @@ static proto_op op_named(const char *place)
     return op;
 }
 
-/* Writes a body with the word at `place`, a part of a body or the body of an operation. */
+/* Writes a body with the member `word` at `place`, which is an operation or a part of a body. */
 static void body_of(const char *place, const char *word, char *body, size_t capacity)
 {
     static const struct {
@@ -90,7 +90,7 @@ static void check_word(const struct suggestion *suggestion, const char *place, c
     char body[256], end[256];
     body_of(place, word, body, sizeof body);
     refuse(place, body, &err);
-    /* not repeated if the message says it already, as in "belongs to backward, POST /v1/attention/backward" */
+    /* The message need not repeat a path that it names already. */
     const char *const path = strstr(suggestion->suggestion, "/v1/attention/"), *const said =
                                                                                    path ? strstr(err.text, path) : NULL;
     if (said && strstr(err.text, ": belongs to ") && strstr(err.text, suggestion->suggestion) == NULL) return;
@@ -100,7 +100,7 @@ static void check_word(const struct suggestion *suggestion, const char *place, c
         fail_msg("%s: %s\nsays: %s\nmust end with: %s", place, body, err.text, end);
 }
 
-/* A word that a suggestion recommends as a dtype has no suggestion of its own. */
+/* A dtype that a suggestion recommends must not have a suggestion of its own. */
 static void check_dtype(const struct suggestion *suggestion, const char *word)
 {
     char name[SUGGESTION_DTYPE_BYTES];
@@ -178,7 +178,7 @@ static void test_no_suggestion_leads_to_the_next_refusal(void **state)
 static void test_a_name_with_a_known_part_gets_advice_about_that_part(void **state)
 {
     static const struct {
-        const char *place, *word, *says; /* says: the suggestion; NULL: none */
+        const char *place, *word, *says; /* says: the expected suggestion; NULL: none */
     } cases[] = {
         { "forward", "valid_mask", "about masks there are 'keep_mask'" },
         { "forward", "validMask", "about masks" },
@@ -256,7 +256,7 @@ static void test_many_hexadecimal_digits_are_known_by_the_first(void **state)
 {
     static uint8_t bytes[3 << 20];
     (void)state;
-    /* base64 of 0xd3 bytes is "09PT" again and again; P and T are not hexadecimal digits */
+    /* The base64 of 0xd3 bytes is "09PT" again and again. P and T are not hexadecimal digits. */
     memset(bytes, 0xd3, sizeof bytes);
     assert_false(suggestion_is_hex(bytes, sizeof bytes));
     for (size_t i = 0; i < sizeof bytes; i += 3) memcpy(bytes + i, "\xd3\x4d\x34", 3); /* "0000" */

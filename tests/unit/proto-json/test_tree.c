@@ -23,7 +23,7 @@ static const char *const texts[] = {
     "[\" !#[]~{}:,\"]",
     "[\"" WORD63 "\"]",
     "[\"" WORD63 "f\"]",
-    /* left to the scanner by the fast reader of lists */
+    /* The fast reader of lists leaves these texts to the scanner. */
     " [\"a\"]",
     "[]",
     "[ ]",
@@ -71,7 +71,7 @@ static void test_a_list_of_words_is_what_it_is_to_the_scanner(void **state)
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         for (int most = 5; most < 10; most++) {
             cJSON *one, *other;
-            /* white space makes the fast reader of lists leave the text to the scanner */
+            /* Because of the space, the fast reader leaves this text to the scanner. */
             char behind_a_space[128];
             int values, others;
             struct tree_memory memory = { 0 };
@@ -87,8 +87,8 @@ static void test_a_list_of_words_is_what_it_is_to_the_scanner(void **state)
         }
 }
 
-/* All trees of one tree_memory are freed together. Two are made alternately, as for two bodies that arrive at the same
- * time, with more than a block of nodes and strings longer than a block. */
+/* Trees of two tree_memories are made alternately, as for two bodies that arrive at the same time. Each needs more than
+ * one block of memory. */
 static void test_trees_of_a_memory_go_with_it(void **state)
 {
     (void)state;
@@ -106,7 +106,7 @@ static void test_trees_of_a_memory_go_with_it(void **state)
         cJSON_Delete(cJSON_CreateString(word));
         assert_true(cJSON_AddItemToArray(lists[i % 2], piece));
         tree_leave();
-        /* from malloc(), not from a tree_memory */
+        /* This takes memory from malloc(), and not from a tree_memory. */
         cJSON_Delete(cJSON_CreateString(word));
     }
     for (int m = 0; m < 2; m++) {
@@ -123,7 +123,7 @@ static void test_trees_of_a_memory_go_with_it(void **state)
     }
 }
 
-/* as cJSON writes numbers */
+/* The numbers are written as cJSON writes them. */
 static const char *const bodies[] = {
     "{}",
     "[]",
@@ -172,7 +172,7 @@ static void test_a_body_becomes_what_cjson_makes_of_it(void **state)
     }
 }
 
-/* Strings, numbers of a client (which keep their text) and indices have nodes of different types. */
+/* Strings, clients' numbers (which keep their text) and indices have nodes of different types. */
 static void test_a_node_is_what_its_type_says(void **state)
 {
     static const char text[] = "[\"sn1\",\"n1e400\",7]";
@@ -192,7 +192,7 @@ static void test_a_node_is_what_its_type_says(void **state)
     tree_forget(&memory);
 }
 
-/* The first node points to the last, as in cJSON. */
+/* The first node of a list points to the last, as in cJSON. */
 static void test_a_list_can_be_added_to(void **state)
 {
     struct tree_memory memory = { 0 };

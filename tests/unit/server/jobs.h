@@ -38,10 +38,10 @@
 #error "tests run with the program's own assertions"
 #endif
 
-/* a test may use only some of the helpers, and the compiler must not warn of the others */
+/* A test may use only some of the helpers; the compiler must not warn of the others. */
 #define HELPER __attribute__((unused)) static
 
-enum { PATIENCE_MS = 60000 }; /* limit of WAIT_UNTIL(); a test that reaches it fails */
+enum { PATIENCE_MS = 60000 }; /* time limit of WAIT_UNTIL() */
 
 #define WAIT_UNTIL(condition)                                                            \
     do {                                                                                 \
@@ -72,8 +72,8 @@ HELPER void gate_open(struct gate *gate)
     assert_int_equal(unlink(gate->path), 0);
 }
 
-/* Copies `script`, which tells the fake devices what to do, to `text`, and replaces the word GATE by the path of the
- * gate's file. */
+/* Copies `script`, which tells the fake devices what to do, to `text`, with the path of the gate's file in place of the
+ * word GATE. */
 HELPER void gate_script(const struct gate *gate, const char *script, char *text, size_t bytes)
 {
     const char *at = strstr(script, "GATE");
@@ -158,8 +158,8 @@ HELPER char *forward_body(int rows, int D, const char *extra)
     return body_of("q k v", rows, D, extra);
 }
 
-/* Returns a body of a few hundred bytes whose result has 25600: 100 queries of one number, and one key whose value has
- * 64. */
+/* Returns a body of a few hundred bytes whose result `out` has 25600 bytes: 100 queries of one number, and one key
+ * whose value has 64 numbers. */
 HELPER char *wide_body(void)
 {
     char *text = NULL;
@@ -177,7 +177,7 @@ HELPER char *wide_body(void)
     return text;
 }
 
-/* Returns the body {"requests": [...]} with `count` bodies, and frees these bodies. */
+/* Returns the body {"requests": [...]} with `count` problems, and frees `bodies`. */
 HELPER char *envelope_of(char *const *bodies, int count)
 {
     char *text = NULL;
@@ -251,7 +251,7 @@ HELPER struct job *job_of(struct server *server, attn_op op, char *body)
     return job;
 }
 
-/* Checks that every output of problem `i` has the bits that the test computes itself on a CPU device. */
+/* Checks that every output of problem `i` has the same bits as when the test computes the problem on a CPU device. */
 HELPER void assert_computed(const struct job *job, int i)
 {
     const attn_device_options one = { .threads = 1 };

@@ -15,9 +15,9 @@ enum { PORTION = 10007, LARGE = 256 << 10 };
 /* ---- What the server handed to libmicrohttpd --------------------------------------------------------------------- */
 
 static struct {
-    int count; /* answers queued */
+    int count;
     unsigned status;
-    /* "Name: value" and a newline for each header, in the order in which the server added them */
+    /* each header as "Name: value" and a newline, in the order in which the server added them */
     char headers[4096];
     char *body;
     size_t length;
@@ -81,7 +81,7 @@ static enum MHD_Result note_header(void *context, enum MHD_ValueKind kind, const
     return MHD_YES;
 }
 
-/* Reads the whole streamed body in pieces, which end at other positions than the encoder's blocks. */
+/* Reads the streamed body in pieces that end at other positions than the encoder's blocks. */
 static void read_stream(void)
 {
     free(sent.body);
@@ -180,7 +180,6 @@ static struct request *begin(struct bench *b, const char *method)
     return request;
 }
 
-/* Returns a request whose forward has been computed, so that its outputs hold numbers. */
 static struct request *computed(struct bench *b, char *body)
 {
     attn_error err = { 0 };
@@ -258,8 +257,8 @@ static void test_an_answer_that_is_longer_than_the_inputs_has_memory_of_its_own(
     struct request *request = computed(&b, wide_body());
     answer_tensors(request);
     assert_int_equal(sent.mode, MHD_RESPMEM_MUST_FREE);
-    assert_null(request->job->inputs); /* the memory of the request's inputs is free before the answer is read */
-    /* of the staging memory, the request still holds only the answer */
+    assert_null(request->job->inputs);
+    /* The answer is the only staging memory (memory of requests) that the request still holds. */
     assert_int_equal(staging_leased_bytes(b.server.staging), sent.length);
     request_free(request);
     close_bench(&b);
@@ -300,7 +299,6 @@ static void test_a_context_of_which_no_answer_tells_is_not_kept(void **state)
     assert_int_equal(sent.status, 503);
     assert_int_equal(ready_contexts(&b), 0);
     request_free(request);
-    /* the client disconnects before the answer was read */
     request_free(computed(&b, forward_body(40, 8, "\"save\": true")));
     assert_int_equal(ready_contexts(&b), 0);
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
@@ -343,9 +341,9 @@ static void test_a_large_answer_is_encoded_while_it_is_sent(void **state)
     answer_tensors(request);
     assert_true(sent.streamed);
     assert_true(sent.announced > LARGE && sent.block == 192 << 10);
-    /* the server closes connections whose client receives too slowly, so it must see how much was sent */
+    /* The server must see how much the client has received, because it closes slow connections. */
     assert_int_equal(atomic_load(&b.connection.progress_bytes), sent.announced);
-    /* the answer, read to its end, has released the job; the request and the test still hold it */
+    /* The request and the test still hold the job; the answer, which was read to its end, no longer does. */
     assert_int_equal(atomic_load(&job->references), 2);
     request_free(request);
     job_release(job);
@@ -360,13 +358,13 @@ static void test_many_numbers_as_text_are_sent_in_smaller_blocks(void **state)
     struct request *request = computed(&b, forward_body(1000, 16, "\"encoding\": \"array\""));
     attn_error err;
     assert_true(request->job->wants_measure);
-    /* in the daemon the server's loop makes the encoder of an answer whose length must be known before it is sent */
+    /* In the daemon, the server's loop makes the encoder if the answer's length must be known before it is sent. */
     assert_int_equal(proto_encoder_new(request->job->call, request->job->results, request->id, &request->encoder, &err),
                      ATTN_OK);
     answer_tensors(request);
-    assert_null(request->encoder); /* the answer's */
+    assert_null(request->encoder);
     assert_true(sent.streamed);
-    /* shorter than LARGE bytes, but streamed in blocks of 32 KiB, because its numbers are text */
+    /* The answer is short, but it is streamed in blocks of 32 KiB, because its numbers are text. */
     assert_true(sent.announced < LARGE);
     assert_int_equal(sent.block, 32 << 10);
     request_free(request);
@@ -439,8 +437,8 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
     close_bench(&b);
 }
 
-/* If a body is a single problem (no {"requests": [...]}) that fails, the answer's status is that of the problem's
- * error. */
+/* A body may be a single problem without the envelope {"requests": [...]}. If this problem fails, its error decides the
+ * answer's status. */
 static void test_a_job_whose_only_problem_failed_is_answered_with_its_error(void **state)
 {
     (void)state;
@@ -500,7 +498,7 @@ static void test_what_a_handler_wrote_is_sent(void **state)
         struct request *request = asks(&b, &hello, head ? "HEAD" : "GET");
         assert_int_equal(answer_queue(request, head), MHD_YES);
         assert_int_equal(sent.status, 200);
-        assert_int_equal(sent.announced, 5); /* HEAD has the Content-Length of GET; libmicrohttpd omits the body */
+        assert_int_equal(sent.announced, 5);
         assert_string_equal(sent.body, "hello");
         assert_int_equal(exchange_of(request)->sent_bytes, head ? 0 : 5);
         assert_header("Content-Type", "text/plain; charset=utf-8");
@@ -563,8 +561,8 @@ static void test_pages_of_other_origins_are_told_what_they_may(void **state)
     } cases[] = {
         { NULL, false, false, 200, NULL, NULL, NULL },
         { "*", true, false, 200, NULL, "*", NULL },
-        /* first three columns: the option --cors-origin, whether another site's page sends the request, whether it is a
-         * preflight */
+        /* The first three columns: the option --cors-origin, whether another site's page sends the request, whether it
+         * is a preflight. */
         { "https://a.example", false, false, 200, "Origin", NULL, NULL },
         { "https://a.example", true, false, 200, "Origin", "https://a.example", NULL },
         { "https://a.example", true, true, 204, "Origin", "https://a.example", "GET, HEAD, DELETE" },

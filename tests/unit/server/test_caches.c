@@ -21,7 +21,7 @@
 
 /* ---- A clock that tests can set ---------------------------------------------------------------------------------- */
 
-static int64_t late_s;    /* seconds by which the test's clock is ahead of the real clock */
+static int64_t late_s;    /* number of seconds by which the test's clock is ahead of the real clock */
 static int leap_in, by_s; /* at its `leap_in`-th reading from now, the test's clock jumps ahead by `by_s` seconds */
 
 int __real_clock_gettime(clockid_t clock, struct timespec *t);
@@ -63,14 +63,12 @@ static void test_pages_are_runs_of_granules(void **state)
         taken[i] = pages_take(pages, 3);
         assert_int_equal(taken[i], 3 * i);
     }
-    /* only one granule (the pool's unit of memory) is free */
     assert_int_equal(pages_take(pages, 3), -1);
     assert_int_equal(pages_take(pages, 1), 99);
     assert_int_equal(pages_used(pages), 100 * 4096);
     assert_int_equal(pages_take(pages, 1), -1);
     assert_true(pages_drop(pages, taken[7], 3, NULL));
     assert_true(pages_drop(pages, taken[9], 3, NULL));
-    /* six granules (the pool's units of memory) are free, but no four are contiguous */
     assert_int_equal(pages_take(pages, 4), -1);
     assert_true(pages_drop(pages, taken[8], 3, NULL));
     assert_int_equal(pages_take(pages, 9), 21);
@@ -139,7 +137,6 @@ static int set_up(void **state)
 {
     struct rig *rig = calloc(1, sizeof *rig);
     rig->memory = aligned_alloc(64, POOL_BYTES);
-    /* like memory that another program has used */
     memset(rig->memory, 0xee, POOL_BYTES);
     rig->caches = caches_new(CACHES_MAX_COUNT);
     rig->caller = caller_new();
@@ -176,7 +173,7 @@ static struct cache_info made(struct rig *rig, struct caller *caller)
     return info;
 }
 
-/* A step (a decode or an append) on caches, with the memory that it needs. */
+/* a step (a decode or an append) on caches, with the memory that it needs */
 struct trial {
     struct cache_step step;
     char ids[8][CACHE_ID_BYTES];
@@ -281,7 +278,7 @@ static void test_positions_are_where_the_table_says(void **state)
     assert_holds(rig, &info, want, 64);
     assert_int_equal(append(rig, &info, 200, 64, true, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
-    /* the device fails in this append, so its positions do not count */
+    /* The device fails in this append, so the appended positions do not count. */
     assert_int_equal(append(rig, &info, 36, 9999, false, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
     assert_int_equal(caches_get(rig->caches, rig->caller, info.id, &info, &err), ATTN_OK);
@@ -310,7 +307,7 @@ static void test_a_fork_shares_pages_until_one_of_them_writes(void **state)
     struct caches_totals totals;
     caches_totals(rig->caches, &totals);
     assert_int_equal(totals.pages, 3);
-    /* another cache shares the second page, so the append copies that page */
+    /* Another cache shares the second page, so the append copies that page. */
     assert_int_equal(append(rig, &b, 100, 5000, true, &err), ATTN_OK);
     assert_holds(rig, &b, other, 200);
     assert_holds(rig, &a, want, 130);
@@ -339,7 +336,6 @@ static void test_what_goes_between_look_and_begin_is_gone(void **state)
     assert_int_equal(t.step.table_lengths[1], 10);
     end(&t, true);
 
-    /* one of the two caches is deleted after the lookup, so the step must fail */
     assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK);
     assert_int_equal(caches_delete(rig->caches, rig->caller, two[1].id, &err), ATTN_OK);
     assert_int_equal(caches_ask(&t.step, 1, &wait, &err), ATTN_NOT_FOUND);
@@ -377,8 +373,8 @@ static void test_a_step_knows_what_its_rows_have_in_common(void **state)
     end(&t, true);
 }
 
-/* All forks together may have only a limited number of page-table entries. Otherwise many forks of one long cache could
- * use up the host's memory. */
+/* All forks (caches that share pages) together may have a limited number of page-table entries. Otherwise forks of one
+ * long cache could use up the host's memory. */
 static void test_forks_of_a_long_cache_have_a_limit(void **state)
 {
     struct rig *rig = *state;
@@ -410,8 +406,8 @@ static attn_status give_all(void *context, size_t bytes, void **memory, attn_err
     return ATTN_OK;
 }
 
-/* A step (a decode or an append) with the most rows gets a page table of the largest size when each of its caches grows
- * by a page. */
+/* When each cache of the largest step (a decode or an append) grows by a page, the step's page table reaches its
+ * largest size. */
 static void test_a_table_has_its_limit_when_its_caches_have_grown(void **state)
 {
     enum { PAGES = CACHES_STEP_PAGES / CACHES_ROWS };
@@ -468,7 +464,6 @@ static void drop_several(struct several *s)
     for (int i = 0; i < POOLS; i++) free(s->memory[i]);
 }
 
-/* New caches are spread over all devices, even before they are filled. */
 static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(void **state)
 {
     struct rig *rig = *state;
@@ -487,7 +482,6 @@ static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(
     caches_totals(s.rig.caches, &totals);
     assert_int_equal(totals.used_bytes, POOLS * POOL_BYTES);
 
-    /* new caches go to the devices with the fewest caches; at the end all devices are equally full */
     for (int i = 0; i < 64; i++)
         if (infos[i].device[0] != 'a' || i % 8 == 0)
             assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[i].id, &err), ATTN_OK);
@@ -508,20 +502,19 @@ static void test_a_token_has_its_share_of_all_devices_together(void **state)
     add_several(&s, rig->caller);
     rig->caller->percent = 50;
     for (int i = 0; i < 3; i++) infos[i] = made(&s.rig, rig->caller);
-    /* the cache fills all pages of one device, so it has 64 page-table entries */
+    /* The cache fills all pages of one device, so it has 64 page-table entries. */
     assert_int_equal(append(&s.rig, &infos[0], 64 * PAGE, 0, true, &err), ATTN_OK);
     assert_int_equal(append(&s.rig, &infos[1], 63 * PAGE, 0, true, &err), ATTN_OK);
     assert_int_equal(append(&s.rig, &infos[2], 2 * PAGE, 0, true, &err), ATTN_QUOTA);
     assert_string_equal(err.text, "this token's caches hold 520192 bytes of pages and may hold 524288 (--token-share), "
                                   "this request needs 8192 more; delete or truncate caches");
     assert_int_equal(append(&s.rig, &infos[2], PAGE, 0, true, &err), ATTN_OK);
-    /* CACHES_NUMBERS limits the page-table entries of all caches on a device; each fork has 64 */
     for (int i = 0; i < CACHES_NUMBERS / 64 - 1; i++)
         assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_OK);
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_FULL);
     rig->caller->percent = 25;
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_QUOTA);
-    /* after one of four devices has failed, 50 percent is half of the memory of the other three */
+    /* One of four devices has failed, so 50 percent is half of the memory of the other three. */
     assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[1].id, &err), ATTN_OK);
     rig->caller->percent = 50;
     caches_lose(s.rig.caches, infos[0].device[0] - 'a');
@@ -545,7 +538,7 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     for (int i = 0; i < 3; i++) {
         struct cache_info info;
         attn_error err;
-        /* the pool asks its device again for each new cache, and give() would fail at its second call */
+        /* The pool asks the device for memory again for each new cache, and give() fails at its second call. */
         refusing.given = 0;
         assert_int_equal(caches_create(caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_OK);
         assert_string_equal(info.device, "a");
@@ -600,8 +593,8 @@ static void test_a_token_may_use_its_share(void **state)
     assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
 }
 
-/* A step (a decode or an append) that needs more memory than the whole pool has is refused as too large, not because
- * the pool is full. */
+/* A step (a decode or an append) that needs more memory than the whole pool has is refused as too large. The pool's
+ * free memory does not matter. */
 static void test_what_can_never_fit_is_too_large(void **state)
 {
     struct rig *rig = *state;
@@ -634,8 +627,6 @@ static void test_room_that_is_in_pieces_is_said_to_be(void **state)
     assert_string_equal(err.text,
                         "the pool of cpu has 131072 of 262144 bytes free (--kv-bytes), but in pieces between "
                         "pages: this request does not find 3 times 8192 bytes there; delete or truncate caches");
-    /* the append's first page now fits, but not its second and third; the message names what was free before the
-     * append */
     assert_int_equal(caches_delete(rig->caches, rig->caller, infos[1].id, &err), ATTN_OK);
     assert_int_equal(append(rig, &two, 3 * PAGE, 0, true, &err), ATTN_FULL);
     assert_memory_equal(err.text, "the pool of cpu has 135168 of ", 30);
@@ -704,7 +695,8 @@ static void test_a_sequence_belongs_to_who_started_it(void **state)
     assert_string_equal(sequence(rig, rig->other, "7", false, again), theirs);
     assert_int_equal(caches_get(rig->caches, rig->other, mine, &info, &err), ATTN_NOT_FOUND);
     assert_null(sequence(rig, rig->caller, "70", false, again));
-    /* a new sequence (a named cache of KServe) replaces the caller's older one of that name, not another caller's */
+    /* A new sequence (a named cache of KServe) replaces the caller's older one of that name, but not another
+     * caller's. */
     assert_string_not_equal(sequence(rig, rig->other, "7", true, again), theirs);
     assert_int_equal(caches_get(rig->caches, rig->other, theirs, &info, &err), ATTN_NOT_FOUND);
     assert_string_equal(sequence(rig, rig->caller, "7", false, again), mine);
@@ -731,7 +723,8 @@ static void test_names_that_meet_under_a_known_hash_do_not_share_a_bucket(void *
         if (names > longest) longest = names;
         if (ids > longest) longest = ids;
     }
-    assert_in_range(longest, 1, 8); /* more would occur once in 10^11 runs, because the hash key is random */
+    assert_in_range(longest, 1, 8); /* The hash key is random; nine names in one bucket would occur once in 10^11
+                                     * runs. */
     for (int more = 1; more > 0; more = rig->caches->count) caches_expire(rig->caches, INT64_MAX);
 }
 
@@ -754,11 +747,10 @@ static void test_the_names_of_one_caller_say_nothing_about_those_of_another(void
         assert_non_null(sequence(rig, rig->other, name, true, id));
         same += bucket_of_name(rig->caches, rig->caller, name) == bucket_of_name(rig->caches, rig->other, name);
     }
-    /* five of the names have equal hashes with probability 10^-16, because the hash key is random */
     assert_in_range(same, 0, 4);
 }
 
-/* Starting a sequence (a named cache) again leaves no old entry of that name. */
+/* Starting a sequence (a named cache) again must leave no old entry of that name. */
 static void test_a_name_is_never_there_twice(void **state)
 {
     struct rig *rig = *state;
@@ -785,12 +777,12 @@ static void test_a_sequence_that_nobody_goes_on_with_expires(void **state)
     memcpy(info.id, used, sizeof info.id);
     late_s += CACHES_TTL_MS / 1000 - 1;
     assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
-    /* looking up a sequence (a named cache) does not count as using it */
+    /* Looking up a sequence (a named cache) does not count as using it. */
     assert_string_equal(sequence(rig, rig->caller, "idle", false, again), idle);
     late_s += 2;
     assert_null(sequence(rig, rig->caller, "idle", false, again));
     assert_string_equal(sequence(rig, rig->caller, "used", false, again), used);
-    /* an expired sequence (a named cache) still exists beside the new one of the same name */
+    /* The expired sequence (a named cache) still exists beside the new one of the same name. */
     assert_non_null(sequence(rig, rig->caller, "idle", true, again));
     assert_string_not_equal(again, idle);
     caches_expire(rig->caches, clock_ms());
@@ -812,7 +804,7 @@ static void test_an_id_is_forty_digits_in_small_letters(void **state)
             id[at] = (char)c;
             const attn_status want = id[at] == one.id[at] ? ATTN_OK : ATTN_NOT_FOUND;
             assert_int_equal(caches_get(rig->caches, rig->caller, id, &info, &err), want);
-            /* only for an id of hexadecimal digits may the error say that it is from another process */
+            /* The error may say that the id is from another process only if the id is hexadecimal. */
             const bool digit = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
             if (want != ATTN_OK && at < 8) assert_true(digit == (strstr(err.text, "another process") != NULL));
         }
@@ -840,7 +832,7 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     assert_true(wait);
     end(&writes, false);
     assert_int_equal(look(rig, &next, 1, &a, 1, tags, &err), ATTN_OK);
-    /* an earlier scan of the queue found an append that waits for the cache, the present scan has not tried it */
+    /* The append that waits for the cache was found in an earlier scan of the queue, and not in this scan. */
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
     assert_false(wait);
     end(&next, false);
@@ -865,7 +857,7 @@ static void test_steps_on_one_cache_come_one_after_the_other(void **state)
     assert_false(wait);
     assert_int_equal(begin(&reads, 2, &wait, &err), ATTN_OK);
     assert_true(wait);
-    /* an older append waits for caches a and b, so later steps on b must wait too, but not a step on c alone */
+    /* An older append waits for caches a and b. Later appends to b must wait too, and appends to c alone need not. */
     assert_int_equal(look(rig, &waits, 2, ab, 1, tags, &err), ATTN_OK);
     assert_int_equal(look(rig, &behind, 2, bc, 1, tags, &err), ATTN_OK);
     assert_int_equal(look(rig, &apart, 1, &c, 1, tags, &err), ATTN_OK);
@@ -879,7 +871,7 @@ static void test_steps_on_one_cache_come_one_after_the_other(void **state)
     carry_out(&writes);
     end(&writes, true);
     free(reads.table);
-    assert_int_equal(begin(&reads, 5, &wait, &err), ATTN_OK); /* readers share */
+    assert_int_equal(begin(&reads, 5, &wait, &err), ATTN_OK);
     assert_false(wait);
     assert_int_equal(reads.step.lengths[0], 1);
     assert_int_equal(look(rig, &also, 1, &a, 0, tags, &err), ATTN_OK);
@@ -917,7 +909,7 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 10, &info, &err), ATTN_OK);
     assert_int_equal(info.length, 10);
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 11, &info, &err), ATTN_INVALID);
-    /* a step still reads the page after the cache's new end, so the pool keeps it */
+    /* The pool keeps the page after the cache's new end, because a step still reads it. */
     assert_int_equal(info.pages, 2);
     assert_int_equal(look(rig, &next, 1, &a, 0, NULL, &err), ATTN_OK);
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
@@ -931,7 +923,7 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     struct caches_totals totals;
     caches_totals(rig->caches, &totals);
     assert_int_equal(totals.caches, 0);
-    /* the device still writes to the deleted cache's pages, so the pool keeps them */
+    /* The pool keeps the deleted cache's pages, because the device still writes to them. */
     assert_int_equal(totals.pages, 2);
     end(&t, true);
 }
@@ -979,8 +971,8 @@ static void test_what_nobody_uses_expires(void **state)
     assert_int_equal(totals.expired, 1);
 }
 
-/* If the clock jumps ahead by more than a cache's lifetime, caches that a step (a decode or an append) uses do not
- * expire. */
+/* Caches that a step (a decode or an append) uses must not expire, even if the clock jumps ahead by more than a cache's
+ * lifetime. */
 static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void **state)
 {
     (void)state;
@@ -996,7 +988,7 @@ static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void
         attn_error err;
         rig.given = 0;
         rig.caller = caller;
-        /* room for one cache, so the fork below first looks for expired caches to remove */
+        /* There is room for one cache, so the fork below first looks for expired caches to remove. */
         rig.caches = caches_new(1);
         caches_add_pool(rig.caches, 0, "cpu", &(struct caches_source){ give, &rig }, POOL_BYTES);
         assert_int_equal(caches_create(rig.caches, caller, &shape, scales, scales, CACHES_TTL_MS, &info, &err),
@@ -1066,7 +1058,6 @@ static void test_a_device_gives_nothing_before_there_is_memory_for_the_account_o
     struct rig *rig = *state;
     struct cache_info info;
     attn_error err;
-    /* calloc() refuses the pool's table of reference counts */
     refused_bytes = (POOL_BYTES / 4096 + 1) * sizeof(int32_t);
     assert_int_equal(caches_create(rig->caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_NO_MEMORY);
     assert_string_equal(err.text, "no memory to keep account of pages");
@@ -1127,10 +1118,9 @@ static void test_nobody_waits_while_a_device_gives_memory(void **state)
     for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&makers[i], NULL, maker, &slow), 0);
     for (int i = 0; i < 4; i++) pthread_join(makers[i], NULL);
     pthread_join(slow.thread, NULL);
-    /* calls from /metrics and the scheduler's loop must not wait for the slow driver */
+    /* Calls from /metrics and from the scheduler's loop must not wait for the slow driver. */
     assert_true(atomic_load(&slow.seen));
     assert_int_equal(atomic_load(&slow.made), 4);
-    /* several threads needed the device's memory, but asked for it only once */
     assert_int_equal(atomic_load(&slow.asked), 1);
     caches_expire(slow.caches, INT64_MAX);
     caches_free(slow.caches);
@@ -1140,7 +1130,8 @@ static void test_nobody_waits_while_a_device_gives_memory(void **state)
 
 /* ---- Tests of shared pages and of several threads ---------------------------------------------------------------- */
 
-/* enough pages for four lists of several blocks of page numbers; a page has 64 positions and takes 4096 bytes */
+/* A page has 64 positions and takes 4096 bytes. MANY_PAGES is enough for four lists of several blocks of page
+ * numbers. */
 enum { MANY_PAGES = 1 << 13, FORKERS = 9, FORK_STEPS = 3000 };
 static const struct cache_shape slim = { 1, 1, 1, ATTN_F8E4M3, false, PAGE };
 
@@ -1195,7 +1186,7 @@ static void begin_one(struct caches *caches, struct caller *caller, const char *
     assert_int_equal(caches_look(caches, caller, w->ids, 1, append, false, &w->step, &err), ATTN_OK);
     assert_int_equal(caches_table_bytes(&w->step, &bytes, &err), ATTN_OK);
     w->table = aligned_alloc(64, bytes);
-    w->step.k = w->step.v = w->table; /* not used, so any address will do */
+    w->step.k = w->step.v = w->table; /* the test does not read k and v */
     const attn_status status = caches_begin(&w->step, 0, w->table, &wait, &err);
     assert_true(status == ATTN_OK || status == ATTN_FULL);
 }
@@ -1277,14 +1268,13 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     assert_int_equal(caches_fork(caches, caller, a.id, -1, &b, &err), ATTN_OK);
     const struct page_list *const one = &caches->oldest->list, *const two = &caches->newest->list;
     assert_ptr_equal(one->blocks[0], two->blocks[0]);
-    /* the last page has room, so the fork has its own copy of the page, and of the block of page numbers that names
-     * it */
+    /* The last page has room, so the fork has its own copy of that page, and its own block of page numbers for the
+     * copy. */
     assert_ptr_not_equal(one->blocks[1], two->blocks[1]);
     assert_int_equal(one->blocks[1]->shared, PAGE_BLOCK);
     assert_int_equal(b.shared_pages, 2 * PAGE_BLOCK);
 
-    /* Each call needs a new block of page numbers, because it ends a list within a shared block. Without memory the
-     * call fails, and changes nothing. */
+    /* Each call below must copy a block of page numbers. Without memory for the copy it fails, and changes nothing. */
     refused_bytes = sizeof(struct page_block);
     assert_int_equal(caches_truncate(caches, caller, b.id, PAGE, &b, &err), ATTN_NO_MEMORY);
     assert_int_equal(caches_get(caches, caller, b.id, &b, &err), ATTN_OK);

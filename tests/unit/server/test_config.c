@@ -23,7 +23,6 @@
 
 extern char **environ;
 
-/* Reads the configuration from a command line, whose words are separated by spaces. */
 static enum config_result read_text(struct config *config, const char *text, char message[512])
 {
     char *argv[32] = { "attnd" }, copy[512];
@@ -92,7 +91,7 @@ static void test_a_flag_wins_over_the_environment_and_that_over_the_default(void
     char message[512];
     setenv("ATTND_QUEUE_DEPTH", "7", 1);
     setenv("ATTND_MAX_BATCH", "9", 1);
-    setenv("ATTND_LOG_LEVEL", "", 1); /* an empty environment variable counts as unset */
+    setenv("ATTND_LOG_LEVEL", "", 1);
     setenv("ATTND_SUPERVISE", "true", 1);
     assert_int_equal(read_text(&c, "--queue-depth=8", message), CONFIG_RUN);
     assert_int_equal(c.queue_depth, 8);
@@ -294,11 +293,11 @@ static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
         { "ATTND_ZZZZZZZZZZZZZZZ", "1", "ATTND_ZZZZZZZZZZZZZZZ is not an option (attnd --help lists them)" },
         { "ATTND_", "1", "ATTND_ is not an option (attnd --help lists them)" },
         { "ATTND_ZZZZZZZZZZZZZZZ", "", NULL },
-        /* a variable of the kernels library */
+        /* a variable of the kernels library, not of the server */
         { "ATTN_CPU_ISA", "portable", NULL },
-        /* set by the supervisor for the server that it starts */
+        /* a variable that the supervisor sets for the server */
         { "ATTND_INHERITED_SOCKETS", "3", NULL },
-        /* set by Kubernetes and Docker for a service named attnd */
+        /* variables that Kubernetes and Docker set for a service named attnd */
         { "ATTND_PORT", "tcp://10.0.0.1:8080", NULL },
         { "ATTND_SERVICE_HOST", "10.0.0.1", NULL },
         { "ATTND_SERVICE_PORT", "8080", NULL },
@@ -384,7 +383,6 @@ static void test_a_default_body_limit_follows_a_smaller_staging_memory(void **st
     assert_int_equal(c.max_body_bytes, 8 << 20);
 }
 
-/* Without --max-connections, the server allows as many connections as its limit on open files leaves room for. */
 static void test_with_few_open_files_there_are_fewer_connections(void **state)
 {
     (void)state;

@@ -37,7 +37,7 @@ static void test_how_long_each_phase_may_take(void **state)
         { CONNECTION_BODY, 1024 * 1000, 31000, false },
         { CONNECTION_BODY, 1024 * 1000, 31001, true },
         { CONNECTION_SEND, 5000 * 31, 31000, true },
-        /* the server computes, so the client is not to blame */
+        /* While the server computes, the client is not to blame for the wait. */
         { CONNECTION_WORK, 0, 1000000, false },
         { CONNECTION_CUT, 0, 1000000, false },
     };
@@ -85,7 +85,7 @@ static void test_a_slow_body_hears_408_and_its_thread_learns_that_it_was_cut(voi
     assert_non_null(strstr(text, "\"code\":\"request-timeout\""));
     assert_int_equal(recv(p.client, text, sizeof text, 0), 0);
     assert_false(connection_enter(p.connection, CONNECTION_WORK));
-    assert_int_equal(connections_sweep(&p.connections, clock_ms() + 80000, &limits, NULL), 0); /* once */
+    assert_int_equal(connections_sweep(&p.connections, clock_ms() + 80000, &limits, NULL), 0);
     close_pair(&p);
 }
 
@@ -112,7 +112,6 @@ static void test_a_body_that_stands_still_is_cut_and_one_that_waits_for_us_is_no
     assert_int_equal(connections_sweep(&p.connections, now + 5000, &limits, NULL), 0);
     connection_progress(p.connection, 1);
     assert_int_equal(connections_sweep(&p.connections, now += 5001, &limits, NULL), 0);
-    /* the client has sent a byte that the server did not read yet, so it is not too slow */
     assert_int_equal(send(p.client, "x", 1, 0), 1);
     assert_int_equal(connections_sweep(&p.connections, now + 6000, &limits, NULL), 0);
     assert_int_equal(recv(p.connection->fd, text, sizeof text, 0), 1);
@@ -139,8 +138,8 @@ static void test_a_request_that_was_sent_and_not_read_is_not_late(void **state)
     }
 }
 
-/* If libmicrohttpd has no memory for a connection, it closes the socket without telling the server. The server must
- * notice it. */
+/* If libmicrohttpd has no memory for a connection, it closes the socket without telling the server, which must
+ * notice. */
 static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_counted_for_ever(void **state)
 {
     (void)state;
@@ -152,15 +151,14 @@ static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_count
     assert_non_null(connections_add(&connections, fds[0], true, &thread, &http));
     assert_int_equal(atomic_load(&connections.totals.count) + thread + http, 3);
     for (int i = 0; i < 3; i++) connections_sweep(&connections, clock_ms() + i * 100000, &limits, NULL);
-    /* the server may notice a closed socket only at a later sweep (a check of all connections) */
+    /* The server may notice a closed socket only at a later check of all connections. */
     assert_int_equal(atomic_load(&connections.totals.count), 1);
 
     close(fds[0]);
     for (int i = 0; i < 2; i++) connections_sweep(&connections, clock_ms() + 300000, &limits, NULL);
     assert_int_equal(atomic_load(&connections.totals.count) + thread + http, 0);
 
-    /* the number of a closed descriptor is reused before the next sweep: first by a connection, then by something
-     * else */
+    /* The number of a closed descriptor is used again, first by a connection and then by something else. */
     assert_int_equal(dup2(fds[1], fds[0]), fds[0]);
     assert_non_null(connections_add(&connections, fds[0], true, &thread, &http));
     close(fds[0]);
@@ -194,7 +192,7 @@ static void test_a_thousand_descriptors_find_their_peers(void **state)
     connections_clear(&connections);
 }
 
-/* If a client sends bytes and closes at once, libmicrohttpd 0.9.75 may not notice it. The server must. */
+/* libmicrohttpd 0.9.75 may not notice that a client sends bytes and closes at once. The server must. */
 static void test_a_client_that_left_in_the_middle_of_a_body_is_found(void **state)
 {
     (void)state;
@@ -209,7 +207,7 @@ static void test_a_client_that_left_in_the_middle_of_a_body_is_found(void **stat
     assert_int_equal(recv(p.connection->fd, text, sizeof text, 0), 5);
     connection_progress(p.connection, 5);
     for (int i = 0; i < 2; i++) connections_sweep(&p.connections, clock_ms(), &limits, NULL);
-    assert_int_equal(recv(p.client, text, sizeof text, MSG_DONTWAIT), 0); /* shut down */
+    assert_int_equal(recv(p.client, text, sizeof text, MSG_DONTWAIT), 0);
     close_pair(&p);
 }
 
@@ -221,7 +219,7 @@ static void test_a_drain_waits_for_who_moves_and_not_for_who_stands_still(void *
     open_pair(&p, true);
     int64_t now = clock_ms();
     assert_true(connection_enter(p.connection, CONNECTION_BODY));
-    /* two bytes per second would be too slow in the long run, but in a drain only silent connections are closed */
+    /* Two bytes per second would be too slow in the long run, but a drain closes only silent connections. */
     for (int i = 1; i < 50; i++) {
         connection_progress(p.connection, (uint64_t)i);
         assert_int_equal(connections_sweep(&p.connections, now + i * 500, &limits, &drain_limits), 0);
@@ -240,8 +238,7 @@ static void test_a_drain_waits_for_who_moves_and_not_for_who_stands_still(void *
     close_pair(&p);
 }
 
-/* During a drain (the server is about to end), idle connections stay open as long as any of them gets requests. Then
- * the server closes all of them. */
+/* During a drain (the server is about to end), idle connections stay open as long as any of them gets requests. */
 static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any_more(void **state)
 {
     (void)state;
@@ -252,7 +249,7 @@ static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any
         open_pair(&p, true);
         assert_true(connection_enter(p.connection, silent[i]));
         const int64_t now = clock_ms();
-        /* other connections still get requests, this one has had none for a long time */
+        /* Other connections still get requests, but this one has had none for a long time. */
         for (int ms = 0; ms <= 5000; ms += 400) {
             drain_limits.quiet_since_ms = now + ms;
             assert_int_equal(connections_sweep(&p.connections, now + ms, &limits, &drain_limits), 0);
@@ -316,7 +313,6 @@ static void test_room_is_made_by_strangers_first_and_then_by_age(void **state)
     connections_clear(&connections);
 }
 
-/* A request that has arrived but was not read yet keeps its connection from being closed to make room. */
 static void test_a_connection_with_an_unread_request_makes_no_room(void **state)
 {
     (void)state;

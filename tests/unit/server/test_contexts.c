@@ -35,7 +35,7 @@ static void close_bench(struct bench *b)
     staging_free(b->staging);
 }
 
-/* Returns a job (one request's problems) with `items` forwards, whose memory counts as `bytes` bytes. */
+/* Returns a job (one request's problems) with `items` forwards. Its memory counts as `bytes` bytes. */
 static struct job *make_job(struct bench *b, struct caller *caller, int items, size_t bytes)
 {
     struct staging_block *block;
@@ -49,7 +49,7 @@ static struct job *make_job(struct bench *b, struct caller *caller, int items, s
     return job;
 }
 
-/* Returns an answered job (one request's problems) with one ready context (saved forward) for each problem. id[i]
+/* Returns a job (one request's problems) whose forwards were saved as contexts for a later backward and answered. id[i]
  * becomes the id of context i. */
 static struct job *saved_job(struct bench *b, struct caller *caller, int items, size_t bytes,
                              char id[][PROTO_CONTEXT_BYTES])
@@ -89,18 +89,17 @@ static void test_saved_taken_used(void **state)
     assert_int_equal(contexts_take(b.contexts, &everybody, id, 0, &taken, &item, &err), ATTN_NOT_FOUND); /* not ready */
     assert_string_equal(err.text, "context: unknown, expired or already used");
     contexts_fill(b.contexts, id, 0);
-    job_release(job); /* the forward is answered, but the context (saved forward) keeps its memory */
+    job_release(job); /* the context (saved forward) keeps the job's memory */
     assert_true(staging_leased_bytes(b.staging) > 0);
     assert_int_equal(contexts_take(b.contexts, &everybody, id, 1, &taken, &item, &err), ATTN_OK);
     assert_ptr_equal(taken, job);
-    assert_int_equal(contexts_take(b.contexts, &everybody, id, 1, &second, &item, &err),
-                     ATTN_IN_USE); /* one backward */
+    assert_int_equal(contexts_take(b.contexts, &everybody, id, 1, &second, &item, &err), ATTN_IN_USE);
     assert_string_equal(err.member, "/context");
     assert_string_equal(err.text, "context: another backward uses it and is not answered yet; it can be used again "
                                   "only if that one does not run");
     contexts_finish(b.contexts, id, true);
     assert_int_equal(count(&b), 0);
-    assert_true(staging_leased_bytes(b.staging) > 0); /* the backward still reads the memory of the saved forward */
+    assert_true(staging_leased_bytes(b.staging) > 0);
     job_release(taken);
     assert_int_equal(staging_leased_bytes(b.staging), 0);
     close_bench(&b);
@@ -144,7 +143,7 @@ static void test_time_runs_out(void **state)
     close_bench(&b);
 }
 
-/* Tries to reserve a context (saved forward) of `bytes` bytes for a new job, which must fail. Returns the error. */
+/* Tries to save a forward of `bytes` bytes, which must fail, and returns the error. */
 static attn_status refusal(struct bench *b, struct caller *caller, size_t bytes, attn_error *err)
 {
     struct job *job = make_job(b, caller, 1, bytes);
@@ -161,7 +160,7 @@ static void test_bounds_in_bytes_and_in_number(void **state)
     char id[MAX][PROTO_CONTEXT_BYTES];
     attn_error err = { 0 };
     open_bench(&b);
-    /* a context (saved forward) beyond the limit can never be saved, so the error is TOO_LARGE, not BUSY */
+    /* A forward that is larger than the limit can never be saved, so the error is TOO_LARGE, not BUSY. */
     assert_int_equal(refusal(&b, &everybody, 1001, &err), ATTN_TOO_LARGE);
     assert_string_equal(err.text, "save: the request holds 1001 bytes, saved contexts may hold 1000 bytes");
     assert_int_equal(refusal(&b, &everybody, 1000, &err), ATTN_OK);
@@ -214,7 +213,7 @@ static void test_a_context_is_its_callers_alone(void **state)
     assert_int_equal(contexts_take(b.contexts, other, id[0], clock_ms(), &taken, &item, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.text, "context: unknown, expired or already used");
     assert_int_equal(contexts_take(b.contexts, one, id[0], clock_ms(), &taken, &item, &err), ATTN_OK);
-    /* a context (saved forward) in use does not exist for another caller */
+    /* For another caller, a context (saved forward) that is in use does not exist. */
     struct job *second;
     assert_int_equal(contexts_take(b.contexts, other, id[0], clock_ms(), &second, &item, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.text, "context: unknown, expired or already used");
@@ -268,10 +267,10 @@ static void test_finishing_twice_does_nothing(void **state)
     assert_int_equal(contexts_take(b.contexts, &everybody, id[0], clock_ms(), &backward->saved[0], &item, NULL),
                      ATTN_OK);
     backward->holds_contexts = true;
-    /* `false`: the backward's client left without an answer, so another backward may use the context (saved forward) */
+    /* `false`: the backward's client left without an answer, so another backward may use the context (saved
+     * forward). */
     contexts_finish_job(backward, false);
     assert_int_equal(count(&b), 1);
-    /* a second call for the same job changes nothing */
     contexts_finish_job(backward, true);
     assert_int_equal(count(&b), 1);
     job_release(backward);

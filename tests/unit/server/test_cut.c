@@ -27,7 +27,7 @@ struct site {
     struct server server;
     uv_loop_t uv;
     struct mailbox box;
-    int back; /* batches that devices have finished and the test has not collected yet */
+    int back; /* batches that devices have finished, but the test has not collected yet */
     struct batch *batches[MOST_DEVICES];
 };
 
@@ -38,7 +38,7 @@ static void on_message(void *context, struct message *message)
     s->batches[s->back++] = (struct batch *)message;
 }
 
-/* Opens devices with `bytes` bytes of memory each; 0: the fake backend's default. */
+/* Opens devices with `bytes` bytes of memory each, or with the fake backend's default if `bytes` is 0. */
 static void open_small_site(struct site *s, int devices, const char *script, int64_t bytes)
 {
     char number[8];
@@ -87,7 +87,7 @@ static int cut(struct site *s, struct job *job, struct device *over[CONFIG_MAX_D
     return cut_over_devices(s->server.devices, devices_pick(s->server.devices, 0), job, clock_ns(), over);
 }
 
-/* Gives the device the next part of a job that is cut over several devices. */
+/* Gives a device the next part of a job that is cut over several devices. */
 static struct job_part *send_part(struct site *s, struct job *job, struct device *device)
 {
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
@@ -98,16 +98,14 @@ static struct job_part *send_part(struct site *s, struct job *job, struct device
     return batch->parts[0];
 }
 
-/* Handles the devices' messages. Returns the number of batches that devices have finished and the test has not
- * collected. */
+/* Handles the devices' messages. Returns the number of finished batches that the test has not collected yet. */
 static int look(struct site *s)
 {
     uv_run(&s->uv, UV_RUN_NOWAIT);
     return s->back;
 }
 
-/* Waits until a device finishes a batch, which must have a single part of a job. Frees the batch, and returns the
- * part. */
+/* Waits until a device finishes a batch, which consists of one part of a job. Returns the part. */
 static struct job_part *part_back(struct site *s)
 {
     WAIT_UNTIL(look(s) > 0);
@@ -122,7 +120,7 @@ static struct job_part *part_back(struct site *s)
     return part;
 }
 
-/* Fails unless the next part of a job that a device finishes is `part`, and it was computed without error. */
+/* The next part of a job that a device finishes must be `part`, without an error. */
 static void assert_back(struct site *s, const struct job_part *part)
 {
     assert_ptr_equal(part_back(s), part);
@@ -139,8 +137,8 @@ static void run_parts(struct site *s, struct job *job, struct device *const *ove
     }
 }
 
-/* Lets the devices add up the gradients that are sums over queries, of which each part of the job has computed its own.
- * Does nothing if the job has no such gradients. */
+/* Lets the devices add up gradients that are sums over queries. Each part of the job has computed the sum over its own
+ * queries. */
 static void add_up(struct site *s, struct job *job, int parts)
 {
     struct device *over[CONFIG_MAX_DEVICES];
@@ -278,11 +276,9 @@ static void test_problems_have_the_same_bits_over_any_number_of_devices(void **s
     for (int devices = 2; devices <= MOST_DEVICES; devices++) close_site(&sites[devices]);
     bench_close(&cpu);
     assert_true(parts[2] > tried / 2 && parts[3] > tried / 3 && parts[4] > tried / 10);
-    /* at least half of the random problems can be cut */
     assert_true(whole_ones < tried / 2);
 }
 
-/* Returns a random problem that can be cut by queries. */
 static struct spec spec_of_queries(uint64_t seed)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
@@ -317,7 +313,7 @@ static struct spec spec_of_queries(uint64_t seed)
     return s;
 }
 
-/* On 2 to 4 devices out, lse and dq must have the same bits as on one. Gradients that are sums over queries must be
+/* On 2 to 4 devices, out, lse and dq must have the same bits as on one. Gradients that are sums over queries must be
  * correct within rounding, and have the same bits in each run. */
 static void test_queries_have_the_same_bits_over_any_number_of_devices(void **state)
 {
@@ -388,7 +384,8 @@ static void test_parts_are_added_in_their_order(void **state)
         float *const parts = malloc(3 * (size_t)elements * sizeof *parts);
         for (int64_t n = 0; n < 3 * elements; n++)
             parts[n] = (float)((rng_uniform(&r) - 0.5) * pow(2, (double)rng_between(&r, -8, 8)));
-        /* dk is the first of the part's sums; a fake device's memory is the host's, so the test can write to it */
+        /* dk is the first of the sums in a part's memory. The fake device's memory is the host's, so the test can write
+         * to it. */
         for (const struct job_part *part = &job->part; part; part = part->next)
             memcpy(part->sums, parts + part->number * elements, (size_t)elements * sizeof *parts);
         add_up(&s, job, 3);
@@ -405,13 +402,12 @@ static void test_parts_are_added_in_their_order(void **state)
     close_site(&s);
 }
 
-/* The sums of each part stay on the part's device until the job is over. If a device is lost before, nothing is added
- * up, and the memory of all sums is freed. */
+/* Each part of a job has sums over queries, which stay on the part's device until the job is over. If a device is lost
+ * before that, all these sums are freed. */
 static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 512, 32));
-    /* bytes for one gradient. own: the sums that a part computes; share: the half of the other part's sums (or of the
-     * results) that each device receives */
+    /* Bytes of one gradient. own: computed by one part; share: the half that a device receives from the other part. */
     const int64_t own = 512 * 32 * 4, share = own / 2;
     struct site s;
     struct fixture f;
@@ -454,7 +450,7 @@ static struct job *job_in_two(struct site *s, struct fixture *f, const struct sp
     return job;
 }
 
-/* Waits until the device has found too little free memory for the part, and holds it back. */
+/* Waits until the device holds the part back, because too little memory was free. */
 static void assert_held(struct site *s, struct device *device, const struct job_part *part)
 {
     bool held = false;
@@ -467,8 +463,7 @@ static void assert_held(struct site *s, struct device *device, const struct job_
     if (!held) fail_msg("a batch came back: %s", s->batches[0]->parts[0]->error.text);
 }
 
-/* Device 1 keeps the sums of its part of a job. A batch that needs this memory waits until the loop frees the sums,
- * even if another batch of the device ends earlier. */
+/* Device 1 keeps the sums of its part of a job. A batch that needs this memory must wait until the sums are freed. */
 static void test_a_batch_waits_for_the_sums_of_another_job(void **state)
 {
     struct site s;
@@ -493,8 +488,6 @@ static void test_a_batch_waits_for_the_sums_of_another_job(void **state)
     close_site(&s);
 }
 
-/* The sums of a job's parts stay in memory as long as a device that hangs may read them. A batch that waits for this
- * memory must fail. */
 static void test_a_batch_does_not_wait_for_sums_that_a_device_that_hangs_may_read(void **state)
 {
     struct site s;
@@ -517,8 +510,6 @@ static void test_a_batch_does_not_wait_for_sums_that_a_device_that_hangs_may_rea
     close_site(&s);
 }
 
-/* One device computes both parts of a job. While a batch waits for the memory of the first part's sums, the second part
- * may run. */
 static void test_parts_pass_a_batch_that_waits_for_their_sums(void **state)
 {
     struct site s;
@@ -542,8 +533,8 @@ static void test_parts_pass_a_batch_that_waits_for_their_sums(void **state)
     close_site(&s);
 }
 
-/* A part of a job may run before a batch that the device holds back for lack of memory. If memory is too small for the
- * part too, the device holds both back, and later runs the part first. */
+/* A part of a job may run before a batch that waits for memory. If the part does not fit into memory either, both wait,
+ * and the part runs first. */
 static void test_a_part_that_passes_a_held_batch_may_be_held_itself(void **state)
 {
     const struct spec half = SPEC(HEADS(2, 2), SIZES(6500, 100, 64));
@@ -577,8 +568,8 @@ static void test_a_part_that_passes_a_held_batch_may_be_held_itself(void **state
     close_site(&s);
 }
 
-/* A device that holds a batch back for lack of memory is told to add up a job's sums, and cannot allocate memory for
- * them. The job's part must fail at once, and the held batch must run later. */
+/* A device on which a batch waits for memory cannot allocate memory for adding up a job's sums. The job fails at once,
+ * and the batch runs later. */
 static void test_a_part_that_adds_up_takes_no_place_of_a_held_batch(void **state)
 {
     const struct spec little = SPEC(HEADS(2, 2));
@@ -612,8 +603,7 @@ static void test_a_part_that_adds_up_takes_no_place_of_a_held_batch(void **state
     close_site(&s);
 }
 
-/* The parts of a job leave the queue only if there is memory for the sums of all parts, on devices that can take a
- * batch now. If too few devices are usable, the job is not cut. */
+/* A job may be cut only if there is memory for the sums of all its parts, on devices that can take a batch now. */
 static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(512, 4096, 32));
@@ -629,7 +619,7 @@ static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
     assert_int_equal(job->sum_parts, MOST_DEVICES);
     struct devices *const all = s.server.devices;
     for (int busy = 1; busy < MOST_DEVICES; busy++) {
-        all->device[busy]->outstanding += 1000; /* the device has no room for a further batch */
+        all->device[busy]->outstanding += 1000; /* no room for a further batch */
         assert_int_equal(cut_may_leave(all, all->device[0], job, clock_ns(), &wait_ns), busy < 3);
     }
     for (int n = 1; n < MOST_DEVICES; n++) all->device[n]->outstanding = 0;
@@ -645,8 +635,6 @@ static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
     close_site(&s);
 }
 
-/* A device with seven batches of other clients gets all four parts of a job, more batches than it may otherwise have at
- * once. */
 static void test_a_device_with_little_room_may_get_all_parts(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(512, 512, 32));
@@ -683,7 +671,7 @@ static void test_ranges_of_queries_have_equal_work(void **state)
         assert_true(attn_queries_divide(&p) && attn_queries_share(&p, MOST_DEVICES, ends, shares));
         for (int part = 0; part < MOST_DEVICES; part++) {
             assert_true(ends[part] > first && ends[part] % ATTN_QUERY_UNIT == 0);
-            /* a part ends at a multiple of ATTN_QUERY_UNIT queries */
+            /* Each part ends at a multiple of ATTN_QUERY_UNIT queries. */
             assert_true(fabs(shares[part] - 0.25) <= 2.0 * ATTN_QUERY_UNIT / (double)lengths[n]);
             sum += shares[part];
             first = ends[part];
@@ -693,7 +681,6 @@ static void test_ranges_of_queries_have_equal_work(void **state)
     }
 }
 
-/* The sums of a job's parts must have the same bits, however many devices can compute. */
 static void test_sums_over_queries_do_not_depend_on_which_devices_have_room(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16, HEADS(3, 1),
@@ -789,7 +776,7 @@ static struct device *device_at(struct site *s, int number)
     return devices_pick(s->server.devices, ~(UINT64_C(1) << number));
 }
 
-/* Devices that failed, or have no room for a further batch, get no part of a problem. If --split-above-ms is 0, no
+/* Devices that failed, or that have no room for a further batch, get no part of a problem. If --split-above-ms is 0, no
  * problem is cut. */
 static void test_devices_that_have_room_share_a_problem(void **state)
 {
@@ -807,13 +794,12 @@ static void test_devices_that_have_room_share_a_problem(void **state)
     assert_int_equal(cut(&s, job, over), 1);
     assert_int_equal(cut_most_parts(s.server.devices, job), 1);
     s.server.devices->split_above_ms = s.config.split_above_ms;
-    /* each of three devices gets two of the six heads; a fourth would not make the largest part smaller */
+    /* Each of three devices gets two of the six heads. With a fourth device, some would still get two. */
     assert_int_equal(cut_most_parts(s.server.devices, job), 3);
     assert_true(device_disable(device_at(&s, 1)));
     assert_int_equal(cut(&s, job, over), 3);
     for (int n = 0; n < 3; n++) assert_int_equal(device_number(over[n]), n == 0 ? 0 : n + 1);
     job_join(job);
-    /* device 2 gets as many batches as one caller may have on a device */
     struct device *const full = device_at(&s, 2);
     struct job *const other = job_with(&s, &f.p);
     int64_t wait_ns = INT64_MAX;
@@ -890,8 +876,7 @@ static void test_the_backend_of_an_answer_names_the_devices(void **state)
     close_site(&s);
 }
 
-/* Each device gets the tensors of its own heads only, with one copy command per tensor. All devices together receive as
- * many bytes as a single device would. */
+/* Each device gets the tensors of its own heads only, with one copy command per tensor. */
 static void test_a_device_has_memory_for_its_heads_alone(void **state)
 {
     const struct spec spec = SPEC(.B = 2, SIZES(64, 64, 64), HEADS(8, 4), .causal = true);

@@ -32,7 +32,7 @@ static void test_the_next_is_always_the_earliest(void **state)
             deadlines_remove(&all, d);
             in--;
         } else {
-            d->at_ns = rand() % 300; /* from a small range, so that many are equal */
+            d->at_ns = rand() % 300; /* a small range, so that many deadlines are equal */
             assert_true(deadlines_add(&all, d));
             in++;
         }

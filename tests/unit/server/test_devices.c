@@ -18,7 +18,7 @@ struct bench {
     uv_loop_t uv;
     struct mailbox box;
     int back_count;
-    struct batch *back[LOG_MAX]; /* in the order in which devices finished them */
+    struct batch *back[LOG_MAX]; /* batches in the order in which devices finished them */
 };
 
 static void on_message(void *context, struct message *message)
@@ -29,7 +29,7 @@ static void on_message(void *context, struct message *message)
     b->back[b->back_count++] = (struct batch *)message;
 }
 
-/* Prepares the configuration, which the test may change before open_devices(). */
+/* Prepares the configuration of a test, which may change it before open_devices(). */
 static void begin(struct bench *b)
 {
     *b = (struct bench){ 0 };
@@ -167,7 +167,6 @@ static void test_numbers_come_back_right_through_memory_of_the_device(void **sta
     assert_ptr_equal(next_back(&b), batch);
     assert_ran(batch);
     assert_int_equal(strncmp(jobs[0]->results[0].backend, "fake:0 ", 7), 0);
-    /* refused, so no device computed it */
     assert_string_equal(jobs[2]->results[2].backend, "");
     assert_true(batch->started_ns > 0 && batch->ended_ns >= batch->started_ns);
     batch_note_times(batch, jobs[0]);
@@ -198,8 +197,7 @@ static void test_what_the_kernels_launch_takes_is_not_their_own_time(void **stat
     close_bench(&b);
 }
 
-/* The server copies the tensors of a context (a saved forward) to the device once, for all backwards that use the
- * context. */
+/* The tensors of a context (a saved forward) are copied to the device once, for all backwards that use it. */
 static void test_a_backward_of_a_saved_forward_finds_its_tensors_on_the_device(void **state)
 {
     (void)state;
@@ -236,7 +234,7 @@ static void test_memory_of_the_device_goes_back_after_each_batch(void **state)
     for (int i = 0; i < 5; i++) {
         submit_one(&b, devices_pick(b.server.devices, 0), 1);
         forget(next_back(&b));
-        /* every batch uses the device's first stream, so only that stream keeps scratch memory */
+        /* Every batch uses the device's first stream, so only that stream has scratch memory. */
         if (i == 0) used = state_of(&b, 0).info.memory_used;
         assert_int_equal(state_of(&b, 0).info.memory_used, used);
     }
@@ -250,7 +248,7 @@ static bool can_wait(const struct device *device)
     return device_can_wait(device, clock_ns(), &wait_ns);
 }
 
-/* Returns whether the device with the least work would accept a batch of this caller now. */
+/* Returns whether the device with the least work would accept a batch of this caller. */
 static bool has_room(const struct bench *b, struct flow *flow)
 {
     const struct job job = { .flow = flow };
@@ -271,7 +269,7 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         const char *device;
     } picks[] = {
         { 100, "fake:0" }, { 10, "fake:1" }, { 50, "fake:1" },
-        { 30, "fake:1" },  { 20, "fake:1" }, /* fake:1 has four batches now, one on each of its streams */
+        { 30, "fake:1" },  { 20, "fake:1" }, /* with these, fake:1 has four batches, one on each of its streams */
         { 1, "fake:0" },   { 1, "fake:0" },  { 1, "fake:0" },
     };
     for (size_t i = 0; i < sizeof picks / sizeof *picks; i++) {
@@ -289,7 +287,6 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         assert_ran(batch);
         forget(batch);
     }
-    /* a finished batch no longer counts as load of its device */
     assert_string_equal(device_name(devices_pick(b.server.devices, 0)), "fake:0");
     assert_int_equal(state_of(&b, 1).running_requests, 0);
     close_bench(&b);
@@ -361,7 +358,7 @@ static void test_a_sticky_error_loses_the_device_and_every_batch_that_it_has(voi
         forget(batch);
     }
     assert_true(device_disable(lost));
-    assert_false(device_disable(lost)); /* disabled already, so a second call changes nothing */
+    assert_false(device_disable(lost));
     assert_true(devices_usable(b.server.devices));
     assert_false(state_of(&b, 0).usable);
     for (int i = 0; i < 2; i++) {
@@ -378,7 +375,7 @@ static void test_a_sticky_error_loses_the_device_and_every_batch_that_it_has(voi
     close_bench(&b);
 }
 
-/* A batch that gets memory for its tensors but no scratch memory must wait for the batch beside it, and then run. */
+/* A batch for which scratch memory is missing must wait for the batch beside it, and then run. */
 static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_again(void **state)
 {
     (void)state;
@@ -387,8 +384,8 @@ static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_a
     char script[256];
     gate_shut(&run);
     gate_shut(&size);
-    /* each batch allocates inputs, outputs and scratch memory, so the sixth allocation is the second batch's scratch
-     * memory */
+    /* Each batch allocates inputs, outputs and scratch memory. The sixth allocation is the second batch's scratch
+     * memory. */
     snprintf(script, sizeof script, "hold=%s@1,size.hold=%s@2,alloc.fail@6", run.path, size.path);
     open_bench(&b, 1, script);
     struct job *jobs[] = { ready_forward(&b, 5), ready_forward(&b, 7) };
@@ -397,12 +394,12 @@ static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_a
     const int64_t regions[] = { (int64_t)(jobs[0]->inputs_used + jobs[0]->outputs.bytes),
                                 (int64_t)(jobs[1]->inputs_used + jobs[1]->outputs.bytes) };
     devices_submit(b.server.devices, first, device);
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used > regions[0]); /* the first batch has its scratch memory */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used > regions[0]);
     const int64_t of_first = state_of(&b, 0).info.memory_used;
     devices_submit(b.server.devices, second, device);
     WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first + regions[1]);
     gate_open(&size);
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first); /* the second batch has given back its memory */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first);
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
     gate_open(&run);
@@ -445,10 +442,9 @@ static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
     begin(&b);
     b.config.watchdog_ms = 1;
     open_gated(&b, 2, "1:hold=GATE", &gate);
-    assert_null(devices_to_disable(b.server.devices, &is_overdue)); /* nothing runs */
+    assert_null(devices_to_disable(b.server.devices, &is_overdue)); /* no batch runs */
     struct device *first = devices_pick(b.server.devices, 0);
     struct job *job = ready_forward(&b, 5);
-    /* 1e9 operations, so the next batch goes to the other device */
     struct batch *batch = batch_of(&job, 1, 1e9);
     devices_submit(b.server.devices, batch, first);
     struct device *stuck = devices_pick(b.server.devices, 0);
@@ -462,10 +458,9 @@ static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
     assert_ptr_equal(device_batches(overdue), never);
     assert_null(never->next);
     assert_true(device_disable(overdue));
-    /* an overdue batch is reported only once */
     assert_null(devices_to_disable(b.server.devices, &is_overdue));
     gate_open(&gate);
-    assert_ptr_equal(next_back(&b), never); /* the hung device finishes the batch after all */
+    assert_ptr_equal(next_back(&b), never); /* the hung device finishes the batch at last */
     assert_ran(never);
     assert_null(device_batches(overdue));
     forget(never);
@@ -527,7 +522,7 @@ static void test_a_batch_that_nobody_waits_for_ends_between_two_launches(void **
 
 /* ---- Tests of devices that verify their outputs in float64 ------------------------------------------------------- */
 
-/* Returns a job with three problems. The device computes the first and the third again in float64 to verify them. */
+/* The device computes the first and the third of the job's problems again in float64 to verify them. */
 static struct job *two_truths(struct bench *b)
 {
     char *bodies[] = { forward_body(9, 4, "\"verify\": \"all\""), forward_body(5, 4, "\"verify\": 2"),
@@ -543,7 +538,7 @@ static struct batch *submit_two_truths(struct bench *b)
     return batch;
 }
 
-/* Checks that the device's memory has nothing but the workspace of each stream. */
+/* Only the workspace of each stream may still be allocated on the device. */
 static void assert_only_workspace_is_left(struct bench *b)
 {
     const int64_t used = state_of(b, 0).info.memory_used;
@@ -604,7 +599,7 @@ static void test_an_error_in_the_middle_of_the_truth_fails_its_batch(void **stat
         assert_ptr_equal(next_back(&b), batch);
         assert_failed(batch, cases[c].status);
         assert_true(batch->charged_ns > 0);
-        /* a failed batch leaves no error behind */
+        /* A failed batch must not make the next one fail. */
         if (cases[c].status == ATTN_DEVICE) {
             struct batch *next = submit_two_truths(&b);
             assert_ptr_equal(next_back(&b), next);
@@ -624,11 +619,11 @@ static void test_a_truth_that_nobody_waits_for_ends_between_two_steps(void **sta
     struct bench b;
     struct gate gate;
     begin(&b);
-    /* a second step of the verification would make the device fail, so the verification must end before it */
+    /* A second step of the verification would make the device fail, so the verification must end before it. */
     open_gated(&b, 1, "truth.hold=GATE@1,truth.err=700@2", &gate);
     struct batch *batch = submit_two_truths(&b);
     struct batch *beside = submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    /* `beside` ends first, because it does not wait for the verification of the other batch */
+    /* The batch `beside` ends first, because it does not wait for the verification. */
     assert_ptr_equal(next_back(&b), beside);
     assert_ran(beside);
     attn_cancel(&batch->cancel);
@@ -665,7 +660,7 @@ static void test_a_truth_needs_memory_of_its_device(void **state)
 {
     (void)state;
     struct bench b;
-    /* the third allocation is the first one for the verification */
+    /* The third allocation is the first one for the verification. */
     open_bench(&b, 1, "alloc.fail@3+");
     struct batch *batch = submit_two_truths(&b);
     assert_ptr_equal(next_back(&b), batch);
@@ -674,8 +669,8 @@ static void test_a_truth_needs_memory_of_its_device(void **state)
     close_bench(&b);
 }
 
-/* A copy fails with an error that leaves the device usable, after earlier work on the stream has made the device
- * unusable. The device must count as lost. */
+/* A copy fails with an error after which a device is usable, but earlier work has already made the device unusable. The
+ * device must count as lost. */
 static void test_a_device_that_fails_for_good_after_an_error_that_passes_is_lost(void **state)
 {
     (void)state;
@@ -697,7 +692,7 @@ static void test_work_in_several_launches_comes_back_whole(void **state)
 {
     (void)state;
     struct bench b;
-    /* the eighth launch is the last of the second batch */
+    /* A batch has four launches, so the eighth launch is the last of the second batch. */
     open_bench(&b, 1, "launch.err=1@8");
     for (int round = 0; round < 2; round++) {
         struct batch *batch = four_launches(&b);
@@ -710,7 +705,7 @@ static void test_work_in_several_launches_comes_back_whole(void **state)
     close_bench(&b);
 }
 
-/* While another caller has a batch on a GPU, only one of the two batches of caller "busy" may continue there. */
+/* While another caller has a batch on a GPU, only one of the two batches of the caller `busy` may run there. */
 static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_another_flow(void **state)
 {
     (void)state;
@@ -722,8 +717,8 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     begin(&b);
     gate_shut(&busy_gate);
     gate_shut(&other_gate);
-    /* the gates hold the first launch of the batch of `other`, and of the first batch of `busy`; a batch has four
-     * launches */
+    /* The gates hold the first launch of the batch of `other`, and of the first batch of `busy`. A batch has four
+     * launches. */
     snprintf(script, sizeof script, "hold=%s@1,hold=%s@2", other_gate.path, busy_gate.path);
     open_devices(&b, 1, script);
     struct device *device = devices_pick(b.server.devices, 0);
@@ -735,13 +730,11 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
         devices_submit(b.server.devices, batches[i], device);
         WAIT_UNTIL(state_of(&b, 0).info.memory_used > used);
     }
-    /* long enough for the second batch of `busy` to run, if nothing held it back */
     nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
     gate_open(&other_gate);
     assert_ptr_equal(next_back(&b), batches[0]);
-    /* batches[2] runs, because no batch of `other` is on the device any more */
     assert_ptr_equal(next_back(&b), batches[2]);
     gate_open(&busy_gate);
     assert_ptr_equal(next_back(&b), batches[1]);
@@ -754,8 +747,8 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     flow_release(other);
 }
 
-/* A caller that is alone on a GPU does not queue all its batches there, because the next caller would have to wait for
- * all of them. */
+/* Even alone on a GPU, a caller does not queue all its batches there, because the next caller would have to wait for
+ * them. */
 static void test_long_batches_of_one_flow_take_turns_on_a_gpu(void **state)
 {
     (void)state;
@@ -777,7 +770,7 @@ static void test_long_batches_of_one_flow_take_turns_on_a_gpu(void **state)
         devices_submit(b.server.devices, batches[i], devices_pick(b.server.devices, 0));
         WAIT_UNTIL(state_of(&b, 0).info.memory_used > used);
     }
-    /* long enough for the third batch to run, if nothing held it back */
+    /* long enough for another batch to run, if nothing held it back */
     nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
@@ -816,7 +809,7 @@ static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void
 
 /* ---- Tests of the CPU's streams ---------------------------------------------------------------------------------- */
 
-/* While the CPU computes a problem that takes minutes, other batches must end, and the problem can be cancelled. */
+/* While the CPU computes a problem that takes minutes, other batches must run, and the problem can be cancelled. */
 static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **state)
 {
     (void)state;
@@ -829,10 +822,10 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     struct job *job = ready_forward(&b, 100000);
     struct batch *longer = batch_of(&job, 1, job->flops);
     devices_submit(b.server.devices, longer, cpu);
-    /* a long job goes to its device at once, without a wait for requests that could join its batch */
+    /* A long job is not held back for requests that could join its batch. */
     assert_false(can_wait(cpu));
     struct batch *shorter = submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    /* these batches end while the long job still computes */
+    /* The shorter batches end while the long job still computes. */
     struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     assert_false(has_room(&b, NULL));
     assert_ptr_equal(next_back(&b), shorter);
@@ -848,7 +841,7 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     close_bench(&b);
 }
 
-/* Gives the device a batch of one job with `rows` rows, sent by the caller of `flow`. */
+/* Gives the device a batch of one job with `rows` rows, from the caller whose work is `flow`. */
 static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
 {
     struct job *job = ready_forward(b, rows);
@@ -859,8 +852,8 @@ static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
     return batch;
 }
 
-/* If several callers have batches on a device, a short batch of another caller may run beside them. It may begin only
- * after one of them has run for much longer than the short one needs. */
+/* A short batch may run beside batches of other callers, after one of them has run for much longer than the short one
+ * needs. */
 static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does(void **state)
 {
     (void)state;
@@ -875,12 +868,12 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     for (int i = 0; i < 3; i++) longer[i] = submit_for(&b, flows[i], 100000);
     const struct device *cpu = devices_pick(b.server.devices, 0);
     const int64_t oldest_ns = longer[0]->left_ns, later_ns = longer[2]->left_ns + DEVICE_GUEST_AFTER_NS;
-    /* 1000 s, because making the three batches takes seconds under a sanitizer on a busy machine */
+    /* The long time is needed because making the three batches takes seconds under a sanitizer on a busy machine. */
     const struct job equal = { .flow = flows[3], .seconds = 1000 }, shorter = { .flow = flows[3], .seconds = 1e-3 };
     int64_t wait_ns = INT64_MAX;
     assert_true(device_has_room(cpu, &shorter, later_ns, &wait_ns));
     assert_false(device_has_room(cpu, &equal, later_ns, &wait_ns));
-    /* with four callers, a batch that needs 1000 s may start when the oldest one has run for this many ns */
+    /* With four callers, a batch that needs 1000 s may start when the oldest batch has run for this many ns. */
     const int64_t needs_ns = DEVICE_GUEST_FACTOR * 4 * INT64_C(1000000000000);
     assert_int_equal(wait_ns, oldest_ns + needs_ns - later_ns);
     assert_true(device_has_room(cpu, &equal, oldest_ns + needs_ns, &wait_ns));
@@ -890,8 +883,8 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     for (int i = 0; i < 4; i++) flow_release(flows[i]);
 }
 
-/* A caller has a batch on each of the device's two streams, and a third that waits. A batch of another caller must run
- * nevertheless. */
+/* One caller has a batch on each of the device's two streams, and a third that waits. A batch of another caller must
+ * run nevertheless. */
 static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams(void **state)
 {
     (void)state;
@@ -910,7 +903,6 @@ static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams
     int64_t wait_ns = INT64_MAX;
     const struct device *cpu = devices_pick(b.server.devices, 0);
     const struct job of_other = { .flow = other, .seconds = 1e6 }, of_busy = { .flow = busy };
-    /* no room now, but after wait_ns */
     assert_false(device_has_room(cpu, &of_other, longer[2]->left_ns, &wait_ns));
     assert_int_equal(wait_ns, DEVICE_GUEST_AFTER_NS);
     assert_true(device_has_room(cpu, &of_other, longer[2]->left_ns + wait_ns, &wait_ns));
@@ -998,7 +990,7 @@ static void test_small_problems_wait_for_a_gpu_that_does_not_read_staging_memory
 static void open_readers(struct bench *b, int count, const char *script, struct gate *gate)
 {
     begin(b);
-    /* two HTTP threads: a device has two inline slots (streams on which HTTP threads run small problems) */
+    /* With two HTTP threads, a device has two streams on which HTTP threads run small problems. */
     b->config.http_threads = 2;
     setenv("ATTN_FAKE_READS_STAGING", "1", 1);
     if (gate) open_gated(b, count, script, gate);
@@ -1010,7 +1002,6 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
 {
     (void)state;
     struct bench b;
-    /* the first copy would fail, but these devices read request bodies in place */
     open_readers(&b, 1, "copy.err=700", NULL);
     assert_false(inline_near(b.server.devices));
     struct job *job = ready_forward(&b, 5), *large = ready_forward(&b, 5000);
@@ -1023,7 +1014,7 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
     close_bench(&b);
 }
 
-/* Returns a forward whose input numbers differ from those of all others in the test. */
+/* Returns a forward whose numbers differ from those of all others in the test. */
 static struct job *own_forward(struct bench *b, int rows, const char *extra, int number)
 {
     struct job *job = ready(b, ATTN_OP_FORWARD, forward_body(rows, 4, extra));
@@ -1038,7 +1029,7 @@ static void test_equal_small_problems_leave_as_one(void **state)
     (void)state;
     struct bench b;
     struct job *jobs[9];
-    /* every copy would fail, but these devices read request bodies in place */
+    /* Every copy would fail, but these devices read request bodies in place. */
     open_readers(&b, 1, "copy.err=700", NULL);
     for (int n = 0; n < 9; n++) jobs[n] = own_forward(&b, n % 3 ? 12 : 8, n % 3 == 1 ? "\"causal\": true" : "", n);
     struct batch *batch = batch_of(jobs, 9, 1);
@@ -1050,8 +1041,8 @@ static void test_equal_small_problems_leave_as_one(void **state)
     close_bench(&b);
 }
 
-/* Problems that differ in an option, have an lse whose size is no multiple of 16 bytes, or share a body, are not joined
- * into one problem. */
+/* Problems that differ in an option, or share a body, are not joined into one problem. Neither are problems whose lse
+ * has no multiple of 16 bytes. */
 static void test_problems_that_differ_are_computed_side_by_side(void **state)
 {
     (void)state;
@@ -1124,7 +1115,6 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     assert_int_equal(inline_run(b.server.devices, late), INLINE_LATE);
     assert_non_null(late->part.handed_over);
     assert_false(late->part.ran);
-    /* another inline slot (a stream on which HTTP threads run small problems) is free */
     assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE);
     assert_computed(other, 0);
     struct batch *batch = batch_of(&late, 1, 1);
@@ -1135,7 +1125,6 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     assert_ran(batch);
     assert_true(batch->compute_us > 0 && batch->copy_in_us == 0 && batch->copy_out_us == 0);
     forget(batch);
-    /* all inline slots (streams on which HTTP threads run small problems) are free again */
     for (int n = 0; n < 8; n++) assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE);
     job_release(other);
     close_bench(&b);
@@ -1161,7 +1150,6 @@ static void test_what_is_late_and_never_ends_is_overdue(void **state)
         nanosleep(&(struct timespec){ 0, 500000 }, NULL);
     assert_true(is_overdue && device_disable(overdue));
     struct job *job = ready_forward(&b, 5);
-    /* the lost device must not be used any more */
     assert_int_equal(inline_run(b.server.devices, job), INLINE_NOT);
     assert_null(job->part.handed_over);
     job_release(job);
@@ -1212,7 +1200,7 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
         assert_true(here == INLINE_DONE || here == INLINE_LOST);
         if (here == INLINE_LOST) lost = n;
     }
-    /* the slot depends on this thread's core, so possibly no try reached the device that fails */
+    /* Which device gets a job depends on this thread's core, so possibly none reached the device that fails. */
     if (lost >= 0) {
         assert_int_equal(jobs[lost]->part.device, 0);
         struct job *held = job_hold(jobs[lost]);
@@ -1229,7 +1217,7 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
 
 /* ---- Tests of jobs that are cut into parts for several devices --------------------------------------------------- */
 
-/* Runs a part of a job, which several devices compute, on its device. */
+/* Runs a part of a job on its device. */
 static void run_part(struct bench *b, struct job *job, int device)
 {
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
@@ -1250,12 +1238,12 @@ static void test_a_job_is_over_when_all_its_parts_are(void **state)
     (void)state;
     static const struct {
         const char *script;
-        const char *error; /* NULL: none */
+        const char *error;
     } cases[] = {
         { "", NULL },
         { "0:launch.err=1@1", "launch" },
         { "1:copy.err=1@1", "copy" },
-        /* a job gets the error of its first failed part in the list, even if another part failed earlier */
+        /* A job gets the error of its first failed part in the list, even if another part failed earlier. */
         { "0:launch.err=1@1,1:copy.err=1@1", "launch" },
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {

@@ -86,10 +86,10 @@ static void test_values(void **state)
     http_head_begin(&f, "HTTP/1.1");
     memset(value, 'x', sizeof value - 2);
     strcpy(value + sizeof value - 2, " ");
-    /* white space after the value, so it is copied; the copy and its NUL fill the room for copies exactly */
+    /* The value ends in white space, so it is copied. The copy fills the room for copies exactly. */
     http_head_header(&f, "Host", 4, value, sizeof value - 1);
     assert_int_equal(strlen(f.value[HEADER_HOST]), HTTP_CONNECTION_BYTES - 1);
-    /* white space after the value, but no room for a copy is left */
+    /* This value ends in white space too, but no room for a copy is left. */
     http_head_header(&f, "Authorization", 13, "a ", 2);
     assert_false(http_head_end(&f));
     assert_string_equal(f.fault, "Authorization is too long");
@@ -100,7 +100,7 @@ static void test_a_list_in_one_line_may_be_long_and_one_in_several_may_not(void 
     struct http_head f;
     char text[HTTP_HEAD_LIST_BYTES];
     (void)state;
-    for (int end = 0; end < 2; end++) { /* with and without white space after the value */
+    for (int end = 0; end < 2; end++) { /* the second time with white space after the value */
         http_head_begin(&f, "HTTP/1.0");
         memset(text, 'x', sizeof text);
         text[sizeof text - 1] = '\0';
@@ -110,7 +110,7 @@ static void test_a_list_in_one_line_may_be_long_and_one_in_several_may_not(void 
         http_head_begin(&f, "HTTP/1.0");
         http_head_header(&f, "Accept", 6, text, sizeof text - 4 + (size_t)end);
         http_head_header(&f, "Accept", 6, "y ", 1 + (size_t)end);
-        assert_true(http_head_end(&f)); /* exactly the allowed length */
+        assert_true(http_head_end(&f)); /* exactly as long as allowed */
         assert_int_equal(strlen(f.value[HEADER_ACCEPT]), HTTP_HEAD_LIST_BYTES - 1);
         http_head_header(&f, "Accept", 6, "", 0);
         assert_false(http_head_end(&f));
@@ -223,7 +223,7 @@ static void test_a_page_is_of_this_server_where_host_and_port_are_the_same(void 
         { "http://localhost", "localhost:80", true },
         { "http://localhost:80", "localhost", true },
         { "https://example.org", "example.org:443", true },
-        /* a proxy speaks TLS in front of the server */
+        /* This origin is correct if a proxy speaks TLS in front of the server. */
         { "https://example.org", "example.org", true },
         { "http://[::1]:8080", "[::1]:8080", true },
         { "http://localhost:8081", "localhost:8080", false },

@@ -68,14 +68,14 @@ static void test_a_core_with_a_lead_gives_to_the_others(void **state)
     (void)state;
     struct http_threads threads;
     assert_true(http_threads_init(&threads, NULL, 6, 1));
-    threads.cores = 2; /* as if the machine had 2 cores */
+    threads.cores = 2;
     for (int i = 0; i < 6; i++) threads.list[i].core = i % 2;
     int given[2] = { 0 };
     for (int i = 0; i < 48; i++) { /* all connections come from core 0 */
         struct http_thread *thread = http_threads_pick_on(&threads, 0);
         atomic_fetch_add(&thread->connections, 1);
         given[thread->core]++;
-        /* the 3 threads of core 0 get 4 connections each, then the 3 threads of the other core, and so on */
+        /* The 3 threads of core 0 get 4 connections each, then the 3 threads of the other core, and so on. */
         const int blocks = i / 12, in_block = i % 12 + 1;
         assert_int_equal(given[blocks % 2], blocks / 2 * 12 + in_block);
     }
@@ -100,7 +100,7 @@ static void test_load(void **state)
         enum http_threads_load want;
     } cases[] = {
         { { 0, 0 }, 2, 200, false, HTTP_THREADS_IDLE },
-        /* idle means below 1000 requests per second, or below 500 if threads are pinned (`held`) */
+        /* The server counts as idle below 1000 requests per second, or below 500 if its threads are pinned (`held`). */
         { { 100, 99 }, 2, 200, false, HTTP_THREADS_IDLE },
         { { 100, 99 }, 2, 200, true, HTTP_THREADS_EVEN },
         { { 50, 49 }, 2, 200, true, HTTP_THREADS_IDLE },
@@ -138,8 +138,8 @@ static int cores_of(const struct http_thread *thread)
     return CPU_COUNT(&set);
 }
 
-/* Pretends that in 200 ms each thread of core 0 completed `first` requests, and each other thread `others`. Then the
- * server decides whether to pin threads to cores. */
+/* Pretends that in 200 ms each thread of core 0 completed `first` requests, and each other thread `others`. The server
+ * then decides whether to pin threads to cores. */
 static void look(struct http_threads *threads, int64_t *now_ms, uint32_t first, uint32_t others)
 {
     for (int i = 0; i < threads->count; i++)
@@ -153,7 +153,7 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
     const int n = allowed_cores(), count = n * n;
     struct http_threads threads;
     int64_t now_ms = 1000;
-    /* with one core nothing is pinned; above 16 the test would make hundreds of threads */
+    /* With one core nothing is pinned; above 16 cores the test would make hundreds of threads. */
     if (n == 1 || n > 16) skip();
     assert_true(http_threads_init(&threads, NULL, count, n));
     pthread_t posix[256];
@@ -171,21 +171,21 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
         assert_int_equal(CPU_COUNT(&set), 1);
         assert_true(CPU_ISSET(threads.cpu[threads.list[i].core], &set));
     }
-    /* 50 ms later it is too early to measure the load again */
+    /* 50 ms later it is too early to measure the load again. */
     http_threads_balance(&threads, now_ms + 50);
     assert_int_equal(cores_of(&threads.list[0]), 1);
-    look(&threads, &now_ms, 1000, 100); /* uneven in one measurement only, so threads stay pinned */
+    look(&threads, &now_ms, 1000, 100); /* uneven once, which changes nothing yet */
     look(&threads, &now_ms, 1000, 100);
     assert_int_equal(cores_of(&threads.list[0]), 1);
     look(&threads, &now_ms, 1000, 900);
-    for (int i = 0; i < 3; i++) look(&threads, &now_ms, 1000, 100); /* uneven for long */
+    for (int i = 0; i < 3; i++) look(&threads, &now_ms, 1000, 100);
     for (int i = 0; i < count; i++) assert_int_equal(cores_of(&threads.list[i]), n);
     look(&threads, &now_ms, 1000, 900);
     assert_int_equal(cores_of(&threads.list[0]), n);
     now_ms += 2000;
     look(&threads, &now_ms, 1000, 900);
     assert_int_equal(cores_of(&threads.list[0]), 1);
-    /* without requests, threads are not pinned */
+    /* Without requests, threads are not pinned. */
     look(&threads, &now_ms, 0, 0);
     assert_int_equal(cores_of(&threads.list[0]), n);
     look(&threads, &now_ms, 1000, 900);
@@ -222,7 +222,7 @@ static void test_who_is_expected_may_come_or_not(void **state)
     assert_int_equal(pthread_create(&writer, NULL, write_later, &events), 0);
     assert_int_equal(epoll_wait(set, &event, 1, 60000), 1);
     http_threads_expect();
-    assert_int_equal(epoll_wait(set, &event, 1, 60000), 1); /* the previous wait has not consumed the event */
+    assert_int_equal(epoll_wait(set, &event, 1, 60000), 1);
     pthread_join(writer, NULL);
     close(events);
     close(set);

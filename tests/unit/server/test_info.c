@@ -201,7 +201,7 @@ static void test_without_tokens_nothing_is_said_of_them(void **state)
     cJSON_Delete(doc);
 }
 
-/* Two methods of one path are one entry of the OpenAPI document, which documents the path's parameter. */
+/* One path with two methods is one entry of the OpenAPI document, with the path's parameter. */
 static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented(void **state)
 {
     (void)state;
@@ -230,7 +230,7 @@ static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented
         cJSON *operation = cJSON_GetObjectItemCaseSensitive(path, operations[i].method);
         const cJSON *parameters = at(operation, "parameters"), *last = cJSON_GetArrayItem(parameters, 2);
         assert_string_equal(cJSON_GetStringValue(at(operation, "operationId")), operations[i].id);
-        /* two headers that every route takes, and the parameter of the path */
+        /* the two headers that every route takes, and the parameter of the path */
         assert_int_equal(cJSON_GetArraySize(parameters), 3);
         assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(last, "in")), "path");
         assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(last, "name")), "name");
@@ -338,7 +338,7 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
             const bool takes = proto_takes_tensor(op, (attn_tensor_id)t);
             expected += takes;
-            /* `map` is an option and also an output; the loop over options below checks it */
+            /* `map` is both an option and an output; the loop over options below checks it. */
             const proto_option *o = proto_options;
             while (o->name && strcmp(o->name, attn_tensors[t].name) != 0) o++;
             if (o->name && !takes) continue;
@@ -360,7 +360,6 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
     cJSON_Delete(doc);
 }
 
-/* All tensors share one schema. The description beside each use gives the tensor's axes and dtypes. */
 static void test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes(void **state)
 {
     (void)state;
@@ -398,7 +397,7 @@ static void test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes(void **
     cJSON_Delete(doc);
 }
 
-/* Tensors of caches have shapes of their own, so the general description of k and v would be wrong there. */
+/* Caches' tensors have shapes of their own, so the general description of k and v would be wrong there. */
 static void test_tensors_of_caches_say_what_they_are_there(void **state)
 {
     (void)state;
@@ -426,8 +425,8 @@ static void test_tensors_of_caches_say_what_they_are_there(void **state)
     cJSON_Delete(doc);
 }
 
-/* The document must list the special answers to requests that change something: 403 for another site's page, 400 for a
- * query in the URL, and 507 if infer finds no page for a sequence. */
+/* Requests that change something have special answers: 403 for another site's page, 400 for a query in the URL, 507 if
+ * infer finds no page for a sequence. */
 static void test_statuses_and_headers_of_what_changes_something(void **state)
 {
     (void)state;
@@ -470,7 +469,7 @@ static void test_what_a_sequence_wants_is_among_the_parameters_of_infer(void **s
     cJSON_Delete(doc);
 }
 
-/* an identifier in any programming language */
+/* The name must be an identifier in any programming language. */
 static void check_name(const char *name)
 {
     if (!isalpha((unsigned char)name[0])) fail_msg("%s", name);
@@ -478,7 +477,7 @@ static void check_name(const char *name)
         if (!isalnum((unsigned char)*c) && *c != '_') fail_msg("%s", name);
 }
 
-/* Values of an enum must differ in capitals too, because code generators make a constant in capitals of each. */
+/* Code generators make a constant in capitals of each enum value, so the values must differ in capitals too. */
 static void check_enums(const cJSON *tree)
 {
     const cJSON *child;
@@ -664,13 +663,12 @@ static void test_info_has_the_form_that_the_document_says(void **state)
     assert_int_equal(cJSON_GetObjectItem(first, "running_requests")->valueint, 2);
     assert_int_equal(cJSON_GetObjectItem(first, "errors")->valueint, 0);
     assert_true(cJSON_GetObjectItem(first, "peak_flops")->valuedouble == 1e12);
-    /* an unknown figure is omitted */
     assert_null(cJSON_GetObjectItem(first, "peak_bytes_per_s"));
     assert_string_equal(cJSON_GetObjectItem(first, "peak_from")->valuestring, "a test");
     assert_true(cJSON_IsFalse(cJSON_GetObjectItem(first, "verifies")));
     assert_true(at(info, "limits/verify_multiply_adds")->valuedouble == (double)VERIFY_MAX_MULTIPLY_ADDS);
     assert_true(at(info, "limits/verify_head_elements")->valuedouble == (double)VERIFY_MAX_HEAD_ELEMENTS);
-    /* the reference backend accepts every problem by which /v1/info probes a backend */
+    /* The reference backend must accept every problem by which /v1/info probes a backend. */
     for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
         if (!proto_operations[op].computes && !proto_operations[op].merges) continue;
         char where[64];
@@ -678,7 +676,6 @@ static void test_info_has_the_form_that_the_document_says(void **state)
         cJSON *f = at(info, where);
         assert_true(lists(cJSON_GetObjectItem(f, "dtypes"), "bfloat16"));
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
-            /* attn_check() refuses these in a backward */
             const bool forward_only = t == ATTN_T_q_scale || t == ATTN_T_k_scale || t == ATTN_T_v_scale ||
                                       t == ATTN_T_page_table;
             const bool takes = proto_takes_tensor(op, (attn_tensor_id)t) && !(forward_only && op == ATTN_OP_BACKWARD);
@@ -687,7 +684,8 @@ static void test_info_has_the_form_that_the_document_says(void **state)
         }
         for (const proto_option *o = proto_options; o->name; o++)
             if (lists(cJSON_GetObjectItem(f, "options"), o->name) != (o->ops >> op & 1)) fail_msg("%s", o->name);
-        /* one kernel computes all merges (results over parts of the keys joined), so the table of kernels has none */
+        /* One kernel computes all merges (joins of results over parts of the keys), so it is not in the table of
+         * kernels. */
         if (proto_operations[op].merges) {
             assert_false(lists(cJSON_GetObjectItem(f, "dtypes"), "float8_e4m3fn"));
             assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(f, "kernels")), 0);

@@ -40,7 +40,7 @@ static int redirect(void **state)
     return 0;
 }
 
-/* so that a failed assertion is visible */
+/* Restores standard error, so that a failed assertion is visible. */
 static void restore(void)
 {
     if (real_stderr < 0) return;
@@ -135,7 +135,7 @@ static void test_a_json_line_is_an_object_with_typed_members(void **state)
     assert_true(cJSON_GetObjectItem(line, "tiny")->valuedouble == 1e-5);
     assert_true(cJSON_IsTrue(cJSON_GetObjectItem(line, "ok")));
     assert_string_equal(cJSON_GetObjectItem(line, "path")->valuestring, "/v1/x");
-    /* an id is a JSON string, even if it has only digits */
+    /* An id is a JSON string even if it has only digits. */
     assert_string_equal(cJSON_GetObjectItem(line, "span")->valuestring, "1234567812345678");
     assert_string_equal(cJSON_GetObjectItem(line, "client")->valuestring, "a \"b\\c\\x1b=d e");
     assert_string_equal(cJSON_GetObjectItem(line, "empty")->valuestring, "");
@@ -212,7 +212,7 @@ static void test_client_strings_are_cleaned(void **state)
         { "a\"b\\c", "a\\\"b\\\\c" },
         { "line\nfeed\t\x1b[31m\x7f", "line\\x0afeed\\x09\\x1b[31m\\x7f" },
         { "caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80", "caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80" },
-        { "\xff\xc3", "\\xff\\xc3" },                            /* not UTF-8, and a truncated character */
+        { "\xff\xc3", "\\xff\\xc3" },
         { "\xc0\xaf\xed\xa0\x80", "\\xc0\\xaf\\xed\\xa0\\x80" }, /* overlong, surrogate */
         /* the control sequence introducer (CSI) as a single character */
         { "\xc2\x9b"
@@ -231,7 +231,7 @@ static void test_client_strings_are_cleaned(void **state)
     big[sizeof big - 1] = '\0';
     snprintf(want, sizeof want, "%.128s...", big);
     assert_string_equal(log_clean(buffer, sizeof buffer, big), want);
-    big[128] = '\0'; /* exactly as long as allowed, so it is not cut */
+    big[128] = '\0';
     assert_string_equal(log_clean(buffer, sizeof buffer, big), big);
     memset(big, '\n', 200); /* no character has a longer escape */
     big[200] = '\0';
@@ -260,7 +260,7 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
     big[sizeof big - 1] = '\0';
     log_open("text", "info");
     double worst = 0;
-    /* 7.4 MB, while the pipe holds 1 MiB and the log's buffers 2 MiB */
+    /* The lines have 7.4 MB, while the pipe holds 1 MiB and the log's buffers 2 MiB. */
     for (int i = 0; i < 8000; i++) {
         const double start = seconds();
         log_event(LOG_INFO, NULL, "flood", "text=%s", big);
@@ -269,9 +269,9 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
     }
     assert_true(log_dropped() - before > 1000);
     assert_true(log_dropped() - before < 8000);
-    assert_true(worst < 0.5); /* log_event() does not wait for the reader of the pipe */
+    assert_true(worst < 0.5); /* log_event() must not wait for the reader of the pipe */
 
-    /* once the pipe is read again, the log says how many lines were lost, and can be closed */
+    /* When the pipe is read again, the log says how many lines were lost, and can be closed. */
     static char pipe_text[1 << 16];
     size_t told = 0;
     const double start = seconds();
@@ -285,7 +285,7 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
             usleep(2000);
         }
     }
-    close(read_end); /* makes the writer's write() return */
+    close(read_end);
     read_end = -1;
     assert_true(told);
 }
@@ -296,7 +296,7 @@ static void test_closing_gives_up_on_a_stuck_sink(void **state)
 #ifdef __SANITIZE_THREAD__
     skip(); /* ThreadSanitizer does not let a child process start a thread */
 #endif
-    /* nobody reads the full pipe, so the log's writer thread hangs for ever; only a child process can end it */
+    /* Nobody reads the full pipe, so the log's writer thread hangs for ever, and only a child process can end it. */
     pid_t child = fork();
     if (child == 0) {
         char big[900];
@@ -309,7 +309,7 @@ static void test_closing_gives_up_on_a_stuck_sink(void **state)
         const double start = seconds();
         log_close();
         const double took = seconds() - start;
-        log_event(LOG_INFO, NULL, "after", "%s", ""); /* must not block either */
+        log_event(LOG_INFO, NULL, "after", "%s", "");
         _exit(took > 0.5 && took < 3 && log_dropped() > 0 ? 0 : 1);
     }
     int status;
@@ -368,9 +368,9 @@ static void test_repeats_of_a_warning_are_counted_instead_of_written(void **stat
     log_event(LOG_WARN, NULL, "other", "n=%d", 1);
     const char *text = written();
     const int http = count_of(text, " WARN http text=");
-    assert_int_equal(count_of(text, " INFO done n="), 1000); /* lines about requests are never left out */
+    assert_int_equal(count_of(text, " INFO done n="), 1000);
     assert_int_equal(count_of(text, " WARN other n=1\n"), 1);
-    /* 20 lines per second are allowed, and the test takes at most two seconds */
+    /* The log allows 20 lines per second, and the test takes at most two seconds. */
     assert_true(http >= 20 && http <= 40);
     assert_int_equal(left_out_of("http", text), 1000 - http);
 }
@@ -384,7 +384,7 @@ static void test_repeats_are_told_while_nothing_else_happens(void **state)
     uint64_t events = 0;
     size_t used = 0;
     int64_t second;
-    /* repeats until all lines fall into one second, because the log reports omitted lines in the next */
+    /* Repeats until all lines fall into one second, because the log reports omitted lines in the next one. */
     do {
         for (second = second_now(); second_now() == second;) nanosleep(&pause, NULL);
         second = second_now();
@@ -423,7 +423,7 @@ static void test_lines_of_threads_stay_whole_and_in_order(void **state)
         char name;
         int n;
         if (sscanf(line + 24, " INFO req=%c thread n=%d", &name, &n) != 2)
-            continue; /* the log's own line about lines left out in an earlier test */
+            continue; /* skips the log's own line about omitted lines of an earlier test */
         assert_true(n >= next[name - 'a']);
         next[name - 'a'] = n + 1;
         lines++;

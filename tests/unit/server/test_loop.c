@@ -24,9 +24,9 @@ enum { MOST = 16 };
 
 struct scene {
     struct config config;
-    struct server server; /* on_resume() finds the struct scene from the address of `server` */
+    struct server server; /* on_resume() finds the struct scene from the address of this member */
     struct gate gate;
-    /* occupies the only thread of libuv's pool until the test opens the gate `pool` */
+    /* occupies the only thread of libuv's thread pool until the test opens the gate `pool` */
     uv_work_t blocker;
     struct gate pool;
     pthread_t thread;
@@ -82,7 +82,7 @@ static void on_close_metrics(void *context)
 
 /* The settings of a test's server, loop and devices. 0 selects the default. */
 struct opening {
-    /* what the fake devices do (kernels/fake/fake.c); with hold=GATE a batch waits until the test opens the gate */
+    /* What the fake devices do (kernels/fake/fake.c). With hold=GATE a batch waits until the test opens the gate. */
     const char *script;
     int devices;   /* 0: one */
     int max_batch; /* 1 makes every request a batch of its own */
@@ -169,9 +169,9 @@ static int end(struct scene *s, bool tell)
 
 /* ---- Allocations that tests can make fail ------------------------------------------------------------------------ */
 
-/* one calloc() of this many bytes fails; 0: none fails */
+/* One calloc() of this many bytes fails; 0: none fails. */
 static _Atomic size_t refused_bytes;
-static atomic_int passed_calls; /* so many calls of calloc() for refused_bytes bytes succeed before one fails */
+static atomic_int passed_calls; /* number of such calls that succeed before one fails */
 
 void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
@@ -189,12 +189,12 @@ void *__wrap_calloc(size_t count, size_t bytes)
 
 /* ---- What a test does in place of HTTP threads ------------------------------------------------------------------- */
 
-/* Suspends a request's connection as body_done() of server/http/body.c does: the request now waits for the scheduler's
+/* Suspends a request's connection as body_done() of server/http/body.c does. The request then waits for the scheduler's
  * loop. */
 static void suspend(struct scene *s, struct request *request, enum request_state state)
 {
     attn_error err = { 0 };
-    /* in the daemon an HTTP thread would compute a small request in this state */
+    /* In this state an HTTP thread of the daemon would compute a small request itself. */
     if (request->job) request_move(request, REQUEST_COMPUTING);
     assert_int_equal(request_enter(request, CALLER_WAITING, &err), ATTN_OK);
     atomic_fetch_add(&s->server.suspended, 1);
@@ -302,7 +302,6 @@ static void test_a_request_is_computed_and_given_back(void **state)
     assert_true(request->job->part.ran);
     assert_computed(request->job, 0);
     assert_true(request->job->results[0].timing_us[PROTO_STAGE_queue] > 0);
-    /* no device holds the job any more, so its memory may be reused for the answer */
     assert_int_equal(atomic_load(&request->job->references), 1);
     assert_null(request->watch);
     assert_int_equal(request->deadline.place, 0);
@@ -310,8 +309,8 @@ static void test_a_request_is_computed_and_given_back(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* Requests of kinds A and B, with different head sizes, alternate. At most two of one kind go to the device together,
- * the oldest first: A A, then B B, then A. The second batch fails. */
+/* Requests with two head sizes alternate. At most two of one size go to the device together, the oldest first. The
+ * second batch fails. */
 static void test_what_waits_leaves_in_batches_of_one_kind(void **state)
 {
     struct scene *const s = *state;
@@ -334,7 +333,6 @@ static void test_with_a_window_a_batch_waits_until_it_is_full(void **state)
     struct request *requests[3];
     for (int i = 0; i < 2; i++) requests[i] = posted_forward(s);
     turns(s);
-    /* a device is free, but the requests wait for a third one in their batch */
     assert_int_equal(request_count(REQUEST_QUEUED), 2);
     requests[2] = posted_forward(s);
     for (int i = 0; i < 3; i++) assert_ok(s, requests[i]);
@@ -361,7 +359,7 @@ static void test_batches_go_to_every_device(void **state)
     struct request *requests[8];
     for (int i = 0; i < 8; i++) requests[i] = posted_forward(s);
     start(s);
-    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 8); /* each of the two devices runs four batches */
+    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 8);
     gate_open(&s->gate);
     for (int i = 0; i < 8; i++) assert_ok(s, requests[i]);
     assert_true(batches_of("fake:0") - before[0] == 4);
@@ -411,8 +409,7 @@ static void test_a_deadline_ends_the_wait_for_a_device(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* A request whose deadline passes while its batch runs is answered at once. The loop checks deadlines in the iteration
- * after the one in which it gave the batch to the device. */
+/* A request whose deadline passes while its batch runs must be answered at once. */
 static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
 {
     struct scene *const s = *state;
@@ -423,7 +420,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     strcpy(id, forward->job->results[0].context);
     contexts_finish_job(forward->job, true);
     request_free(forward);
-    /* the memory of the saved forward */
+    /* bytes of the saved forward */
     const int64_t saved_bytes = staging_leased_bytes(s->server.staging);
 
     struct request *late = checked(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
@@ -432,14 +429,13 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     answered(s, late);
     assert_true(late->failed);
     assert_string_equal(late->why.text, "the deadline passed while the request was running");
-    /* the device may still write to the job's memory, so the request was answered without its job */
     assert_null(late->job);
     request_free(late);
     assert_int_equal(staging_leased_bytes(s->server.staging), 2 * saved_bytes);
     gate_open(&s->gate);
-    /* freed when the device has finished */
+    /* The memory is freed when the device has finished. */
     WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes);
-    /* the context (saved forward) is free for another backward, although the first one missed its deadline */
+    /* The context (saved forward) is free for another backward, although the first one missed its deadline. */
     assert_ok(s, posted(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4)));
     assert_int_equal(end(s, true), 0);
 }
@@ -512,15 +508,14 @@ static void test_what_is_verified_is_compared_with_float64(void **state)
         assert_true(result->verified);
         assert_int_equal(result->verification.rows, 4);
         if (round == 0) assert_true(result->verification.max_abs < 1e-6);
-        /* the device answered NaN */
         else assert_false(result->verification.max_abs < 1e300);
         request_free(request);
     }
     assert_int_equal(end(s, true), 0);
 }
 
-/* The device verifies all rows of the first request. The CPU verifies those of the second, because its device cannot
- * compute in float64. */
+/* The device verifies all rows of the first request, and the CPU those of the second, because its device cannot compute
+ * in float64. */
 static void test_all_rows_are_verified_where_they_were_computed_or_on_the_cpu(void **state)
 {
     struct scene *const s = *state;
@@ -554,14 +549,12 @@ static void test_a_client_that_leaves_during_the_truth_is_found_out(void **state
     struct request *request = checked(s, ATTN_OP_FORWARD, envelope_of(bodies, 2));
     connect_client(request, client);
     suspend(s, request, REQUEST_QUEUED);
-    /* a gate holds the first request's verification; other requests are computed meanwhile */
     assert_ok(s, posted_forward(s));
     close(client[1]);
     assert_gone(s, request);
     gate_open(&s->gate);
     close(client[0]);
-    /* the device is still usable, because the verification ended before its second step, in which the device would
-     * fail */
+    /* The device is still usable, because the verification ended before the step in which the device would fail. */
     WAIT_UNTIL(batches_of("fake:0") >= 2);
     assert_int_equal(end(s, true), 0);
 }
@@ -599,7 +592,6 @@ static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void
     answered(s, request);
     assert_false(request->failed);
     assert_non_null(request->encoder);
-    /* the loop has already measured the answer's length */
     assert_true(proto_encoder_measure(request->encoder, 0));
     const uint64_t length = proto_encoder_length(request->encoder);
     uint64_t sum = 0;
@@ -611,7 +603,7 @@ static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void
     assert_int_equal(end(s, true), 0);
 }
 
-/* Two requests wait to be verified. If the client of the first leaves, the server drops that request at once. */
+/* If the client of a request that waits to be verified leaves, the server drops the request at once. */
 static void test_nobody_waits_for_a_verification_whose_client_has_left(void **state)
 {
     struct scene *const s = *state;
@@ -661,7 +653,7 @@ static void end_shared(struct scene *s, int fd)
     close(fd);
 }
 
-/* Returns a checked forward of 9 rows, whose `out` is to be written to the region "r" of shared memory. */
+/* Returns a checked forward whose `out` is to be written to the region "r" of shared memory. */
 static struct request *checked_to_region(struct scene *s)
 {
     struct request *request = checked(s, ATTN_OP_FORWARD, forward_body(9, 4, ""));
@@ -697,7 +689,7 @@ static void test_outputs_are_in_shared_memory_when_the_request_is_given_back(voi
     assert_null(request->job->shared); /* an answered request no longer holds the region of shared memory */
     assert_computed(request->job, 0);
     request_free(request);
-    assert_int_equal(ftruncate(fd, 10), 0); /* the object is now too short for the next request */
+    assert_int_equal(ftruncate(fd, 10), 0);
     request = checked_to_region(s);
     suspend(s, request, REQUEST_QUEUED);
     assert_fails(s, request, PROTO_E_INVALID_REQUEST,
@@ -803,7 +795,7 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     close(client[1]);
     WAIT_UNTIL(metrics_sum(METRIC_CANCELLED, "checking") - before == 1);
     assert_ok(s, posted_forward(s));
-    /* no memory is leased for inputs before they are read from shared memory */
+    /* No memory is leased for inputs before they are read from shared memory. */
     assert_int_equal(staging_leased_bytes(s->server.staging) < OBJECT_BYTES, 1);
     gate_open(&s->pool);
     assert_ok(s, much);
@@ -813,8 +805,7 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     end_shared(s, fd);
 }
 
-/* In one iteration the loop reads only as much of a region of shared memory as its time allows. The body is checked
- * after the last piece. */
+/* The loop reads a region of shared memory in pieces. The body must be checked after the last piece. */
 static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 {
     struct scene *const s = *state;
@@ -858,7 +849,6 @@ static void test_a_body_that_takes_long_to_check_is_checked_beside_the_loop(void
     request->deadline.at_ns = check_deadline(request, NULL);
     suspend(s, request, REQUEST_CHECKING);
     WAIT_UNTIL(request_count(REQUEST_CHECKING) == 1);
-    /* the loop serves other requests while another thread checks the long body */
     assert_ok(s, posted_forward(s));
     assert_int_equal(request_count(REQUEST_CHECKING), 1);
     gate_open(&s->pool);
@@ -874,7 +864,7 @@ static void test_what_the_check_finds_is_answered(void **state)
     bad->deadline.at_ns = check_deadline(bad, NULL);
     suspend(s, bad, REQUEST_CHECKING);
     assert_fails(s, bad, PROTO_E_INVALID_REQUEST, NULL);
-    /* if every problem is refused, nothing is queued, and the answer still has status 200 */
+    /* If every problem is refused, nothing is queued, and the answer still has status 200. */
     char *bodies[] = { body_of("q k", 5, 4, ""), body_of("q v", 5, 4, "") };
     struct request *none = received(&s->server, ATTN_OP_FORWARD, envelope_of(bodies, 2));
     none->deadline.at_ns = check_deadline(none, NULL);
@@ -887,7 +877,7 @@ static void test_what_the_check_finds_is_answered(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* A check goes on in another thread after the deadline, so the request is answered only when the check has ended. */
+/* A request is answered only when its check, which runs in another thread, has ended. */
 static void test_a_deadline_that_passes_during_the_check_is_answered_after_it(void **state)
 {
     struct scene *const s = *state;
@@ -930,10 +920,10 @@ static void test_a_drain_finishes_what_there_is_and_what_still_comes(void **stat
     assert_int_equal(atomic_load(&s->hurries), 0);
     assert_false(is_answered(s, held));
     assert_true(atomic_load(&s->server.drain_since_ms) > 0);
-    assert_ok(s, posted_forward(s)); /* on a connection from before the drain (the server is about to end) */
+    assert_ok(s, posted_forward(s)); /* sent on a connection that was opened before the server began to stop */
     gate_open(&s->gate);
     assert_ok(s, held);
-    assert_int_equal(end(s, false), 0); /* the server ends when its last connection is closed */
+    assert_int_equal(end(s, false), 0);
     assert_int_equal(atomic_load(&s->hurries), 1);
     assert_int_equal(atomic_load(&s->drains), 1);
 }
@@ -955,7 +945,7 @@ static void test_a_second_signal_answers_what_waits(void **state)
     WAIT_UNTIL(atomic_load(&s->hurries) == 1);
     assert_true(s->server.stopping);
     for (int i = 0; i < 5; i++) assert_fails(s, requests[i], PROTO_E_DRAINING, "the server is stopping");
-    /* two requests arrive after the server began to stop, one of them unchecked */
+    /* Two requests arrive after the server began to stop, and one of them is unchecked. */
     struct request *later = posted_forward(s);
     struct request *unchecked = received(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
     suspend(s, unchecked, REQUEST_CHECKING);
@@ -964,7 +954,7 @@ static void test_a_second_signal_answers_what_waits(void **state)
     assert_false(is_answered(s, requests[5]));
     gate_open(&s->pool);
     assert_fails(s, requests[5], PROTO_E_DRAINING, "the server is stopping");
-    /* nobody waits for the four batches on the device any more, so the server does not wait either */
+    /* No client waits for the four batches on the device any more, so the server does not wait either. */
     assert_int_equal(end(s, false), 0);
 }
 
@@ -1032,8 +1022,7 @@ static void test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was(
     assert_int_equal(end(s, true), 0);
 }
 
-/* If a client leaves while the length of its answer is measured, the cache stays as before its step (a decode or an
- * append). The next step on the cache waits until this one is over. */
+/* If a client leaves before its answer is finished, the cache must stay as it was before the decode. */
 static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cache_as_it_was(void **state)
 {
     struct scene *const s = *state;
@@ -1075,8 +1064,8 @@ static struct request *posted_rows(struct scene *s, int rows, const struct cache
     return posted(s, (attn_op)PROTO_OP_DECODE, strdup(text));
 }
 
-/* A step (a decode or an append) waits behind an older step that waits for the same cache: the first step writes cache
- * a, the second needs a and b, the third needs b. A step on cache c begins at once. */
+/* The first decode writes cache a, the second needs a and b, and the third needs b: each waits for the one before it. A
+ * decode on cache c begins at once. */
 static void test_steps_that_come_wait_behind_older_ones_and_for_nobody_else(void **state)
 {
     struct scene *const s = *state;
@@ -1144,7 +1133,7 @@ static void test_who_waits_for_a_device_that_does_not_end_is_answered(void **sta
     start(s);
     for (int i = 0; i < 2; i++)
         assert_fails(s, requests[i], PROTO_E_UNAVAILABLE, "fake:0 did not finish in the time it may take");
-    /* the device may still write the job's outputs, so their memory stays leased */
+    /* The device may still write the job's outputs, so their memory stays leased. */
     assert_true(staging_leased_bytes(s->server.staging) > 0);
     assert_int_equal(end(s, false), 70);
 }
@@ -1202,7 +1191,7 @@ static void test_a_long_problem_is_cut_over_all_devices(void **state)
     assert_by_heads(s, posted_heads(s), "0-3");
     assert_by_heads(s, posted_long(s, ATTN_OP_BACKWARD, heads_body("q k v dout", 9, 4, 8, "\"causal\": true")), "0-3");
     assert_true(parts_of("fake:0") - before[0] == 2 && parts_of("fake:3") - before[1] == 2);
-    assert_ok(s, posted(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""))); /* a short problem is not cut */
+    assert_ok(s, posted(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "")));
     assert_true(parts_of(NULL) - before[2] == 8);
     assert_by_heads(s, posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": \"all\"")), "0-3");
     assert_true(parts_of(NULL) - before[2] == 12);
@@ -1225,8 +1214,6 @@ static void test_a_saved_forward_and_its_backward_are_both_cut(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* If a device is lost before, at the start or at the end of its part of a problem, the other devices compute the whole
- * problem. */
 static void test_a_problem_whose_device_is_lost_is_computed_by_the_others(void **state)
 {
     struct scene *const s = *state;
@@ -1273,7 +1260,6 @@ static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(
     struct scene *const s = *state;
     start(s);
     struct request *request = posted_heads(s);
-    /* the server answers only when the other device has finished its part */
     gate_open(&s->gate);
     answered(s, request);
     assert_true(request->failed);
@@ -1331,7 +1317,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 {
     struct scene *const s = *state;
     start(s);
-    /* there is no memory for batch number `before` of the problem's two batches */
+    /* The server gets no memory for the first or the second of the problem's two batches. */
     for (int before = 0; before < 2; before++) {
         struct request *request = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
         atomic_store(&passed_calls, before);
@@ -1341,7 +1327,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
         assert_true(atomic_load(&refused_bytes) == 0);
     }
     struct request *whole = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
-    /* without memory for the list of parts, one device computes the whole problem */
+    /* Without memory for the list of parts, one device computes the whole problem. */
     atomic_store(&refused_bytes, sizeof(struct job_part));
     suspend(s, whole, REQUEST_QUEUED);
     assert_ok(s, whole);
@@ -1355,7 +1341,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 
 int main(void)
 {
-    setenv("UV_THREADPOOL_SIZE", "1", 1); /* see block_pool() */
+    setenv("UV_THREADPOOL_SIZE", "1", 1); /* needed by block_pool() */
     const struct CMUnitTest tests[] = {
         SCENE(test_a_request_is_computed_and_given_back),
         SCENE(test_what_waits_leaves_in_batches_of_one_kind, .script = "launch.err=1@2", .max_batch = 2),

@@ -21,7 +21,7 @@ struct reader {
     uv_loop_t loop;
     struct mailbox box;
     int received, next[SENDERS];
-    int extra; /* messages that the handler itself must still post */
+    int extra; /* number of messages that the handler must still post */
 };
 
 static void on_note(void *context, struct message *message)
@@ -32,7 +32,7 @@ static void on_note(void *context, struct message *message)
     assert_int_equal(note->number, reader->next[note->sender]);
     reader->next[note->sender]++;
     reader->received++;
-    if (reader->extra > 0) { /* such a message is delivered in a later wake-up */
+    if (reader->extra > 0) { /* a message from the handler is delivered in a later wake-up */
         reader->extra--;
         note->number++;
         mailbox_post(&reader->box, message);

@@ -4,13 +4,13 @@
 
 #include "server/device/internal.h"
 
-/* JOBS: the most that --max-batch allows; REGION: bytes of a block of a job's memory, and of the gap after it */
+/* JOBS: the most that --max-batch allows; REGION: bytes of each block of a job's memory */
 enum { JOBS = 1024, REGION = 256 };
 
 struct scene {
     struct device device;
     struct slot slot;
-    /* the jobs' inputs, tables and outputs, each in a block of its own */
+    /* Each job's inputs, tables and outputs have a block of their own in this memory. */
     char *memory;
     struct staging_block inputs[JOBS], tables[JOBS];
     struct job jobs[JOBS];
@@ -24,7 +24,7 @@ static void open_scene(struct scene *s)
     setenv("ATTN_FAKE_DEVICES", "1", 1);
     setenv("ATTN_FAKE_SCRIPT", "", 1);
     if (attn_device_open("fake", 0, NULL, &s->device.handle, &err) != ATTN_OK) fail_msg("%s", err.text);
-    /* a pseudo-random order, because 619 has no common factor with JOBS */
+    /* The order is pseudo-random, because 619 has no common factor with JOBS. */
     for (int i = 0; i < JOBS; i++) {
         char *const at = s->memory + (size_t)(i * 619 % JOBS) * 2 * REGION, *const next = at + JOBS * 2 * REGION;
         s->inputs[i] = (struct staging_block){ .memory = at, .bytes = REGION };
@@ -46,7 +46,7 @@ static void close_scene(struct scene *s)
     free(s->memory);
 }
 
-/* A simple search, whose results the fast one must match. */
+/* Finds the address by a simple search through all mirrors, to check the fast one. */
 static void *address_by_looking_at_all(const struct slot *slot, char *address)
 {
     for (int i = 0; i < slot->mirror_count; i++) {
@@ -64,24 +64,22 @@ static void test_every_address_of_a_large_batch_has_its_place_on_the_device(void
     void *scratch;
     (void)state;
     open_scene(s);
-    /* nothing is mirrored yet */
     assert_ptr_equal(memory_address(&s->slot, s->memory), s->memory);
     for (int i = 0; i < JOBS; i++) {
         assert_int_equal(memory_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
         if (i % 100 == 0) assert_int_equal(memory_take(&s->device, &s->slot, REGION, &scratch, &err), ATTN_OK);
     }
     assert_int_equal(s->slot.region_count, 3 * JOBS);
-    /* blocks that have a mirror keep it */
     for (int i = 0; i < JOBS; i += 7)
         assert_int_equal(memory_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
     assert_int_equal(s->slot.region_count, 3 * JOBS);
     assert_int_equal(s->slot.mirror_count, 3 * JOBS + 11);
-    /* also addresses in the gaps between blocks */
+    /* The addresses in the gaps between blocks are tested too. */
     for (int at = 0; at < 3 * JOBS * 2 * REGION; at += 37)
         assert_ptr_equal(memory_address(&s->slot, s->memory + at), address_by_looking_at_all(&s->slot, s->memory + at));
     for (int i = 0; i < JOBS; i++) {
         char *const end = (char *)s->inputs[i].memory + REGION - 1;
-        /* a tensor without elements may have the address after a block */
+        /* A tensor without elements may have the address right after a block. */
         assert_ptr_equal(memory_address(&s->slot, end), end);
         assert_ptr_not_equal(memory_address(&s->slot, end - 1), end - 1);
     }

@@ -28,7 +28,6 @@ static char *page(void)
     return text;
 }
 
-/* Returns whether the page has the line `line`. */
 static bool has_line(const char *text, const char *line)
 {
     const size_t length = strlen(line);
@@ -104,7 +103,7 @@ static void test_label_values_are_escaped_and_cut(void **state)
     big[sizeof big - 1] = '\0';
     metrics_add(METRIC_CANCELLED, "a\"b\\c\nd", NULL, 1);
     metrics_add(METRIC_CANCELLED, big, NULL, 1);
-    /* finds the series of the truncated label again */
+    /* The second call must find the series of the truncated label. */
     metrics_add(METRIC_CANCELLED, big, NULL, 1);
     char line[200];
     snprintf(line, sizeof line, "attnd_cancelled_total{state=\"%.63s\"} 2", big);
@@ -115,7 +114,7 @@ static void test_too_many_label_sets_are_counted_together(void **state)
 {
     (void)state;
     for (int i = 0; i < METRICS_MAX_SERIES + 50; i++) {
-        /* overwritten in the next iteration, so metrics_add() must copy it */
+        /* The next iteration overwrites this text, so metrics_add() must copy it. */
         char reason[24];
         snprintf(reason, sizeof reason, "reason%d", i);
         metrics_add(METRIC_REJECTED, reason, NULL, 1);
@@ -185,7 +184,7 @@ static void test_nothing_is_lost_between_threads(void **state)
                                      "attnd_stage_duration_seconds_count{stage=\"queue\"} 53332", NULL });
 }
 
-/* Must run last, when every metric has a series. */
+/* This test must run last, when every metric has a series. */
 static void test_promtool_finds_no_fault(void **state)
 {
     (void)state;

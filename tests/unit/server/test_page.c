@@ -30,7 +30,7 @@ static void sha256_base64(const char *text, size_t count, char out[48])
     const size_t blocks = (count + 8) / 64 + 1;
     for (size_t b = 0; b < blocks; b++) {
         uint32_t w[64], s[8];
-        /* padding: 0x80, zeros, and the message's length in bits */
+        /* SHA-256 pads a message with 0x80, zeros, and the message's length in bits. */
         for (size_t i = 0; i < 64; i++) {
             const size_t n = b * 64 + i;
             const uint8_t byte = n < count              ? (uint8_t)text[n]
@@ -90,7 +90,7 @@ static void check_policy(enum page which, const char *element)
     sha256_base64(begin, (size_t)(end - begin), hash);
     snprintf(want, sizeof want, "%s-src 'sha256-%s'", element, hash);
     if (strstr(page_csp(which), want) == NULL) fail_msg("the policy of page %d must have: %s", (int)which, want);
-    assert_null(strstr(end + 1, open)); /* the page's only one */
+    assert_null(strstr(end + 1, open));
     free(page);
 }
 
@@ -148,7 +148,7 @@ static void test_a_page_is_whole_and_names_the_version(void **state)
         assert_string_equal(page + strlen(page) - 8, "</html>\n");
         assert_non_null(strstr(page, "<span id=\"version\">" ATTND_VERSION "</span>"));
         for (const char *at = page; (at = strchr(at, '@')) != NULL; at++)
-            /* no @PLACEHOLDER may be left; @media is none */
+            /* No @PLACEHOLDER may be left in the page (@media is none). */
             assert_false(at[1] >= 'A' && at[1] <= 'Z');
         free(page);
     }

@@ -28,7 +28,6 @@ static void close_bench(struct bench *b)
     server_close(&b->server);
 }
 
-/* Returns a job (one request's problems) for which prepare_job() succeeded. */
 static struct job *prepared(struct bench *b, attn_op op, char *body)
 {
     attn_error err = { 0 };
@@ -90,10 +89,10 @@ static void test_the_outputs_of_an_envelope_lie_one_after_the_other(void **state
     const char *at = job->outputs.memory;
     assert_ptr_equal(items[0].problem.out.data, at);
     assert_ptr_equal(items[0].problem.lse.data, at + 64);
-    assert_int_equal(items[1].problem.out.rank, 0); /* not wanted, so it has no memory */
+    assert_int_equal(items[1].problem.out.rank, 0);
     assert_ptr_equal(items[1].problem.lse.data, at + 128);
     assert_ptr_equal(items[2].problem.out.data, at + 192);
-    assert_ptr_equal(items[2].problem.lse.data, at + 192 + 320); /* 272 bytes */
+    assert_ptr_equal(items[2].problem.lse.data, at + 192 + 320);
     assert_int_equal(job->outputs.bytes, 192 + 320 + 128);
     assert_int_equal(job->runnable, 3);
     job_release(job);
@@ -128,7 +127,7 @@ static void test_outputs_for_which_there_is_no_memory_are_refused_as_busy(void *
     assert_int_equal(staging_lease(b.server.staging, NULL, (size_t)left / 8 * 7, &rest, &err), ATTN_OK);
     struct staging_block *more;
     while (staging_lease(b.server.staging, NULL, 25600, &more, NULL) == ATTN_OK) {
-        /* the list links leased blocks by next_in_class, which is unused while a block is leased */
+        /* The leased blocks are linked by next_in_class, which is unused while a block is leased. */
         more->next_in_class = rest->next_in_class;
         rest->next_in_class = more;
     }
@@ -185,7 +184,7 @@ static void test_small_problems_of_one_op_dtype_and_head_are_of_one_kind(void **
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(8, 4)));
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(4, 8)));
     assert_true(kind != kind_of(&b, ATTN_OP_BACKWARD, body_of("q k v dout", 5, 4, "")));
-    /* an envelope with one problem is of the same kind as the problem alone */
+    /* A problem alone and an envelope with one problem can be computed in one batch. */
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(one, 1)), kind);
     char *two[] = { forward_body(5, 4, ""), forward_body(5, 4, "") };
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(two, 2)), 0);
@@ -204,9 +203,9 @@ static void test_what_a_job_wants_is_noted(void **state)
         { 5, "\"verify\": 0", false, false, false },
         { 5, "\"verify\": 2", true, false, false },
         { 5, "\"save\": true", false, false, true },
-        /* 3200 numbers of out and 200 of lse, at most 4096: the answer's length is not measured beforehand */
+        /* The answer has at most 4096 numbers, so its length is not measured beforehand. */
         { 200, "\"encoding\": \"array\"", false, false, false },
-        /* 4000 numbers of out and 250 of lse, more than 4096: the answer's length is measured beforehand */
+        /* The answer has more than 4096 numbers, so its length is measured beforehand. */
         { 250, "\"encoding\": \"array\"", false, true, false },
         { 250, "\"encoding\": \"array\", \"outputs\": [\"out\"]", false, false, false },
         { 250, "\"encoding\": \"base64\"", false, false, false },
@@ -242,10 +241,9 @@ static void test_a_forward_without_a_seed_draws_one_and_a_backward_of_its_contex
         job_release(job);
     }
     struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"dropout_p\": 0.5, \"seed\": 0"));
-    assert_true(job->call->items[0].problem.seed == 0); /* 0 is a seed like any other */
+    assert_true(job->call->items[0].problem.seed == 0); /* a seed of 0 is like any other */
     job_release(job);
     job = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"dropout_p\": 0"));
-    /* without dropout no seed is drawn */
     assert_true(job->call->items[0].problem.seed == 0);
     job_release(job);
 
@@ -287,7 +285,7 @@ static void test_what_no_device_has_memory_for_is_refused_with_the_bytes(void **
     assert_int_equal(attn_plan_make(attn_device_capabilities(b.device), &job->call->items[0].problem, &plan, &err),
                      ATTN_OK);
     assert_int_equal(attn_workspace(attn_device_capabilities(b.device), &plan, 1, &scratch, &err), ATTN_OK);
-    /* a device with its own memory needs inputs, outputs and scratch memory */
+    /* A device with its own memory needs inputs, outputs and scratch memory. */
     assert_int_equal(bytes, job->inputs_used + job->outputs.bytes + scratch);
     job_release(job);
     struct job *small = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, ""));
@@ -346,8 +344,8 @@ static void test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_
 
 /* ---- Tests of which jobs are verified ---------------------------------------------------------------------------- */
 
-/* Returns a forward of 4097 queries and keys with D = Dv = 64, whose `rows` rows are to be verified (the CPU may verify
- * 2048). Nothing reads the tensors. */
+/* Returns a forward of 4097 queries and keys with D = Dv = 64, whose `rows` rows are to be verified. The CPU may verify
+ * 2048. */
 static struct job *verifying(struct bench *b, int64_t rows)
 {
     struct job *job = job_of(&b->server, ATTN_OP_FORWARD, forward_body(5, 64, "\"verify\": 1"));
@@ -390,7 +388,7 @@ static void test_a_device_verifies_all_rows_and_more_than_the_cpu_may(void **sta
         assert_int_equal(status, cases[c].refused ? ATTN_UNSUPPORTED : ATTN_OK);
         assert_string_equal(err.text, cases[c].refused ? cases[c].refused : "");
         assert_int_equal(job->truths != NULL, cases[c].device);
-        /* verified by the device: the job's time includes the verification, and the job runs alone */
+        /* The device verifies the results, so the job's time includes the verification, and the job runs alone. */
         if (cases[c].device) {
             assert_true(job->truth_seconds > 0 && job->seconds > job->truth_seconds && job->kind == 0);
             assert_string_equal(job->because, "verify");
@@ -421,7 +419,7 @@ static void test_a_truth_that_no_device_can_hold_is_refused(void **state)
     job = verifying(&b, -1);
     assert_int_equal(prepare_job(job, attn_device_capabilities(b.device), &b.info, &err), ATTN_TOO_LARGE);
     job_release(job);
-    /* one byte too small for out in float64 */
+    /* The device's memory is now one byte too small for `out` in float64. */
     b.info.memory_limit -= 4097 * 64 * (int64_t)sizeof(double) - 1;
     job = verifying(&b, 5);
     assert_int_equal(prepare_job(job, attn_device_capabilities(b.device), &b.info, &err), ATTN_OK);
@@ -436,7 +434,7 @@ static void save(struct bench *b, char id[PROTO_CONTEXT_BYTES], int rows, int D)
 {
     struct job *job = prepared(b, ATTN_OP_FORWARD, forward_body(rows, D, "\"save\": true, \"outputs\": [\"out\"]"));
     assert_int_equal(strspn(job->results[0].context, "0123456789abcdef"), 32);
-    /* the backward needs lse, which the client did not ask for */
+    /* The backward needs lse, although the client did not ask for it. */
     assert_int_equal(job->call->items[0].problem.lse.rank, 3);
     assert_in_range((uintptr_t)job->call->items[0].problem.lse.data, (uintptr_t)job->outputs.memory,
                     (uintptr_t)job->outputs.memory + job->outputs.bytes - 1);
@@ -472,7 +470,7 @@ static void test_a_context_is_taken_by_a_backward_and_gone_when_it_ran(void **st
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4), ATTN_NOT_FOUND,
                    "context: unknown, expired or already used");
     assert_int_equal(contexts_in(&b, CONTEXT_FREE), CONTEXTS_MAX_COUNT);
-    /* the answer may still be encoded, so the job's own memory stays leased */
+    /* The answer may still be encoded, so the job's own memory stays leased. */
     assert_true(staging_leased_bytes(b.server.staging) > leased);
     job_release(job);
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
@@ -502,10 +500,10 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     char id[PROTO_CONTEXT_BYTES];
     open_bench(&b, "fake", 0);
     save(&b, id, 5, 4);
-    /* dout has another shape than out */
+    /* The shape of dout differs from that of out. */
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 6, 4), ATTN_INVALID, NULL);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
-    /* refused for lack of memory after its context (saved forward) was looked up; the context is given back */
+    /* The backward is refused for lack of memory, after its context (saved forward) was looked up. */
     const attn_device_info whole = b.info;
     b.info.memory_limit = 100;
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4), ATTN_TOO_LARGE, NULL);
@@ -517,8 +515,8 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     close_bench(&b);
 }
 
-/* The first of three backwards in one body uses its context (saved forward). The second is refused, and gives its
- * context back. The third names the context of the first, so it is refused too. */
+/* The second of three backwards is refused, and gives its context (saved forward) back. The third names the context of
+ * the first, so it is refused too. */
 static void test_contexts_are_given_back_problem_by_problem(void **state)
 {
     (void)state;
@@ -533,7 +531,6 @@ static void test_contexts_are_given_back_problem_by_problem(void **state)
     assert_int_equal(job->call->items[1].error.status, ATTN_INVALID);
     assert_int_equal(job->call->items[2].error.status, ATTN_NOT_FOUND);
     assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 1);
-    /* the refused problem's context (saved forward) can be used again at once */
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
     assert_null(job->saved[1]);
     contexts_finish_job(job, true);
@@ -546,8 +543,7 @@ static void test_contexts_are_given_back_problem_by_problem(void **state)
     close_bench(&b);
 }
 
-/* A problem that is refused after its context (saved forward) was looked up gives the context back. The refusal is made
- * by `verify`, which the decoder would not let through in a backward. */
+/* A problem that is refused after its context (saved forward) was looked up must give the context back. */
 static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_later(void **state)
 {
     (void)state;
@@ -622,9 +618,9 @@ static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_lo
     struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(200, 1, "\"scale\": 3e38, \"outputs\": [\"lse\"]"));
     const double seconds = job->seconds, worst = job->worst_seconds;
     prepare_look_closer(job, &b.info);
-    /* a problem of a millisecond even if all rows were slow, so its scores are not examined */
+    /* Even if all rows were slow, the problem would take a millisecond, so its scores are not examined. */
     assert_true(job->seconds == seconds && job->worst_seconds == worst);
-    job->worst_seconds = 1e6; /* now it would take long if all rows were slow */
+    job->worst_seconds = 1e6;
     prepare_look_closer(job, &b.info);
     assert_true(job->seconds > 1.5 * seconds && job->worst_seconds == worst);
     assert_string_equal(job->because, "rows whose scores leave float32");
@@ -644,7 +640,7 @@ static void test_the_last_reference_gives_the_memory_back(void **state)
     assert_ptr_equal(job_hold(job), job);
     job_release(job);
     assert_int_equal(staging_leased_bytes(b.server.staging), leased);
-    job_release_memory(job); /* no other job reads this job's tensors */
+    job_release_memory(job);
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
     assert_null(job->inputs);
     assert_null(job->spare);

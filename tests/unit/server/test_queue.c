@@ -107,19 +107,18 @@ static void test_slots_hold_among_threads(void **state)
     assert_int_equal(atomic_load(&q.places[CALLER_WAITING].count), 0);
 }
 
-/* Jobs that leave the queue together are computed in one batch. Each letter is a job, in order of arrival; equal
- * letters are jobs of one kind; a '-' is a job that always leaves alone. */
+/* Each letter is a job, in order of arrival, and equal letters are jobs of one kind. A '-' is a job that leaves the
+ * queue alone. */
 static void test_batches(void **state)
 {
     (void)state;
     static const struct {
-        /* batches: the batches in which the jobs leave, separated by spaces */
         const char *waiting, *batches;
         int max_batch;
     } cases[] = {
-        { "", "", 8 },           { "a", "a", 8 },          { "aaa", "aaa", 8 }, { "aaaaa", "aa aa a", 2 },
-        { "abab", "aa bb", 8 },  { "baaab", "bb aaa", 8 }, /* b is the oldest */
-        { "-a-a", "- aa -", 8 }, { "--", "- -", 8 },       { "a", "a", 1 },
+        { "", "", 8 },          { "a", "a", 8 },          { "aaa", "aaa", 8 },     { "aaaaa", "aa aa a", 2 },
+        { "abab", "aa bb", 8 }, { "baaab", "bb aaa", 8 }, { "-a-a", "- aa -", 8 }, { "--", "- -", 8 },
+        { "a", "a", 1 },
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         struct queue q;
@@ -153,7 +152,7 @@ static void test_the_work_of_a_batch_is_bounded(void **state)
         jobs[i] = make(1, 0.3e9);
         queue_push(&q, &jobs[i], 0);
     }
-    /* a batch has at most 1e9 operations: 3 * 0.3e9 <= 1e9 < 4 * 0.3e9 */
+    /* A batch has at most 1e9 operations: 3 * 0.3e9 <= 1e9 < 4 * 0.3e9. */
     assert_int_equal(queue_take(&q, &any, 0, batch, &wait_ns), 3);
 }
 
@@ -169,18 +168,18 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
     assert_int_equal(queue_take(&q, &any, 300, batch, &wait_ns), 0);
     assert_int_equal(wait_ns, 800);
     queue_push(&q, &jobs[1], 400);
-    assert_int_equal(queue_take(&q, &any, 1100, batch, &wait_ns), 2); /* old enough */
+    assert_int_equal(queue_take(&q, &any, 1100, batch, &wait_ns), 2);
     assert_int_equal(wait_ns, 0);
     for (int i = 0; i < 3; i++) queue_push(&q, &jobs[i], 2000);
     assert_int_equal(queue_take(&q, &any, 2001, batch, &wait_ns), 3); /* full */
     jobs[3].kind = 0;
     queue_push(&q, &jobs[3], 3000);
-    /* no other job can join this one, so it leaves at once */
+    /* No other job can join this one, so it leaves at once. */
     assert_int_equal(queue_take(&q, &any, 3000, batch, &wait_ns), 1);
 }
 
-/* come: each job's caller and priority, in order of arrival; S: a step (a decode or an append) on caches of caller a.
- * leave: the jobs' numbers, in the order in which they leave. A priority counts only among the jobs of one caller. */
+/* come: the jobs in order of arrival, each with its caller and priority; S is a decode on caches of caller a. leave:
+ * the jobs' numbers in the order in which they leave the queue. */
 static void test_priority_is_among_the_jobs_of_one_caller(void **state)
 {
     static const struct {
@@ -193,7 +192,7 @@ static void test_priority_is_among_the_jobs_of_one_caller(void **state)
         { "a5 S1 S1", "012" },     { "a2 a2 a9 a2 a1 a5", "401352" },
     };
     struct caller *callers[2] = { caller_new(), caller_new() };
-    /* the queue never reads it, so any address will do */
+    /* The queue does not read the transaction, so any address will do. */
     struct job_transaction *const some = (struct job_transaction *)callers;
     (void)state;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -227,7 +226,7 @@ static void test_priority_is_among_the_jobs_of_one_caller(void **state)
 
 enum { FLOWS = 3, SECOND = 1000000000 };
 
-/* Callers a, b and c, each with a flow (the caller's queued jobs). */
+/* Three callers, a, b and c, each with a flow (the caller's queued jobs). */
 struct fair {
     struct queue q;
     struct flow *flows[FLOWS];
@@ -260,8 +259,7 @@ static void fair_push(struct fair *fair, const char *whose)
     }
 }
 
-/* Takes the next job from the queue. Returns the name ('a', 'b' or 'c') of its caller, or '-' if the queue gives out no
- * job. */
+/* Takes the next job from the queue. Returns the name ('a', 'b' or 'c') of its caller, or '-' if there is none. */
 static char fair_take(struct fair *fair, const struct queue_taker *taker)
 {
     struct job *batch[1];
@@ -270,7 +268,7 @@ static char fair_take(struct fair *fair, const struct queue_taker *taker)
     return batch[0]->flow->name[0];
 }
 
-/* Takes the next job, and pretends that it runs alone for a second. */
+/* Takes the next job from the queue, and pretends that it runs for a second. */
 static char fair_run(struct fair *fair)
 {
     const char who = fair_take(fair, &any);
@@ -305,7 +303,7 @@ static void test_a_flow_that_asked_for_nothing_has_saved_up_nothing(void **state
     fair_begin(&fair);
     fair_push(&fair, "bbbbbbbb");
     fair_run_all(&fair, "bbbb");
-    /* caller a had no jobs while b had four turns; a must not get four turns in a row now */
+    /* Caller a had no jobs while b had four turns, but must not get four turns in a row now. */
     fair_push(&fair, "aaaa");
     fair_run_all(&fair, "abababab-");
     fair_end(&fair);
@@ -368,7 +366,6 @@ static void test_priority_goes_before_fairness_among_the_flows_of_one_caller_alo
     for (int several = 0; several < 2; several++) {
         struct fair fair;
         fair_begin(&fair);
-        /* caller b has used more device time than caller a */
         flow_charge(fair.flows[1], FLOW_DEVICE, SECOND);
         fair_push(&fair, "c");
         fair_run_all(&fair, "c");
@@ -377,7 +374,6 @@ static void test_priority_goes_before_fairness_among_the_flows_of_one_caller_alo
             fair.jobs[i] = make(0, 1);
             fair.jobs[i].flow = fair.flows[i];
             fair.jobs[i].caller = callers[several ? i : 0];
-            /* the job of b is more urgent, with priority 1 */
             fair.jobs[i].priority = 2 - i;
             queue_push(&fair.q, &fair.jobs[i], fair.now_ns);
         }
@@ -418,7 +414,6 @@ static void test_retry_after_is_between_1_and_30_seconds(void **state)
     assert_int_equal(queue_retry_after_s(&q, 1), 1);
     queue_learn(&q, 1, 0.5);
     for (int i = 0; i < 9; i++) enter(&q);
-    /* nine queued jobs take one device 4.5 s */
     assert_int_equal(queue_retry_after_s(&q, 1), 5);
     assert_int_equal(queue_retry_after_s(&q, 3), 2);
     for (int i = 0; i < 900; i++) enter(&q);

@@ -44,8 +44,7 @@ static void object_clear(struct object *o)
     close(o->fd);
 }
 
-/* Returns how many descriptors of this process refer to the object; one is the test's own. Reads only the names in
- * /proc/self/fd, because another thread may be closing descriptors. */
+/* Returns how many descriptors of this process refer to the object, including the test's own. */
 static int holders(const struct object *o)
 {
     int count = 0;
@@ -115,7 +114,6 @@ static void test_a_region_is_seen_by_its_caller_alone(void **state)
     must_register(r, anna, "b", &o, 100, 1);
     must_register(r, bert, "a", &p, 4095, 1);
     assert_int_equal(register_as(r, anna, "a", p.key, 0, 64), PROTO_E_CONFLICT);
-    /* the object belongs to the caller Anna */
     assert_int_equal(register_as(r, bert, "c", o.key, 0, 64), PROTO_E_CONFLICT);
     assert_int_equal(register_as(r, &everybody, "c", o.key, 0, 64), PROTO_E_CONFLICT);
     assert_int_equal(seen_by(r, anna, NULL), 2);
@@ -130,7 +128,7 @@ static void test_a_region_is_seen_by_its_caller_alone(void **state)
     assert_int_equal(regions_unregister(r, REGION_SYSTEM, anna, "a"), 1);
     assert_int_equal(regions_unregister(r, REGION_SYSTEM, anna, "a"), 0);
     object_clear(&p);
-    regions_free(r); /* also frees the region that is still registered */
+    regions_free(r);
     assert_int_equal(holders(&o), 1);
     object_clear(&o);
     caller_release(anna);
@@ -182,7 +180,7 @@ static void test_which_keys_and_ranges_are_taken(void **state)
     assert_int_equal(seen_by(r, &everybody, NULL), 0);
     wait_until_closed(&o);
     must_register(r, &everybody, "r", &o, 4095, 1);
-    /* o.key begins with a slash, which may be left out */
+    /* The slash at the beginning of o.key may be left out. */
     assert_int_equal(register_as(r, &everybody, "s", o.key + 1, 0, 4096), PROTO_ERROR_COUNT);
     regions_free(r);
     object_clear(&o);
@@ -234,7 +232,7 @@ static void test_a_use_lies_within_its_region_and_outlives_it(void **state)
     object_clear(&o);
 }
 
-/* Registers `elements` float32 numbers at `data` as an output for the region "r" of shared memory. */
+/* Registers `elements` float32 numbers at `data` as an output that goes to the region "r" of shared memory. */
 static struct region_uses *output_use(struct regions *r, const struct caller *caller, void *data, int64_t elements)
 {
     struct region_uses *uses;
@@ -306,7 +304,7 @@ static void test_an_object_that_becomes_shorter_between_two_pieces(void **state)
     region_uses_place(uses, &(proto_shared){ .to = memory });
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(ftruncate(o.fd, MIB + 10), 0);
-    /* the object ends 10 bytes after the first piece, so the second call reads 10 bytes, and the third fails */
+    /* The object ends 10 bytes after the first piece, so the second call reads 10 bytes, and the third fails. */
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_INVALID);
     assert_string_equal(err.text,
@@ -320,7 +318,6 @@ static void test_an_object_that_becomes_shorter_between_two_pieces(void **state)
     assert_int_equal(ftruncate(o.fd, 2 * MIB - 1), 0);
     assert_int_equal(region_uses_write(uses, 0, &done, &err), ATTN_INVALID);
     assert_int_equal(fstat(o.fd, &st), 0);
-    /* writing must not extend the object */
     assert_int_equal(st.st_size, 2 * MIB - 1);
     region_uses_free(uses);
     regions_free(r);
@@ -371,7 +368,7 @@ static attn_device *device_with(const char *script)
     return device;
 }
 
-/* Returns how often this process has mapped the object. The test itself does not map it. */
+/* Returns how often this process has mapped the object. */
 static int mappings(const struct object *o)
 {
     char line[512];
@@ -401,7 +398,7 @@ static proto_error lend_as(struct regions *r, struct caller *caller, const char 
     snprintf((char *)wanted.handle, sizeof wanted.handle, "0%.60s", o->key);
     if (regions_register_cuda(r, caller, name, &wanted, device, number, &error, &why)) return PROTO_ERROR_COUNT;
     assert_true(why.text[0] != '\0' && error < PROTO_ERROR_COUNT);
-    /* the handle of a GPU's memory is a secret, so messages must not have it */
+    /* A message must not contain the handle of a GPU's memory, which is a secret. */
     assert_null(strstr(why.text, o->key));
     return error;
 }
@@ -422,9 +419,7 @@ static void test_memory_of_a_gpu_is_open_as_long_as_its_region(void **state)
     int seen = 0, count;
     int64_t bytes;
     assert_int_equal(lend_as(r, anna, "a", &o, 4096, device, 0), PROTO_ERROR_COUNT);
-    /* the name is taken, so the call fails before it opens the memory */
     assert_int_equal(lend_as(r, anna, "a", &p, 64, device, 0), PROTO_E_CONFLICT);
-    /* the memory belongs to the caller Anna */
     assert_int_equal(lend_as(r, &everybody, "b", &o, 64, device, 0), PROTO_E_CONFLICT);
     assert_int_equal(lend_as(r, &everybody, "b", &p, 65, device, 0), PROTO_E_INVALID_REQUEST);
     assert_int_equal(lend_as(r, &everybody, "b", &p, 64, device, 0), PROTO_E_INVALID_REQUEST);
@@ -440,7 +435,7 @@ static void test_memory_of_a_gpu_is_open_as_long_as_its_region(void **state)
     attn_error err = { 0 };
     assert_int_equal(use(r, anna, "a", ATTN_T_q, false, 0, 64, &uses, &err), ATTN_OK);
     assert_int_equal(regions_unregister(r, REGION_CUDA, anna, "a"), 1);
-    /* drops only regions whose inputs were copied, not that of q, which the job reads in the GPU's memory */
+    /* The call drops only regions whose inputs were copied. The job reads q in place. */
     region_uses_drop_inputs(&uses);
     assert_non_null(uses);
     assert_int_equal(mappings(&o), 1);
@@ -463,18 +458,18 @@ static void test_what_lies_in_a_gpus_memory_stays_there(void **state)
     const int64_t shape[] = { 1, 4, 1, 2 }, lse[] = { 1, 1, 4 };
     assert_int_equal(lend_as(r, &everybody, "a", &o, 4096, device, 0), PROTO_ERROR_COUNT);
     assert_int_equal(lend_as(r, &everybody, "b", &p, 4096, device, 1), PROTO_ERROR_COUNT);
-    /* one block of memory may have two names */
+    /* One block of memory may be registered under two names. */
     assert_int_equal(lend_as(r, &everybody, "c", &o, 4096, device, 0), PROTO_ERROR_COUNT);
     must_register(r, &everybody, "s", &s, 0, 4096);
     static const struct {
         const char *q, *out, *lse;
         int64_t out_at, lse_at;
         size_t alignment;
-        const char *says; /* NULL: accepted */
+        const char *says; /* NULL: the tensors are accepted */
     } cases[] = {
         { "a", "a", "a", 64, 96, 1, NULL },
         { "a", "s", "s", 0, 32, 1, NULL },
-        /* q in system memory is copied before the job runs, so lse may overwrite it */
+        /* q lies in system memory and is copied before the job runs, so lse may overwrite it. */
         { "s", "a", "s", 0, 0, 1, NULL },
         { "a", "a", "a", 64, 92, 1, "lse: would be written over out, in the region 'a'" },
         { "a", "c", "s", 8, 0, 1, "out: would be written over q, in the region 'c'" },

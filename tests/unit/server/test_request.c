@@ -20,8 +20,8 @@ static void test_the_owner_table(void **state)
 {
     (void)state;
     static const char *const may[REQUEST_STATE_COUNT] = {
-        /* x: the column's state may follow the row's. Columns: receiving, computing, checking, queued, running,
-         * finishing, answering, freed. */
+        /* An x means that the column's state may follow the row's. The columns are receiving, computing, checking,
+         * queued, running, finishing, answering, freed. */
         [REQUEST_RECEIVING] = ".xx...xx", [REQUEST_COMPUTING] = "...xx.xx", [REQUEST_CHECKING] = "...x..x.",
         [REQUEST_QUEUED] = "....x.x.",    [REQUEST_RUNNING] = "...x.xx.",   [REQUEST_FINISHING] = "......x.",
         [REQUEST_ANSWERING] = ".......x", [REQUEST_FREED] = "........",
@@ -73,7 +73,7 @@ static void test_a_place_is_held_exactly_in_the_states_that_have_one(void **stat
     request_set_role(ROLE_HTTP);
     request_free(r);
 
-    /* a request that begins to wait for a device no longer counts as received */
+    /* A request that begins to wait for a device no longer counts as received. */
     r = begin(&server);
     assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
     assert_int_equal(places(&server, CALLER_RECEIVING), 0);
@@ -85,7 +85,7 @@ static void test_a_place_is_held_exactly_in_the_states_that_have_one(void **stat
     request_free(r);
 
     r = begin(&server);
-    request_free(r); /* the client has left */
+    request_free(r);
     assert_int_equal(places(&server, CALLER_RECEIVING), 0);
 }
 
@@ -97,7 +97,7 @@ static void test_a_life_is_counted(void **state)
     open_places(&server);
     request_set_role(ROLE_HTTP);
     struct request *r = begin(&server);
-    /* a request whose route is unknown does not count as received yet, because it may have no tensors */
+    /* A request whose route is unknown may have no tensors, so it does not count as received yet. */
     assert_int_equal(request_count(REQUEST_RECEIVING), 0);
     request_count_in(r);
     assert_int_equal(request_count(REQUEST_RECEIVING), 1);
@@ -126,7 +126,6 @@ static void test_only_the_owner_moves_it(void **state)
     request_set_role(ROLE_HTTP);
     struct request *r = begin(&server);
     assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
-    /* the scheduler's loop owns the request now */
     request_move(r, REQUEST_CHECKING);
     const pid_t child = fork();
     if (child == 0) {

@@ -36,7 +36,7 @@ static void check_parameters(const struct route *r)
     for (int i = count; i < REQUEST_PARAMETERS; i++) assert_null(r->doc.parameters[i].name);
 }
 
-/* Returns whether two patterns differ only in the names of their parameters, so that the second is never reached. */
+/* Returns whether two patterns differ only in the names of their parameters. */
 static bool is_the_same_but_for_names(const char *a, const char *b)
 {
     for (; *a && *a == *b; a++, b++)
@@ -63,7 +63,7 @@ static void test_every_row_is_sound(void **state)
         assert_true((r->answer != NULL) == (operation ? !proto_is_run(operation) : r->bodies == NULL));
         assert_true(r->bodies == NULL || (r->method == ROUTE_POST && r->token == r->ports && r->doc.body != NULL));
         assert_non_null(r->doc.tag);
-        /* an operation is documented in proto_operations[] only */
+        /* proto_operations[] has the documentation of operations. */
         if (operation) assert_true(!r->doc.summary && !r->doc.description && !r->doc.answer);
         else assert_true(r->doc.summary && r->doc.description && r->doc.answer);
         assert_true((r->doc.media != NULL) == (r->doc.schema != NULL));
@@ -82,7 +82,6 @@ static void test_every_row_is_sound(void **state)
     }
 }
 
-/* Every operation must have a route with the operation's name and path. */
 static void test_every_operation_has_a_route_with_its_name_and_path(void **state)
 {
     (void)state;
@@ -143,7 +142,7 @@ static void test_methods(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char text[ROUTE_ALLOW_BYTES];
         const struct route_match match = routes_find(PORT_MAIN, cases[i].path, cases[i].method);
-        /* metrics label a request by the route of its path, even for a wrong method */
+        /* Metrics label a request by the route of its path, even if the method is wrong. */
         assert_non_null(match.route);
         assert_int_equal(match.answers, cases[i].answers);
         assert_string_equal(route_allow(match.methods, text), cases[i].allow);
@@ -226,7 +225,7 @@ static void test_the_content_types_of_a_route_are_told(void **state)
 
 enum { LIST, MAKE, ONE, DROP, MINE, APPEND, PART, OTHER, DEEP, ELSEWHERE };
 static const struct route table[] = {
-    /* the patterns come first, but a literal path must win */
+    /* The patterns come first, but a literal path must win. */
     [LIST] = { ROUTE_GET, "/v1/caches", "caches", PORT_MAIN },
     [MAKE] = { ROUTE_POST, "/v1/caches", "caches", PORT_MAIN },
     [ONE] = { ROUTE_GET, "/v1/caches/{id}", "cache", PORT_MAIN },
@@ -290,14 +289,9 @@ static void test_a_wrong_method_is_told_all_methods_of_the_path(void **state)
         const char *method, *path, *allow;
         int row; /* the first row that matches `path` */
     } cases[] = {
-        { "DELETE", "/v1/caches", "GET, HEAD, POST", LIST },
-        { "POST", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
-        { "OPTIONS", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
-        { "delete", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
-        /* the literal path decides, not the pattern */
-        { "DELETE", "/v1/caches/mine", "GET, HEAD", MINE },
-        /* "append" is not a parameter's value */
-        { "GET", "/v1/caches/a/append", "POST", APPEND },
+        { "DELETE", "/v1/caches", "GET, HEAD, POST", LIST },     { "POST", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
+        { "OPTIONS", "/v1/caches/a", "GET, HEAD, DELETE", ONE }, { "delete", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
+        { "DELETE", "/v1/caches/mine", "GET, HEAD", MINE },      { "GET", "/v1/caches/a/append", "POST", APPEND },
     };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char text[ROUTE_ALLOW_BYTES];
@@ -402,7 +396,7 @@ static void test_who_asks_for_a_path_that_is_not_there_is_shown_the_nearest(void
         { PORT_MAIN, "/info", ", did you mean /v1/info?" },
         { PORT_MAIN, "/v1/metrics", ", did you mean /metrics?" },
         { PORT_METRICS, "/v1/metrics", ", did you mean /metrics?" },
-        /* only the main port has a similar path, so nothing is suggested */
+        /* Only the main port has a similar path, so nothing is suggested. */
         { PORT_METRICS, "/v1/attention/foward", "" },
         { PORT_MAIN, "/v1/chat/completions", MODELS },
         { PORT_MAIN, "/v2/models/attention/generate", "; a model has /infer, /ready, /config and /stats" },
@@ -410,7 +404,6 @@ static void test_who_asks_for_a_path_that_is_not_there_is_shown_the_nearest(void
         { PORT_MAIN, "/v1/attention", "; " ROUTES_WHERE_TO },
         { PORT_MAIN, "/ping", ", did you mean /livez?" },
         { PORT_MAIN, "/openapi.yaml", ", did you mean /openapi.json?" },
-        /* nor here */
         { PORT_METRICS, "/ping", "" },
         { PORT_MAIN, "/v1/nothing", "" },
         { PORT_MAIN, "//", "" },
@@ -423,7 +416,7 @@ static void test_who_asks_for_a_path_that_is_not_there_is_shown_the_nearest(void
         if (strcmp(routes_hint(cases[i].port, cases[i].path, hint), cases[i].hint) != 0)
             fail_msg("%s: %s", cases[i].path, hint);
     }
-    /* a pattern with parameters is never suggested */
+    /* A pattern with parameters is never suggested. */
     assert_null(route_nearest(table, ARRAY_SIZE(table), PORT_MAIN, "/v1/caches/a/b/append"));
 }
 

@@ -47,7 +47,7 @@ static int mappings(void)
     return lines;
 }
 
-/* The pool counts and unmaps whole pages, even on systems with pages of 64 KiB. */
+/* The pool must count and unmap whole pages, even on systems with pages of 64 KiB. */
 static void test_a_block_is_whole_pages_of_this_system_and_all_of_it_is_given_back(void **state)
 {
     (void)state;
@@ -67,7 +67,6 @@ static void test_a_block_is_whole_pages_of_this_system_and_all_of_it_is_given_ba
     staging_free(staging);
 }
 
-/* Returns the resident bytes of this process. */
 static size_t resident_bytes(void)
 {
     char line[256];
@@ -80,8 +79,8 @@ static size_t resident_bytes(void)
     return kib * KIB;
 }
 
-/* Fills the pool with blocks of `bytes` bytes, and writes every byte. With `grown`, each block starts at half of that
- * size. */
+/* Fills the pool with blocks of `bytes` bytes, and writes every byte. If `grown` is true, each block starts at half of
+ * that size. */
 static void fill_and_measure(size_t bytes, bool grown)
 {
     const size_t limit = 256 * MIB;
@@ -141,12 +140,12 @@ static void test_the_bound_holds_and_says_why(void **state)
     assert_int_equal(staging_lease(staging, NULL, MIB + 1, &a, &err), ATTN_TOO_LARGE);
     assert_string_equal(err.text, "1048577 bytes of tensors are needed, the limit is 1048576 (--staging-bytes)");
     assert_null(a);
-    /* the whole pool, after rounding up */
+    /* After rounding up, this is the whole pool. */
     assert_int_equal(staging_lease(staging, NULL, MIB - 5, &a, &err), ATTN_OK);
     assert_int_equal(staging_lease(staging, NULL, 1, &b, &err), ATTN_BUSY);
     assert_string_equal(err.text, "1 bytes of staging memory are needed, and other requests hold them");
     staging_release(staging, a);
-    /* the pool unmaps a block kept for reuse, to make room */
+    /* The pool unmaps a free block that it had kept for reuse. */
     assert_int_equal(staging_lease(staging, NULL, 1, &b, &err), ATTN_OK);
     assert_true(staging_leased_bytes(staging) + staging_warm_bytes(staging) <= (int64_t)MIB);
     staging_release(staging, b);
@@ -185,7 +184,6 @@ static void test_growing_keeps_what_is_there(void **state)
     }
     assert_true(staging_leased_bytes(staging) == (int64_t)e->bytes);
     assert_int_equal(staging_grow(staging, &e, used, 257 * MIB, NULL), ATTN_TOO_LARGE);
-    /* a failed growth leaves the contents unchanged */
     assert_int_equal(((uint8_t *)e->memory)[used - 1], (uint8_t)((used - 1) * 7));
     staging_release(staging, e);
     staging_free(staging);
@@ -206,7 +204,7 @@ static void test_growing_over_the_bound_is_refused_and_leaves_the_extent(void **
     staging_free(staging);
 }
 
-/* A source of memory that counts, and fails when told to. */
+/* A source of memory that counts mapped blocks, and fails when told to. */
 struct counted {
     int64_t mapped;
     bool fail;
@@ -256,7 +254,7 @@ static void test_a_system_without_memory_is_told_apart_from_a_full_pool(void **s
     c.fail = false;
     assert_int_equal(staging_lease(staging, NULL, MIB / 4, &e, &err), ATTN_OK);
     memset(e->memory, 5, MIB / 4);
-    /* this source cannot grow a block, so the pool copies */
+    /* This source cannot grow a block, so the pool copies it. */
     assert_int_equal(staging_grow(staging, &e, MIB / 4, MIB / 2, &err), ATTN_OK);
     assert_int_equal(((char *)e->memory)[MIB / 4 - 1], 5);
     staging_release(staging, e);
@@ -302,25 +300,26 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     assert_true(staging_ahead_bytes(staging) == 16 * (int64_t)MIB);
     assert_false(staging_lease_ahead(staging, NULL, 16 * KIB, &e[4]));
     assert_null(e[4]);
-    /* memory leased before its bytes arrive has a limit of its own, which is reached; an ordinary lease succeeds */
+    /* Memory that is leased before its bytes arrive has a limit of its own, which is reached. An ordinary lease
+     * succeeds. */
     assert_int_equal(staging_lease(staging, NULL, 40 * MIB, &e[4], NULL), ATTN_OK);
     staging_arrived(staging, e[0]);
     staging_arrived(staging, e[0]); /* a second call does nothing */
     assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[5]));
-    /* this block no longer counts as leased in advance, so it may grow */
+    /* The bytes of this block have arrived, so it may grow. */
     assert_int_equal(staging_grow(staging, &e[1], 100, 5 * MIB, NULL), ATTN_OK);
     assert_true(staging_ahead_bytes(staging) == 12 * (int64_t)MIB);
     for (int i = 0; i < 6; i++) staging_release(staging, e[i]);
     assert_true(staging_ahead_bytes(staging) == 0 && staging_leased_bytes(staging) == 0);
-    /* leases the block that the pool has kept for reuse */
+    /* The pool leases a block that it had kept for reuse. */
     assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[0]));
     staging_release(staging, e[0]);
     assert_true(staging_ahead_bytes(staging) == 0);
     staging_free(staging);
 }
 
-/* A released block, kept for reuse, is larger than its caller's new share of the pool. A lease that fits the share must
- * succeed. */
+/* A free block that the pool has kept is larger than its caller's new share of the pool. A lease that fits the share
+ * must succeed. */
 static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
 {
     (void)state;
@@ -328,7 +327,7 @@ static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
     struct caller *caller = caller_new();
     struct staging_block *block;
     attn_error err;
-    /* 18.5 MiB, for which the pool leases 20 MiB; the caller's limit below, 30 percent of the pool, is 19.2 MiB */
+    /* For these 18.5 MiB the pool leases 20 MiB. The caller's limit below, 30 percent of the pool, is 19.2 MiB. */
     const size_t bytes = 37 << 19;
     assert_int_equal(staging_lease(pool, caller, bytes, &block, &err), ATTN_OK);
     assert_int_equal(block->bytes, 20 << 20);
@@ -359,7 +358,7 @@ static void test_each_caller_has_a_share_of_the_pool(void **state)
                                   "(--token-share)");
     assert_int_equal(staging_lease(staging, one, MIB, &b, &err), ATTN_OK);
     assert_int_equal(staging_grow(staging, &b, 0, MIB + 1, &err), ATTN_QUOTA);
-    /* another caller may lease the rest */
+    /* Another caller may lease the rest of the pool. */
     assert_int_equal(staging_lease(staging, other, 2 * MIB, &c, &err), ATTN_OK);
     staging_release(staging, a);
     assert_int_equal(staging_grow(staging, &b, 0, MIB + 1, &err), ATTN_OK);

@@ -112,7 +112,7 @@ static void test_a_name_is_utf8_whatever_the_comment_is(void **state)
     assert_non_null(t);
     struct caller *first = tokens_find(t, "Bearer first"), *second = tokens_find(t, "Bearer second");
     assert_string_equal(first->flow->name, "caf? \xc3\xa9??");
-    /* 31 characters of 2 bytes; 63 bytes are allowed */
+    /* A name may have 63 bytes, so 31 characters of 2 bytes fit. */
     assert_int_equal(strlen(second->flow->name), 62);
     caller_release(first);
     caller_release(second);
@@ -219,7 +219,8 @@ static void test_each_token_has_an_account_that_survives_a_reload(void **state)
     assert_true(tokens_reload(t, why, sizeof why));
     struct caller *again = tokens_find(t, "Bearer b"), *c = tokens_find(t, "Bearer c");
     assert_ptr_equal(again, b);
-    /* token `a` is no longer in the file, but a request still holds its account, so token `c` must get another */
+    /* Token `a` is no longer in the file, but a request still holds its account, so token `c` must get another
+     * account. */
     assert_ptr_not_equal(c, a);
     assert_null(tokens_find(t, "Bearer a"));
     caller_release(a);

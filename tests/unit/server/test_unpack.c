@@ -31,7 +31,7 @@ static char *packed(enum unpack_coding coding, const char *bytes, size_t count, 
 }
 
 /* Unpacks a body that arrives in parts of `part` bytes. *out becomes the length of the result, which must equal `want`,
- * if given. */
+ * if that is given. */
 static attn_status unpack_all(enum unpack_coding coding, uint64_t limit, const char *body, size_t count, size_t part,
                               const char *want, uint64_t *out, attn_error *err)
 {
@@ -52,7 +52,7 @@ static attn_status unpack_all(enum unpack_coding coding, uint64_t limit, const c
         else assert_int_equal(size, 0);
     }
     if (status == ATTN_OK) status = unpack_finish(u, err);
-    if (status != ATTN_OK) { /* every further call gives the same error */
+    if (status != ATTN_OK) {
         const char *bytes = body, *piece;
         size_t left = count, size;
         attn_error again = { 0 };
@@ -100,7 +100,7 @@ static void test_every_fault_is_named_and_is_the_same_however_it_is_split(void *
 {
     static const struct {
         enum unpack_coding coding;
-        /* at: the byte to change, -1: the last; to: its new value, negative: no change */
+        /* at: index of the byte to change (-1: the last); to: its new value (negative: no change) */
         int at, to;
         int cut;
         const char *more, *says;
@@ -160,7 +160,7 @@ static void test_every_fault_is_named_and_is_the_same_however_it_is_split(void *
 
 static void test_a_zlib_stream_that_wants_a_dictionary_is_refused(void **state)
 {
-    /* FDICT of RFC 1950: a preset dictionary */
+    /* The FDICT bit of RFC 1950 is set, which asks for a preset dictionary. */
     static const char body[] = { 0x78, (char)0xbb, 1, 2, 3, 4, 5, 6 };
     attn_error err = { 0 };
     uint64_t out;
@@ -170,7 +170,7 @@ static void test_a_zlib_stream_that_wants_a_dictionary_is_refused(void **state)
                                   "dictionary, and there is none");
 }
 
-/* Up to the limit all bytes are unpacked, because a JSON error in them is reported before the error about the limit. */
+/* All bytes up to the limit are unpacked, because a JSON error in them is reported before the error about the limit. */
 static void test_the_limit_of_what_a_body_unpacks_to_is_kept_to_the_byte(void **state)
 {
     enum { LIMIT = UNPACK_PIECE_BYTES + 5 };

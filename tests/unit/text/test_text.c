@@ -39,7 +39,7 @@ static void test_a_buffer_holds_its_bytes_and_a_nul_and_not_one_more(void **stat
     assert_int_equal(t.failure, TEXT_FULL);
     assert_int_equal(t.used, 7);
     assert_string_equal(t.at, "abcdefg");
-    assert_int_equal(buffer[8], '\0'); /* nothing beyond the buffer's eight bytes */
+    assert_int_equal(buffer[8], '\0');
 }
 
 static void test_nothing_follows_a_piece_that_did_not_fit(void **state)
@@ -48,8 +48,8 @@ static void test_nothing_follows_a_piece_that_did_not_fit(void **state)
     struct text t = text_in(buffer, sizeof buffer);
     (void)state;
     text_put_string(&t, "abc");
-    text_put_string(&t, "12345"); /* one character too long */
-    text_put_char(&t, 'd');       /* would fit */
+    text_put_string(&t, "12345");
+    text_put_char(&t, 'd'); /* would fit */
     text_put(&t, "", 0);
     text_printf(&t, "%d", 1);
     text_put_number(&t, 1);
@@ -80,7 +80,7 @@ static void test_printf_is_whole_or_not_at_all(void **state)
     char buffer[8];
     struct text t = text_in(buffer, sizeof buffer);
     (void)state;
-    text_printf(&t, "%d-%s", 12, "abcd"); /* exactly seven */
+    text_printf(&t, "%d-%s", 12, "abcd");
     assert_int_equal(t.failure, TEXT_FINE);
     assert_string_equal(t.at, "12-abcd");
     t = text_in(buffer, sizeof buffer);
@@ -106,7 +106,7 @@ static void test_a_growing_text_grows_to_its_limit(void **state)
             assert_int_equal(t.used, wanted);
             assert_true(t.size <= limits[i] + 1);
             if (wanted > 0) assert_int_equal(strlen(t.at), wanted);
-            text_put(&t, bytes, piece); /* longer than the limit */
+            text_put(&t, bytes, piece);
             assert_int_equal(t.failure, TEXT_FULL);
             assert_int_equal(t.used, wanted);
             assert_null(text_take(&t, &length));
@@ -184,7 +184,7 @@ static void test_strings_in_json_are_escaped_and_are_utf8(void **state)
         struct text t = text_in(buffer, sizeof buffer);
         text_put_json(&t, cases[i].string, cases[i].room);
         assert_string_equal(buffer, cases[i].json);
-        assert_int_equal(t.failure, TEXT_FINE); /* filling the buffer exactly is no failure */
+        assert_int_equal(t.failure, TEXT_FINE); /* text that fills the buffer exactly is no failure */
     }
 }
 
@@ -352,7 +352,7 @@ static void test_hexadecimal_digits(void **state)
 
 /* ---- Tests of characters in UTF-8 -------------------------------------------------------------------------------- */
 
-/* RFC 3629, independently of text.c. */
+/* Encodes a code point by RFC 3629, independently of text.c. */
 static size_t encode(uint32_t code, char bytes[5])
 {
     memset(bytes, 0, 5);
@@ -461,7 +461,7 @@ static void test_the_nearest_name_is_near_enough_or_none(void **state)
         { "casual", "causal" },
         { "key_mask", "keep_mask" },
         { "scales", "scale" },
-        /* "x" differs from "q" by one letter only, but names without a common letter do not count as similar */
+        /* "x" differs from "q" by one letter, but names without a common letter are not similar. */
         { "x", NULL },
         { "softcap", NULL },
     };
