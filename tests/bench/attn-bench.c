@@ -42,7 +42,7 @@ enum { WARM_RUNS = 2, MOST_REPS = 1000, PATTERN = 1000003, MOST_COPIES = 64, MOS
 static const double RUN_MS = 2;
 static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 
-/* the gradients that a backward computes only if --grads names them */
+/* OPTION_GRADIENTS are the gradients that a backward computes only if --grads names them. */
 #define BIT(id)          (UINT64_C(1) << (id))
 #define OPTION_GRADIENTS (BIT(ATTN_T_dsinks) | BIT(ATTN_T_dbias) | BIT(ATTN_T_dalibi_slopes))
 
@@ -68,8 +68,8 @@ struct options {
     bool biased;        /* the problem has a bias of shape [1, 1, Sq, Sk] */
     bool each_head;     /* true: bias and keep_mask have shape [B, H, Sq, Sk]; false: [1, 1, Sq, Sk] */
     bool forward_first; /* true: a backward computes out and lse itself; false: both are its inputs */
-    /* true: the bias is a mask like Hugging Face's, with hidden_bias for later keys and for the first `padded` keys,
-     * and 0 for others; false: it is random */
+    /* true: the bias is a mask, with hidden_bias for later keys and for the first `padded` keys, and 0 for others;
+     * false: it is random */
     bool bias_is_mask;
     int64_t padded;
     double hidden_bias;
@@ -337,7 +337,6 @@ static void put_outputs(const attn_problem *p)
     printf("]");
 }
 
-/* the results that attn_truth_some() computes in float64 */
 static const attn_tensor_id truth_ids[] = { ATTN_T_out, ATTN_T_lse, ATTN_T_dq, ATTN_T_dk, ATTN_T_dv };
 enum { TRUTH_RESULTS = sizeof truth_ids / sizeof *truth_ids };
 
@@ -520,7 +519,6 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
                tflops, gigabytes, m->info.name, kernel);
     fflush(stdout);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        /* attn_truth_some() leaves the problem's outputs as they are. */
         if (o->truth) continue;
         if (p.tensor[id].rank && attn_writes(&p, (attn_tensor_id)id) && attn_dtype_floating(p.tensor[id].dtype))
             look_at(m, (attn_tensor_id)id, &p.tensor[id], &blocks[id]);
@@ -588,7 +586,7 @@ static void remark(const struct options *o, const char *what, double value)
     fflush(o->json ? stderr : stdout);
 }
 
-/* Times each mask and each kind of sequence lengths, and for comparison a plain problem of the same size. */
+/* Times each mask, each kind of sequence lengths, and for comparison a plain problem of the same size. */
 static void sweep_masks(struct machine *m, const struct options *given, attn_op op)
 {
     const int64_t longest = given->tokens < 16384 ? given->tokens : 16384, half = longest / 2, total = longest * 4;
@@ -763,7 +761,7 @@ static void time_codec(const struct options *o)
         base64_use(NULL);
         free(data), free(back), free(text);
     }
-    /* A whole body goes through the scanner, the base64 decoder, the JSON parser and the checks. */
+    /* Reading a whole body takes the scanner, the base64 decoder, the JSON parser and the checks. */
     for (int large = 0; large < 2; large++) {
         size_t length;
         char *body = make_body(large ? 16384 : 64, &length);

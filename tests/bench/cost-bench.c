@@ -47,11 +47,10 @@ static const struct problem {
     int64_t B, H, Hk, Sq, Sk, D;
     unsigned with;
     double scale, softcap, dropout; /* a scale of 0 is the default scale */
-    /* The bias of pairs above the causal diagonal, and of pairs with one of the first `padded` queries or keys; 0: no
-     * bias. */
+    /* The bias above the causal diagonal, and of the first `padded` queries and keys; 0: no bias. */
     double hidden;
     int64_t padded;
-    /* v_size: factor by which v is multiplied; lse: value of all elements of lse; 0 leaves them unchanged */
+    /* v_size: factor by which v is multiplied; lse: value of all elements of lse; 0: as they are */
     double v_size, lse;
 } problems[] = {
 #define P(n, o, type, b, h, hk, sq, sk, d) \
@@ -225,7 +224,6 @@ static void give_masks(const struct problem *spec, attn_problem *p, struct block
     }
     if (spec->with & ALIBI) give_floats(&p->alibi_slopes, &blocks[ATTN_T_alibi_slopes], ATTN_F32, 1, &spec->H, 0.1);
     if (spec->with & SINKS) give_floats(&p->sinks, &blocks[ATTN_T_sinks], ATTN_F32, 1, &spec->H, 1);
-    /* FlashMask of 16 documents: each query sees only keys of its own document. */
     if (spec->with & DOCUMENTS) {
         int32_t *bounds = give_indices(&p->mask_startend_rows, &blocks[ATTN_T_mask_startend_rows], 4,
                                        (int64_t[]){ spec->B, 1, Sk, 2 });
@@ -276,7 +274,7 @@ static void make(const struct problem *spec, attn_problem *p, struct block *bloc
     }
 }
 
-/* Makes dout and the gradients of a backward, and computes its inputs out and lse by a forward. */
+/* Makes dout and the gradients of a backward, and computes out and lse by a forward. */
 static void make_backward(const struct problem *spec, attn_problem *p, struct block *blocks)
 {
     static const struct {

@@ -38,7 +38,6 @@ static void parses(const char *text, size_t length)
 static void check_answer(proto_call *call, uint32_t seed)
 {
     proto_result *results = calloc((size_t)call->count, sizeof *results);
-    /* All problems share this memory, because the values of outputs do not matter. */
     uint8_t *outputs = calloc(1, OUTPUT_BYTES);
     must(results && outputs);
     for (size_t i = 0; i < OUTPUT_BYTES; i++) outputs[i] = (uint8_t)(seed >> i % 25);

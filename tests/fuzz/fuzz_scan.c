@@ -103,7 +103,7 @@ static bool same_number(const char *text, double value)
     return x == value || (isnan(x) && isnan(value));
 }
 
-/* Compares the body's tree with that of the rest (the JSON without tensor values). */
+/* Compares the tree of the body with the tree of the rest (the body's JSON without tensor values). */
 static void same_tree(const cJSON *body, const cJSON *rest, const scan_extract *extracts, int extract_count)
 {
     struct {

@@ -122,8 +122,8 @@ const struct tma_case {
 };
 /* clang-format on */
 
-/* Box number c has 128 bytes in each row. Returns which byte of the tensor is byte b of the box's row r, or -1 if there
- * is none. */
+/* Returns which byte of the tensor is byte b of row r of TMA box c, or -1 if there is none. A box has 128 bytes in each
+ * row. */
 int64_t source_of(const tma_case &x, int c, int r, int b)
 {
     const int column = (c * 128 + b) / x.element, row = x.row + r;
@@ -139,7 +139,8 @@ void check_tma()
         const int tile_bytes = x.chunks * chunk_bytes, columns = 128 / x.element;
         const place at = { 0, x.row, x.head, x.batch };
         std::vector<uint8_t> data(bytes), expected(tile_bytes);
-        /* No byte is 0, which TMA writes for missing elements, or 0xff, with which shared memory is filled first. */
+        /* The bytes are neither 0, which TMA writes for missing elements, nor 0xff, with which shared memory is filled
+         * first. */
         for (uint8_t &b : data) b = (uint8_t)(1 + random_bits() % 254);
         array<uint8_t> source(data), out(tile_bytes);
         const CUtensorMap from = map_of(tensor{ source.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
@@ -175,7 +176,8 @@ void check_tma()
 
 /* ---- Tests of wgmma with 16-bit numbers: S = Q K^T, P in registers, O += P V ------------------------------------- */
 
-/* row_of() and column_of() return where this thread's register i is in a 64 x N accumulator (see wgmma in ptx.cuh). */
+/* row_of() and column_of() return the position of this thread's register i in a 64 x N accumulator (see wgmma in
+ * ptx.cuh). */
 DEVICE int row_of(int i)
 {
     return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
@@ -191,7 +193,7 @@ template <int N> DEVICE void write_accumulators(float *to, const float (&d)[N / 
     for (int i = 0; i < N / 2; i++) to[row_of(i) * N + column_of(i)] = d[i];
 }
 
-/* A product must overwrite what poison() sets, and add to what begin_sums() sets. */
+/* A product must overwrite the numbers of poison(), and add to those of begin_sums(). */
 template <int N> DEVICE void poison(float (&d)[N])
 {
 #pragma unroll
@@ -255,7 +257,6 @@ __global__ void __launch_bounds__(128)
 template <typename T, class X> void check_attend()
 {
     const int D = X::D, BN = X::BN, DV = X::DV;
-    /* Every |S| is at most 256, so S is exact in 16 bits. */
     const std::vector<float> Q = random_ints(64 * D, 1), K = random_ints(BN * D, 1), V = random_ints(BN * DV, 8);
     array<uint16_t> gQ(bits_of<T>(Q)), gK(bits_of<T>(K)), gV(bits_of<T>(V));
     array<float> S(64 * BN), O(64 * DV);
@@ -277,7 +278,6 @@ template <typename T, class X> void check_attend()
     judge(name, compare(O.fetch(), expected));
 }
 
-/* The tile shapes are those of forward.cu. */
 template <typename T> void check_wgmma_16()
 {
     check_attend<T, shape<64, 128, 64>>();
@@ -384,11 +384,11 @@ template <int D_, int BN_> struct shape_8 {
 template <class X> struct shared_8 {
     alignas(1024) uint8_t Q[64 * 128 * X::CHUNKS];
     alignas(1024) uint8_t K[X::BN * 128 * X::CHUNKS];
-    alignas(1024) uint8_t V[X::D * 128 * X::CHUNKS_V]; /* V transposed: a row has one column of V for all keys */
+    alignas(1024) uint8_t V[X::D * 128 * X::CHUNKS_V]; /* V transposed: each row has one column of V for all keys */
     alignas(8) uint64_t full;
 };
 
-/* Returns the key at position n of a row of V^T, in the order that products of e4m3 need. */
+/* Returns which key is at position n of a row of V^T. Products of e4m3 need the keys in this order. */
 int key_at(int n)
 {
     return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2;
@@ -456,8 +456,8 @@ template <class X> void check_attend_8()
     judge(name, compare(O.fetch(), expected));
 }
 
-/* The tensor core adds products in steps, and truncates them and the sum so far at 2^-13 of the largest addend. Beside
- * a product of 2^13, a product of 1 must still count. */
+/* The tensor core adds products in steps, and truncates each addend at 2^-13 of the largest. Beside a product of 2^13,
+ * a product of 1 must still count. */
 void check_sums_of_e4m3()
 {
     typedef shape_8<256, 128> X;
@@ -865,7 +865,7 @@ __global__ void raise(const float *x, int count, float *y)
 void check_conversions()
 {
     std::vector<float> x = random_floats(CONVERTED), widened(256);
-    /* These numbers have few digits, so they often lie halfway between two numbers of the narrow type. */
+    /* Numbers of few digits often lie halfway between two numbers of the narrow type. */
     for (size_t n = 0; n < x.size(); n += 5) x[n] = ldexpf((float)(int)(random_bits() % 64), -8);
     std::vector<uint8_t> narrow(256);
     /* e4m3's NaN is left out, because a converted NaN may have several bit patterns. */

@@ -106,8 +106,8 @@ enum fragments { ROWS_ROWS, ROWS_COLUMNS, COLUMNS_ROWS, COLUMNS_COLUMNS };
 const char *const fragment_names[] = { "A by rows, B by rows", "A by rows, B by columns", "A by columns, B by rows",
                                        "A by columns, B by columns" };
 
-/* The argument h of the kernel below is always 0, but the compiler must not know: if all other terms of an address are
- * 0, nvcc 13.0 drops the thread's own offset. */
+/* The argument h below is always 0, but must not be a constant: if all other terms of an address are 0, nvcc 13.0 drops
+ * the thread's own offset. */
 /* With ANYWHERE, tiles begin 16 bytes after a multiple of 128, and are read by functions that accept any multiple of
  * 16. */
 template <typename T, int D, bool ANYWHERE>
@@ -178,8 +178,7 @@ template <typename T, int D, bool ANYWHERE> void check_fragments()
     }
 }
 
-/* Computes attention without the softmax. As in forward.cu, the accumulators of S become operand A of O = S V. A warp
- * has 16 rows. */
+/* Computes attention without the softmax. The accumulators of S become operand A of O = S V, as in forward.cu. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128) attend(const __grid_constant__ attn_view Q, const __grid_constant__ attn_view K,
                                               const __grid_constant__ attn_view V, int h, float *out)

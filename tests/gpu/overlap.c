@@ -266,7 +266,7 @@ static void calls(void)
         must(attn_device_alloc(gpu, bytes ? bytes : 1, &workspace, &err), &err);
         for (int round = 0; round < CALL_ROUNDS; round++) {
             us[round] = one_call(c, stream, &plan, workspace, host, device);
-            /* Waits keep the stream's queue from filling up. */
+            /* keeps the stream's queue from filling up */
             if (round % 20 == 19) must(attn_stream_wait(stream, &err), &err);
         }
         qsort(us, CALL_ROUNDS, sizeof us[0], by_value);

@@ -30,7 +30,7 @@ struct rate_case {
     const char *wanted; /* gradients to compute; "" means dq, dk and dv */
 };
 
-/* Rows of the table name only the members that they need. */
+/* The rows of the table leave out members that they do not need. */
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 
 #define F ATTN_OP_FORWARD

@@ -3,8 +3,8 @@
 
 #include <float.h>
 
-/* ThreadSanitizer ignores functions marked UNWATCHED: watching each number would take a hundred times as long. They
- * only fill and compare tensors in the test's own thread. */
+/* ThreadSanitizer ignores UNWATCHED functions, which fill and compare tensors in the test's own thread. To watch each
+ * number would take a hundred times as long. */
 #define UNWATCHED __attribute__((no_sanitize_thread))
 
 /* ---- Random numbers ---------------------------------------------------------------------------------------------- */
@@ -121,7 +121,7 @@ UNWATCHED void fixture_clear(struct fixture *f)
     memset(f, 0, sizeof *f);
 }
 
-/* Returns the number of elements of the tensor's memory, including gaps between rows. */
+/* Returns the number of elements from the first to the last, including gaps between rows. */
 UNWATCHED static int64_t tensor_extent(const attn_tensor *t)
 {
     int64_t n = 1;
@@ -1030,7 +1030,7 @@ struct tolerance {
     double relative, absolute;
 };
 
-/* Returns the tolerance of output `id`, without the term `sensitivity` that testing.h describes. */
+/* Returns the tolerance of output `id`, without the term `sensitivity` (see testing.h). */
 UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_tensor_id id)
 {
     const struct limits *limit = &limits_of[f->spec.dtype];
@@ -1118,7 +1118,7 @@ UNWATCHED bool fixture_compare(const struct fixture *got, const struct fixture *
                      t.relative * sqrt(size2) + 2 * sqrt(sensitivity2) + t.absolute * sqrt((double)n));
             return false;
         }
-        /* Each row of `out` has a limit of its own, relative to the norm of that row. */
+        /* Each row of `out` has a limit of its own, relative to the norm of the row. */
         if (id == ATTN_T_out && got->spec.Dv >= 8)
             for (int64_t row = 0; row < n / got->spec.Dv; row++) {
                 double row_error = 0, row_size = 0;
@@ -1204,9 +1204,8 @@ UNWATCHED bool spec_agrees(struct bench *bench, const struct spec *spec)
     fixture_copy(&before, &got);
     run_reference(&want.p);
     memset(&other, 0, sizeof other);
-    /* Computes the reference results a second time in another way, to see how much rounding changes them. A backward
-     * gets rounded out and lse as inputs, or computes them if `want` got them. A forward with few outputs gets a
-     * slightly changed v. */
+    /* Computes the reference results in another way, to see how much rounding changes them. A backward gets rounded out
+     * and lse as inputs, or computes them if `want` got them. A forward with few outputs gets a slightly changed v. */
     if (spec->op == ATTN_OP_BACKWARD) {
         struct spec twin = *spec;
         twin.give_forward = !spec->give_forward;

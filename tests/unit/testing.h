@@ -174,10 +174,9 @@ struct bench {
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;
-    /* made-up feature bits added to the plan of every problem, so that a kernel that accepts all features computes
-     * it */
+    /* unknown feature bits for the plan of every problem; only a kernel that accepts all features computes it then */
     uint64_t also;
-    /* true: the problems run in several calls of attn_run_some(), and the bench waits for the stream after each */
+    /* true: the problems run in several calls of attn_run_some(), with a wait after each */
     bool in_steps;
     int64_t calls; /* number of calls of attn_run_some() in the last run */
 };

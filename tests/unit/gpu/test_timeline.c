@@ -10,7 +10,7 @@
 #include "tests/gpu/timeline.h"
 
 /* Times recorded on one H200. Request 0 was copied to the host from 6.68 to 8.07 ms, while the kernel of request 1 ran.
- * The same copy alone had taken twice as long because of a disturbance, which the check must not use. */
+ * The same copy alone took twice as long, because of a disturbance. */
 static const struct times recorded[] = {
     { { 0, 2980, 6680, 8070 } },
     { { 2980, 5960, 10440, 11830 } },

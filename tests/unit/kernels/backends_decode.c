@@ -317,7 +317,7 @@ void test_queries_of_any_size_meet_float8_keys(void **state)
     }
 }
 
-/* Copies one row of a batch to a problem of its own. Its page table has `more` more columns than the batch's. */
+/* Copies one row of a batch to a problem of its own, whose page table has `more` additional columns. */
 static void take_row(const struct fixture *whole, struct fixture *row, int64_t b, int64_t more)
 {
     static const attn_tensor_id by_row[] = { ATTN_T_q, ATTN_T_seqlens_k, ATTN_T_out, ATTN_T_lse };
@@ -570,7 +570,7 @@ static void make_forks(struct fixture *f, const struct spec *s, struct rng *r, i
     assert_int_equal(attn_check(&f->p, NULL), ATTN_OK);
 }
 
-/* prefix_keys says how many first keys each batch row shares with the row before it. The results must not depend on
+/* The results must not depend on prefix_keys, which says how many first keys each batch row shares with the row before
  * it. */
 void test_a_shared_prefix_does_not_change_a_bit(void **state)
 {
@@ -597,7 +597,6 @@ void test_a_shared_prefix_does_not_change_a_bit(void **state)
         int32_t prefix_keys[ROWS];
         struct fixture with, without;
         make_forks(&with, s, &r, prefix_keys);
-        /* One page that most rows share has a NaN, and so has a query of one row. */
         if (n % 2) {
             const attn_tensor *const t = n % 4 == 1 ? &with.p.k : &with.p.v;
             const int64_t page = (int64_t)tensor_get(&with.p.page_table, rng_between(&r, 0, 3));

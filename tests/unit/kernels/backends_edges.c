@@ -397,8 +397,8 @@ static const struct spec extreme_cases[] = {
     SPEC(.name = "scale 3e38, q of 1e-38", SIZES(60, 80, 64), .has_scale = true, .scale = 3e38, .q_amp = 1e-19),
 };
 
-/* Problems with padding rows, which are NaN: after the queries that seqlens_q counts, between packed sequences, and
- * beside packed queries also after the keys that seqlens_k counts. */
+/* Problems with padding rows, which are NaN: after the queries that seqlens_q counts, and between packed sequences. If
+ * queries are packed, also after the keys that seqlens_k counts. */
 static const struct spec length_cases[] = {
     SPEC(.name = "seqlens_q", .B = 5, SIZES(150, 150, 64), HEADS(4, 2), .seqlens_q = true, .causal = true, BF16),
     SPEC(.name = "seqlens_q, bhsd, wider heads", .B = 4, SIZES(70, 200, 128), HEADS(4, 2), .seqlens_q = true,
@@ -529,8 +529,8 @@ void test_lengths_agree_with_the_reference(void **state)
 
 enum { NARROW_HEADS = 256 }; /* largest head size for which every backend has a fast kernel */
 
-/* A backend's last kernel computes every problem, but slowly. Problems with lengths (packed or padded sequences) must
- * run on another kernel. The backend "paper" has only one kernel. */
+/* The last kernel of each backend computes every problem, but slowly. Problems with packed or padded sequences must run
+ * on another kernel. The backend "paper" has only one kernel. */
 void test_lengths_do_not_need_the_slowest_kernel(void **state)
 {
     const attn_kernel *slow[ATTN_OP_OBSERVE + 1] = { NULL };
@@ -550,7 +550,7 @@ void test_lengths_do_not_need_the_slowest_kernel(void **state)
     }
 }
 
-/* Backwards of several tiles with the gradient of a bias, broadcast in each possible way, or of ALiBi slopes. */
+/* Backwards of several tiles: the gradients of a bias, broadcast in each possible way, and of ALiBi slopes. */
 static const struct spec option_gradient_cases[] = {
     SPEC(.name = "dbias of each pair", .B = 2, SIZES(200, 300, 64), HEADS(4, 2), BACK, F16, .bias = 8,
          .bias_hidden = 0.1, .causal = true),
@@ -602,8 +602,8 @@ void test_gradients_of_options_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(option_gradient_cases, ARRAY_SIZE(option_gradient_cases)), 0);
 }
 
-/* Options that change the score of each pair of a query and a key must run on the same kernel as problems without
- * options. So must their gradients. */
+/* Options that change the score of each pair of a query and a key, and their gradients, must run on the same kernel as
+ * problems without options. */
 void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state)
 {
     static const int64_t head_sizes[] = { 64, 96, 128 };

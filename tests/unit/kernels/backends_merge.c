@@ -21,8 +21,8 @@ struct shape {
     attn_dtype dtype, out_dtype;
 };
 
-/* A merge: the results that it joins (each over a part of the keys), and the joined result, in host and device
- * memory. */
+/* A merge in host and device memory: the results that it joins (each over a part of the keys), and the joined
+ * result. */
 struct scene {
     struct shape s;
     int64_t rows, numbers; /* rows: number of elements of lse; numbers: number of elements of `out` */
@@ -166,22 +166,21 @@ void test_merged_parts_are_the_whole(void **state)
     }
 }
 
-/* Each case is lse and out of part 0, lse and out of part 1, and lse and out of the expected result. A part whose lse
- * is -inf is empty. */
+/* Each case has lse and out of part 0, lse and out of part 1, and the expected lse and out. A part whose lse is -inf is
+ * empty. */
 void test_merges_of_empty_and_strange_parts(void **state)
 {
     static const float cases[][6] = {
         { -INFINITY, 5, -INFINITY, 7, -INFINITY, 0 },
-        /* The `out` of an empty part is not read. */
+        /* an empty part's `out` is not read */
         { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },
-        /* An infinite `out` of an empty part does not count. */
+        /* nor does it count if it is infinite */
         { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f },
         { NAN, 1, 0, 1, NAN, NAN },
         { 0, 1, NAN, 1, NAN, NAN },
         { INFINITY, 1, 0, 1, NAN, NAN },
-        /* An infinite lse makes the result NaN, even if the other part is empty. */
         { -INFINITY, 1, INFINITY, 1, NAN, NAN },
-        { 0, 1, -200, NAN, 0, NAN }, /* a NaN counts, however small the weight of its part is */
+        { 0, 1, -200, NAN, 0, NAN }, /* a NaN counts even if the weight of its part is tiny */
         { 90000, 2, 0, 7, 90000, 2 },
         { -90000, 2, -90200, 7, -90000, 2 },
         { 0, 3e38f, 0, 3e38f, 0.693147182f, 3e38f },
@@ -264,7 +263,6 @@ void test_merges_that_disagree_are_refused(void **state)
     REFUSED("/gradients/1/lse/shape/0", "gradients.1.lse: shape[0] is 1, must be 2, the batch of parts.0.out");
 #undef WITH
 #undef REFUSED
-    /* This merge writes only `lse`, not `out`. */
     m = (attn_merge_problem){ .count = 3, .parts = x.part, .whole = { .lse = x.whole.lse } };
     assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_OK);
     assert_int_equal(attn_stream_wait(bench.stream, &err), ATTN_OK);
@@ -295,7 +293,6 @@ void test_merges_of_a_layout_are_those_of_its_views(void **state)
     assert_memory_equal(x.lse, lse, sizeof lse);
     for (int64_t n = 0; n < ROWS; n++)
         assert_memory_equal((float *)x.out + out_at(&x.s, n, true), by_strides + 7 * n, 7 * sizeof *by_strides);
-    /* The message counts axes as the client sent them: in bhsd, shape[1] is the number of heads. */
     x.part[1].out.shape[1] = 5, x.part[1].out.shape[2] = 3;
     assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_INVALID);
     assert_string_equal(err.text, "parts.1.out: shape[1] is 5, must be 3, the heads of parts.0.out");
@@ -312,7 +309,7 @@ struct gradients {
     float douts[GP][GOUT], dlses[GP][GROWS], dsinks[GH], out[GOUT], lse[GROWS];
 };
 
-/* Returns the loss in float64, after `by` is added to the input at `changed`. */
+/* Returns the loss in float64, after `by` is added to the input to which `changed` points. */
 static double loss(const struct gradients *g, const float *changed, double by)
 {
 #define AT(x) ((double)(x) + (&(x) == changed ? by : 0))
@@ -368,7 +365,6 @@ static void fill_gradients(struct gradients *g, uint64_t seed)
 {
     struct rng r = { seed };
     float *const numbers = (float *)g;
-    /* The merge must overwrite this pattern with its results. */
     memset(g, 0x7f, sizeof *g);
     for (size_t n = 0; n < offsetof(struct gradients, douts) / sizeof *numbers; n++)
         numbers[n] = (float)(rng_uniform(&r) * 4 - 2);
@@ -391,8 +387,8 @@ void test_gradients_of_a_merge_are_the_differences_of_its_loss(void **state)
     for (int h = 0; h < GH; h++) check_difference(&g, &g.sinks[h], g.dsinks[h], "dsinks");
 }
 
-/* A NaN in `out` of an empty part (lse -inf) must not spread, even if dout is infinite. In a row without any part or
- * sink all gradients are 0. */
+/* `out` of an empty part (with an lse of -inf) may be NaN without effect, even if dout is infinite. In a row without
+ * any part or sink all gradients are 0. */
 void test_gradients_of_empty_parts_are_zeros(void **state)
 {
     struct gradients g;
@@ -411,7 +407,6 @@ void test_gradients_of_empty_parts_are_zeros(void **state)
     for (int h = 0; h < GH; h++) assert_true(g.dsinks[h] == 0);
 }
 
-/* A sink must give the same bits as one more part, whose out is 0 and whose lse is the sink. */
 void test_a_sink_is_a_part_without_a_value(void **state)
 {
     struct gradients with, without;

@@ -125,7 +125,7 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
             s.dtype = s.out_dtype = n % 2 ? ATTN_F16 : ATTN_BF16;
             s.D = s.Dv = heads[n].D, s.softcap = heads[n].softcap;
             s.Sk += heads[n].more_keys;
-            /* Sq grows too if it exceeded Sk by more than 200, so that it still does. */
+            /* If Sq exceeded Sk by more than 200, it still does. */
             if (s.Sq > s.Sk - heads[n].more_keys + 200) s.Sq += heads[n].more_keys;
             if (s.sequences > 0) s.k_lengths[0] += heads[n].more_keys, s.k_lengths[3] += heads[n].more_keys;
             if (!agrees(&s)) failed++;
@@ -208,8 +208,8 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
     }
 }
 
-/* A row that sees one key has that key's value as its out, however large the score is. The scores reach 1e4 to 1e9,
- * where kernels begin to subtract a rounded maximum before the exponential. */
+/* A row that sees one key has that key's value as its out, even for scores of 1e4 to 1e9. At such scores kernels begin
+ * to subtract a rounded maximum before the exponential. */
 void test_float8_rows_of_one_key_are_its_value(void **state)
 {
     static const double scales[] = { 1, 10, 32, 55, 100, 320 };
@@ -233,9 +233,9 @@ void test_float8_rows_of_one_key_are_its_value(void **state)
         }
 }
 
-/* One heavy key has at least half of the weight; the others must still count. Hopper's tensor cores keep 14 bits of a
- * sum of float8 products, so other keys are lost beside the heavy key until a new sum begins. All values, and so all of
- * out, are one number. */
+/* One key has at least half of the weight; the others must still count. Hopper's tensor cores keep 14 bits of a sum of
+ * float8 products, so other keys are lost beside such a key until a new sum begins. All values are one number, which
+ * `out` must be. */
 void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
 {
     static const int head_sizes[] = { 64, 128, 256 }, lengths[] = { 1344, 1792, 2016, 2560, 3584 };
@@ -389,8 +389,8 @@ void test_a_row_with_one_key_is_that_value_to_the_bit(void **state)
     }
 }
 
-/* Each of the 256 codes is once the only value, which is the result, and once the only channel of a key, which is the
- * score. */
+/* Each code of float8 is used as the only value, so that it is the result, and as the only channel of a key, so that it
+ * is the score. */
 void test_every_float8_is_its_number(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
@@ -420,7 +420,7 @@ void test_every_float8_is_its_number(void **state)
     }
 }
 
-/* fixture_compare() requires NaN exactly where the reference backend has NaN. */
+/* fixture_compare() requires a NaN exactly where the reference backend has one. */
 void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
 {
     static const struct spec cases[] = {
@@ -451,7 +451,7 @@ void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A NaN in a key must not reach the gradient of a query that does not see it, nor the reverse. */
+/* A NaN in a key must reach the gradients of just those queries that see the key. */
 void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
 {
     static const struct spec cases[] = {
@@ -638,8 +638,8 @@ static bool is_by_rows(const attn_problem *p, attn_op op)
     return strcmp(plan.kernel->name, "simple") == 0;
 }
 
-/* If a query sees one key, P is 1 and dv is dout. The forward's lse and the backward's score must be the same sum,
- * rounded in the same way. In float32 P may be off by 4e-6, because lse itself is rounded. */
+/* If a query sees one key, P is 1 and dv is dout. For this the forward's lse and the backward's score must be the same
+ * sum, rounded in the same way. In float32 P may be off by 4e-6, because lse itself is rounded. */
 void test_one_key_has_a_probability_of_one(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -656,7 +656,7 @@ void test_one_key_has_a_probability_of_one(void **state)
         if (!is_ours()) continue;
         fixture_make(&f, &s);
         make_products_cancel(&f);
-        /* If forward and backward add in different orders, P is not exactly 1. */
+        /* If forward and backward add in different orders, P need not be exactly 1. */
         if (given && is_by_rows(&f.p, ATTN_OP_FORWARD) != is_by_rows(&f.p, ATTN_OP_BACKWARD)) {
             fixture_clear(&f);
             continue;
@@ -688,14 +688,13 @@ static void show_one_key(struct fixture *f, int64_t key)
     for (int64_t n = 0; f->p.bias.rank && n < tensor_elements(&f->p.bias); n++)
         tensor_set(&f->p.bias, n, n % f->p.bias.shape[3] == key ? 0.25 : -INFINITY);
     for (int64_t n = 0; f->p.mask_startend_rows.rank && n < tensor_elements(&f->p.mask_startend_rows); n++) {
-        /* FlashMask intervals: `key` is hidden from no query (lts is Sq, ute is 0), and all other keys from every
-         * query. */
+        /* FlashMask: all queries see `key` (lts is Sq, ute is 0), and no query sees another key. */
         const bool seen = n / 2 % f->p.mask_startend_rows.shape[2] == key;
         tensor_set(&f->p.mask_startend_rows, n, n % 2 == 0 && seen ? (double)f->spec.Sq : 0);
     }
 }
 
-/* With dout 1, dv of a key must be exactly the number of rows that see only that key. */
+/* With dout 1, dv of a key must be exactly the number of rows that see that key. */
 void test_one_key_has_p_1_to_the_last_bit(void **state)
 {
     static const int64_t head_sizes[] = { 5, 64, 100, 128, 200, 256 };

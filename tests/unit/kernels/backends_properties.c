@@ -36,7 +36,7 @@ void test_a_problem_has_the_same_bits_alone_and_among_others(void **state)
     assert_same_bits_alone_and_among_others(random_spec, 16);
 }
 
-/* If the family of kernels that ATTN_CUDA_FAMILY names has kernels for forward and backward, it must compute both. */
+/* ATTN_CUDA_FAMILY may name a family of kernels for forward and backward, which must then compute both. */
 void test_a_family_that_is_asked_for_computes_both_ways(void **state)
 {
     static const char *const families[] = { "generic", "simple" };
@@ -213,7 +213,7 @@ static void copy_part(const struct fixture *whole, struct fixture *part, attn_te
         tensor_set(&part->p.tensor[id], e, tensor_get(&whole->p.tensor[id], first + e));
 }
 
-/* A server packs the problems of several clients into one; none may notice. */
+/* A server may pack the problems of several clients into one. */
 void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state)
 {
     static const struct spec packs[] = {
@@ -241,7 +241,7 @@ void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state)
              .causal = true, .D = 128, .Dv = 128, F16),
         SPEC(BACK, .sequences = 3, .q_lengths = { 150, 65, 7 }, .k_lengths = { 170, 65, 100 }, .key_rows = true,
              HEADS(4, 2)),
-        /* The window is longer than the first sequence, but shorter than all packed keys together. */
+        /* This window is longer than the first sequence, but shorter than all packed keys together. */
         SPEC(BACK, .sequences = 2, .q_lengths = { 400, 30 }, .k_lengths = { 400, 300 }, HEADS(4, 2), .D = 128,
              .Dv = 128, F16, WINDOW(500, 450)),
     };
@@ -318,8 +318,8 @@ void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
     }
 }
 
-/* Runs the key/value heads [first, end) only. Returns false if they would use another kernel than all heads together
- * (`whole`). */
+/* Runs the key/value heads [first, end) only. Returns false if their kernel is not that of the plan `whole`, which is
+ * for all heads. */
 static bool run_heads(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end)
 {
     const attn_problem all = f->p;
@@ -389,7 +389,7 @@ void test_heads_have_the_same_bits_in_parts_and_together(void **state)
 enum { MOST_PARTS = 4 };
 
 /* Runs queries [first, end) only, and adds the gradients that are sums over queries to `sums` in float32. Returns false
- * if they would use another kernel than all queries together (`whole`). */
+ * if their kernel is not that of the plan `whole`, which is for all queries. */
 static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end, float **sums)
 {
     const struct fixture all = *f;
@@ -568,7 +568,7 @@ void test_the_order_of_keys_does_not_matter(void **state)
     fixture_copy(&b, &a);
     for (int64_t j = 0; j < s.Sk; j++)
         for (int64_t e = 0; e < row; e++) {
-            const int64_t from = j * 100 % s.Sk; /* a permutation, because 100 and Sk (211) have no common divisor */
+            const int64_t from = j * 100 % s.Sk; /* 100 and Sk (211) have no common divisor */
             tensor_set(&b.p.k, j * row + e, tensor_get(&a.p.k, from * row + e));
             tensor_set(&b.p.v, j * row + e, tensor_get(&a.p.v, from * row + e));
         }

@@ -8,7 +8,7 @@
 
 #include "backends.h"
 
-/* Returns whether the backend has attn_truth_some(). Also checks the errors of calls that must be refused. */
+/* Returns whether the backend has attn_truth_some(), and checks that wrong calls of it are refused. */
 static bool has_truth(void)
 {
     const struct spec s = SPEC(.name = NULL);

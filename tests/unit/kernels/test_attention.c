@@ -231,7 +231,6 @@ static double seconds(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-/* The work of empty rows must be counted without a loop over the rows. */
 static void test_work_of_two_thousand_million_empty_rows_is_counted_at_once(void **state)
 {
     const int64_t rows = INT32_MAX;
@@ -255,7 +254,7 @@ static void test_scores_that_flashmask_hides_are_not_work(void **state)
         bool causal;
         int n;
         int32_t bounds[4];
-        /* number of pairs of one of 8 queries and one of 4 keys that have a score */
+        /* number of pairs (of 8 queries and 4 keys) that the mask lets through */
         double scores;
     } cases[] = {
         { true, 1, { 8 }, 4 + 3 + 2 + 1 },   { true, 1, { 0 }, 0 },
@@ -388,7 +387,8 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     CASE(ATTN_OPTION_BIT(WINDOW), window_right = 3);
     CASE(ATTN_OPTION_BIT(TOP_LEFT), alignment = ATTN_TOP_LEFT);
     CASE(ATTN_OPTION_BIT(GROUPED), k.shape[2] = 2);
-    CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* the scale is 0; scales outside 1e-6 to 1e30 set this bit */
+    CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* scales outside 1e-6 to 1e30 set this bit, and here the scale
+                                                     * is 0 */
     CASE(0, scale = -1);                            /* has_scale is false */
     CASE(ATTN_OPTION_BIT(SOFTCAP), softcap = 5);
     CASE(ATTN_OPTION_BIT(DROPOUT), dropout_p = 0.1);
@@ -445,7 +445,7 @@ static void test_backends_are_found_by_name(void **state)
     attn_stream_close(NULL);
 }
 
-/* The backend "paper" computes only what the paper of FlashAttention-2 describes. */
+/* The backend "paper" computes only what the paper on FlashAttention-2 describes. */
 static void test_what_paper_does_not_compute_is_named(void **state)
 {
     static const struct {

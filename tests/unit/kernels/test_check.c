@@ -104,8 +104,8 @@ static void expect(int line, const attn_problem *p, attn_status status, const ch
                  attn_status_name(status), member, text);
 }
 
-/* Changes the problem of() by the statement `...`. attn_check() must then refuse it with this status, member and
- * text. */
+/* The statement `...` changes the problem that of() returns. attn_check() must refuse the result with this status,
+ * member and text. */
 #define SAYS(of, status, member, text, ...)                \
     do {                                                   \
         attn_problem p = of();                             \
@@ -125,7 +125,8 @@ static void test_good_problems_pass(void **state)
     PASSES(forward, p.out.rank = p.lse.rank = 0);
     PASSES(forward, p.out.data = p.lse.data = NULL);
     PASSES(backward, p.dq.data = p.dk.data = p.dv.data = NULL);
-    PASSES(backward, p.out.rank = p.lse.rank = 0); /* a forward ignores dout */
+    PASSES(backward, p.out.rank = p.lse.rank = 0); /* a backward without out and lse computes both */
+    /* a forward ignores dout */
     PASSES(forward, p.op = ATTN_OP_FORWARD; p.dout = TENSOR(NULL, ATTN_U8, 9));
     PASSES(forward, p.q.shape[0] = p.k.shape[0] = p.v.shape[0] = p.out.shape[0] = p.lse.shape[0] = 0;
            p.q.data = p.k.data = p.v.data = NULL);
@@ -452,8 +453,7 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.keep_mask = TENSOR(keep, ATTN_U8, 1, 1, 30, 30));
     SAYS(bhsd, INVALID, "/sinks/shape/0", "sinks: shape[0] is 8, must be 30, the heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.sinks = TENSOR(sinks, ATTN_F32, 8));
-    /* The tensors are bhsd but the layout is bshd, so the query counts as 1 head of q, and 40 keys count as 40 heads of
-     * k. */
+    /* Tensors in bhsd are read as bshd, so the query counts as 1 head of q, and 40 keys count as 40 heads of k. */
     SAYS(bhsd, INVALID, "/k/shape/2", "k: shape[2] is 40, must divide the 1 heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.q.shape[2] = 1);
     /* The messages below suggest no layout, because none fits the shapes, or because the fault is elsewhere. */
@@ -465,7 +465,7 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
     assert_int_equal(attn_check(&p, NULL), ATTN_INVALID);
 }
 
-/* A request without a layout is not read as bhsd, because two numbers of heads could as well be two lengths. */
+/* The numbers of heads (32 and 12) could as well be lengths, so a request without a layout is not read as bhsd. */
 static void test_heads_that_do_not_divide_are_not_taken_for_another_layout(void **state)
 {
     (void)state;
@@ -476,7 +476,7 @@ static void test_heads_that_do_not_divide_are_not_taken_for_another_layout(void 
     SAYS(forward, INVALID, "/k/shape/1", "k: shape[1] is 12, must divide the 32 heads of q", p.layout = ATTN_BHSD;
          p.q = TENSOR(zeros, ATTN_F16, 1, 32, 128, 16); p.k = TENSOR(zeros, ATTN_F16, 1, 12, 128, 16);
          p.v = TENSOR(zeros, ATTN_F16, 1, 12, 128, 16); p.out.rank = p.lse.rank = 0);
-    /* The message suggests no layout, because axis 1 is smaller than axis 2 in k, but not in q. */
+    /* Axis 1 is smaller than axis 2 in k, but not in q, so the message suggests no layout. */
     SAYS(forward, INVALID, "/k/shape/2", "k: shape[2] is 12, must divide the 32 heads of q",
          p.q = TENSOR(zeros, ATTN_F16, 1, 128, 32, 16);
          p.k = TENSOR(zeros, ATTN_F16, 1, 4, 12, 16); p.v = TENSOR(zeros, ATTN_F16, 1, 4, 12, 16);

@@ -113,7 +113,7 @@ static void test_every_kernel_has_rates(void **state)
     assert_false(attn_cost_knows("another", ATTN_OP_FORWARD, ATTN_F16));
 }
 
-/* Each add_...() adds an option to the problem, which must then cost more. */
+/* Each add_...() function adds an option, with which the problem must cost more. */
 static void add_bias(struct problem *t)
 {
     give_bias(t);
@@ -241,7 +241,6 @@ static void test_bytes_are_those_of_the_tensors_and_of_what_is_read_of_pages(voi
     t->p.v.data = t->p.k.data; /* v shares the memory of k, which is read only once */
     assert_true(attn_cost_of(&t->info, &t->plan).bytes == 3 * matrix + lse);
 
-    /* The batch has one row of 40 keys, in a pool of S pages of 64 keys. */
     int32_t table[] = { 1 }, lengths[] = { 40 };
     t->p.v.data = t->numbers[2];
     t->p.k.shape[0] = t->p.v.shape[0] = S;

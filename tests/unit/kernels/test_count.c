@@ -52,7 +52,7 @@ static attn_counts count(const attn_problem *p, const int64_t tile[2])
     return attn_counter_close(counter);
 }
 
-/* Compares the counts with counts pair by pair. */
+/* Compares the number of pairs and tiles with a count pair by pair. */
 static bool counts_well(const struct fixture *f, const int64_t tile[2])
 {
     const attn_counts want = by_pairs(&f->p, tile), got = count(&f->p, tile), plain = count(&f->p, NULL);
@@ -107,8 +107,7 @@ static void test_pairs_and_tiles_are_those_that_a_look_at_every_pair_finds(void 
     assert_int_equal(failed, 0);
 }
 
-/* The expected counts of a million queries and keys come from formulas, because counting pair by pair would take a
- * day. */
+/* The expected counts come from formulas, because counting pair by pair would take a day. */
 static void test_long_problems_are_counted_at_once(void **state)
 {
     const int64_t S = 1 << 20;

@@ -104,7 +104,7 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     for (int times = 0; times < LOOPS; times++) {
         atomic_int by[2] = { 0 }, begun = 0;
         struct pool_part own = { 0 }, other = { 0 };
-        pool_begin(pool, &other, &other, NULL); /* takes both threads of the pool, one of them for another owner */
+        pool_begin(pool, &other, &other, NULL);
         pool_begin(pool, &own, &own, NULL);
         pool_run(pool, ITEMS, count_worker, by);
         assert_int_equal(atomic_load(&by[0]), ITEMS);
@@ -198,7 +198,7 @@ static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_comp
         assert_int_equal(pthread_create(&all[n].thread, NULL, compute_until_stopped, &all[n]), 0);
     while (at_work(all, 2) != 2) continue;
     assert_int_equal(pthread_create(&all[2].thread, NULL, compute_until_stopped, &all[2]), 0);
-    /* Waits until thread 2 computes, and only one of threads 0 and 1. If the owners do not share the pool, this never
+    /* Waits until thread 2 and only one of threads 0 and 1 compute. If the owners do not share the pool, this never
      * ends. */
     while (atomic_load(&all[2].items) == 0 || at_work(all, 2) != 1) continue;
     atomic_store(&stop[1], true);
@@ -297,7 +297,8 @@ static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(
 
 /* ---- Tests of strips (parts of a tile's rows) -------------------------------------------------------------------- */
 
-/* Runs a forward. If `strips` is false, every tile of rows is computed whole, and not in strips (parts of its rows). */
+/* Runs a forward. If `strips` is false, every tile of rows is computed whole; otherwise in strips (parts of its
+ * rows). */
 static void forward_with(const struct simd *simd, bool strips, const struct fixture *f)
 {
     struct simd_type types[3];
@@ -330,7 +331,7 @@ static void test_strips_change_no_bit(void **state)
         SPEC(.causal = true), SPEC(.causal = true, .Sq = 113, .Sk = 300),
         SPEC(.causal = true, .Sq = 300, .Sk = 113), /* the first rows see no key */
         SPEC(.causal = true, .Sq = 200, .Sk = 1100, .D = 40, .Dv = 24),
-        /* Rows of one tile have windows that begin in different tiles of keys. */
+        /* Windows of rows in one tile begin in different tiles of keys. */
         SPEC(.window_left = 5, .window_right = 0, .Sq = 700, .Sk = 700),
         SPEC(.window_left = 300, .window_right = 20, .Sq = 130, .Sk = 650),
         SPEC(.causal = true, .Sq = 90, .Sk = 90, .softcap = 5, .alibi = 1, .sinks = 1),
@@ -378,7 +379,7 @@ static const uint64_t made_up = UINT64_C(1) << 63;
 struct giving_up {
     attn_stream *stream;
     const attn_problem *problem;
-    /* 0, or an unknown feature, so that the kernel that computes in double takes the problem */
+    /* 0, or an unknown feature; with it, the kernel that computes in double takes the problem */
     uint64_t also;
     attn_status status;
     attn_error err;
@@ -455,8 +456,7 @@ static void test_a_run_in_double_that_nobody_waits_for_ends_between_two_rows(voi
 
 /* ---- Tests of the kernel that computes in double ----------------------------------------------------------------- */
 
-/* These problems include gradients of bias, slopes and sinks, which are sums over heads and sequences that a single
- * thread computes. */
+/* Some of these problems have gradients of bias, slopes or sinks, which one thread sums over heads and sequences. */
 static const struct spec of_any_kind[] = {
     SPEC(.Sq = 40, .Sk = 70, .H = 6, .Hk = 3, .B = 5, .causal = true),
     SPEC(.Sq = 1, .Sk = 300, .H = 8, .Hk = 2, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16, .softcap = 3),

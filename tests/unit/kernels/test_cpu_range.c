@@ -224,7 +224,7 @@ static void test_rows_whose_scores_are_all_clamped_alike_take_no_score_in_double
         struct fixture got, want;
         char why[256] = "";
         s.op = n % 3 ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
-        /* selects wider tolerances, because adding so large a bias leaves few bits of ordinary scores */
+        /* Wider tolerances: adding so large a bias leaves few bits of ordinary scores. */
         s.bias_levels = 1;
         fixture_make(&want, &s);
         fixture_make(&got, &s);
@@ -267,8 +267,7 @@ static void show_one_key(struct fixture *f, enum one_key how, int64_t key)
     for (int64_t n = 0; how == BIASED && n < tensor_elements(&f->p.bias); n++)
         tensor_set(&f->p.bias, n, n % f->p.bias.shape[3] == key ? 0.25 : -INFINITY);
     for (int64_t n = 0; how == FLASHMASKED && n < tensor_elements(&f->p.mask_startend_rows); n++) {
-        /* FlashMask intervals: `key` is hidden from no query (lts is Sq, ute is 0), and all other keys from every
-         * query. */
+        /* FlashMask: all queries see `key` (lts is Sq, ute is 0), and no query sees another key. */
         const bool seen = n / 2 % f->p.mask_startend_rows.shape[2] == key;
         tensor_set(&f->p.mask_startend_rows, n, n % 2 == 0 && seen ? (double)f->spec.Sq : 0);
     }
@@ -388,8 +387,8 @@ static void test_one_key_has_p_1_where_a_given_lse_holds_more_of_its_score_than_
     }
 }
 
-/* P must be one half for each of two equal keys. P is e^(score - lse), so forward and backward must add a score's
- * products in the same order. */
+/* P = e^(score - lse) must be one half for each of two equal keys, so forward and backward must add the products of a
+ * score in the same order. */
 static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -409,7 +408,7 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
         for (int64_t d = 0; d < s.D; d++) tensor_set(&f.p.k, s.D + d, tensor_get(&f.p.k, d));
         for (int64_t i = 0; i < s.Sq; i++) tensor_set(&f.p.dout, i, 1);
         if (n % 4 < 2) give_forward_of(simd, &f);
-        /* The size of the largest score: scores and lse may each be off by 2^-24 times this size. */
+        /* The size of the largest score. Scores and lse may each have an error of 2^-24 times this size. */
         double size = 0;
         for (int64_t i = 0; i < s.Sq; i++) {
             double z = 0;
@@ -456,7 +455,7 @@ static void test_dropout_leaves_the_one_key_its_value_times_one_factor(void **st
             }
         }
         for (int64_t at = 0; !given && at < tensor_elements(&f.p.dq); at++)
-            /* dP is about 20, so its rounding makes dq 20 * 1e-7 instead of 0. */
+            /* dP is about 20, so rounding it gives dq an error of 20 * 1e-7. */
             if (fabs(tensor_get(&f.p.dq, at)) > 1e-4) {
                 spec_print(stderr, &s);
                 fail_msg("%s: dq is %.9g, must be 0", simd->name, tensor_get(&f.p.dq, at));

@@ -8,7 +8,7 @@
 
 #include "../testing.h"
 
-/* Returns the value of a small float by the definition of its format. */
+/* Returns the value of a small float, by the definition of its format. */
 static double value_of(unsigned magnitude, int mantissa, int bias)
 {
     const int exponent = (int)(magnitude >> mantissa);

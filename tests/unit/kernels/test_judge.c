@@ -356,7 +356,7 @@ static void test_a_mistake_is_named(void **state)
 
 /* ---- Tests of the judge with float64 results (the truth) that a device has computed ------------------------------ */
 
-/* Reports of the judge must be equal bit for bit. A report is cleared first, so padding bytes are equal too. */
+/* Checks that two reports are equal, bit for bit. Their padding bytes are cleared. */
 static void expect_equal(const struct fixture *f, const judge_result *a, const judge_result *b)
 {
     if (memcmp(a, b, sizeof *a) == 0) return;
@@ -389,8 +389,8 @@ static void test_a_given_truth_makes_no_difference(void **state)
     }
 }
 
-/* To know which rounding errors are usual, the judge computes rows as a kernel would. Without time for such rows, it
- * must not call a correct result wrong. */
+/* The judge computes rows as a kernel would, to know which rounding errors are usual. It must not call a correct result
+ * wrong if there is no time for such rows. */
 static void test_right_results_are_right_where_few_rows_are_emulated(void **state)
 {
     int sampled = 0;
@@ -530,8 +530,8 @@ static void expect_found(const struct fixture *f, attn_tensor_id id, int64_t at,
     tensor_set(t, at, right);
 }
 
-/* The correct number may always be 0 (or -inf for lse): out and dq of queries without keys, dk and dv of keys without
- * queries, and padding. */
+/* In these rows the correct number is 0 (or -inf for lse): out and dq of queries without keys, dk and dv of keys
+ * without queries, and padding. */
 static void test_a_wrong_number_is_found_in_any_row(void **state)
 {
     (void)state;
@@ -558,7 +558,6 @@ static void test_a_wrong_number_is_found_in_any_row(void **state)
     }
 }
 
-/* No known mistake explains an error in dk at a key of a sequence without queries. */
 static void test_a_wrong_key_without_queries_is_located(void **state)
 {
     struct fixture f;
@@ -610,7 +609,7 @@ static const struct spec long_backward = SPEC(.op = ATTN_OP_BACKWARD, .dtype = A
                                               .H = 8, .Hk = 2, .Sq = 800, .Sk = 800, .D = 64, .Dv = 64,
                                               .plain_grads = true);
 
-/* With 5 * 10^10 multiply-adds per head, a device must compute the float64 results. */
+/* The judge leaves 5 * 10^10 multiply-adds per head to a device. */
 static void test_the_truth_of_a_long_backward_is_for_a_device(void **state)
 {
     static const attn_tensor_id long_tensors[] = { ATTN_T_q,  ATTN_T_k,  ATTN_T_v, ATTN_T_dout,
@@ -629,8 +628,8 @@ static void test_the_truth_of_a_long_backward_is_for_a_device(void **state)
     fixture_clear(&f);
 }
 
-/* Computes a long backward, or the problem that `change` makes of it, with the fast kernels. Returns the float64
- * results. */
+/* Computes a long backward with the fast kernels, and returns its float64 results. If `change` is given, the kernels
+ * compute the changed problem. */
 static attn_truth make_long(struct fixture *f, bool causal, void (*change)(attn_problem *p))
 {
     struct spec s = long_backward;
@@ -702,8 +701,6 @@ static const judge_explanation *first_explanation(const judge_result *result, co
     return &result->explanation[0];
 }
 
-/* A mistake has changed lse. To test it on dk and dv, the judge needs a forward of all query heads that share a key
- * head, and computes that only for the mistake that best explains dq. Without dq it does not test the mistake. */
 static void test_a_mistake_in_a_long_backward_is_named(void **state)
 {
     const uint64_t gradients = ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv);
@@ -741,7 +738,7 @@ static void test_a_mistake_in_long_gradients_is_named(void **state)
     with_dk_of_scale_one(&f.p.dk, 0.125);
     judge_with(&f.p, &truth, 1, &result);
     assert_int_equal(first_explanation(&result, "scale_missing_in_dk")->tensors, ATTN_TENSOR_BIT(dk));
-    assert_int_equal(result.rows_emulated, 0); /* without dq, the judge computes no rows of queries */
+    assert_int_equal(result.rows_emulated, 0);
     free_truth(&truth);
     fixture_clear(&f);
 }
@@ -754,7 +751,6 @@ static void test_two_mistakes_in_long_gradients_are_named(void **state)
     struct fixture f;
     judge_result result;
     (void)state;
-    /* Other tests run the same code, so this one is skipped under AddressSanitizer to save time. */
     if (SHORTER > 1) skip();
     s.causal = s.dlse = true;
     fixture_make(&f, &s);

@@ -24,7 +24,7 @@ static const double LN2 = 0.69314718055994530942;
 
 static uint64_t random_state = 88172645463325252u;
 
-static double uniform(void) /* between -1 and 1 */
+static double uniform(void) /* Returns a random number between -1 and 1. */
 {
     random_state ^= random_state << 13;
     random_state ^= random_state >> 7;
@@ -98,7 +98,7 @@ static const struct simd_type *type_of(const struct simd *simd, int i)
         for (const struct simd_type *type = type_of(simd, y_); type; type = NULL)
 
 /* operand() returns the number that a packed operand (a matrix in the form that products read) holds for x. slack_of()
- * returns the relative uncertainty of that number, which may be split into rounded parts (simd_split.h). */
+ * returns its relative uncertainty, because it may be split into rounded parts (simd_split.h). */
 static float operand(const struct simd_type *type, float x)
 {
     return type->dtype == ATTN_F32 || type->parts > 1 ? x : simd_from_bf16(simd_to_bf16(x));
@@ -295,7 +295,7 @@ static void test_exp2_is_within_2e_7_and_keeps_special_values(void **state)
         for (int i = 0; i < 8; i++) near_(got[i], want[i], 0, simd->name, "exp2", i);
         simd->exp2(3, special, got);
         assert_true(isnan(got[2]));
-        /* Below -126 the result is 0, because processors multiply subnormal numbers slowly. */
+        /* For arguments below -126 the result is 0, because processors multiply subnormal numbers slowly. */
         for (float low = -126.37f; low > -152; low -= 0.37f) {
             simd->exp2(1, &low, got);
             assert_true(got[0] == 0);
@@ -746,7 +746,7 @@ static void test_score_scales_caps_adds_and_hides(void **state)
                 if (options & 64) {
                     for (int x = 0; x < 2; x++) how.hide_lo[x] = hide[2 * x], how.hide_hi[x] = hide[2 * x + 1];
                 }
-                if (how.lo && lo[0] > 0) floats(S)[0] = NAN; /* a hidden score may be NaN */
+                if (how.lo && lo[0] > 0) floats(S)[0] = NAN;
                 memcpy(before.data, S.data, (size_t)(rows * ld * 4));
                 simd->score(rows, cols, floats(S), ld, &how);
                 for (int r = 0; r < rows; r++)
@@ -785,7 +785,7 @@ static void test_hide_leaves_what_a_row_sees_and_nothing_else(void **state)
                 lo[r] = r == 0 ? 0 : (int)((uniform() + 1) / 2 * cols);
                 hi[r] = r == 0 ? cols : r == 1 ? lo[r] : lo[r] + (int)((uniform() + 1) / 2 * (cols - lo[r]));
             }
-            floats(S)[ld] = NAN; /* row 1 sees no key */
+            floats(S)[ld] = NAN; /* row 1 sees no key, so its scores do not matter */
             memcpy(before.data, S.data, (size_t)(rows * ld * 4));
             simd->hide(rows, cols, floats(S), ld, lo, hi);
             for (int r = 0; r < rows; r++) {

@@ -10,7 +10,7 @@
 
 static const int64_t windows[] = { -1, 0, 1, 2, 5, 9, INT64_MAX };
 
-/* Whether a query and a key count, by the definition in kernels/README.md, "Which pairs count". */
+/* The definition in kernels/README.md, "Which pairs count". */
 static bool permitted(bool causal, bool top_left, int64_t left, int64_t right, int64_t Sq, int64_t Sk, int64_t i,
                       int64_t j)
 {
@@ -86,8 +86,8 @@ static void test_floor_division(void **state)
         for (int64_t b = 1; b <= 6; b++) assert_int_equal(attn_floor_div(a, b), (int64_t)floor((double)a / (double)b));
 }
 
-/* A mask hides no pair of a free tile, and every pair of a hidden tile. The code may miss such tiles, but must never
- * name a wrong one. */
+/* A mask hides no pair of a free tile, and every pair of a hidden tile. The library may overlook such tiles, but must
+ * never call another tile free or hidden. */
 static void test_tile_kinds_are_never_wrong(void **state)
 {
     static const struct {
@@ -125,7 +125,7 @@ static void test_tile_kinds_are_never_wrong(void **state)
         else if (hides == 0) missed_free++;
         else if (hides == COLUMNS * (r1 - r0)) missed_hidden++;
     }
-    /* Few such tiles would mean that the test shows little. */
+    /* With few such tiles, the test would show little. */
     assert_true(free_tiles > 2000 && hidden_tiles > 500);
     (void)missed_free, (void)missed_hidden;
 }

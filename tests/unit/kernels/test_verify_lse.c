@@ -117,7 +117,7 @@ static void test_the_lse_of_the_scores_passes_with_every_option(void **state)
     }
 }
 
-/* An observe (a request for attention weights) may get lse as an input. Float8 has wide tolerances, so only rows with
+/* The lse of an observe (a request for attention weights) is checked too. Float8 has wide tolerances, so only rows with
  * many keys show that it is in base 2. */
 static void test_an_observe_is_told_that_its_lse_is_in_base_2(void **state)
 {
@@ -164,7 +164,7 @@ static void test_the_lse_of_the_kernels_passes(void **state)
     bench_close(&cpu);
 }
 
-/* A client's forward may have used q and k before they were rounded to 16 bits. */
+/* A client's forward may have used q and k in float32, before they were rounded to 16 bits. */
 static void test_the_lse_of_unrounded_tensors_passes(void **state)
 {
     (void)state;
@@ -366,7 +366,8 @@ static void test_a_sum_above_1_is_refused_by_row_sum_and_rule(void **state)
     assert_string_equal(err.text,
                         "lse: [0, 0, 0] is 1, with which the probabilities of the row sum to 1.104, must be at most 1");
     assert_string_equal(err.member, "/lse");
-    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK); /* with 0 rows to look at, the check accepts everything */
+    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK); /* the second argument is the number of rows that the
+                                                             * check may read */
     lse[0] = 1.0986123f;
     assert_int_equal(attn_check_lse(&p, PLENTY, &err), ATTN_OK);
 

@@ -48,7 +48,7 @@ struct decoded {
     proto_call *call;
     attn_status status;
     attn_error err;
-    /* for KServe: fill_shared() fills the regions of shared memory that the body names */
+    /* KServe: fill_shared() fills the regions of shared memory that the body names */
     bool has_regions;
 };
 

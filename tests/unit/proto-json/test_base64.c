@@ -317,7 +317,7 @@ static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
 {
     (void)state;
-    /* A text of this length is stored by whole cache lines that bypass the caches. The output begins at each position
+    /* A text of this length is stored by whole cache lines, which bypass the caches. The output begins at each position
      * within a line. */
     enum { CHARS = 5000 };
     static char text[CHARS];

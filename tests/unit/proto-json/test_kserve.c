@@ -103,7 +103,7 @@ static void decode_shared(struct decoded *d, const struct infer *infer, proto_sh
     if (d->status == ATTN_OK) d->status = proto_parser_shared(parser, list, count, &d->err);
     if (d->status == ATTN_OK) d->status = proto_parser_shared_room(parser, &d->err);
     for (int i = 0; d->status == ATTN_OK && i < *count; i++) {
-        static const size_t at[] = { 0, 8, 14 }; /* where q, k and v begin in `numbers` */
+        static const size_t at[] = { 0, 8, 14 };
         copy[i] = (*list)[i];
         if (!copy[i].output && copy[i].bytes > 0) memcpy(copy[i].to, numbers + at[copy[i].id], (size_t)copy[i].bytes);
     }
@@ -235,7 +235,7 @@ static void test_faults_of_shared_inputs_name_their_size(void **state)
     decoded_clear(&d);
 }
 
-/* For inputs in shared memory, the parser requests memory only after the server has checked that the region exists. */
+/* The parser requests memory for inputs in shared memory only after the server has checked that the region exists. */
 static void test_memory_for_shared_inputs_is_asked_for_after_the_body(void **state)
 {
     (void)state;
@@ -469,8 +469,7 @@ static void test_numbers_and_bytes_are_the_problem_that_json_makes(void **state)
         { { &forward, BODY(QKV, ",\"parameters\":{\"timeout_ms\":30,\"timeout\":40000}"), 0, ALL },
           "{" PLAIN_QKV ",\"timeout_ms\":30," AS_ARRAY "}" },
         { { &forward, BODY(QKV, ",\"parameters\":{\"timeout\":0}"), 0, ALL }, "{" PLAIN_QKV "," AS_ARRAY "}" },
-        /* Inputs are bytes or numbers in any order, indices and masks are converted, and some members are written only
-         * by KServe clients. */
+        /* Inputs are bytes or numbers in any order, and indices and masks are converted. */
         { { &forward,
             BODY("{\"name\":\"keep_mask\",\"data\":[true,false,true],\"datatype\":\"BOOL\",\"shape\":[1,1,1,3]}"
                  "," BINARY_Q "," K "," V,
@@ -866,7 +865,7 @@ static void test_tensors_have_a_limit_before_their_bytes_arrive(void **state)
     decoded_clear(&d);
 }
 
-/* The JSON has a limit, because an HTTP thread parses it at once. Numbers of tensors in it do not count. */
+/* An HTTP thread parses the JSON at once, so the JSON has a limit. Numbers of tensors in it do not count. */
 static void test_the_json_has_a_limit_of_its_own(void **state)
 {
     static char json[2 * PROTO_HEADER_BYTES];

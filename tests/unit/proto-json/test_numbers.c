@@ -290,7 +290,7 @@ static void test_without_room_nothing_is_lost(void **state)
     assert_int_equal(numbers_read(&r, text + 1, 6, out, 1, &taken, &written), NUMBERS_FULL);
     assert_int_equal(taken, 3);
     assert_int_equal(written, 1);
-    /* When the number 20 is complete, there is no room for it. */
+    /* The number 20 is complete only with the second piece, when there is no room for it. */
     assert_int_equal(numbers_read(&r, "2", 1, out + 1, 1, &taken, &written), NUMBERS_MORE);
     assert_int_equal(numbers_read(&r, "0]", 2, out + 1, 0, &taken, &written), NUMBERS_FULL);
     assert_int_equal(taken, 1);
@@ -390,7 +390,6 @@ static void text_below(double x, char *text, size_t size)
     for (; *last == '0' || *last == '.'; last--)
         if (*last == '0') *last = '9';
     --*last;
-    /* After borrowing, a leading zero is left, as in 099.9 from 100. */
     if (text[0] == '0' && text[1] != '.') memmove(text, text + 1, strlen(text));
 }
 
@@ -500,7 +499,7 @@ static void test_bare_words_are_read_where_they_are_let(void **state)
 {
     (void)state;
     static const struct {
-        /* becomes: the type to which numbers are converted if they are read without a type */
+        /* becomes: the type to which numbers without a type are converted */
         numbers_type type, becomes;
         const char *text, *error;
         uint32_t want; /* bit pattern of the second element */

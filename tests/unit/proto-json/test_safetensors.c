@@ -220,8 +220,8 @@ static void test_a_context_of_digits_is_a_word(void **state)
     }
 }
 
-/* Every tensor is at an address that is a multiple of 64, even after one of 4 or 5 bytes or none. Otherwise
- * decoded_text() ends the program. */
+/* Even after a tensor of 4 or 5 bytes or none, the next one is at a multiple of 64. Otherwise decoded_text() ends the
+ * program. */
 static void test_every_tensor_gets_a_boundary_of_its_own(void **state)
 {
     static const char header[] = "{" TENSOR("q", "F32", "[1,1,1,1]", 5, 9) "," TENSOR(
@@ -420,7 +420,7 @@ static void test_options_that_cannot_be(void **state)
         { FORWARD, METADATA("\"verify\":\"every\""), 34, "/verify",
           "verify: is 'every', must be an integer from 0 to 2^53, the number of rows, or \"all\"" },
         { FORWARD, METADATA("\"casual\":\"true\""), 34, "/casual", "unknown member 'casual', did you mean 'causal'?" },
-        /* These names only look like those that describe a file, such as "format", which the parser ignores. */
+        /* The parser ignores names that describe a file, such as "format", but not these similar ones. */
         { FORWARD, METADATA("\"formats\":\"pt\""), 34, "/formats",
           "unknown member 'formats' (/docs lists the members of forward)" },
         { FORWARD, METADATA("\"Format\":\"pt\""), 34, "/Format",
@@ -541,7 +541,7 @@ static void test_memory(void **state)
     decoded_clear(&d);
 
     d.memory.limit = 20000;
-    /* The first piece ends inside the header, so only the second needs memory. */
+    /* The first piece ends inside the header, so it needs no memory. */
     decode_split(&d, FORWARD, body, 30);
     assert_int_equal(d.memory.growths, 0);
     decoded_clear(&d);
@@ -603,7 +603,6 @@ static void test_an_answer(void **state)
         "\"out\":{\"dtype\":\"BF16\",\"shape\":[1,3,1,1],\"data_offsets\":[12,18]}}";
     uint16_t out[] = { 0x3f80, 0x4000, 0xff80 };
     float lse[] = { 1.0f, 2.0f, 0.5f };
-    /* `encoding` has no effect on safetensors. */
     proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = PROTO_ARRAY };
     const proto_call call = { .answer = &proto_safetensors, .count = 1, .items = &item };
     proto_result result = { .backend = "cpu avx2", .context = "c-1", .verified = true };

@@ -34,7 +34,7 @@ static void scan_begin(struct scanned *r, const proto_limits *limits)
     assert_non_null(r->s);
 }
 
-/* Scans one piece, copied to memory of its size. Does nothing after an error. */
+/* Scans one piece, from memory of exactly its size. */
 static void scan_piece(struct scanned *r, const char *bytes, size_t count)
 {
     char *copy = malloc(count ? count : 1);
@@ -453,8 +453,7 @@ static void test_a_fault_in_base64_is_noted_and_the_rest_is_read(void **state)
           "4)\n1 @0 01");
 }
 
-/* Data URIs, hexadecimal and the like get an error that names their form, even if the beginning of the text came in an
- * earlier piece. */
+/* The scanner must recognise a form such as hexadecimal even if the beginning of the text came in an earlier piece. */
 static void test_text_that_is_written_otherwise_is_recognised(void **state)
 {
     static const struct {

@@ -23,7 +23,7 @@ static const char *const texts[] = {
     "[\" !#[]~{}:,\"]",
     "[\"" WORD63 "\"]",
     "[\"" WORD63 "f\"]",
-    /* The fast reader of lists leaves these texts to the scanner. */
+    /* These texts are valid JSON, but the fast reader of lists leaves them to the scanner. */
     " [\"a\"]",
     "[]",
     "[ ]",
@@ -71,7 +71,6 @@ static void test_a_list_of_words_is_what_it_is_to_the_scanner(void **state)
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         for (int most = 5; most < 10; most++) {
             cJSON *one, *other;
-            /* Because of the space, the fast reader leaves this text to the scanner. */
             char behind_a_space[128];
             int values, others;
             struct tree_memory memory = { 0 };
@@ -172,7 +171,7 @@ static void test_a_body_becomes_what_cjson_makes_of_it(void **state)
     }
 }
 
-/* Strings, clients' numbers (which keep their text) and indices have nodes of different types. */
+/* Strings, a client's numbers (which keep their text) and indices become nodes of different types. */
 static void test_a_node_is_what_its_type_says(void **state)
 {
     static const char text[] = "[\"sn1\",\"n1e400\",7]";

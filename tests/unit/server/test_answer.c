@@ -258,7 +258,6 @@ static void test_an_answer_that_is_longer_than_the_inputs_has_memory_of_its_own(
     answer_tensors(request);
     assert_int_equal(sent.mode, MHD_RESPMEM_MUST_FREE);
     assert_null(request->job->inputs);
-    /* The answer is the only staging memory (memory of requests) that the request still holds. */
     assert_int_equal(staging_leased_bytes(b.server.staging), sent.length);
     request_free(request);
     close_bench(&b);

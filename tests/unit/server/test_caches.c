@@ -181,8 +181,8 @@ struct trial {
     void *table;
 };
 
-/* Looks up the caches of a step (a decode or an append) that appends `append` positions to each of `rows` caches. The
- * new positions of cache b hold the numbers tags[b], tags[b] + 1, and so on. */
+/* Looks up `rows` caches for a step (a decode or an append) that appends `append` positions to each. The new positions
+ * of cache b hold the numbers tags[b], tags[b] + 1, and so on. */
 static attn_status look(struct rig *rig, struct trial *t, int rows, const struct cache_info *infos, int64_t append,
                         const int *tags, attn_error *err)
 {
@@ -373,8 +373,8 @@ static void test_a_step_knows_what_its_rows_have_in_common(void **state)
     end(&t, true);
 }
 
-/* All forks (caches that share pages) together may have a limited number of page-table entries. Otherwise forks of one
- * long cache could use up the host's memory. */
+/* Forks are caches that share pages. Without a limit on their page-table entries, forks of one long cache could use up
+ * the host's memory. */
 static void test_forks_of_a_long_cache_have_a_limit(void **state)
 {
     struct rig *rig = *state;
@@ -406,7 +406,7 @@ static attn_status give_all(void *context, size_t bytes, void **memory, attn_err
     return ATTN_OK;
 }
 
-/* When each cache of the largest step (a decode or an append) grows by a page, the step's page table reaches its
+/* The caches of a step (a decode or an append) with the most rows each grow by a page. Its page table then has the
  * largest size. */
 static void test_a_table_has_its_limit_when_its_caches_have_grown(void **state)
 {
@@ -514,7 +514,6 @@ static void test_a_token_has_its_share_of_all_devices_together(void **state)
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_FULL);
     rig->caller->percent = 25;
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_QUOTA);
-    /* One of four devices has failed, so 50 percent is half of the memory of the other three. */
     assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[1].id, &err), ATTN_OK);
     rig->caller->percent = 50;
     caches_lose(s.rig.caches, infos[0].device[0] - 'a');
@@ -538,7 +537,7 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     for (int i = 0; i < 3; i++) {
         struct cache_info info;
         attn_error err;
-        /* The pool asks the device for memory again for each new cache, and give() fails at its second call. */
+        /* The pool asks the device for memory again for each new cache, and give() would fail at its second call. */
         refusing.given = 0;
         assert_int_equal(caches_create(caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_OK);
         assert_string_equal(info.device, "a");
@@ -593,8 +592,8 @@ static void test_a_token_may_use_its_share(void **state)
     assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
 }
 
-/* A step (a decode or an append) that needs more memory than the whole pool has is refused as too large. The pool's
- * free memory does not matter. */
+/* A step (a decode or an append) that needs more memory than the whole pool has is refused as too large, however much
+ * is free. */
 static void test_what_can_never_fit_is_too_large(void **state)
 {
     struct rig *rig = *state;
@@ -804,7 +803,7 @@ static void test_an_id_is_forty_digits_in_small_letters(void **state)
             id[at] = (char)c;
             const attn_status want = id[at] == one.id[at] ? ATTN_OK : ATTN_NOT_FOUND;
             assert_int_equal(caches_get(rig->caches, rig->caller, id, &info, &err), want);
-            /* The error may say that the id is from another process only if the id is hexadecimal. */
+            /* Only for an id of hexadecimal digits may the error say that it is from another process. */
             const bool digit = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
             if (want != ATTN_OK && at < 8) assert_true(digit == (strstr(err.text, "another process") != NULL));
         }
@@ -857,7 +856,7 @@ static void test_steps_on_one_cache_come_one_after_the_other(void **state)
     assert_false(wait);
     assert_int_equal(begin(&reads, 2, &wait, &err), ATTN_OK);
     assert_true(wait);
-    /* An older append waits for caches a and b. Later appends to b must wait too, and appends to c alone need not. */
+    /* An older append waits for caches a and b. A later append to b must wait too, but not an append to c alone. */
     assert_int_equal(look(rig, &waits, 2, ab, 1, tags, &err), ATTN_OK);
     assert_int_equal(look(rig, &behind, 2, bc, 1, tags, &err), ATTN_OK);
     assert_int_equal(look(rig, &apart, 1, &c, 1, tags, &err), ATTN_OK);
@@ -1118,7 +1117,7 @@ static void test_nobody_waits_while_a_device_gives_memory(void **state)
     for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&makers[i], NULL, maker, &slow), 0);
     for (int i = 0; i < 4; i++) pthread_join(makers[i], NULL);
     pthread_join(slow.thread, NULL);
-    /* Calls from /metrics and from the scheduler's loop must not wait for the slow driver. */
+    /* /metrics and the scheduler's loop must not wait for the slow driver. */
     assert_true(atomic_load(&slow.seen));
     assert_int_equal(atomic_load(&slow.made), 4);
     assert_int_equal(atomic_load(&slow.asked), 1);
@@ -1170,7 +1169,6 @@ static void assert_counted(struct caches *caches, struct caller *caller)
     assert_int_equal(caller->cache_bytes, pages * 4096);
 }
 
-/* a step (a decode or an append) that runs while other operations change its caches */
 struct under_way {
     struct cache_step step;
     char ids[1][CACHE_ID_BYTES];
@@ -1186,7 +1184,7 @@ static void begin_one(struct caches *caches, struct caller *caller, const char *
     assert_int_equal(caches_look(caches, caller, w->ids, 1, append, false, &w->step, &err), ATTN_OK);
     assert_int_equal(caches_table_bytes(&w->step, &bytes, &err), ATTN_OK);
     w->table = aligned_alloc(64, bytes);
-    w->step.k = w->step.v = w->table; /* the test does not read k and v */
+    w->step.k = w->step.v = w->table;
     const attn_status status = caches_begin(&w->step, 0, w->table, &wait, &err);
     assert_true(status == ATTN_OK || status == ATTN_FULL);
 }
@@ -1251,8 +1249,6 @@ static void test_shared_pages_are_counted_right_whatever_is_forked_and_cut(void 
     caller_release(caller);
 }
 
-/* A fork (a cache that shares the pages of another) of the longest possible cache also shares its blocks of page
- * numbers. */
 static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
 {
     struct caches *const caches = caches_new(10);
@@ -1274,7 +1270,7 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     assert_int_equal(one->blocks[1]->shared, PAGE_BLOCK);
     assert_int_equal(b.shared_pages, 2 * PAGE_BLOCK);
 
-    /* Each call below must copy a block of page numbers. Without memory for the copy it fails, and changes nothing. */
+    /* Each call below needs memory for a block of page numbers. Without it the call fails, and changes nothing. */
     refused_bytes = sizeof(struct page_block);
     assert_int_equal(caches_truncate(caches, caller, b.id, PAGE, &b, &err), ATTN_NO_MEMORY);
     assert_int_equal(caches_get(caches, caller, b.id, &b, &err), ATTN_OK);

@@ -158,7 +158,6 @@ static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_count
     for (int i = 0; i < 2; i++) connections_sweep(&connections, clock_ms() + 300000, &limits, NULL);
     assert_int_equal(atomic_load(&connections.totals.count) + thread + http, 0);
 
-    /* The number of a closed descriptor is used again, first by a connection and then by something else. */
     assert_int_equal(dup2(fds[1], fds[0]), fds[0]);
     assert_non_null(connections_add(&connections, fds[0], true, &thread, &http));
     close(fds[0]);

@@ -143,7 +143,7 @@ static void test_time_runs_out(void **state)
     close_bench(&b);
 }
 
-/* Tries to save a forward of `bytes` bytes, which must fail, and returns the error. */
+/* Tries to save a forward of `bytes` bytes. This must fail; returns the error. */
 static attn_status refusal(struct bench *b, struct caller *caller, size_t bytes, attn_error *err)
 {
     struct job *job = make_job(b, caller, 1, bytes);
@@ -267,8 +267,7 @@ static void test_finishing_twice_does_nothing(void **state)
     assert_int_equal(contexts_take(b.contexts, &everybody, id[0], clock_ms(), &backward->saved[0], &item, NULL),
                      ATTN_OK);
     backward->holds_contexts = true;
-    /* `false`: the backward's client left without an answer, so another backward may use the context (saved
-     * forward). */
+    /* `false` means that the client left without an answer, so another backward may use the context (saved forward). */
     contexts_finish_job(backward, false);
     assert_int_equal(count(&b), 1);
     contexts_finish_job(backward, true);

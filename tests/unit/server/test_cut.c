@@ -27,7 +27,7 @@ struct site {
     struct server server;
     uv_loop_t uv;
     struct mailbox box;
-    int back; /* batches that devices have finished, but the test has not collected yet */
+    int back; /* batches that are finished, but that the test has not collected yet */
     struct batch *batches[MOST_DEVICES];
 };
 
@@ -38,7 +38,7 @@ static void on_message(void *context, struct message *message)
     s->batches[s->back++] = (struct batch *)message;
 }
 
-/* Opens devices with `bytes` bytes of memory each, or with the fake backend's default if `bytes` is 0. */
+/* Opens devices with `bytes` bytes of memory each; 0 stands for the fake backend's default. */
 static void open_small_site(struct site *s, int devices, const char *script, int64_t bytes)
 {
     char number[8];
@@ -353,7 +353,7 @@ static void test_queries_have_the_same_bits_over_any_number_of_devices(void **st
     assert_true(with_sums > PROBLEMS);
 }
 
-/* Returns element n of the sum of three arrays, added in the order and precision that the devices must use. */
+/* Returns element n of the sum of three arrays, as the devices must add it up. */
 static float sum_of(const float *parts, int64_t elements, int64_t n)
 {
     float sum = parts[n];
@@ -439,7 +439,7 @@ enum { SMALL_BYTES = 8 << 20 };
 #define SUMS  SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 4096, 32))
 #define LARGE SPEC(HEADS(2, 2), SIZES(12500, 100, 64))
 
-/* Makes a job of the problem, and cuts it into two parts. over[0] and over[1] become the devices of the parts. */
+/* Cuts a new job into two parts, one for each of the devices over[0] and over[1]. */
 static struct job *job_in_two(struct site *s, struct fixture *f, const struct spec *spec,
                               struct device *over[CONFIG_MAX_DEVICES])
 {
@@ -463,7 +463,7 @@ static void assert_held(struct site *s, struct device *device, const struct job_
     if (!held) fail_msg("a batch came back: %s", s->batches[0]->parts[0]->error.text);
 }
 
-/* Device 1 keeps the sums of its part of a job. A batch that needs this memory must wait until the sums are freed. */
+/* A batch waits for memory that holds the sums of a part of another job. */
 static void test_a_batch_waits_for_the_sums_of_another_job(void **state)
 {
     struct site s;
@@ -794,7 +794,7 @@ static void test_devices_that_have_room_share_a_problem(void **state)
     assert_int_equal(cut(&s, job, over), 1);
     assert_int_equal(cut_most_parts(s.server.devices, job), 1);
     s.server.devices->split_above_ms = s.config.split_above_ms;
-    /* Each of three devices gets two of the six heads. With a fourth device, some would still get two. */
+    /* Each of three devices gets two of the six heads. A fourth device would not make the largest part smaller. */
     assert_int_equal(cut_most_parts(s.server.devices, job), 3);
     assert_true(device_disable(device_at(&s, 1)));
     assert_int_equal(cut(&s, job, over), 3);

@@ -234,7 +234,7 @@ static void test_memory_of_the_device_goes_back_after_each_batch(void **state)
     for (int i = 0; i < 5; i++) {
         submit_one(&b, devices_pick(b.server.devices, 0), 1);
         forget(next_back(&b));
-        /* Every batch uses the device's first stream, so only that stream has scratch memory. */
+        /* Every batch uses the device's first stream, so no other stream has scratch memory. */
         if (i == 0) used = state_of(&b, 0).info.memory_used;
         assert_int_equal(state_of(&b, 0).info.memory_used, used);
     }
@@ -248,7 +248,6 @@ static bool can_wait(const struct device *device)
     return device_can_wait(device, clock_ns(), &wait_ns);
 }
 
-/* Returns whether the device with the least work would accept a batch of this caller. */
 static bool has_room(const struct bench *b, struct flow *flow)
 {
     const struct job job = { .flow = flow };
@@ -384,8 +383,7 @@ static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_a
     char script[256];
     gate_shut(&run);
     gate_shut(&size);
-    /* Each batch allocates inputs, outputs and scratch memory. The sixth allocation is the second batch's scratch
-     * memory. */
+    /* Each batch allocates inputs, outputs and scratch memory, so allocation 6 is the second batch's scratch memory. */
     snprintf(script, sizeof script, "hold=%s@1,size.hold=%s@2,alloc.fail@6", run.path, size.path);
     open_bench(&b, 1, script);
     struct job *jobs[] = { ready_forward(&b, 5), ready_forward(&b, 7) };
@@ -522,7 +520,7 @@ static void test_a_batch_that_nobody_waits_for_ends_between_two_launches(void **
 
 /* ---- Tests of devices that verify their outputs in float64 ------------------------------------------------------- */
 
-/* The device computes the first and the third of the job's problems again in float64 to verify them. */
+/* Returns a job with three problems. The device computes the first and the third again in float64 to verify them. */
 static struct job *two_truths(struct bench *b)
 {
     char *bodies[] = { forward_body(9, 4, "\"verify\": \"all\""), forward_body(5, 4, "\"verify\": 2"),
@@ -538,7 +536,7 @@ static struct batch *submit_two_truths(struct bench *b)
     return batch;
 }
 
-/* Only the workspace of each stream may still be allocated on the device. */
+/* Only the workspaces of the streams may still be allocated on the device. */
 static void assert_only_workspace_is_left(struct bench *b)
 {
     const int64_t used = state_of(b, 0).info.memory_used;
@@ -623,7 +621,6 @@ static void test_a_truth_that_nobody_waits_for_ends_between_two_steps(void **sta
     open_gated(&b, 1, "truth.hold=GATE@1,truth.err=700@2", &gate);
     struct batch *batch = submit_two_truths(&b);
     struct batch *beside = submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    /* The batch `beside` ends first, because it does not wait for the verification. */
     assert_ptr_equal(next_back(&b), beside);
     assert_ran(beside);
     attn_cancel(&batch->cancel);
@@ -669,8 +666,8 @@ static void test_a_truth_needs_memory_of_its_device(void **state)
     close_bench(&b);
 }
 
-/* A copy fails with an error after which a device is usable, but earlier work has already made the device unusable. The
- * device must count as lost. */
+/* An error of earlier work has made the device unusable. The device must count as lost, although a copy then fails with
+ * an error after which a device is usable. */
 static void test_a_device_that_fails_for_good_after_an_error_that_passes_is_lost(void **state)
 {
     (void)state;
@@ -705,7 +702,7 @@ static void test_work_in_several_launches_comes_back_whole(void **state)
     close_bench(&b);
 }
 
-/* While another caller has a batch on a GPU, only one of the two batches of the caller `busy` may run there. */
+/* While another caller has a batch on a GPU, the caller `busy` may run only one of its two batches there. */
 static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_another_flow(void **state)
 {
     (void)state;
@@ -868,7 +865,6 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     for (int i = 0; i < 3; i++) longer[i] = submit_for(&b, flows[i], 100000);
     const struct device *cpu = devices_pick(b.server.devices, 0);
     const int64_t oldest_ns = longer[0]->left_ns, later_ns = longer[2]->left_ns + DEVICE_GUEST_AFTER_NS;
-    /* The long time is needed because making the three batches takes seconds under a sanitizer on a busy machine. */
     const struct job equal = { .flow = flows[3], .seconds = 1000 }, shorter = { .flow = flows[3], .seconds = 1e-3 };
     int64_t wait_ns = INT64_MAX;
     assert_true(device_has_room(cpu, &shorter, later_ns, &wait_ns));
@@ -883,8 +879,8 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     for (int i = 0; i < 4; i++) flow_release(flows[i]);
 }
 
-/* One caller has a batch on each of the device's two streams, and a third that waits. A batch of another caller must
- * run nevertheless. */
+/* One caller has a batch on each of the device's two streams, and one that waits. A batch of another caller must run
+ * nevertheless. */
 static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams(void **state)
 {
     (void)state;
@@ -1041,8 +1037,8 @@ static void test_equal_small_problems_leave_as_one(void **state)
     close_bench(&b);
 }
 
-/* Problems that differ in an option, or share a body, are not joined into one problem. Neither are problems whose lse
- * has no multiple of 16 bytes. */
+/* Problems are not joined into one if they differ in an option, share a body, or have an lse whose size is no multiple
+ * of 16 bytes. */
 static void test_problems_that_differ_are_computed_side_by_side(void **state)
 {
     (void)state;
@@ -1217,7 +1213,6 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
 
 /* ---- Tests of jobs that are cut into parts for several devices --------------------------------------------------- */
 
-/* Runs a part of a job on its device. */
 static void run_part(struct bench *b, struct job *job, int device)
 {
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
@@ -1257,7 +1252,6 @@ static void test_a_job_is_over_when_all_its_parts_are(void **state)
         job->part.next = &second;
         assert_true(job_needs_device(job, 0) && job_needs_device(job, 1) && !job_needs_device(job, 2));
         run_part(&b, job, 1);
-        /* a part is not sent twice */
         assert_true(!job_needs_device(job, 1) && job_part_for(job, 1) == NULL);
         assert_false(job_ran(job));
         run_part(&b, job, 0);

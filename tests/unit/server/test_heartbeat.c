@@ -40,7 +40,7 @@ static void test_a_thread_that_waits_for_work_is_never_stuck(void **state)
     (void)state;
     heartbeat_busy(HEARTBEAT_HTTP);
     assert_int_equal(heartbeat_stuck(clock_ms() + HEARTBEAT_LIMIT_MS + 1, &busy_ms), HEARTBEAT_HTTP);
-    /* The thread begins its next request, so its time counts from 0 again. */
+    /* The thread begins its next request, so the time of the previous one no longer counts. */
     heartbeat_busy(HEARTBEAT_HTTP);
     assert_int_equal(heartbeat_stuck(clock_ms(), &busy_ms), HEARTBEAT_KINDS);
     heartbeat_idle();

@@ -89,7 +89,7 @@ static void test_values(void **state)
     /* The value ends in white space, so it is copied. The copy fills the room for copies exactly. */
     http_head_header(&f, "Host", 4, value, sizeof value - 1);
     assert_int_equal(strlen(f.value[HEADER_HOST]), HTTP_CONNECTION_BYTES - 1);
-    /* This value ends in white space too, but no room for a copy is left. */
+    /* This value ends in white space too, and no room for a copy is left. */
     http_head_header(&f, "Authorization", 13, "a ", 2);
     assert_false(http_head_end(&f));
     assert_string_equal(f.fault, "Authorization is too long");
@@ -223,7 +223,7 @@ static void test_a_page_is_of_this_server_where_host_and_port_are_the_same(void 
         { "http://localhost", "localhost:80", true },
         { "http://localhost:80", "localhost", true },
         { "https://example.org", "example.org:443", true },
-        /* This origin is correct if a proxy speaks TLS in front of the server. */
+        /* The origin is https if a proxy speaks TLS in front of the server. */
         { "https://example.org", "example.org", true },
         { "http://[::1]:8080", "[::1]:8080", true },
         { "http://localhost:8081", "localhost:8080", false },

@@ -75,7 +75,7 @@ static void test_a_core_with_a_lead_gives_to_the_others(void **state)
         struct http_thread *thread = http_threads_pick_on(&threads, 0);
         atomic_fetch_add(&thread->connections, 1);
         given[thread->core]++;
-        /* The 3 threads of core 0 get 4 connections each, then the 3 threads of the other core, and so on. */
+        /* Blocks of 12 connections (3 threads of a core with 4 each) go to core 0 and to the other core alternately. */
         const int blocks = i / 12, in_block = i % 12 + 1;
         assert_int_equal(given[blocks % 2], blocks / 2 * 12 + in_block);
     }

@@ -338,7 +338,6 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
             const bool takes = proto_takes_tensor(op, (attn_tensor_id)t);
             expected += takes;
-            /* `map` is both an option and an output; the loop over options below checks it. */
             const proto_option *o = proto_options;
             while (o->name && strcmp(o->name, attn_tensors[t].name) != 0) o++;
             if (o->name && !takes) continue;
@@ -469,7 +468,6 @@ static void test_what_a_sequence_wants_is_among_the_parameters_of_infer(void **s
     cJSON_Delete(doc);
 }
 
-/* The name must be an identifier in any programming language. */
 static void check_name(const char *name)
 {
     if (!isalpha((unsigned char)name[0])) fail_msg("%s", name);

@@ -88,7 +88,7 @@ static uint64_t left_out_of(const char *event, const char *text)
     return count;
 }
 
-/* Returns the second of the clock by which the log limits repeated lines. */
+/* Returns the present second of the clock by which the log limits repeated lines. */
 static int64_t second_now(void)
 {
     struct timespec now;
@@ -233,7 +233,7 @@ static void test_client_strings_are_cleaned(void **state)
     assert_string_equal(log_clean(buffer, sizeof buffer, big), want);
     big[128] = '\0';
     assert_string_equal(log_clean(buffer, sizeof buffer, big), big);
-    memset(big, '\n', 200); /* no character has a longer escape */
+    memset(big, '\n', 200);
     big[200] = '\0';
     assert_int_equal(strlen(log_clean(buffer, sizeof buffer, big)), LOG_CLEAN_BYTES - 1);
     for (size_t capacity = 0; capacity < 40; capacity++) {
@@ -269,9 +269,9 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
     }
     assert_true(log_dropped() - before > 1000);
     assert_true(log_dropped() - before < 8000);
-    assert_true(worst < 0.5); /* log_event() must not wait for the reader of the pipe */
+    assert_true(worst < 0.5);
 
-    /* When the pipe is read again, the log says how many lines were lost, and can be closed. */
+    /* When the pipe is read again, the log must say how many lines were lost. */
     static char pipe_text[1 << 16];
     size_t told = 0;
     const double start = seconds();

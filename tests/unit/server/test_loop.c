@@ -171,7 +171,7 @@ static int end(struct scene *s, bool tell)
 
 /* One calloc() of this many bytes fails; 0: none fails. */
 static _Atomic size_t refused_bytes;
-static atomic_int passed_calls; /* number of such calls that succeed before one fails */
+static atomic_int passed_calls; /* number of such calls of calloc() that succeed first */
 
 void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
@@ -309,7 +309,7 @@ static void test_a_request_is_computed_and_given_back(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* Requests with two head sizes alternate. At most two of one size go to the device together, the oldest first. The
+/* Requests alternate between two head sizes. At most two of one size go to the device together, the oldest first. The
  * second batch fails. */
 static void test_what_waits_leaves_in_batches_of_one_kind(void **state)
 {
@@ -420,7 +420,6 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     strcpy(id, forward->job->results[0].context);
     contexts_finish_job(forward->job, true);
     request_free(forward);
-    /* bytes of the saved forward */
     const int64_t saved_bytes = staging_leased_bytes(s->server.staging);
 
     struct request *late = checked(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
@@ -435,7 +434,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     gate_open(&s->gate);
     /* The memory is freed when the device has finished. */
     WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes);
-    /* The context (saved forward) is free for another backward, although the first one missed its deadline. */
+    /* Although the first backward missed its deadline, another backward may use the context (saved forward). */
     assert_ok(s, posted(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4)));
     assert_int_equal(end(s, true), 0);
 }
@@ -554,7 +553,7 @@ static void test_a_client_that_leaves_during_the_truth_is_found_out(void **state
     assert_gone(s, request);
     gate_open(&s->gate);
     close(client[0]);
-    /* The device is still usable, because the verification ended before the step in which the device would fail. */
+    /* The verification ended before the step in which the device would fail, so the device is still usable. */
     WAIT_UNTIL(batches_of("fake:0") >= 2);
     assert_int_equal(end(s, true), 0);
 }
@@ -686,7 +685,7 @@ static void test_outputs_are_in_shared_memory_when_the_request_is_given_back(voi
     answered(s, request);
     assert_false(request->failed);
     assert_true(is_written(fd, request));
-    assert_null(request->job->shared); /* an answered request no longer holds the region of shared memory */
+    assert_null(request->job->shared);
     assert_computed(request->job, 0);
     request_free(request);
     assert_int_equal(ftruncate(fd, 10), 0);
@@ -877,7 +876,7 @@ static void test_what_the_check_finds_is_answered(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* A request is answered only when its check, which runs in another thread, has ended. */
+/* The check runs in another thread. Only after it has ended is the request answered. */
 static void test_a_deadline_that_passes_during_the_check_is_answered_after_it(void **state)
 {
     struct scene *const s = *state;
@@ -1317,7 +1316,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 {
     struct scene *const s = *state;
     start(s);
-    /* The server gets no memory for the first or the second of the problem's two batches. */
+    /* There is no memory for the first, or for the second of the problem's two batches. */
     for (int before = 0; before < 2; before++) {
         struct request *request = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
         atomic_store(&passed_calls, before);
@@ -1341,7 +1340,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 
 int main(void)
 {
-    setenv("UV_THREADPOOL_SIZE", "1", 1); /* needed by block_pool() */
+    setenv("UV_THREADPOOL_SIZE", "1", 1);
     const struct CMUnitTest tests[] = {
         SCENE(test_a_request_is_computed_and_given_back),
         SCENE(test_what_waits_leaves_in_batches_of_one_kind, .script = "launch.err=1@2", .max_batch = 2),

@@ -32,7 +32,7 @@ static void on_note(void *context, struct message *message)
     assert_int_equal(note->number, reader->next[note->sender]);
     reader->next[note->sender]++;
     reader->received++;
-    if (reader->extra > 0) { /* a message from the handler is delivered in a later wake-up */
+    if (reader->extra > 0) { /* a message that the handler posts is delivered in a later wake-up */
         reader->extra--;
         note->number++;
         mailbox_post(&reader->box, message);

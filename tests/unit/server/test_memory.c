@@ -10,7 +10,7 @@ enum { JOBS = 1024, REGION = 256 };
 struct scene {
     struct device device;
     struct slot slot;
-    /* Each job's inputs, tables and outputs have a block of their own in this memory. */
+    /* memory of the jobs; each job has one block for inputs, one for tables and one for outputs */
     char *memory;
     struct staging_block inputs[JOBS], tables[JOBS];
     struct job jobs[JOBS];
@@ -24,7 +24,7 @@ static void open_scene(struct scene *s)
     setenv("ATTN_FAKE_DEVICES", "1", 1);
     setenv("ATTN_FAKE_SCRIPT", "", 1);
     if (attn_device_open("fake", 0, NULL, &s->device.handle, &err) != ATTN_OK) fail_msg("%s", err.text);
-    /* The order is pseudo-random, because 619 has no common factor with JOBS. */
+    /* 619 has no common factor with JOBS, so the order is as if random. */
     for (int i = 0; i < JOBS; i++) {
         char *const at = s->memory + (size_t)(i * 619 % JOBS) * 2 * REGION, *const next = at + JOBS * 2 * REGION;
         s->inputs[i] = (struct staging_block){ .memory = at, .bytes = REGION };
@@ -74,7 +74,6 @@ static void test_every_address_of_a_large_batch_has_its_place_on_the_device(void
         assert_int_equal(memory_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
     assert_int_equal(s->slot.region_count, 3 * JOBS);
     assert_int_equal(s->slot.mirror_count, 3 * JOBS + 11);
-    /* The addresses in the gaps between blocks are tested too. */
     for (int at = 0; at < 3 * JOBS * 2 * REGION; at += 37)
         assert_ptr_equal(memory_address(&s->slot, s->memory + at), address_by_looking_at_all(&s->slot, s->memory + at));
     for (int i = 0; i < JOBS; i++) {

@@ -344,8 +344,8 @@ static void test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_
 
 /* ---- Tests of which jobs are verified ---------------------------------------------------------------------------- */
 
-/* Returns a forward of 4097 queries and keys with D = Dv = 64, whose `rows` rows are to be verified. The CPU may verify
- * 2048. */
+/* Returns a forward of 4097 queries and keys with heads of 64 numbers, whose `rows` rows are to be verified. The CPU
+ * may verify 2048. */
 static struct job *verifying(struct bench *b, int64_t rows)
 {
     struct job *job = job_of(&b->server, ATTN_OP_FORWARD, forward_body(5, 64, "\"verify\": 1"));
@@ -388,7 +388,7 @@ static void test_a_device_verifies_all_rows_and_more_than_the_cpu_may(void **sta
         assert_int_equal(status, cases[c].refused ? ATTN_UNSUPPORTED : ATTN_OK);
         assert_string_equal(err.text, cases[c].refused ? cases[c].refused : "");
         assert_int_equal(job->truths != NULL, cases[c].device);
-        /* The device verifies the results, so the job's time includes the verification, and the job runs alone. */
+        /* If the device verifies the results, the job's time includes this, and the job runs alone. */
         if (cases[c].device) {
             assert_true(job->truth_seconds > 0 && job->seconds > job->truth_seconds && job->kind == 0);
             assert_string_equal(job->because, "verify");
@@ -434,7 +434,7 @@ static void save(struct bench *b, char id[PROTO_CONTEXT_BYTES], int rows, int D)
 {
     struct job *job = prepared(b, ATTN_OP_FORWARD, forward_body(rows, D, "\"save\": true, \"outputs\": [\"out\"]"));
     assert_int_equal(strspn(job->results[0].context, "0123456789abcdef"), 32);
-    /* The backward needs lse, although the client did not ask for it. */
+    /* A backward needs lse, so it is computed although the client did not ask for it. */
     assert_int_equal(job->call->items[0].problem.lse.rank, 3);
     assert_in_range((uintptr_t)job->call->items[0].problem.lse.data, (uintptr_t)job->outputs.memory,
                     (uintptr_t)job->outputs.memory + job->outputs.bytes - 1);
@@ -503,7 +503,7 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     /* The shape of dout differs from that of out. */
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 6, 4), ATTN_INVALID, NULL);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
-    /* The backward is refused for lack of memory, after its context (saved forward) was looked up. */
+    /* refused for lack of memory, after its context (saved forward) was looked up */
     const attn_device_info whole = b.info;
     b.info.memory_limit = 100;
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4), ATTN_TOO_LARGE, NULL);
@@ -515,8 +515,8 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     close_bench(&b);
 }
 
-/* The second of three backwards is refused, and gives its context (saved forward) back. The third names the context of
- * the first, so it is refused too. */
+/* The second of three backwards is refused, so its context (saved forward) can be used again. The third names the
+ * context of the first, so it is refused too. */
 static void test_contexts_are_given_back_problem_by_problem(void **state)
 {
     (void)state;
@@ -608,8 +608,8 @@ static void test_a_save_without_room_is_refused_and_its_neighbours_are_not(void 
 
 /* ---- Tests of rows whose scores leave float32's range ------------------------------------------------------------ */
 
-/* Rows whose scores leave float32's range are slow. The server examines the scores of problems that would take long if
- * all rows were slow. */
+/* Rows whose scores leave float32's range are slow. The server looks for such rows if the problem would take long with
+ * them. */
 static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_long(void **state)
 {
     (void)state;
@@ -618,7 +618,7 @@ static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_lo
     struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(200, 1, "\"scale\": 3e38, \"outputs\": [\"lse\"]"));
     const double seconds = job->seconds, worst = job->worst_seconds;
     prepare_look_closer(job, &b.info);
-    /* Even if all rows were slow, the problem would take a millisecond, so its scores are not examined. */
+    /* Even with slow rows only, the problem would take a millisecond, so the server does not look for them. */
     assert_true(job->seconds == seconds && job->worst_seconds == worst);
     job->worst_seconds = 1e6;
     prepare_look_closer(job, &b.info);

@@ -55,7 +55,7 @@ static void test_every_error_fits_and_has_its_reason(void **state)
     };
     char detail[5000], id[129];
     (void)state;
-    memset(detail, '\x01', sizeof detail - 1); /* no character has a longer escape */
+    memset(detail, '\x01', sizeof detail - 1);
     detail[sizeof detail - 1] = '\0';
     memset(id, 'x', sizeof id - 1);
     id[sizeof id - 1] = '\0';

@@ -44,7 +44,7 @@ static void object_clear(struct object *o)
     close(o->fd);
 }
 
-/* Returns how many descriptors of this process refer to the object, including the test's own. */
+/* Returns how many descriptors of this process, the test's own included, refer to the object. */
 static int holders(const struct object *o)
 {
     int count = 0;
@@ -60,7 +60,6 @@ static int holders(const struct object *o)
     return count;
 }
 
-/* Waits for the server's thread that closes released objects. */
 static void wait_until_closed(const struct object *o)
 {
     const int64_t until_ms = clock_ms() + 60000;
@@ -458,7 +457,7 @@ static void test_what_lies_in_a_gpus_memory_stays_there(void **state)
     const int64_t shape[] = { 1, 4, 1, 2 }, lse[] = { 1, 1, 4 };
     assert_int_equal(lend_as(r, &everybody, "a", &o, 4096, device, 0), PROTO_ERROR_COUNT);
     assert_int_equal(lend_as(r, &everybody, "b", &p, 4096, device, 1), PROTO_ERROR_COUNT);
-    /* One block of memory may be registered under two names. */
+    /* One block of memory may have two names. */
     assert_int_equal(lend_as(r, &everybody, "c", &o, 4096, device, 0), PROTO_ERROR_COUNT);
     must_register(r, &everybody, "s", &s, 0, 4096);
     static const struct {

@@ -16,7 +16,7 @@
 
 /* ---- Tests of the program's table of routes ---------------------------------------------------------------------- */
 
-/* Checks that each parameter of a pattern is a whole segment, with a name that the documentation uses. */
+/* Checks that each parameter of a pattern is a whole segment of the path, with a name that is documented. */
 static void check_parameters(const struct route *r)
 {
     int count = 0;

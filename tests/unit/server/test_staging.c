@@ -107,7 +107,7 @@ static void test_what_is_resident_is_no_more_than_the_limit_whatever_the_size_of
 {
     (void)state;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    skip(); /* a sanitizer's own memory would spoil the measurement */
+    skip();
 #endif
     static const size_t sizes[] = { 1300 * KIB, 2200 * KIB, 2304 * KIB, 4608 * KIB, 9216 * KIB };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -311,7 +311,7 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     assert_true(staging_ahead_bytes(staging) == 12 * (int64_t)MIB);
     for (int i = 0; i < 6; i++) staging_release(staging, e[i]);
     assert_true(staging_ahead_bytes(staging) == 0 && staging_leased_bytes(staging) == 0);
-    /* The pool leases a block that it had kept for reuse. */
+    /* The pool has kept this block for reuse. */
     assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[0]));
     staging_release(staging, e[0]);
     assert_true(staging_ahead_bytes(staging) == 0);
@@ -327,7 +327,7 @@ static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
     struct caller *caller = caller_new();
     struct staging_block *block;
     attn_error err;
-    /* For these 18.5 MiB the pool leases 20 MiB. The caller's limit below, 30 percent of the pool, is 19.2 MiB. */
+    /* The pool leases 20 MiB for these 18.5 MiB. The caller's limit below is 30 percent of the pool, 19.2 MiB. */
     const size_t bytes = 37 << 19;
     assert_int_equal(staging_lease(pool, caller, bytes, &block, &err), ATTN_OK);
     assert_int_equal(block->bytes, 20 << 20);

@@ -172,9 +172,9 @@ static void test_strings_in_json_are_escaped_and_are_utf8(void **state)
         { "a\x80z\xc3", "a?z?", 99 },
         { "\xed\xa0\x80", "???", 99 }, /* a surrogate */
         { "abc", "ab", 2 },
-        { "a\u20ac", "a", 3 }, /* not cut inside a character */
+        { "a\u20ac", "a", 3 }, /* a text is not cut inside a character */
         { "a\u20ac", "a\u20ac", 4 },
-        { "ab\"", "ab", 3 }, /* not cut inside an escape */
+        { "ab\"", "ab", 3 }, /* a text is not cut inside an escape */
         { "ab\n", "ab", 7 },
         { "x", "", 0 },
     };
@@ -184,7 +184,7 @@ static void test_strings_in_json_are_escaped_and_are_utf8(void **state)
         struct text t = text_in(buffer, sizeof buffer);
         text_put_json(&t, cases[i].string, cases[i].room);
         assert_string_equal(buffer, cases[i].json);
-        assert_int_equal(t.failure, TEXT_FINE); /* text that fills the buffer exactly is no failure */
+        assert_int_equal(t.failure, TEXT_FINE);
     }
 }
 
@@ -330,7 +330,7 @@ static void test_a_number_is_all_digits_and_at_most_so_much(void **state)
         { " 1", 99, false },
         { "", 99, false },
         { "-0", 99, false },
-        { "\xd9\xa3", 99, false }, /* an Arabic digit */
+        { "\xd9\xa3", 99, false },
     };
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
