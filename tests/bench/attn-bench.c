@@ -37,7 +37,7 @@
 
 enum { WARM_RUNS = 2, MOST_REPS = 1000, PATTERN = 1000003, MOST_COPIES = 64, MOST_SEQUENCES = 256 };
 
-/* On a GPU, a timed run lasts at least RUN_MS milliseconds. K, V and their copies have at least COPIES_BYTES, more than
+/* A timed run on a GPU lasts at least RUN_MS milliseconds. K, V and their copies have at least COPIES_BYTES, more than
  * a cache holds. */
 static const double RUN_MS = 2;
 static const int64_t COPIES_BYTES = INT64_C(512) << 20;
@@ -49,8 +49,8 @@ static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 struct options {
     bool forward, backward, json, causal, codec, top_left;
     bool no_lse;
-    /* true if reading K and V dominates the time: the report then shows GB/s, and calls alternate between copies of K
-     * and V */
+    /* true if reading K and V dominates the time: the report shows GB/s, and calls alternate between copies of K and
+     * V */
     bool reading;
     /* number of packed sequences, whose lengths replace B, Sq and Sk; 0: not packed */
     int sequences;
@@ -67,7 +67,7 @@ struct options {
     double keep;        /* fraction of the keys that a keep_mask of shape [1, 1, Sq, Sk] keeps; 0: no mask */
     bool biased;        /* the problem has a bias of shape [1, 1, Sq, Sk] */
     bool each_head;     /* true: bias and keep_mask have shape [B, H, Sq, Sk]; false: [1, 1, Sq, Sk] */
-    bool forward_first; /* true: a backward computes out and lse itself; false: both are its inputs */
+    bool forward_first; /* true: a backward computes out and lse itself; false: both are inputs */
     /* true: the bias is a mask, with hidden_bias for later keys and for the first `padded` keys, and 0 for others;
      * false: it is random */
     bool bias_is_mask;
@@ -121,7 +121,7 @@ static void fill_random(void *data, attn_dtype dtype, int64_t count)
         double sum = 0;
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
         for (int part = 0; part < 4; part++) sum += (double)(state >> 16 * part & 0xffff) / 65536 - 0.5;
-        /* The factor makes the variance of four uniform numbers, 4 / 12, to 1. */
+        /* The sum of four uniform numbers has the variance 4 / 12; the factor makes it 1. */
         attn_store(dtype, data, n, sum * 1.7320508);
     }
     for (int64_t n = fresh; n < count; n += fresh)
@@ -141,8 +141,7 @@ struct block {
     int64_t bytes;
 };
 
-/* Indices of blocks of memory: one block for each tensor, and one for prefix_keys (how many first keys batch rows
- * share). */
+/* Indices of memory blocks: one for each tensor, and one for prefix_keys (how many first keys batch rows share). */
 enum { PREFIX_KEYS = ATTN_TENSOR_COUNT, BLOCKS };
 
 static attn_error err; /* the error of a failed call, which ends the program */
@@ -248,7 +247,7 @@ static void give_bias(struct machine *m, const struct options *o, attn_tensor *t
     must(attn_stream_wait(m->stream, &err));
 }
 
-/* Fills a keep_mask that keeps a random fraction of the keys, and the first key of each row. */
+/* Fills a keep_mask that keeps the first key of each row, and a random fraction of the others. */
 static void give_keep_mask(struct machine *m, const struct options *o, attn_tensor *t, struct block *b)
 {
     uint64_t state = 88172645463325252u;
@@ -479,7 +478,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         must(attn_stream_mark(m->stream, 1, &err));
         must(attn_stream_wait(m->stream, &err));
     }
-    /* A single short call would measure the time in which the host queues it. */
+    /* For a single short call, the measured time would be that of queueing it. */
     if (!m->info.unified) {
         const double one = attn_stream_elapsed_us(m->stream, 0, 1) / 1000;
         calls = one >= RUN_MS ? 1 : one > RUN_MS / 500 ? (int)(RUN_MS / one) + 1 : 500;
@@ -539,7 +538,7 @@ static void time_ops(struct machine *m, const struct options *o)
     if (o->backward && o->dtype != ATTN_F8E4M3) time_shape(m, o, ATTN_OP_BACKWARD);
 }
 
-/* Times the sizes of the figures in the FlashAttention papers: B * S tokens, H * D = 2048, D from 64 to 256, S from 512
+/* Times the sizes in the figures of the FlashAttention papers: B * S tokens, H * D = 2048, D from 64 to 256, S from 512
  * to 16384. */
 static void sweep_paper(struct machine *m, const struct options *given)
 {
@@ -560,8 +559,8 @@ static void sweep_paper(struct machine *m, const struct options *given)
                 }
 }
 
-/* Times one query, and a few queries, over many keys. Leaves out the largest sizes on a device that shares the host's
- * memory. */
+/* Times one query, and a few queries, over many keys. On a device that shares the host's memory, the largest sizes are
+ * left out. */
 static void sweep_decode(struct machine *m, const struct options *given)
 {
     static const struct {

@@ -46,7 +46,7 @@ static const struct problem {
     /* Hk = 0 means as many heads of k and v as of q; Sk = 0 means as many keys as queries */
     int64_t B, H, Hk, Sq, Sk, D;
     unsigned with;
-    double scale, softcap, dropout; /* a scale of 0 is the default scale */
+    double scale, softcap, dropout;
     /* The bias above the causal diagonal, and of the first `padded` queries and keys; 0: no bias. */
     double hidden;
     int64_t padded;
@@ -354,8 +354,8 @@ static attn_cost expected(const struct machine *m, const attn_problem *p)
     return attn_cost_closer(&m->info, &plan, ATTN_EVERYTHING, 1);
 }
 
-/* Measures a problem, and prints its line. Returns whether time and estimate differ by less than a factor of
- * MOST_OFF. */
+/* Measures a problem, and prints a line about it. Returns whether the measured and the estimated time differ by less
+ * than a factor of MOST_OFF. */
 static bool look_at(const struct machine *m, const struct problem *spec)
 {
     struct block blocks[ATTN_TENSOR_COUNT] = { 0 };

@@ -34,7 +34,6 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The operands of all benchmarks. */
 struct work {
     const struct simd *simd;
     const struct simd_type *type;

@@ -130,7 +130,6 @@ static size_t put_array(attn_dtype dtype, const void *values, size_t count, char
     return (size_t)(end - text);
 }
 
-/* Values that are written must be read back. A NaN may become another NaN. */
 static void must_come_back(const uint8_t *values, size_t count, attn_dtype dtype)
 {
     size_t bytes = numbers_bytes((numbers_type)dtype), room = count * (NUMBERS_TEXT_MAX + 1) + 2;

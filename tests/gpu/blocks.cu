@@ -156,7 +156,6 @@ void check_tma()
         snprintf(name, sizeof name, "TMA load: %s", x.name);
         judge(name, compare(out.fetch(), expected));
 
-        /* TMA must drop the numbers outside the tensor, and not change any other element. */
         array<uint8_t> back(bytes);
         const CUtensorMap to = map_of(tensor{ back.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
         for (uint8_t &b : expected) b = (uint8_t)(1 + random_bits() % 254);
@@ -304,7 +303,7 @@ template <int D> struct shared_sums {
     alignas(8) uint64_t full;
 };
 
-/* Adds 2 (dS K + more) to `sums`. dS_transposed has a row for each of 64 keys, `more` a number for each of 64
+/* Adds 2 (dS K + more) to `sums`. dS_transposed has a row for each of 64 keys, and `more` a number for each of 64
  * queries. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128)
@@ -491,7 +490,7 @@ void check_wgmma_8()
 enum { TILES = 50 };
 
 /* One producer warpgroup and C consumer warpgroups share a ring of STAGES tiles. Each consumer multiplies BLOCKS blocks
- * of 64 rows of A by tiles of N columns. PRODUCER and CONSUMER are registers per thread. */
+ * of 64 rows of A by tiles of N columns. PRODUCER and CONSUMER are numbers of registers per thread. */
 template <int C_, int BLOCKS_, int N_, int STAGES_, int PRODUCER_, int CONSUMER_> struct team {
     static const int C = C_, BLOCKS = BLOCKS_, N = N_, STAGES = STAGES_, PRODUCER = PRODUCER_, CONSUMER = CONSUMER_;
     static const int THREADS = 128 * (C + 1), ROWS = C * BLOCKS * 64;
@@ -504,15 +503,14 @@ template <class X> struct shared_ring {
     int taken, turns[TILES * X::C];
 };
 
-/* Returns whether consumer warpgroup w multiplies the tile. In kernels a consumer skips keys that none of its rows
- * sees, but still takes its turn. */
+/* Returns whether consumer warpgroup w multiplies the tile. Kernels skip keys that none of a consumer's rows sees, but
+ * the consumer still takes its turn. */
 ATTN_HD bool sees(int w, int tile)
 {
     return (tile * 7 + w * 3) % 5 != 0;
 }
 
-/* Computes out[ROWS x N]: each consumer warpgroup adds up the products of its rows of A with the transposed tiles for
- * which sees() is true. */
+/* Each consumer warpgroup adds up the products of its rows of A with the transposed tiles for which sees() is true. */
 template <class X>
 __global__ void __launch_bounds__(X::THREADS, 1)
     run_ring(const __grid_constant__ CUtensorMap map_A, const __grid_constant__ CUtensorMap map_tiles,
@@ -676,7 +674,7 @@ __global__ void __launch_bounds__(32 * (READERS + 1)) hand_over(bool slow_writer
                 mbarrier_arrive(smem_addr(&sm.full));
             }
             mbarrier_wait(smem_addr(&sm.empty), n & 1);
-            /* keeps the lanes of the warp together, so that all wait for the same phase of the mbarrier */
+            /* so that all lanes of the warp wait for the same phase of the mbarrier */
             __syncwarp();
         }
         return;

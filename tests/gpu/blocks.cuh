@@ -27,7 +27,7 @@ inline int passed, failed;
     exit(failed != 0 || passed == 0);
 }
 
-/* Ends the program after a failed CUDA call, because nothing can run on the device any more. */
+/* Ends the program if a CUDA call failed, because nothing can run on the device any more. */
 inline void must(cudaError_t code, const char *what)
 {
     if (code == cudaSuccess) return;
@@ -45,7 +45,7 @@ inline void finish(const char *what)
 
 struct outcome {
     size_t count = 0, wrong = 0, first = 0;
-    double got = 0, expected = 0; /* the first elements that differ */
+    double got = 0, expected = 0; /* values of the first element that differs */
 };
 
 /* `off` has the allowed difference of each element, or is empty if none is allowed. NaN differs from everything. */

@@ -7,8 +7,8 @@
 
 namespace {
 
-/* Each thread issues two groups of copies of 16 bytes; the copies of odd threads are invalid and must write zeros. The
- * kernel outputs what has arrived after it waited for the first group, and for both. */
+/* Each thread issues two groups of copies of 16 bytes. The copies of odd threads are invalid and must write zeros. The
+ * kernel outputs what is there after the wait for the first group, and after the wait for both. */
 __global__ void copy(const uint4 *from, uint4 *out)
 {
     extern __shared__ __align__(1024) char memory[];
@@ -239,7 +239,7 @@ template <typename T, int D> void check_attend()
 }
 
 /* Computes attention without the softmax in float32, as in split.cuh: a number is hi + lo / 2048, in two planes of 16
- * bits. Here hi and lo are small integers, so that nothing is rounded. q, k and v are rows 64 to 127. */
+ * bits. Small integers keep this exact. q, k and v are rows 64 to 127. */
 template <int D>
 __global__ void __launch_bounds__(128)
     attend_split(const uint16_t *Q, const uint16_t *K, const uint16_t *V, float *S_out, float *O_out)
@@ -287,7 +287,6 @@ template <int D> void check_attend_split()
         planes[n] = random_ints(plane, 1);
         const std::vector<float> low = random_ints(plane, n == 2 ? 2 : 4);
         planes[n].insert(planes[n].end(), low.begin(), low.end());
-        /* lo of v is stored times 2048, so that it is as large as hi. */
         for (int i = plane; i < 2 * plane && n == 2; i++) planes[n][i] *= 2048;
     }
     array<uint16_t> Q(bits_of<__half>(planes[0])), K(bits_of<__half>(planes[1])), V(bits_of<__half>(planes[2]));
@@ -338,7 +337,7 @@ void check_red()
     judge("red_add_4: additions of 400 warps", compare(sums.fetch(), expected));
 }
 
-/* Two pairs of warps exchange numbers, each pair by a named barrier. Random pauses change the order in which warps
+/* Two pairs of warps exchange numbers, each pair with a named barrier. Random pauses change the order in which warps
  * arrive. */
 __global__ void __launch_bounds__(128) pairs(uint32_t *out)
 {

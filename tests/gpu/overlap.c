@@ -26,7 +26,7 @@
 
 enum { REQUESTS = 4, COLUMNS = 96, S = 16384, H = 16, D = 128, CALL_ROUNDS = 200 };
 
-/* One request. Its tensors q, k, v, out and lse lie one after the other in pinned host memory, and in device memory. */
+/* One request. Its tensors lie one after the other in pinned host memory, and in device memory. */
 struct request {
     attn_stream *stream;
     char *host, *device;

@@ -17,13 +17,13 @@
 enum bias_kind { NO_BIAS, KEY_BIAS, WHOLE_BIAS, PADDED };
 
 struct rate_case {
-    const char *name, *family; /* family: a value of ATTN_CUDA_FAMILY */
+    const char *name, *family;
     attn_op op;
     attn_dtype dtype;
     int64_t H, S, D;
     double amplitude; /* largest magnitude of the numbers in q and k */
     enum bias_kind bias;
-    /* bias of hidden pairs with PADDED: keys after the query, and the first half of the keys or of the queries */
+    /* with PADDED, the bias of keys after the query, and of the first half of the keys or of the queries */
     float hidden;
     bool alibi, sinks;
     double dropout;
@@ -244,7 +244,7 @@ static void measure(const struct rate_case *c)
         double step_ms;
         calls = 0;
         const double ms = run_once(&r, &plan, workspace, &calls, &step_ms);
-        if (n == 0) continue; /* the first run only warms up */
+        if (n == 0) continue; /* the first run only warms up the device */
         if (ms < best) best = ms;
         if (step_ms > longest) longest = step_ms;
     }

@@ -26,10 +26,10 @@ static inline double stage_began(const struct times *t, int request, int stage)
     return at;
 }
 
-/* Returns the largest fraction of a copy's time in this run (`stage` is STAGE_IN or STAGE_OUT) during which a kernel or
- * an opposite copy of another request ran. The time of a copy alone would be no measure, because other programs may
- * have slowed it down. Opposite copies count, because no kernel may be able to run beside a copy that takes longer than
- * the kernels. */
+/* Returns the largest fraction of a copy's time that overlapped a kernel or an opposite copy of another request.
+ * `stage` is the copies' direction, STAGE_IN or STAGE_OUT. The copy's time in this run counts, because other programs
+ * may have slowed down a run alone. Opposite copies count, because a copy that takes longer than the kernels leaves no
+ * kernel to run beside it. */
 static inline double share_beside_others(const struct times *t, int count, int stage)
 {
     const int opposite = stage == STAGE_IN ? STAGE_OUT : STAGE_IN;
@@ -56,8 +56,8 @@ static inline double share_beside_others(const struct times *t, int count, int s
     return largest;
 }
 
-/* Keeps the shorter time of each stage, because a longer one was disturbed. `least` and `round` are times of one
- * request, which runs several times. */
+/* Keeps the shorter time of each stage, because other work has disturbed the longer one. Both are times of one request,
+ * which runs several times. */
 static inline void keep_least(struct times *least, const struct times *round)
 {
     double at = 0, kept[STAGES];

@@ -283,7 +283,7 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
                 lts = rng_between(r, 0, Sq), lte = rng_between(r, 0, Sq);
                 uts = rng_between(r, 0, Sq), ute = rng_between(r, 0, Sq);
                 if (n == 2 && !f->spec.causal)
-                    /* With a larger `ute`, half of the keys would be hidden from every query. */
+                    /* If `ute` could be larger, half of the keys would be hidden from every query. */
                     ute = rng_between(r, 0, lts);
             }
             const int64_t e = (bh * Sk + j) * n;
@@ -880,7 +880,7 @@ UNWATCHED static double truth_noise(const attn_problem *p, const attn_geometry *
     return unit * exponent * dout * v * (double)g->dims.Dv * fabs(g->scale) * other;
 }
 
-/* Compares one float64 result of the device with the reference backend's tensor, which is rounded to its dtype. Padding
+/* Compares a float64 result of the device with the reference backend's result, which is rounded to its dtype. Padding
  * rows must be 0, or -inf in lse. */
 UNWATCHED static bool truth_result_agrees(const struct fixture *want, const struct truth *t, int result, char *why,
                                           size_t room)
@@ -1013,7 +1013,7 @@ UNWATCHED double largest(const attn_tensor *t)
     return m;
 }
 
-/* Estimates the largest |score|, because the rounding errors of scores grow with their size. */
+/* Estimates the largest |score|. The rounding errors of scores grow with it. */
 UNWATCHED static double score_size(const struct fixture *f)
 {
     const attn_geometry g = attn_geometry_of(&f->p);
@@ -1040,7 +1040,7 @@ UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_ten
                  v = largest(&f->p.v) * (f->p.v_scale.rank ? largest(&f->p.v_scale) : 1);
     const double q = largest(&f->p.q), k = largest(&f->p.k), dout = largest(&f->p.dout), dlse = largest(&f->p.dlse);
     const double kept = f->spec.dropout_p > 0 ? 1 / (1 - f->spec.dropout_p) : 1;
-    /* an estimate of the largest |dP| + |delta| */
+    /* estimates the largest |dP| + |delta| */
     const double dz = (dout * v * sqrt((double)g.dims.Dv) * kept + dlse);
     struct tolerance t = { 0 };
     switch (id) {
@@ -1180,7 +1180,7 @@ UNWATCHED bool outputs_equal(const struct fixture *a, const struct fixture *b, c
 
 enum { FEW_OUTPUTS = 16 };
 
-/* Moves each number of v up or down by about one unit in its last place. Shows how much rounding P could change
+/* Moves each number of v up or down by about one unit in its last place, to show how much rounding P may change
  * `out`. */
 UNWATCHED static void move_values(struct fixture *f)
 {

@@ -56,7 +56,7 @@ double rng_normal(struct rng *r);
 
 enum { SPEC_SEQUENCES = 12 };
 
-/* How the bounds of a FlashMask (mask_startend_rows) are made. */
+/* How a FlashMask (mask_startend_rows) is made. */
 enum mask_kind {
     MASK_RANDOM,   /* random intervals of hidden queries, some empty and some with all queries */
     MASK_DOCUMENT, /* each query sees only keys of its own document; documents have random lengths */
@@ -66,9 +66,9 @@ enum mask_kind {
     MASK_KINDS
 };
 
-/* The sign of the scores. BELOW: all are negative. BELOW_ABOVE: those of the last keys are negative, of the first keys
- * positive. ABOVE_BELOW: the reverse. BY_ROW: rows alternate. Negative scores rise so much towards the first key that
- * e^x of their differences is far outside float32. */
+/* The signs of scores. BELOW: all are negative. BELOW_ABOVE: those of the last keys are negative, and those of the
+ * first keys positive. ABOVE_BELOW: the reverse. BY_ROW: rows alternate. Negative scores differ so much between keys
+ * that e^x of the differences is far outside float32. */
 enum score_sides { SIDES_NONE, SIDES_BELOW, SIDES_BELOW_ABOVE, SIDES_ABOVE_BELOW, SIDES_BY_ROW };
 
 struct spec {
@@ -84,7 +84,7 @@ struct spec {
     int64_t window_left, window_right;
     double softcap, dropout_p;
     uint64_t seed;
-    int sequences; /* number of packed sequences; B, Sq and Sk follow from q_lengths and k_lengths */
+    int sequences; /* number of packed sequences, with the lengths q_lengths and k_lengths instead of B, Sq and Sk */
     int q_lengths[SPEC_SEQUENCES], k_lengths[SPEC_SEQUENCES];
     int alibi; /* shape of alibi_slopes: 0 none, 1 [H], 2 [B, H] */
     /* 0: absent; otherwise 1 plus the sum of the axes that are not broadcast: 1 for B, 2 for H, 4 for Sq */
@@ -95,14 +95,14 @@ struct spec {
     int mask_heads;           /* heads of the FlashMask: 0 means one head, 1 means Hk heads, 2 means H heads */
     enum mask_kind mask_kind;
     int bias_levels; /* 0: ordinary numbers; 1 to 3: a kind of large numbers (see fill_bias_levels()) */
-    /* 0: none; 1: random; 2: random with -inf and numbers around 100; 3: random with 3e38 and -3e38 */
+    /* 0: no sinks; 1: random; 2: random with -inf and numbers around 100; 3: random with 3e38 and -3e38 */
     int sinks;
     bool seqlens_k; /* seqlens_k is given: random numbers of keys, including 0 and Sk */
     bool seqlens_q; /* seqlens_q is given: random numbers of queries; the padding rows are NaN */
-    /* packed sequences have up to this many rows of NaN between them */
+    /* up to this many rows of NaN are between packed sequences */
     int gaps;
-    bool key_rows; /* queries are packed, but k and v are [B, Sk, Hk, D] with seqlens_k */
-    /* keys per page of k and v; 0: no pages. Sk is then a multiple of page_size, and seqlens_k is given */
+    bool key_rows; /* queries are packed, but k and v are [B, Sk, Hk, D]; seqlens_k is given */
+    /* number of keys per page of k and v; 0: no pages. seqlens_k is then given, and Sk is a multiple of page_size. */
     int page_size;
     bool fp8_keys; /* k and v of a forward are float8_e4m3fn, whatever dtype q has */
     bool fp8_scales;
@@ -111,7 +111,7 @@ struct spec {
     bool dlse, give_forward; /* inputs of a backward. dlse: the gradient of lse; give_forward: the forward's out and
                               * lse */
     bool no_dout;
-    /* the gradients that are float32 whatever dtype q has: the sum of 1 (dq), 2 (dk) and 4 (dv) */
+    /* sum of 1 (dq), 2 (dk) and 4 (dv) for the gradients that are float32, whatever dtype q has */
     int float_grads;
     bool no_lse;
     bool latent;
@@ -145,8 +145,8 @@ void spec_print(FILE *file, const struct spec *s);
 struct fixture {
     struct spec spec;
     attn_problem p;
-    /* one block for each tensor, owned by the fixture: guard bytes, bytes that shift the address, the tensor, guard
-     * bytes */
+    /* a block of memory for each tensor, owned by the fixture: guard bytes, bytes that shift the address, the tensor,
+     * guard bytes */
     uint8_t *block[ATTN_TENSOR_COUNT];
     size_t block_bytes[ATTN_TENSOR_COUNT];
 };
@@ -161,7 +161,7 @@ void tensor_set(const attn_tensor *t, int64_t n, double x);
 /* Adds a tensor of this shape to the problem, and fills the tensor's memory with NaN. */
 void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtype, int rank, const int64_t *shape);
 void fill_normal(const attn_tensor *t, struct rng *r, double amp, double mean);
-/* Makes the problem of a spec: random inputs, and outputs filled with NaN. Exits if attn_check() refuses the
+/* Makes the problem of a spec, with random inputs, and outputs full of NaN. Exits if attn_check() refuses the
  * problem. */
 void fixture_make(struct fixture *f, const struct spec *spec);
 /* Makes a problem with the same inputs and with outputs of its own, to run on another backend. */
@@ -197,7 +197,7 @@ void run_reference(const attn_problem *p);
 
 /* Limits on an error relative to the largest value of a tensor (kernels/README.md, Accuracy). */
 struct limits {
-    /* limits on relative errors. out: of out; qkv: of dq, dk and dv; sums: of dbias, dalibi_slopes and dsinks */
+    /* limits on the relative errors of out, of dq, dk and dv (qkv), and of dbias, dalibi_slopes and dsinks (sums) */
     double out, qkv, sums;
     double noise; /* limit on the error of sums whose terms cancel, relative to the size of the terms */
     double least; /* limit on the absolute error, because subnormal numbers are rounded coarsely */

@@ -10,8 +10,8 @@
 
 /* ---- Tests of decoding: few queries, many keys ------------------------------------------------------------------- */
 
-/* Backends split keys at multiples of 128 to 2048, and treat up to 16, up to 64 and more rows differently (rows are the
- * queries of all heads that share a key/value head). Lengths lie just below and above these limits. */
+/* Lengths and row counts lie just below and above the limits of kernels, which split keys at multiples of 128 to 2048,
+ * and treat up to 16, up to 64 and more rows differently. All queries of a key/value head are rows. */
 void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state)
 {
     static const int64_t keys[] = { 0, 1, 63, 127, 128, 129, 257, 511, 512, 513, 1025, 2047, 2048, 2049, 4100 };
@@ -59,7 +59,6 @@ static struct spec random_decode_spec(uint64_t seed)
     s.H = s.Hk * (rows / s.Sq > 1 ? rng_between(&r, 1, rows / s.Sq) : 1);
     s.Sk = rng_chance(&r, 0.7) ? rng_between(&r, 0, 700) : rng_between(&r, 700, 3000);
     if (s.window_left > 0) s.window_left *= rng_between(&r, 1, 10);
-    /* Kernels compute sequences of few rows and of many rows differently. */
     for (int n = 0; n < s.sequences; n++) {
         s.q_lengths[n] = (int)(rng_chance(&r, 0.3) ? rng_between(&r, 0, 90)
                                                    : rng_between(&r, 1, rows / (s.H / s.Hk) + 1));
@@ -117,8 +116,8 @@ void test_keys_of_a_chunk_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Several problems in one call must have the same bits as alone, although the GPU may start a kernel while the previous
- * one still runs. */
+/* Problems in one call must have the same bits as alone, even if the GPU starts a kernel before the previous one has
+ * ended. */
 void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **state)
 {
     enum { COUNT = 24, TIMES = 3 };
@@ -151,7 +150,7 @@ static bool same_kernel(const struct fixture *a, const struct fixture *b)
     return first.kernel == second.kernel;
 }
 
-/* If one kernel computes both problems, keys in pages must give the same bits as contiguous keys. */
+/* Keys in pages must give the same bits as contiguous keys, if one kernel computes both problems. */
 void test_pages_do_not_change_a_bit(void **state)
 {
     static const int64_t sizes[] = { 1, 7, 16, 64, 128 };
@@ -284,8 +283,8 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
     bench_close(&by_threads);
 }
 
-/* A kernel that reads float8 keys may convert bfloat16 queries to float16, and must not lose small or large queries.
- * Queries times 2^unit with a scale times 2^-unit must give the same `out`. */
+/* For float8 keys, a kernel may convert bfloat16 queries to float16, which must not lose small or large ones. Queries
+ * times 2^unit with a scale times 2^-unit must give the same `out`. */
 void test_queries_of_any_size_meet_float8_keys(void **state)
 {
     static const struct {
@@ -386,7 +385,6 @@ void test_values_may_be_the_first_columns_of_keys(void **state)
         free(one.block[ATTN_T_v]);
         one.block[ATTN_T_v] = NULL;
         assert_int_equal(attn_check(&one.p, NULL), ATTN_OK);
-        /* A device with its own memory gets separate copies of k and v. */
         if (!bench.info.unified) {
             one.block_bytes[ATTN_T_v] = one.block_bytes[ATTN_T_k];
             one.block[ATTN_T_v] = aligned_alloc(64, (one.block_bytes[ATTN_T_v] + 63) / 64 * 64);
@@ -464,7 +462,7 @@ void test_latent_attention_agrees_with_the_reference(void **state)
     }
 }
 
-/* With pages, without them, in a batch and alone, a kernel may divide the work differently among thread blocks. */
+/* A kernel may divide the work differently among thread blocks with pages, without them, in a batch and alone. */
 void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
 {
     static const struct spec cases[] = {

@@ -221,7 +221,7 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "fp8, scales of 1e-6", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e-6, .q_amp = 100),
     SPEC(.name = "fp8, scales of 1e6", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e6, .q_amp = 0.1,
          .has_scale = true, .scale = 1e-12),
-    /* This scale is 0 after rounding to float32. */
+    /* This scale becomes 0 when it is rounded to float32. */
     SPEC(.name = "fp8, scales of 0", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e-60),
     SPEC(.name = "fp8, saturated", SIZES(50, 60, 64), FP8, .q_amp = 400, .has_scale = true, .scale = 1e-6),
     SPEC(.name = "fp8, scores of 1e10", SIZES(200, 300, 64), FP8, .q_amp = 100, .fp8_scales = true, .fp8_scale = 1e3),
@@ -335,8 +335,8 @@ static const struct spec edge_cases[] = {
 /* These problems run forward only, because their gradients would be beyond the range of their dtype. */
 static const struct spec huge_cases[] = {
     SPEC(.name = "scale 1e20", SIZES(60, 80, 64), .has_scale = true, .scale = 1e20),
-    /* The product of such a score and a factor is rounded in a multiplication, and exact in a fused multiply-add. A
-     * kernel that mixes the two may get a P far above 1. */
+    /* A product of such a score and a factor is rounded in a multiplication, and exact in a fused multiply-add. If a
+     * kernel mixes the two, P may be far above 1. */
     SPEC(.name = "scores of 1e9, float16", SIZES(200, 300, 64), F16, .q_amp = 15000),
     SPEC(.name = "scores of 1e9, decoding", SIZES(1, 3000, 64), HEADS(8, 2), F16, .q_amp = 15000),
     SPEC(.name = "scores of 1e10, bfloat16", SIZES(200, 300, 64), BF16, .q_amp = 3e4),
@@ -527,7 +527,7 @@ void test_lengths_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(length_cases, ARRAY_SIZE(length_cases)), 0);
 }
 
-enum { NARROW_HEADS = 256 }; /* largest head size for which every backend has a fast kernel */
+enum { NARROW_HEADS = 256 }; /* every backend has a fast kernel for head sizes up to this */
 
 /* The last kernel of each backend computes every problem, but slowly. Problems with packed or padded sequences must run
  * on another kernel. The backend "paper" has only one kernel. */
@@ -654,7 +654,7 @@ struct spec random_spec(uint64_t seed)
     static const int64_t lengths[] = { 0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 200 };
     static const int64_t head_sizes[] = { 1,  3,  8,  16, 24, 31,  32,  40,  64,  64,
                                           64, 65, 72, 80, 96, 128, 128, 160, 192, 256 };
-    /* The factor must differ from that of rng_next(); otherwise neighbouring seeds would share random numbers. */
+    /* With the constant of rng_next() as factor, neighbouring seeds would share random numbers. */
     struct rng r = { seed * UINT64_C(0x2545f4914f6cdd1d) + 1 };
     struct spec s = SPEC(.data_seed = seed);
     s.op = rng_chance(&r, 0.5) ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;

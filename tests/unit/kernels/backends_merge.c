@@ -27,7 +27,7 @@ struct scene {
     struct shape s;
     int64_t rows, numbers; /* rows: number of elements of lse; numbers: number of elements of `out` */
     size_t part_bytes, out_bytes;
-    char *outs, *out; /* outs: a block of part_bytes bytes for each of the PARTS parts */
+    char *outs, *out; /* outs: one block of part_bytes bytes for each part */
     float *lses, *lse;
     char *memory; /* device memory for outs, lses, out and lse, in this order */
     attn_result part[PARTS], whole;
@@ -197,7 +197,6 @@ void test_merges_of_empty_and_strange_parts(void **state)
     scene_run(&x);
     for (int n = 0; n < ROWS; n++) {
         const float got[] = { x.lse[n], ((const float *)x.out)[n] };
-        /* If one part is empty, the result must be exact. */
         const bool alone = cases[n][0] == -INFINITY || cases[n][2] == -INFINITY;
         for (int e = 0; e < 2; e++) {
             const float want = cases[n][4 + e];

@@ -8,8 +8,8 @@
 
 #include "backends.h"
 
-/* Counts of float32 gradients. unlike: do not round to the 16-bit gradient; nonzero: are not 0; finer: need more than
- * 16 bits. wide2 and narrow2 are the sums of squared errors of the float32 and the 16-bit gradients. */
+/* Numbers of float32 gradients that do not round to the 16-bit gradient (unlike), are not 0 (nonzero), and need more
+ * than 16 bits (finer). wide2 and narrow2 are sums of squared errors of the float32 and the 16-bit gradients. */
 struct widened {
     int64_t unlike, nonzero, finer;
     double wide2, narrow2;
@@ -96,8 +96,8 @@ void test_float32_gradients_round_to_those_of_16_bits(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A thread block may begin its next work (the queries of a head) before its present work ends. Some work here has no
- * queries or sees no keys, and there is more of it than a device runs at the same time. */
+/* A thread block may begin its next work (queries of a head) before it has finished the present work. Here some work
+ * has no queries or sees no keys, and there is more than a device runs at the same time. */
 void test_work_that_sees_no_keys_between_other_work(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -112,7 +112,7 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
     };
     /* clang-format on */
     static const struct {
-        /* more_keys is added to Sk: with D 128, problems of 1024 keys or more use another kernel. */
+        /* more_keys is added to Sk. With D 128, problems of 1024 keys or more use another kernel. */
         int D, more_keys;
         double softcap;
     } heads[] = { { 64, 0, 0 },  { 96, 0, 0 }, { 128, 0, 0 }, { 128, 900, 0 }, { 192, 0, 0 },
@@ -627,7 +627,8 @@ static void make_products_cancel(struct fixture *f)
     }
 }
 
-/* Returns whether a kernel computes the problem row by row, which adds numbers in another order than tiles do. */
+/* Returns whether a kernel computes the problem row by row. It then adds numbers in another order than a kernel that
+ * computes tiles. */
 static bool is_by_rows(const attn_problem *p, attn_op op)
 {
     attn_problem one_way = *p;

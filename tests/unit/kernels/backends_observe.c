@@ -95,7 +95,7 @@ void test_observables_agree_with_the_reference(void **state)
     assert_int_equal(disagree(list, ARRAY_SIZE(list)), 0);
 }
 
-/* Returns a random observe problem (a request for attention weights). */
+/* Returns a random observe (a request for attention weights). */
 static struct spec random_look(uint64_t seed)
 {
     struct spec s = random_spec(seed);

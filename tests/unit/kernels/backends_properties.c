@@ -69,12 +69,12 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
 {
     static const int threads[] = { 1, 2, 3 };
     static const struct spec large[] = {
-        SPEC(SIZES(1, 5000, 64), HEADS(2, 1), BF16), /* a forward whose keys are split */
+        SPEC(SIZES(1, 5000, 64), HEADS(2, 1), BF16),
         SPEC(SIZES(400, 700, 64), HEADS(2, 1), .causal = true),
         SPEC(BACK, SIZES(300, 500, 64), HEADS(4, 1), .causal = true, BF16, .sinks = 1, .bias = 1, .alibi = 1),
     };
     (void)state;
-    /* This test varies the number of threads, which the cuda backend does not have. */
+    /* The test varies the number of threads, which the cuda backend does not have. */
     if (is_brief() && strcmp(backend, "cuda") == 0) skip();
     for (int n = 0; n < 24; n++) {
         struct fixture first = { 0 };
@@ -334,8 +334,8 @@ static bool run_heads(struct fixture *f, const attn_plan *whole, int64_t first, 
     return alike;
 }
 
-/* Asserts that the problem has the same bits when its heads are computed in `count` parts. Adds 1 to *compared if the
- * parts use the same kernel as the whole. */
+/* Asserts that the problem has the same bits when its heads are computed in `count` parts. Adds 1 to *compared if both
+ * use the same kernel. */
 static void assert_same_bits_by_heads(const struct spec *s, int count, int *compared)
 {
     struct fixture whole, parts;
@@ -613,7 +613,7 @@ void test_attention_is_linear_in_v(void **state)
     fixture_clear(&a), fixture_clear(&b);
 }
 
-/* Rows lie more than 2^31 elements apart, in memory most of which is never touched. The test needs unified memory. */
+/* Rows lie more than 2^31 elements apart, in memory most of which is never touched. This needs unified memory. */
 void test_offsets_past_two_billion_elements(void **state)
 {
     enum { S = 20 };
@@ -727,7 +727,7 @@ void test_offsets_on_both_sides_of_2_31(void **state)
         SPEC(BACK, SIZES(80, 80, 64), HEADS(1, 1), .causal = true),
     };
     (void)state;
-    if (bench.info.unified) skip(); /* covered by test_offsets_past_two_billion_elements() */
+    if (bench.info.unified) skip();
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
         /* Rows are a multiple of `unit` elements apart, because TMA needs multiples of 16 bytes. */
         const int64_t gaps = cases[n].Sq - 1, unit = 64;
@@ -747,7 +747,7 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
         SPEC(BACK, .causal = true, F16, SIZES(150, 140, 264), .alibi = 1),
     };
     (void)state;
-    /* `wanted` is the only output of the problem; -1: it has none. */
+    /* `wanted`: the only output of the problem; -1: it has none */
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++)
         for (int wanted = -1; wanted < ATTN_TENSOR_COUNT; wanted++) {
             struct fixture all, one;
@@ -794,7 +794,6 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
         bench.in_steps = true;
         fixture_run(&bench, &steps);
         assert_outputs_equal(&steps, &at_once);
-        /* Launches of one problem alternate with launches of the other. */
         fixtures_must_run(&bench, list, 2);
         bench.in_steps = false;
         assert_outputs_equal(&steps, &at_once);
@@ -803,8 +802,8 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
     }
 }
 
-/* Returns the shortest time, in seconds, that the library assumes for a tile of any kernel on an H100: that of the
- * Hopper kernel for bfloat16 without options (kernels/cuda/simple/simple.h). */
+/* Returns the shortest time in seconds that the library assumes for a tile of any kernel on an H100. The Hopper kernel
+ * for bfloat16 without options has it (kernels/cuda/simple/simple.h). */
 static double least_tile_seconds(const struct spec *s)
 {
     const double columns = (double)(s->D < 64 ? 64 : s->D) + (double)(s->Dv < 64 ? 64 : s->Dv);
@@ -818,7 +817,7 @@ static double least_tile_seconds(const struct spec *s)
     return 2 * pairs * columns / 3e14 * (s->op == ATTN_OP_BACKWARD ? 2.5 : 1) * 132 / bench.info.units;
 }
 
-/* A device that limits each launch to a very short time must compute the same tiles in several launches. */
+/* On a device that limits each launch to a very short time, several launches must compute the same tiles as one. */
 void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 {
     static const struct spec cases[] = {
@@ -874,7 +873,7 @@ void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 
 /* ---- Tests of moves of memory ------------------------------------------------------------------------------------ */
 
-/* One call has more moves than fit in one kernel launch, with every length and alignment. One move is long enough for
+/* One call has more moves than fit in a kernel launch, with every length and alignment. One move is long enough for
  * several thread blocks. */
 void test_moves_copy_and_clear_what_they_say_and_nothing_else(void **state)
 {

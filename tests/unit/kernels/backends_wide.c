@@ -102,9 +102,9 @@ void test_wide_heads_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(wide_cases, ARRAY_SIZE(wide_cases)), 0);
 }
 
-/* No kernel writes P and dS of the last keys, which no query sees, so a kernel that reads them finds NaN. The test's
- * name begins with test_scores, so that the emulator also runs it without the library's repair of rows with NaN, which
- * would hide the mistake. */
+/* No query sees the last keys, so no kernel writes their P and dS, and a kernel that reads them finds NaN. The emulator
+ * runs tests whose names begin with test_scores also without the library's repair of rows with NaN, which would hide
+ * the mistake. */
 void test_scores_of_wide_heads_that_nobody_sees_are_not_read(void **state)
 {
     static const struct spec cases[] = {
@@ -220,7 +220,6 @@ static struct spec random_wide_decode_spec(uint64_t seed)
     s.Sq = rng_chance(&r, 0.5) ? 1 : rng_between(&r, 1, rows);
     s.H = s.Hk * (rows / s.Sq > 1 ? rng_between(&r, 1, rows / s.Sq) : 1);
     s.Sk = rng_chance(&r, 0.7) ? rng_between(&r, 0, 400) : rng_between(&r, 400, 1200);
-    /* Kernels compute sequences of few rows and of many rows differently. */
     for (int n = 0; n < s.sequences; n++) {
         s.q_lengths[n] = (int)(rng_chance(&r, 0.3) ? rng_between(&r, 0, 40)
                                                    : rng_between(&r, 1, rows / (s.H / s.Hk) + 1));

@@ -343,7 +343,6 @@ static void test_a_plan_moves_with_its_problem(void **state)
         attn_problem shifted = elsewhere.p;
         shifted.out.data = (char *)shifted.out.data + 4;
         assert_int_equal(attn_plan_move(can, &made, &shifted, &moved, &err), ATTN_OK);
-        /* A new plan was made, because `out` is not aligned at the new address. */
         assert_int_equal(moved.unaligned, ATTN_TENSOR_BIT(out));
 
         assert_int_equal(attn_plan_move(attn_device_capabilities(other.device), &made, &f.p, &moved, &err), ATTN_OK);

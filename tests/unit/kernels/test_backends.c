@@ -86,7 +86,6 @@ static size_t matching(const char *pattern, const struct CMUnitTest *tests, size
 int main(void)
 {
     const struct CMUnitTest comparisons[] = {
-        /* These tests leave out problems for which the backend has no kernel. */
         cmocka_unit_test(test_edge_cases_agree_with_the_reference),
         cmocka_unit_test(test_lengths_agree_with_the_reference),
         cmocka_unit_test(test_lengths_do_not_need_the_slowest_kernel),

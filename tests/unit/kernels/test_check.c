@@ -299,7 +299,7 @@ static void test_lengths_are_at_most_the_room_that_there_is(void **state)
          p.seqlens_q = TENSOR(too_long, ATTN_I32, 2));
 }
 
-/* Returns a problem with packed queries, whose keys are padded rows of a batch. */
+/* Returns a problem with packed queries, whose keys are rows of a batch with padding. */
 static attn_problem by_rows(void)
 {
     static int32_t rows[] = { 0, 4, 8 };
@@ -395,7 +395,8 @@ static void test_pages(void **state)
          "have 3 "
          "slots",
          p.page_table.data = below, p.seqlens_k.data = both);
-    SAYS(paged, INVALID, "/page_table/data", /* rows 0 and 1 have the same entries, and row 1 reads more of them */
+    SAYS(paged, INVALID, "/page_table/data", /* with a stride of 0, rows 0 and 1 have the same entries, of which row
+                                              * 1 reads more */
          "page_table: [1, 2] is 99, must be between 0 and 5, a page of k; it is read, for seqlens_k[1] is 7 and pages "
          "have 3 slots",
          p.page_table.stride[0] = 0, p.seqlens_k.data = growing);
@@ -426,7 +427,7 @@ static void test_lengths_in_the_place_of_their_sums_are_recognised(void **state)
          "cu_seqlens_q: [0] is 1, must be 0, where the first sequence starts" LENGTHS "[0, 1, 2, 3, ...]",
          Q_AND_K(many, 5));
     SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts",
-         /* 2 + 5 is not the number of rows of q, so the message does not say that these look like lengths. */
+         /* 2 + 5 is not the number of rows of q, so these numbers cannot be meant as lengths. */
          Q_AND_K(other, 2));
     SAYS(packed, INVALID, "/cu_seqlens_q/data",
          "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts; these look like ends, a 0 before them is "
@@ -456,7 +457,7 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
     /* Tensors in bhsd are read as bshd, so the query counts as 1 head of q, and 40 keys count as 40 heads of k. */
     SAYS(bhsd, INVALID, "/k/shape/2", "k: shape[2] is 40, must divide the 1 heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.q.shape[2] = 1);
-    /* The messages below suggest no layout, because none fits the shapes, or because the fault is elsewhere. */
+    /* No layout fits these shapes, or the fault is elsewhere, so the messages suggest none. */
     SAYS(bhsd, INVALID, "/k/shape/3", "k: shape[3] is 15, must be 16, the head size of q", p.k.shape[3] = 15);
     SAYS(bhsd, INVALID, "/k/dtype", "k: dtype is float32, must be float16 as q's, or float8_e4m3fn",
          p.k.dtype = ATTN_F32);
@@ -886,7 +887,6 @@ static void test_the_ranks_of_a_row_are_those_that_pass(void **state)
                 attn_problem p = with((attn_tensor_id)id, is_packed);
                 attn_error err = { 0 };
                 if (attn_check(&p, &err) != ATTN_OK) fail_msg("%s: %s", attn_tensors[id].name, err.text);
-                /* The gradient must have the same rank as alibi_slopes, 1 or 2. */
                 if (axes->kind == ATTN_AXES_OPTIONAL && rank == 1) p.alibi_slopes = TENSOR(zeros, ATTN_F32, 8);
                 p.tensor[id].rank = rank;
                 if (!refuses_rank(&p, (attn_tensor_id)id)) pass |= 1u << rank;
@@ -944,7 +944,7 @@ static void test_a_shape_as_a_client_reads_it(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char text[ATTN_SHAPE_BYTES], names[ATTN_DTYPE_LIST_BYTES];
         assert_string_equal(attn_tensor_shape(cases[i].id, text), cases[i].text);
-        /* The longest texts must fit into their buffers with room to spare. */
+        /* The longest texts fit into these buffers with room to spare. */
         assert_true(strlen(text) + 20 < sizeof text);
         assert_true(strlen(attn_dtype_list((1u << ATTN_DTYPE_COUNT) - 1, names)) + 10 < sizeof names);
     }

@@ -195,14 +195,12 @@ static void test_twice_the_heads_take_twice_as_long_and_twice_the_units_half(voi
     const double launch = 1e-5;
     assert_true(fabs(seconds(four, "avx2", 1) - 2 * seconds(two, "avx2", 1)) < launch);
     assert_true(fabs(2 * seconds(four, "avx2", 2) - seconds(four, "avx2", 1)) < launch);
-    /* A thousand threads have too little work. */
     assert_true(seconds(two, "avx2", 1000) > 0.05 * seconds(two, "avx2", 1));
     free(two);
     free(four);
 }
 
-/* If the inputs are float32, dbias and dalibi_slopes come from a slow kernel. With 16 bits, tensor cores compute
- * them. */
+/* Tensor cores compute dbias and dalibi_slopes of 16-bit inputs. For float32 inputs a slow kernel does. */
 static void test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_in_float32_alone(void **state)
 {
     (void)state;
@@ -252,7 +250,7 @@ static void test_bytes_are_those_of_the_tensors_and_of_what_is_read_of_pages(voi
     free(t);
 }
 
-/* A thread block of a GPU computes 128 rows of queries with heads of 64 numbers. It takes as long with fewer rows or
+/* A thread block of a GPU computes 128 rows of queries with heads of 64 numbers, and takes as long for fewer rows or
  * smaller heads. */
 static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
 {
@@ -267,7 +265,7 @@ static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
     free(wide);
 }
 
-/* For head sizes above 256, each thread block computes 256 columns of a result, and all scores again. */
+/* Above head size 256, each thread block computes 256 columns of a result, and all scores again. */
 static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(void **state)
 {
     (void)state;
@@ -372,7 +370,8 @@ static void test_a_scale_that_leaves_float32_makes_rows_strange_and_costly(void 
     t->p.has_scale = true;
     t->p.scale = 3e38;
     const attn_strange found = strange(t, cpu_most, ATTN_EVERYTHING);
-    /* `costly` counts rows whose scores leave float32's range. One query in seven is 0, so its scores are 0. */
+    /* `costly` is the fraction of rows whose scores leave float32's range. One query in seven is 0, and so are its
+     * scores. */
     assert_true(found.costly > 0.7 && found.cheap == 0);
     const attn_cost cost = closer(t, "avx512", 1);
     assert_true(cost.seconds > 5 * plain);
@@ -456,8 +455,8 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
     free(t);
 }
 
-/* With a scale beyond 1e30, a GPU kernel runs its variant with options, where rows with scores beyond 2^33 cost little
- * extra. */
+/* With a scale beyond 1e30, a GPU kernel runs its variant with options, which does not compute rows with scores beyond
+ * 2^33 twice. */
 static void test_scores_beyond_a_second_limit_are_cheap(void **state)
 {
     (void)state;
@@ -470,7 +469,7 @@ static void test_scores_beyond_a_second_limit_are_cheap(void **state)
     assert_true(found.cheap > 0.7 && found.costly == 0);
     assert_true(closer(t, "generic", 132).seconds < 2 * seconds(t, "generic", 132));
     t->p.scale = 0x1p29;
-    /* With a scale from 1e-6 to 1e30 the variant without options runs, and computes rows with huge scores twice. */
+    /* With a scale from 1e-6 to 1e30, the variant without options runs, and computes rows with huge scores twice. */
     assert_true(closer(t, "generic", 132).seconds > 2 * seconds(t, "generic", 132));
     free(t);
 }
@@ -545,8 +544,8 @@ static void test_a_backward_is_looked_at_by_the_lse_that_it_is_given(void **stat
     free(t);
 }
 
-/* attn_strange_of(), which looks for rows whose scores leave float32's range, must read only the problem's own memory.
- * `make SAN=1` checks this. */
+/* attn_strange_of() looks for rows whose scores leave float32's range. It must read only the problem's own memory,
+ * which `make SAN=1` checks. */
 static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **state)
 {
     static const struct spec specs[] = {
@@ -582,8 +581,8 @@ static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **
     }
 }
 
-/* The time of a merge (a join of results over parts of the keys) is the time to read the parts. Gradients cost more,
- * and dsinks still more. */
+/* The time of a merge (a join of results over parts of the keys) is the time to read the parts, and more with
+ * gradients. */
 static void test_a_merge_costs_by_its_numbers(void **state)
 {
     static const int64_t out[] = { 1, 524288, 8, 128 }, lse[] = { 1, 8, 524288 }, heads[] = { 8 };

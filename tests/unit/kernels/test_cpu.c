@@ -84,7 +84,7 @@ static void count_worker(void *context, int worker, int64_t item)
     atomic_fetch_add(&((atomic_int *)context)[worker], 1);
 }
 
-/* Waits until both calls of a loop have begun, which needs two threads at the same time. */
+/* Waits until two threads are in this function at the same time. */
 static void meet(void *context, int worker, int64_t item)
 {
     atomic_int *const begun = context;
@@ -116,7 +116,7 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     pool_close(pool);
 }
 
-/* Waits for the item before `item`, as each chunk of keys in a backward waits for the chunk before it. */
+/* Waits until the item before `item` is done, as each chunk of keys in a backward waits for the chunk before it. */
 static void wait_for_the_one_before(void *context, int worker, int64_t item)
 {
     _Atomic int64_t *done = context;
@@ -143,7 +143,7 @@ struct computing {
     struct pool *pool;
     const void *owner;
     pthread_t thread;
-    _Atomic int64_t items; /* number of items that this thread has computed */
+    _Atomic int64_t items;
     atomic_bool *stop;
     int64_t spent_ns;
 };
@@ -167,8 +167,8 @@ static void *compute_until_stopped(void *argument)
     return NULL;
 }
 
-/* Returns how many of the first `count` threads compute: those that finish more than ten items while some thread
- * finishes 1000. */
+/* Returns how many of the first `count` threads make progress: a thread does if it finishes more than ten items while
+ * some thread finishes 1000. */
 static int at_work(struct computing *all, int count)
 {
     int64_t before[CALLERS];
@@ -181,8 +181,8 @@ static int at_work(struct computing *all, int count)
     return working;
 }
 
-/* Two threads compute for one owner (a request) and a third for another. In a pool of two threads each owner must get
- * one. */
+/* Two threads compute for one owner (a request), and a third thread for another. In a pool of two threads, each owner
+ * must get one. */
 static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_computes(void **state)
 {
     static const char owners[2];
@@ -253,7 +253,7 @@ static struct spec random_lengths(struct rng *r)
     return s;
 }
 
-/* attn_workspace() promises enough memory without reading the lengths. A run gets exactly this size, so that
+/* attn_workspace() promises enough memory without reading the lengths. A run gets exactly this much, so that
  * AddressSanitizer reports a run that uses more. */
 static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(void **state)
 {
@@ -275,7 +275,7 @@ static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(
         assert_int_equal(attn_plan_make(attn_device_capabilities(bench.device), &within.p, &plan, &err), ATTN_OK);
         assert_int_equal(attn_workspace(attn_device_capabilities(bench.device), &plan, 1, &promised, &err), ATTN_OK);
         assert_int_equal(flash_run_bytes_exact(simd_get(), 3, &plan, 1, &needed, &err), ATTN_OK);
-        /* attn_run() skips an empty problem, so its workspace does not matter. */
+        /* attn_run() skips an empty problem, so the size of its workspace does not matter. */
         if (needed > promised && !attn_is_empty(&within.p)) {
             spec_print(stderr, &s);
             fail_msg("%zu bytes were promised to be enough, %zu are needed", promised, needed);
@@ -373,7 +373,7 @@ static double seconds(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-/* the bit of a feature that the flash attention kernels do not know */
+/* feature that the flash attention kernels do not know */
 static const uint64_t made_up = UINT64_C(1) << 63;
 
 struct giving_up {
@@ -431,7 +431,6 @@ static void ends_soon_after_it_is_cancelled(uint64_t also)
         if (g.ended - cancelled > 2)
             fail_msg("case %zu computed for %.2f s after it was cancelled", n, g.ended - cancelled);
 
-        /* From here on nothing cancels the stream. */
         attn_stream_heed(bench.stream, NULL);
         small.Sq = small.Sk = 200;
         fixture_make(&after, &small);

@@ -45,7 +45,7 @@ static void run_with(const struct simd *simd, const struct fixture *f)
     pool_close(pool);
 }
 
-/* Computes the inputs `out` and `lse` of a backward by a forward with the same vector functions. */
+/* Computes out and lse, which a backward gets as inputs, by a forward with the same vector functions. */
 static void give_forward_of(const struct simd *simd, struct fixture *f)
 {
     struct fixture forward = *f;
@@ -187,7 +187,7 @@ static void test_a_key_whose_product_overflows_below_is_not_lost(void **state)
 
 /* ---- Tests of rows whose scores are all clamped to one number ---------------------------------------------------- */
 
-/* Writes a bias that is a mask like those of Hugging Face's models: `least` for the first 24 keys and for later keys, 0
+/* Writes a bias like a mask of Hugging Face's models: `least` for the first 24 keys and for keys after the query, and 0
  * for all others. */
 static void put_mask(const attn_tensor *bias, double least)
 {
@@ -340,7 +340,6 @@ static void test_one_key_has_p_1_to_the_last_bit(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* The row sees one key, so dv must be dout. */
 static void test_products_that_cancel_give_the_one_key_all_of_dout(void **state)
 {
     (void)state;
@@ -360,7 +359,7 @@ static void test_products_that_cancel_give_the_one_key_all_of_dout(void **state)
     }
 }
 
-/* In float32, products of 1e7 that cancel would give the score an error of 30. The given lse is exact, so P would be
+/* The given lse is exact. In float32, products of 1e7 that cancel would give the score an error of 30, and P would be
  * e^30. */
 static void test_one_key_has_p_1_where_a_given_lse_holds_more_of_its_score_than_float32(void **state)
 {
@@ -429,7 +428,7 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
     }
 }
 
-/* The factor of dropout, 1 / (1 - p), must be applied after P is rounded to bfloat16. Otherwise dq is not 0. */
+/* P must be rounded to bfloat16 before it is multiplied by dropout's factor 1 / (1 - p). Otherwise dq is not 0. */
 static void test_dropout_leaves_the_one_key_its_value_times_one_factor(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };

@@ -36,7 +36,7 @@ union element {
 
 static double widen(const struct format *f, unsigned code)
 {
-    const union element x = { .any = code }; /* little-endian, as in all tensors */
+    const union element x = { .any = code };
     return attn_load(f->dtype, &x, 0);
 }
 
@@ -82,7 +82,6 @@ static void test_narrowing_rounds_to_nearest_even(void **state)
             const unsigned even = code & 1 ? code + 1 : code, sign = 1u << (f->bits - 1);
             assert_int_equal(narrow(f, tie), even);
             assert_int_equal(narrow(f, -tie), even | sign);
-            /* Rounding to float first would turn these numbers into ties. */
             assert_int_equal(narrow(f, nextafter(tie, 0)), code);
             assert_int_equal(narrow(f, nextafter(tie, INFINITY)), code + 1);
         }
@@ -100,7 +99,6 @@ static void test_the_ends_of_the_range(void **state)
     assert_int_equal(attn_bf16_from_double(3.4e38), 0x7f80);
     assert_int_equal(attn_bf16_from_double(-INFINITY), 0xff80);
     assert_int_equal(attn_e4m3_from_double(448), 0x7e);
-    /* Larger numbers become the largest e4m3 number. */
     assert_int_equal(attn_e4m3_from_double(1000), 0x7e);
     assert_int_equal(attn_e4m3_from_double(-INFINITY), 0xfe);
     assert_int_equal(attn_e4m3_from_double(NAN), 0x7f);

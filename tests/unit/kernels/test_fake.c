@@ -134,7 +134,7 @@ static void test_it_computes_what_the_cpu_computes(void **state)
     close_it(&f);
 }
 
-/* Merges two results with equal lse to their mean. The merge must run in the stream's order, in the device's memory. */
+/* Two results with equal lse are merged to their mean, in the stream's order and in the device's memory. */
 static void test_a_merge_is_done_in_order_and_in_its_own_memory(void **state)
 {
     struct fixture f;
@@ -158,8 +158,8 @@ static void test_a_merge_is_done_in_order_and_in_its_own_memory(void **state)
     close_it(&f);
 }
 
-/* A device copies numbers from another device, and adds them up. If the other device is lost or its memory freed, the
- * copy fails, but the copying device stays usable. */
+/* A device copies numbers from another device, and adds them up. The copy fails if the other device is lost or has
+ * freed the memory, but the copying device stays usable. */
 static void test_a_device_copies_from_another_one_that_works(void **state)
 {
     static const float numbers[4] = { 1, 2, 3, 4 };

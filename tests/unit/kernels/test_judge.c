@@ -11,7 +11,7 @@
 #include "kernels/fake/truth.h"
 #include "kernels/judge/judge.h"
 
-/* Lists of problems are this many times shorter under AddressSanitizer, which makes a judge five times slower. */
+/* Under AddressSanitizer, which makes a judge five times slower, tests use this many times fewer problems. */
 #ifdef __SANITIZE_ADDRESS__
 enum { SHORTER = 5 };
 #else
@@ -98,7 +98,7 @@ static attn_truth truth_of(const attn_problem *p)
     return t;
 }
 
-/* Removes gradients whose float64 results no device computes. */
+/* Removes the gradients that no device computes in float64. */
 static void without_sums(attn_problem *p)
 {
     p->dbias = p->dsinks = p->dalibi_slopes = (attn_tensor){ 0 };
@@ -320,7 +320,7 @@ static void test_a_mistake_is_named(void **state)
     };
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
     (void)state;
-    /* In the second half of the cases, the judge gets float64 results, but has little time to compute rows as a kernel
+    /* In the second half of the cases, the judge gets float64 results, but little time to compute rows as a kernel
      * would. */
     for (size_t n = 0; n < ARRAY_SIZE(cases) * 12; n += SHORTER) {
         const bool sampled = n >= ARRAY_SIZE(cases) * 6;
@@ -418,9 +418,9 @@ static void test_right_results_are_right_where_few_rows_are_emulated(void **stat
     assert_true(sampled > SAMPLED_SEEDS / 2);
 }
 
-/* Some mistakes that the judge tries read a tensor at wrong addresses. Two of them must not be combined, because the
- * judge would read past the end of the tensor. Here the client reads k transposed, and one head has an error that
- * nothing explains, so the judge tries pairs of mistakes. */
+/* The judge tries mistakes such as reading a tensor at wrong addresses. It must not combine two of these, because it
+ * would read past the end of the tensor. Here the client reads k transposed, and one head has an error that nothing
+ * explains, so the judge tries pairs. */
 static void test_mistakes_of_addresses_are_not_combined(void **state)
 {
     struct spec s = SPEC(.H = 4, .Hk = 4, .Sq = 24, .Sk = 24, .D = 16, .Dv = 16);
@@ -469,8 +469,7 @@ static void test_a_broadcast_tensor_is_not_read_with_another_layout(void **state
 
 /* ---- Tests that a judge compares all rows of all results --------------------------------------------------------- */
 
-/* As judge_with(), but without a search for mistakes. The judge is told to hurry after `hurry` steps, or never if that
- * is -1. */
+/* As judge_with(), but without a search for mistakes. The judge is told to hurry after `hurry` steps; -1: never. */
 static void only_verdict(const attn_problem *p, const attn_truth *truth, double seconds, int hurry,
                          judge_result *result)
 {
@@ -487,7 +486,7 @@ static void only_verdict(const attn_problem *p, const attn_truth *truth, double 
     judge_close(j);
 }
 
-/* Queries without keys, keys without queries, or padding rows. */
+/* Problems with queries without keys, keys without queries, or padding rows. */
 static const struct spec lonely[] = {
     SPEC(.sequences = 3, .q_lengths = { 4, 3, 5 }, .k_lengths = { 4, 0, 6 }),
     SPEC(.op = ATTN_OP_BACKWARD, .sequences = 2, .q_lengths = { 0, 4 }, .k_lengths = { 4, 4 }),
@@ -727,7 +726,7 @@ static void with_dk_of_scale_one(attn_tensor *dk, double scale)
         attn_store(dk->dtype, dk->data, n, attn_load(dk->dtype, dk->data, n) / scale);
 }
 
-/* Only dk is wrong, and dq is absent. The judge then tests mistakes on tiles of keys only. */
+/* Only dk is wrong. Without dq the judge tests mistakes on tiles of keys only. */
 static void test_a_mistake_in_long_gradients_is_named(void **state)
 {
     struct fixture f;

@@ -160,7 +160,6 @@ struct golden {
 
 #include "reference_golden.h"
 
-/* Each tensor has its own seed of golden_value(), as in make_reference_golden.py. */
 enum { SALT_Q = 1, SALT_K, SALT_V, SALT_DOUT, SALT_DLSE, SALT_BIAS, SALT_SINKS, SALT_ALIBI, SALT_KEEP };
 
 static double golden_value(int64_t n, int salt)
@@ -348,7 +347,7 @@ static void test_documents_are_the_same_in_four_ways(void **state)
 
 static void test_dropout_drops_its_share(void **state)
 {
-    /* v is 1 and all scores are equal, so out * Sk * (1 - p) is the number of keys that dropout keeps in a row. */
+    /* v is 1 and all scores are equal, so out * Sk * (1 - p) is the number of keys that dropout keeps. */
     const struct spec s = SPEC(.Sq = 64, .Sk = 1000, .D = 1, .Dv = 1, .has_scale = true, .scale = 0, .dropout_p = 0.3,
                                .seed = 99);
     struct fixture f;
@@ -364,7 +363,7 @@ static void test_dropout_drops_its_share(void **state)
     }
     for (int64_t e = 0; e < tensor_elements(&f.p.lse); e++)
         assert_true(fabs(tensor_get(&f.p.lse, e) - log(1000)) < 1e-6);
-    kept /= 64 * 2 * 1000; /* the standard deviation is 0.0013 */
+    kept /= 64 * 2 * 1000;
     if (fabs(kept - 0.7) > 0.006) fail_msg("kept %.4f, must be near 0.7", kept);
     fixture_clear(&f);
 }

@@ -349,7 +349,6 @@ static void test_operands_have_the_forms_of_the_header(void **state)
                                     written++;
                                 }
                             }
-                        /* Memory between rows and panels must not change. */
                         for (int64_t i = 0; i < elements; i++) {
                             const uint16_t *bits = (const uint16_t *)Y.data;
                             if (simd_get_element(Y.data, kept, i) != -0.5f)
@@ -357,7 +356,7 @@ static void test_operands_have_the_forms_of_the_header(void **state)
                             else written--;
                         }
                         assert_int_equal(written, 0);
-                        /* The function that packs numbers must report an infinity or a NaN. */
+                        /* The packing function must report an infinity or a NaN. */
                         const int64_t at = (int64_t)(rows / 2) * stride + cols - 1;
                         simd_put_element(X.data, floating[d], at,
                                          floating[d] == ATTN_F8E4M3 || form % 2 ? NAN : -INFINITY);
@@ -407,7 +406,7 @@ static void test_gemm_is_the_product(void **state)
                     for (int i = 0; i < m; i++) rescale[i] = i % 3 ? (float)uniform() : 1.0f;
                     for (int mode = 0; mode < 3; mode++) {
                         if (mode) memcpy(C.data, old.data, (size_t)(m * p.ldc * 4));
-                        else memset(C.data, 0xff, C.bytes); /* NaN marks memory that must not be read */
+                        else memset(C.data, 0xff, C.bytes); /* NaN: this memory must not be read */
                         type->gemm(m, n, k, p.A.data, p.lda, p.B.data, p.ldb, floats(C), p.ldc, mode > 0,
                                    mode == 2 ? rescale : NULL);
                         for (int i = 0; i < m; i++)
@@ -462,7 +461,6 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
             area_free(&A);
         }
         assert_memory_equal(all.data, some.data, M * (size_t)p.ldc * 4);
-        /* The product is computed in pieces of columns and pieces of B's rows. */
         memset(some.data, 0, M * (size_t)p.ldc * 4);
         memset(all.data, 0, M * (size_t)p.ldc * 4);
         const size_t e = (size_t)simd_element_bytes(type);
@@ -506,7 +504,6 @@ static void test_softmax_steps_give_the_softmax(void **state)
                             for (int j = 0; j < cols; j++) {
                                 float *s = floats(S) + r * ld + j;
                                 *s = (float)(uniform() * 20);
-                                /* Some keys are hidden in every step, and in step 0 all keys of some rows. */
                                 if (c > 0 && ((step == 0 && r % 4 == 1) || r % 8 == 5 || uniform() < -0.8))
                                     *s = -INFINITY;
                             }
@@ -605,7 +602,6 @@ static void test_the_largest_of_enormous_scores_has_p_1(void **state)
     }
 }
 
-/* The keys come in tiles of 128, as in a forward. */
 static void test_lse_of_4096_keys_is_within_2e_5(void **state)
 {
     (void)state;
@@ -922,7 +918,6 @@ static void test_stores_scale_and_transpose(void **state)
                             Z = area_random(rows * stride, ATTN_F16);
                 float row_scale[256], sums[256];
                 for (int r = 0; r < rows; r++) row_scale[r] = r % 5 == 2 ? 0.0f : (float)uniform();
-                /* The scale of row 2 is 0, so a NaN in it does not matter. */
                 if (options & 2 && rows > 2) floats(X)[transposed ? 2 : 2 * ldx] = NAN;
                 (transposed ? simd->store_t : simd->store)(rows, cols, floats(X), ldx, -3.5f,
                                                            options & 2 ? row_scale : NULL, Y.data, dtype, stride);

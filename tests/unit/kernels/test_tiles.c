@@ -53,7 +53,7 @@ static void test_intervals_and_pairs_are_those_of_the_definition(void **state)
                         }
                         assert_int_equal(attn_pairs_of(&g, &s), pairs);
                         assert_true(attn_flops(&p) == (double)pairs * 2 * 16);
-                        for (int64_t r0 = 0; r0 < Sq; r0++) /* every tile of rows [r0, r1) */
+                        for (int64_t r0 = 0; r0 < Sq; r0++)
                             for (int64_t r1 = r0 + 1; r1 <= Sq; r1++) {
                                 const attn_range any = attn_keys_of_rows(&g, &s, r0, r1),
                                                  all = attn_keys_of_all_rows(&g, &s, r0, r1);

@@ -175,7 +175,7 @@ static void test_the_lse_of_unrounded_tensors_passes(void **state)
         fixture_make(&whole, &s);
         s.dtype = seed % 4 < 2 ? ATTN_BF16 : ATTN_F16;
         s.out_dtype = s.dtype;
-        fixture_make(&rounded, &s); /* `rounded` is the same problem, with q and k rounded to 16 bits */
+        fixture_make(&rounded, &s); /* the same problem as `whole`, with q and k rounded to 16 bits */
         memcpy(rounded.p.lse.data, whole.p.lse.data, (size_t)tensor_elements(&whole.p.lse) * sizeof(float));
         must_pass(&rounded, "the lse of unrounded tensors");
         fixture_clear(&whole);
@@ -203,8 +203,8 @@ static void cut_keys(struct fixture *f, int64_t first, int64_t end)
     }
 }
 
-/* Ring attention sends each part of the keys with the lse of all keys. The parts have equal lengths, so the sum of
- * e^score over all keys is about a whole number of times the sum over one part. */
+/* Ring attention sends each part of the keys with the lse of all keys. If parts have equal lengths, the sum of e^score
+ * over all keys is about a whole number of times the sum over one part. */
 static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
 {
     (void)state;
@@ -217,7 +217,7 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
         s.alignment = ATTN_BOTTOM_RIGHT;
         const int64_t parts = rng_between(&r, 2, 8), part = rng_between(&r, 0, parts - 1), of_part = s.Sk;
         s.Sk *= parts;
-        /* With a causal mask, the queries are the last ones of the sequence, as many as the keys of one part. */
+        /* With a causal mask, the queries are as many as the keys of one part, and the last ones of the sequence. */
         if (s.causal) s.Sq = of_part;
         fixture_make(&f, &s);
         cut_keys(&f, part * of_part, (part + 1) * of_part);
@@ -398,8 +398,7 @@ static void test_the_same_request_gets_the_same_answer(void **state)
     }
 }
 
-/* Runs only if ATTN_BACKEND is set (to cuda). A device that sums up rows of scores must agree with the host within
- * 1e-9. */
+/* Needs a device, which ATTN_BACKEND names. Its sums over rows of scores must agree with the host's within 1e-9. */
 static void test_a_device_sums_up_what_the_host_does(void **state)
 {
     const char *const backend = getenv("ATTN_BACKEND");

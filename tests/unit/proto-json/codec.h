@@ -94,8 +94,8 @@ static inline size_t some_bytes(void *context, size_t left)
     return piece < left ? piece : left;
 }
 
-/* Feeds the body in pieces of the sizes that piece_of(context, left) returns, and frees the parser. Each piece is
- * copied to memory of its own size, so that the sanitizer sees a read beyond its end. */
+/* Feeds the body in pieces, whose sizes piece_of(context, left) returns, and frees the parser. Each piece is in memory
+ * of its own size, so that the sanitizer sees a read beyond its end. */
 static inline void feed_in_pieces(struct decoded *d, proto_parser *parser, const void *body, size_t bytes,
                                   size_t (*piece_of)(void *context, size_t left), void *context)
 {

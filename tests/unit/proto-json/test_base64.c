@@ -59,7 +59,7 @@ static int value_of(char c)
     return at ? (int)(at - letters) : -1;
 }
 
-/* Returns the offset of the first character that valid base64 cannot have at its place. */
+/* Returns the offset of the first character that is not valid at its place. */
 static size_t expected_stop(const char *text, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -290,8 +290,7 @@ static void test_random_texts_of_likely_characters_agree(void **state)
 static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 {
     (void)state;
-    /* As in the JSON scanner, decoding stops at the backslash, and continues with a '/' and the text after the
-     * escape. */
+    /* The JSON scanner stops decoding at the backslash, decodes '/', and continues after the escape. */
     EACH_VARIANT(name)
     {
         static const char left[] = "QU",
@@ -327,7 +326,7 @@ static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
     for (size_t into_line = 0; into_line < 64; into_line++)
         for (int errors = 0; errors < 4; errors++) {
             size_t count = CHARS - into_line % 7, at = next_random() % count;
-            /* Wrong characters are often near the ends, where loops begin and end. */
+            /* More wrong characters are near the ends, where loops begin and end. */
             if (errors < 2) at = (next_random() % 300 + (size_t)errors * (count - 300)) % count;
             char good = text[at];
             if (errors < 3) text[at] = '"';

@@ -165,7 +165,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "dtype?" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"\""), "/q/data",
           "q: data has 0 bytes, shape [1, 2, 2, 2] of float16 needs 16; the string is empty" },
-        /* errors in data that is an array of numbers */
+        /* the data are an array of numbers */
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[1,2,3,4,5,6,7]"), "/q/data",
           "q: data has 7 numbers, shape [1, 2, 2, 2] needs 8" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[]"), "/q/data",
@@ -611,7 +611,7 @@ static void test_names_of_other_programs_are_understood_in_the_message(void **st
         { FORWARD, O("\"Causal\":true"), "/Causal", "unknown member 'Causal', did you mean 'causal'?" },
         { FORWARD, T("{\"datatype\":\"FP32\"}"), "/q/datatype", "q: unknown member 'datatype'; write 'dtype'" },
         { FORWARD, T("{\"is_causal\":1}"), "/q/is_causal",
-          /* The message must not suggest 'causal', which is a member of the body. */
+          /* 'causal' is a member of the body, so it must not be suggested inside a tensor. */
           "q: unknown member 'is_causal' (a tensor has shape, dtype and data)" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"torch.float16\"", B64), "/q/dtype",
           "q: dtype is 'torch.float16', must be float32, float16, bfloat16 or float8_e4m3fn; write float16" },
@@ -660,7 +660,7 @@ static void test_bytes_of_the_wrong_length_say_what_they_look_like(void **state)
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAAAAAAAAAA=\""), "/q/data",
           "q: data has 8 bytes, shape [1, 2, 2, 2] of float16 needs 16; 8 would be right for float8_e4m3fn: is that "
           "the array's dtype?" },
-        /* 8 times the product of these sizes is 16 modulo 2^64, so 64 bits are too few to compute it. */
+        /* In 64 bits, 8 times the product of these sizes would be 16. */
         { FORWARD, ONE_MORE("keep_mask", "[1,34,14865121,4562284561]", "uint8", "\"AAAAAAAAAAAAAAAAAAAAAA==\""),
           "/keep_mask/data",
           "keep_mask: data has 16 bytes, shape [1, 34, 14865121, 4562284561] of uint8 needs 2305843009213693954" },

@@ -164,8 +164,8 @@ static void test_what_else_an_answer_says(void **state)
           "\"backend\":\"cuda:0 sm90\"," TIMING "}");
 }
 
-/* An answer has the sizes (B, H, Sq, ...) that the server read from the shapes. They show a client that it sent another
- * layout than it meant. */
+/* An answer has the sizes (B, H, Sq, ...) that the server read from the shapes, so that a client sees if it sent
+ * another layout than it meant. */
 static void test_the_sizes_are_told_as_they_were_read(void **state)
 {
     static const int32_t longest[] = { 5, 900, 7 };
@@ -281,7 +281,6 @@ static void test_a_failed_call_has_no_answer(void **state)
     assert_null(e);
 }
 
-/* Sends back every float16, in both encodings. */
 static void test_answers_can_be_requests(void **state)
 {
     enum { ALL = 1 << 16 };

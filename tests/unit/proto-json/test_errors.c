@@ -125,8 +125,8 @@ static void test_a_problem_document_is_json_in_any_room(void **state)
     }
 }
 
-/* The longest texts of an attn_error fit into the 4 KiB that proto.h promises. Only control characters, whose escapes
- * are long, may be cut. */
+/* The longest texts fit into the 4 KiB that proto.h promises. Only control characters, whose escapes are long, may be
+ * cut. */
 static void test_4096_bytes_are_always_enough(void **state)
 {
     attn_error err;

@@ -90,7 +90,7 @@ static void check_refusals(const struct refusal *cases, size_t count)
 
 /* ---- Tests of tensors in shared memory --------------------------------------------------------------------------- */
 
-/* Decodes a body whose regions of shared memory all exist, and hold the bytes of the inputs in QKV. */
+/* Decodes a body. All regions of shared memory that it names exist, and hold the bytes of the inputs in QKV. */
 static void decode_shared(struct decoded *d, const struct infer *infer, proto_shared **list, int *count,
                           proto_shared copy[8])
 {

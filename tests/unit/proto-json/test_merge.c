@@ -180,7 +180,6 @@ static void test_names_of_parts_are_exact(void **state)
     assert_string_equal(proto_tensor_name(PROTO_TENSORS - 1, true, name), "parts.63.dlse");
 }
 
-/* If one of several merges in a body is refused, its parts are freed. */
 static void test_a_refused_merge_of_several_leaves_the_others(void **state)
 {
     struct decoded d = { 0 };

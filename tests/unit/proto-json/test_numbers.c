@@ -23,8 +23,8 @@ struct result {
     uint64_t values[MOST];
 };
 
-/* Reads a text in pieces: `first` characters, then `piece` characters at a time. Each call of numbers_read() may write
- * `room` elements. */
+/* Reads a text in pieces of `first` and then of `piece` characters. Each call of numbers_read() may write `room`
+ * elements. */
 static void read_in_pieces(const char *text, size_t count, numbers_type type, size_t first, size_t piece, size_t room,
                            struct result *result)
 {
@@ -363,7 +363,6 @@ static void test_integers_are_exact_to_their_ends(void **state)
 
 /* ---- Tests of the values that are read --------------------------------------------------------------------------- */
 
-/* The narrow formats, defined independently of the code under test. */
 static const struct narrow_format {
     numbers_type type;
     int fraction_bits, bias;
@@ -405,7 +404,6 @@ static void check_code(const char *text, numbers_type type, bool fits, uint32_t 
     if (got != fits || (fits && code != want))
         fail_msg("type %d: %s is %#x (%d), expected %#x (%d)", type, text, code, got, want, fits);
 
-    /* The number is also read while the dtype is unknown, and then converted. */
     char array[1024];
     struct result r;
     uint64_t element;
@@ -433,7 +431,7 @@ static void test_midpoints_of_narrow_formats_round_right(void **state)
              code = code < f->largest && code + stride > f->largest ? f->largest : code + stride) {
             char text[512];
             double middle = (value_of(f, code) + value_of(f, code + 1)) / 2;
-            /* If the next code is infinite, the midpoint and numbers above it must be refused. */
+            /* If the next code is infinite, numbers from the midpoint on must be refused. */
             bool fits = code < f->largest;
             snprintf(text, sizeof text, "%.220f", middle);
             check_code(text, f->type, fits || code % 2 == 0, code % 2 ? code + 1 : code);

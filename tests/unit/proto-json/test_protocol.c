@@ -11,7 +11,7 @@
 #include "codec.h"
 #include "proto-json/base64.h"
 
-#define PROTOCOL "proto-json/PROTOCOL.md" /* a path from the repository's top folder, where tests run */
+#define PROTOCOL "proto-json/PROTOCOL.md" /* tests run in the repository's top folder */
 
 /* A fenced block of the document: the words after ```json, and the text. The struct owns both. */
 struct block {
@@ -151,8 +151,8 @@ static char *answer(struct decoded *d, int *http, size_t *length)
     assert_int_equal(attn_stream_wait(stream, &err), ATTN_OK);
     assert_int_equal(proto_encoder_new(d->call, results, "0001", &encoder, &err), ATTN_OK);
     *length = (size_t)proto_encoder_length(encoder);
-    /* KServe's answer, with the length of its JSON before it, has the form of a safetensors file, which parse_file()
-     * reads. */
+    /* KServe's answer has the form of a safetensors file if the length of its JSON is put before it. parse_file() then
+     * reads it. */
     const size_t head = (size_t)proto_encoder_head_bytes(encoder), front = d->call->model && head < *length ? 8 : 0;
     text = calloc(1, front + *length + 1);
     assert_non_null(text);
@@ -299,7 +299,7 @@ static void test_the_protocol_names_every_member(void **state)
         snprintf(name, sizeof name, "`%s`", attn_tensors[id].name);
         if (!proto_takes_tensor(ATTN_OP_BACKWARD, (attn_tensor_id)id) &&
             (proto_operations[ATTN_OP_BACKWARD].usual >> id & 1))
-            continue; /* PROTOCOL.md names these gradients in a list, not in the table */
+            continue; /* these gradients are named in a list, not in the table */
         if (!strstr(text, name)) fail_msg("%s does not name %s", PROTOCOL, attn_tensors[id].name);
     }
     for (int e = 0; e < PROTO_ERROR_COUNT; e++) {

@@ -41,7 +41,7 @@ static uint8_t *file_of(const char *header, size_t data, size_t *bytes)
     return body;
 }
 
-/* Writes a tensor as JSON, with bytes `begin` to `end` - 1 of the files' data. */
+/* Writes a tensor as JSON. Its data are the bytes `begin` to `end` - 1 of the files' data. */
 static void put_json(FILE *f, const char *name, const char *dtype, const char *shape, size_t begin, size_t end)
 {
     uint8_t data[64];
@@ -339,7 +339,6 @@ static void test_offsets_that_cannot_be(void **state)
           "the body goes on behind its last tensor, which ends at byte 225: 8, the header's 183, and 34 of data" },
         { FORWARD, "{}", 1, "",
           "the body goes on behind its last tensor, which ends at byte 10: 8, the header's 2, and 0 of data" },
-        /* The number of bytes does not match dtype and shape. */
         { FORWARD, "{" TENSOR("q", "F32", "[1,2,2,2]", 0, 16) "," K "," V "}", 34, "/q/data",
           "q: data has 16 bytes, shape [1, 2, 2, 2] of float32 needs 32; 16 would be right for float16: is that the "
           "array's dtype?" },
@@ -441,7 +440,6 @@ static void test_options_that_cannot_be(void **state)
     check_refusals(cases, ARRAY_SIZE(cases), NULL, ATTN_INVALID);
 }
 
-/* The bodies end within their header, or state an invalid length of it. */
 static void test_beginnings_that_cannot_be(void **state)
 {
     static const struct {
@@ -516,7 +514,7 @@ static void test_limits(void **state)
     limits.members = 2;
     check_refusals(&members, 1, &limits, ATTN_INVALID);
     limits = (proto_limits)PROTO_LIMITS_DEFAULT;
-    limits.values = 38; /* The header has 33 values, so five are left for __metadata__. */
+    limits.values = 38; /* The header has 33 values, so __metadata__ may have five. */
     check_refusals(&values, 1, &limits, ATTN_TOO_LARGE);
     check_refusals(&fine, 1, &limits, ATTN_INVALID);
     limits.values = 4;
@@ -644,7 +642,6 @@ static void test_an_answer_without_elements(void **state)
     free(text);
 }
 
-/* out and lse of a forward are valid inputs of a backward. */
 static void test_an_answer_is_a_body(void **state)
 {
     float out[] = { 1, 2, 3, 4 }, lse[] = { 5, 6 };
@@ -657,7 +654,6 @@ static void test_an_answer_is_a_body(void **state)
     give(&item, ATTN_T_out, out, ATTN_F32, 4, (const int64_t[]){ 1, 2, 1, 2 });
     give(&item, ATTN_T_lse, lse, ATTN_F32, 3, (const int64_t[]){ 1, 1, 2 });
     uint8_t *text = answer_of(&call, &result, 1000, &length);
-    /* 'backend' is the first member of an answer that a request must not have. */
     decode_file(&d, BACKWARD, text, length);
     assert_int_equal(d.status, ATTN_INVALID);
     assert_string_equal(d.err.text, "unknown member 'backend'; leave it out, the server decides");

@@ -114,7 +114,7 @@ static char *scanned_text(const struct scanned *r)
     return text;
 }
 
-/* number of bodies with a wrong result; a test goes through its whole table before it fails */
+/* number of wrong results; a test goes through its whole table before it fails */
 static int differences;
 
 static int no_differences(void **state)
@@ -153,7 +153,6 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
     static const struct {
         const char *body, *says;
     } cases[] = {
-        /* bodies that are not JSON, or not complete */
         { "", "the body is empty, expected a JSON object with q, k and v" },
         { " \n", "the body is empty, expected a JSON object with q, k and v" },
         { "{", "not JSON: the body ends after 1 bytes, before the value is complete (was it cut off?)" },
@@ -403,13 +402,12 @@ static void test_data_is_lifted_whatever_surrounds_it(void **state)
     check("{\"data\":\"AAE=\",\"x\":\"y\"}", "{\"data\":0,\"x\":\"sy\"}\n0 @0 0001");
     check("[{\"data\":\"AA==\"},{\"data\":\"AQ==\"},\"AA==\"]",
           "[{\"data\":0},{\"data\":1},\"sAA==\"]\n0 @0 00\n1 @64 01");
-    /* Escapes may occur within base64, and within the name "data". */
     check("{\"data\":\"\\/\\/\\u002b\\u002B\"}", "{\"data\":0}\n0 @0 ffffbe");
     check("{\"data\":\"\\/A\\/\\/\\/\\/A\\/\\/\\/\\/\\/AA==\"}", "{\"data\":0}\n0 @0 fc0ffffff03fffffff00");
     check("{\"data\":\"AA==\\/\"}", "{\"data\":0}\n0 base64 4, byte 14: nothing may follow the padding");
     check("{\"data\":\"A\\u0041\\u003d=\"}", "{\"data\":0}\n0 @0 00");
     check("{\"\\u0064at\\u0061\":\"AAEC\"}", "{\"\\u0064at\\u0061\":0}\n0 @0 000102");
-    /* Members with names similar to "data" are not extracted, nor is a value that is neither string nor array. */
+    /* Only members that are named "data", and are strings or arrays, are extracted. */
     check("{\"dat\":\"AA\",\"dataa\":\"AA\",\"DATA\":\"AA\",\"d\":\"data\"}",
           "{\"dat\":\"sAA\",\"dataa\":\"sAA\",\"DATA\":\"sAA\",\"d\":\"sdata\"}");
     check("{\"data\":5,\"a\":{\"data\":null},\"b\":{\"data\":{\"data\":\"AAEC\"}}}",
@@ -473,7 +471,7 @@ static void test_text_that_is_written_otherwise_is_recognised(void **state)
         { "AA%3D", "base64 2, byte 11: percent-encoding; send base64 as it is" },
         { "AA==\\n", "base64 4, byte 14: a line break; `base64 -w0` and base64.b64encode() write none" },
         { "AAAA\\r\\nAAAA", "base64 4, byte 14: a line break; `base64 -w0` and base64.b64encode() write none" },
-        /* Hexadecimal of this length is also base64. parse.c refuses it later, because its length does not fit the
+        /* Hexadecimal of this length is also base64. parse.c later refuses it, because its length does not fit the
          * shape. */
         { "00000000803f", "@0 d34d34d34d34f34ddf" },
         { "0x0000803f0000004", "ends after 17: this is hexadecimal, base64 is wanted: "
@@ -500,7 +498,8 @@ static void test_arrays_are_read_in_their_dtype(void **state)
           "{\"dtype\":\"sint32\",\"data\":0}\n0 int32 2 [2,1] @0 ffffffff02000000");
     check("{\"dtype\":\"bfloat16\",\"data\":[\"NaN\",\"Infinity\",\"-Infinity\",-0]}",
           "{\"dtype\":\"sbfloat16\",\"data\":0}\n0 bfloat16 4 [4] @0 c07f807f80ff0080");
-    /* The dtype may come after the data. Rounding twice would give another float16 for this text. */
+    /* The dtype may come after the data. The text is rounded only once: a second rounding would give another
+     * float16. */
     check("{\"data\":[1,2.5],\"dtype\":\"float16\",\"c\":0}",
           "{\"data\":0,\"dtype\":\"sfloat16\",\"c\":\"n0\"}\n0 float16 2 [2] @0 003c0041");
     check("{\"data\":[1.00048828125000000000001],\"dtype\":\"float16\"}",
@@ -512,7 +511,6 @@ static void test_arrays_are_read_in_their_dtype(void **state)
     check("[{\"data\":[1,2,3],\"dtype\":\"uint8\"},{\"dtype\":\"uint8\",\"data\":[4]}]",
           "[{\"data\":0,\"dtype\":\"suint8\"},{\"dtype\":\"suint8\",\"data\":1}]\n0 uint8 3 [3] @0 010203\n1 uint8 1 "
           "[1] @64 04");
-    /* Without a known dtype the numbers stay doubles. */
     check("{\"data\":[1]}", "{\"data\":0}\n0 untyped 1 [1] @0 000000000000f03f");
     check("{\"data\":[1],\"dtype\":\"float17\"}",
           "{\"data\":0,\"dtype\":\"sfloat17\"}\n0 untyped 1 [1] @0 000000000000f03f");

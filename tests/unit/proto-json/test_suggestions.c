@@ -18,7 +18,7 @@ static proto_op op_named(const char *place)
     return op;
 }
 
-/* Writes a body with the member `word` at `place`, which is an operation or a part of a body. */
+/* Writes a body with the member `word` at `place`, an operation or a part of a body. */
 static void body_of(const char *place, const char *word, char *body, size_t capacity)
 {
     static const struct {
@@ -90,7 +90,6 @@ static void check_word(const struct suggestion *suggestion, const char *place, c
     char body[256], end[256];
     body_of(place, word, body, sizeof body);
     refuse(place, body, &err);
-    /* The message need not repeat a path that it names already. */
     const char *const path = strstr(suggestion->suggestion, "/v1/attention/"), *const said =
                                                                                    path ? strstr(err.text, path) : NULL;
     if (said && strstr(err.text, ": belongs to ") && strstr(err.text, suggestion->suggestion) == NULL) return;
@@ -100,7 +99,7 @@ static void check_word(const struct suggestion *suggestion, const char *place, c
         fail_msg("%s: %s\nsays: %s\nmust end with: %s", place, body, err.text, end);
 }
 
-/* A dtype that a suggestion recommends must not have a suggestion of its own. */
+/* A recommended dtype must not have a suggestion of its own. */
 static void check_dtype(const struct suggestion *suggestion, const char *word)
 {
     char name[SUGGESTION_DTYPE_BYTES];
@@ -138,7 +137,7 @@ static void test_every_word_gets_the_suggestion_of_its_row(void **state)
         for_each(suggestion->places, suggestion, NULL, check_words_at);
 }
 
-/* Checks that the names that a suggestion quotes ('name', or "name": in JSON) are accepted at `place`. */
+/* A suggestion quotes names as 'name', or as "name": in JSON. They must be accepted at `place`. */
 static void check_name(const struct suggestion *suggestion, const char *place, const char *name)
 {
     static const char *const refusals[] = { "unknown member", "belongs to", "is computed here", "takes one problem" };
@@ -261,7 +260,7 @@ static void test_many_hexadecimal_digits_are_known_by_the_first(void **state)
     assert_false(suggestion_is_hex(bytes, sizeof bytes));
     for (size_t i = 0; i < sizeof bytes; i += 3) memcpy(bytes + i, "\xd3\x4d\x34", 3); /* "0000" */
     assert_true(suggestion_is_hex(bytes, sizeof bytes));
-    bytes[sizeof bytes / 2] = 0xff; /* only the first digits are examined */
+    bytes[sizeof bytes / 2] = 0xff; /* only the first digits are examined, so this byte does not matter */
     assert_true(suggestion_is_hex(bytes, sizeof bytes));
     bytes[0] = 0xff;
     assert_false(suggestion_is_hex(bytes, sizeof bytes));

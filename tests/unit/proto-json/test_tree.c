@@ -105,7 +105,6 @@ static void test_trees_of_a_memory_go_with_it(void **state)
         cJSON_Delete(cJSON_CreateString(word));
         assert_true(cJSON_AddItemToArray(lists[i % 2], piece));
         tree_leave();
-        /* This takes memory from malloc(), and not from a tree_memory. */
         cJSON_Delete(cJSON_CreateString(word));
     }
     for (int m = 0; m < 2; m++) {
@@ -122,7 +121,6 @@ static void test_trees_of_a_memory_go_with_it(void **state)
     }
 }
 
-/* The numbers are written as cJSON writes them. */
 static const char *const bodies[] = {
     "{}",
     "[]",

@@ -72,8 +72,8 @@ HELPER void gate_open(struct gate *gate)
     assert_int_equal(unlink(gate->path), 0);
 }
 
-/* Copies `script`, which tells the fake devices what to do, to `text`, with the path of the gate's file in place of the
- * word GATE. */
+/* Copies `script`, which tells the fake devices what to do, to `text`, and puts the path of the gate's file in place of
+ * GATE. */
 HELPER void gate_script(const struct gate *gate, const char *script, char *text, size_t bytes)
 {
     const char *at = strstr(script, "GATE");
@@ -194,7 +194,7 @@ HELPER char *envelope_of(char *const *bodies, int count)
     return text;
 }
 
-/* Returns the body of a backward that names a context (saved forward) instead of sending the forward's tensors. */
+/* Returns the body of a backward that names a context (a saved forward) instead of its tensors. */
 HELPER char *backward_body(const char *context, int rows, int D)
 {
     char extra[128];

@@ -357,13 +357,12 @@ static void test_many_numbers_as_text_are_sent_in_smaller_blocks(void **state)
     struct request *request = computed(&b, forward_body(1000, 16, "\"encoding\": \"array\""));
     attn_error err;
     assert_true(request->job->wants_measure);
-    /* In the daemon, the server's loop makes the encoder if the answer's length must be known before it is sent. */
     assert_int_equal(proto_encoder_new(request->job->call, request->job->results, request->id, &request->encoder, &err),
                      ATTN_OK);
     answer_tensors(request);
     assert_null(request->encoder);
     assert_true(sent.streamed);
-    /* The answer is short, but it is streamed in blocks of 32 KiB, because its numbers are text. */
+    /* The answer is short, but is streamed in blocks of 32 KiB, because its numbers are text. */
     assert_true(sent.announced < LARGE);
     assert_int_equal(sent.block, 32 << 10);
     request_free(request);
@@ -436,8 +435,8 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
     close_bench(&b);
 }
 
-/* A body may be a single problem without the envelope {"requests": [...]}. If this problem fails, its error decides the
- * answer's status. */
+/* A body may be a single problem, without {"requests": [...]}. If this problem fails, its error decides the answer's
+ * status. */
 static void test_a_job_whose_only_problem_failed_is_answered_with_its_error(void **state)
 {
     (void)state;
@@ -560,8 +559,8 @@ static void test_pages_of_other_origins_are_told_what_they_may(void **state)
     } cases[] = {
         { NULL, false, false, 200, NULL, NULL, NULL },
         { "*", true, false, 200, NULL, "*", NULL },
-        /* The first three columns: the option --cors-origin, whether another site's page sends the request, whether it
-         * is a preflight. */
+        /* The first three columns are the option --cors-origin, whether another site's page sends the request, and
+         * whether it is a preflight. */
         { "https://a.example", false, false, 200, "Origin", NULL, NULL },
         { "https://a.example", true, false, 200, "Origin", "https://a.example", NULL },
         { "https://a.example", true, true, 204, "Origin", "https://a.example", "GET, HEAD, DELETE" },

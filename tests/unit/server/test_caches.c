@@ -278,7 +278,7 @@ static void test_positions_are_where_the_table_says(void **state)
     assert_holds(rig, &info, want, 64);
     assert_int_equal(append(rig, &info, 200, 64, true, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
-    /* The device fails in this append, so the appended positions do not count. */
+    /* Because the device fails in this append, the appended positions do not count. */
     assert_int_equal(append(rig, &info, 36, 9999, false, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
     assert_int_equal(caches_get(rig->caches, rig->caller, info.id, &info, &err), ATTN_OK);
@@ -502,7 +502,7 @@ static void test_a_token_has_its_share_of_all_devices_together(void **state)
     add_several(&s, rig->caller);
     rig->caller->percent = 50;
     for (int i = 0; i < 3; i++) infos[i] = made(&s.rig, rig->caller);
-    /* The cache fills all pages of one device, so it has 64 page-table entries. */
+    /* The cache fills all pages of one device, and so has 64 page-table entries. */
     assert_int_equal(append(&s.rig, &infos[0], 64 * PAGE, 0, true, &err), ATTN_OK);
     assert_int_equal(append(&s.rig, &infos[1], 63 * PAGE, 0, true, &err), ATTN_OK);
     assert_int_equal(append(&s.rig, &infos[2], 2 * PAGE, 0, true, &err), ATTN_QUOTA);
@@ -722,8 +722,8 @@ static void test_names_that_meet_under_a_known_hash_do_not_share_a_bucket(void *
         if (names > longest) longest = names;
         if (ids > longest) longest = ids;
     }
-    assert_in_range(longest, 1, 8); /* The hash key is random; nine names in one bucket would occur once in 10^11
-                                     * runs. */
+    assert_in_range(longest, 1, 8); /* Because the hash key is random, nine names in one bucket would occur once in
+                                     * 10^11 runs. */
     for (int more = 1; more > 0; more = rig->caches->count) caches_expire(rig->caches, INT64_MAX);
 }
 
@@ -781,7 +781,7 @@ static void test_a_sequence_that_nobody_goes_on_with_expires(void **state)
     late_s += 2;
     assert_null(sequence(rig, rig->caller, "idle", false, again));
     assert_string_equal(sequence(rig, rig->caller, "used", false, again), used);
-    /* The expired sequence (a named cache) still exists beside the new one of the same name. */
+    /* The expired sequence (a named cache of KServe) still exists beside the new one of the same name. */
     assert_non_null(sequence(rig, rig->caller, "idle", true, again));
     assert_string_not_equal(again, idle);
     caches_expire(rig->caches, clock_ms());
@@ -831,7 +831,7 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     assert_true(wait);
     end(&writes, false);
     assert_int_equal(look(rig, &next, 1, &a, 1, tags, &err), ATTN_OK);
-    /* The append that waits for the cache was found in an earlier scan of the queue, and not in this scan. */
+    /* An append waits for the cache, but only an earlier scan of the queue has found it, so `next` need not wait. */
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
     assert_false(wait);
     end(&next, false);
@@ -908,7 +908,7 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 10, &info, &err), ATTN_OK);
     assert_int_equal(info.length, 10);
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 11, &info, &err), ATTN_INVALID);
-    /* The pool keeps the page after the cache's new end, because a step still reads it. */
+    /* A step still reads the page after the cache's new end, so the pool keeps it. */
     assert_int_equal(info.pages, 2);
     assert_int_equal(look(rig, &next, 1, &a, 0, NULL, &err), ATTN_OK);
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
@@ -922,7 +922,7 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     struct caches_totals totals;
     caches_totals(rig->caches, &totals);
     assert_int_equal(totals.caches, 0);
-    /* The pool keeps the deleted cache's pages, because the device still writes to them. */
+    /* The device still writes to the deleted cache's pages, so the pool keeps them. */
     assert_int_equal(totals.pages, 2);
     end(&t, true);
 }
@@ -987,7 +987,7 @@ static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void
         attn_error err;
         rig.given = 0;
         rig.caller = caller;
-        /* There is room for one cache, so the fork below first looks for expired caches to remove. */
+        /* There is room for one cache, so the fork below looks for expired caches to remove. */
         rig.caches = caches_new(1);
         caches_add_pool(rig.caches, 0, "cpu", &(struct caches_source){ give, &rig }, POOL_BYTES);
         assert_int_equal(caches_create(rig.caches, caller, &shape, scales, scales, CACHES_TTL_MS, &info, &err),
@@ -1129,8 +1129,7 @@ static void test_nobody_waits_while_a_device_gives_memory(void **state)
 
 /* ---- Tests of shared pages and of several threads ---------------------------------------------------------------- */
 
-/* A page has 64 positions and takes 4096 bytes. MANY_PAGES is enough for four lists of several blocks of page
- * numbers. */
+/* A page has 64 positions and 4096 bytes. MANY_PAGES are enough for four lists of several blocks of page numbers. */
 enum { MANY_PAGES = 1 << 13, FORKERS = 9, FORK_STEPS = 3000 };
 static const struct cache_shape slim = { 1, 1, 1, ATTN_F8E4M3, false, PAGE };
 
@@ -1196,7 +1195,7 @@ static void end_one(struct under_way *w, bool commit)
     free(w->table);
 }
 
-/* Returns a random length, often near the end of a block of page numbers, and often a multiple of the page size. */
+/* Returns a random length of a cache, often near the end of a block of page numbers. */
 static int64_t some_length(unsigned *seed, int64_t most)
 {
     const int64_t blocks = rand_r(seed) % 4 * PAGE_BLOCK + rand_r(seed) % 3 - 1;
@@ -1264,8 +1263,6 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     assert_int_equal(caches_fork(caches, caller, a.id, -1, &b, &err), ATTN_OK);
     const struct page_list *const one = &caches->oldest->list, *const two = &caches->newest->list;
     assert_ptr_equal(one->blocks[0], two->blocks[0]);
-    /* The last page has room, so the fork has its own copy of that page, and its own block of page numbers for the
-     * copy. */
     assert_ptr_not_equal(one->blocks[1], two->blocks[1]);
     assert_int_equal(one->blocks[1]->shared, PAGE_BLOCK);
     assert_int_equal(b.shared_pages, 2 * PAGE_BLOCK);

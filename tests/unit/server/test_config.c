@@ -310,7 +310,6 @@ static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
         { "ATTND_NAME", "/client/attnd", NULL },
         { "ATTND_CPU_NAME", "/client/attnd-cpu", NULL },
         { "ATTND_ENV_PATH", "/bin", NULL },
-        /* variables of this project's tests and scripts */
         { "ATTND_BINARY", "/x/build/attnd", NULL },
         { "ATTND_URL", "http://127.0.0.1:8080", NULL },
         { "ATTND_TOKEN", "secret", NULL },
@@ -411,7 +410,7 @@ static void test_with_few_open_files_there_are_fewer_connections(void **state)
     }
 }
 
-/* A process that has lowered its limit on open files cannot raise it again, so a child process lowers it. */
+/* A process cannot raise its limit on open files again, so a child process lowers it. */
 static void test_connections_fit_the_limit_on_open_files(void **state)
 {
     (void)state;

@@ -27,19 +27,12 @@ static void test_how_long_each_phase_may_take(void **state)
         int64_t elapsed_ms;
         bool expired;
     } cases[] = {
-        { CONNECTION_OPENED, 0, 10000, false },
-        { CONNECTION_OPENED, 0, 10001, true },
-        { CONNECTION_HEAD, 0, 10001, true },
-        { CONNECTION_IDLE, 0, 75000, false },
-        { CONNECTION_IDLE, 0, 75001, true },
-        { CONNECTION_BODY, 0, 30000, false },
-        { CONNECTION_BODY, 0, 30001, true },
-        { CONNECTION_BODY, 1024 * 1000, 31000, false },
-        { CONNECTION_BODY, 1024 * 1000, 31001, true },
-        { CONNECTION_SEND, 5000 * 31, 31000, true },
-        /* While the server computes, the client is not to blame for the wait. */
-        { CONNECTION_WORK, 0, 1000000, false },
-        { CONNECTION_CUT, 0, 1000000, false },
+        { CONNECTION_OPENED, 0, 10000, false },        { CONNECTION_OPENED, 0, 10001, true },
+        { CONNECTION_HEAD, 0, 10001, true },           { CONNECTION_IDLE, 0, 75000, false },
+        { CONNECTION_IDLE, 0, 75001, true },           { CONNECTION_BODY, 0, 30000, false },
+        { CONNECTION_BODY, 0, 30001, true },           { CONNECTION_BODY, 1024 * 1000, 31000, false },
+        { CONNECTION_BODY, 1024 * 1000, 31001, true }, { CONNECTION_SEND, 5000 * 31, 31000, true },
+        { CONNECTION_WORK, 0, 1000000, false },        { CONNECTION_CUT, 0, 1000000, false },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_int_equal(connection_expired(cases[i].phase, 5, cases[i].bytes, 5 + cases[i].elapsed_ms, &limits),
@@ -138,8 +131,7 @@ static void test_a_request_that_was_sent_and_not_read_is_not_late(void **state)
     }
 }
 
-/* If libmicrohttpd has no memory for a connection, it closes the socket without telling the server, which must
- * notice. */
+/* Without memory for a connection, libmicrohttpd closes the socket and does not tell the server, which must notice. */
 static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_counted_for_ever(void **state)
 {
     (void)state;
@@ -248,7 +240,7 @@ static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any
         open_pair(&p, true);
         assert_true(connection_enter(p.connection, silent[i]));
         const int64_t now = clock_ms();
-        /* Other connections still get requests, but this one has had none for a long time. */
+        /* This connection has had no request for a long time, but others still get requests. */
         for (int ms = 0; ms <= 5000; ms += 400) {
             drain_limits.quiet_since_ms = now + ms;
             assert_int_equal(connections_sweep(&p.connections, now + ms, &limits, &drain_limits), 0);

@@ -49,8 +49,8 @@ static struct job *make_job(struct bench *b, struct caller *caller, int items, s
     return job;
 }
 
-/* Returns a job (one request's problems) whose forwards were saved as contexts for a later backward and answered. id[i]
- * becomes the id of context i. */
+/* Returns a job (one request's problems) whose forwards are saved as contexts for a later backward. id[i] becomes the
+ * id of context i. */
 static struct job *saved_job(struct bench *b, struct caller *caller, int items, size_t bytes,
                              char id[][PROTO_CONTEXT_BYTES])
 {

@@ -70,8 +70,8 @@ static void close_site(struct site *s)
     server_close(&s->server);
 }
 
-/* Returns a job (one request's problems) with the problem p. Its expected time is a second, because shorter jobs are
- * not cut. */
+/* Returns a job (one request's problems) with the problem p. Its expected time is one second, because the server does
+ * not cut shorter jobs. */
 static struct job *job_with(struct site *s, const attn_problem *p)
 {
     struct job *job = job_of(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
@@ -120,7 +120,7 @@ static struct job_part *part_back(struct site *s)
     return part;
 }
 
-/* The next part of a job that a device finishes must be `part`, without an error. */
+/* Fails unless the next part of a job that a device finishes is `part`, and has no error. */
 static void assert_back(struct site *s, const struct job_part *part)
 {
     assert_ptr_equal(part_back(s), part);
@@ -384,8 +384,7 @@ static void test_parts_are_added_in_their_order(void **state)
         float *const parts = malloc(3 * (size_t)elements * sizeof *parts);
         for (int64_t n = 0; n < 3 * elements; n++)
             parts[n] = (float)((rng_uniform(&r) - 0.5) * pow(2, (double)rng_between(&r, -8, 8)));
-        /* dk is the first of the sums in a part's memory. The fake device's memory is the host's, so the test can write
-         * to it. */
+        /* dk is the first of a part's sums. The fake device's memory is the host's, so the test can write to it. */
         for (const struct job_part *part = &job->part; part; part = part->next)
             memcpy(part->sums, parts + part->number * elements, (size_t)elements * sizeof *parts);
         add_up(&s, job, 3);
@@ -402,8 +401,8 @@ static void test_parts_are_added_in_their_order(void **state)
     close_site(&s);
 }
 
-/* Each part of a job has sums over queries, which stay on the part's device until the job is over. If a device is lost
- * before that, all these sums are freed. */
+/* A part of a job keeps its sums over queries on its device until the job is over. If a device is lost before that, the
+ * sums of all parts are freed. */
 static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 512, 32));
@@ -433,8 +432,8 @@ static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
     close_site(&s);
 }
 
-/* Memory of each device in the tests below. A part of SUMS keeps a quarter of it until the job is over. A part of LARGE
- * needs more than three quarters. */
+/* Memory of each device below. A part of SUMS keeps a quarter of it until the job is over, and a part of LARGE needs
+ * more than three quarters. */
 enum { SMALL_BYTES = 8 << 20 };
 #define SUMS  SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 4096, 32))
 #define LARGE SPEC(HEADS(2, 2), SIZES(12500, 100, 64))
@@ -533,8 +532,8 @@ static void test_parts_pass_a_batch_that_waits_for_their_sums(void **state)
     close_site(&s);
 }
 
-/* A part of a job may run before a batch that waits for memory. If the part does not fit into memory either, both wait,
- * and the part runs first. */
+/* A part of a job may run before a batch that waits for memory. If there is too little memory for the part too, both
+ * wait, and the part runs first. */
 static void test_a_part_that_passes_a_held_batch_may_be_held_itself(void **state)
 {
     const struct spec half = SPEC(HEADS(2, 2), SIZES(6500, 100, 64));
@@ -568,8 +567,8 @@ static void test_a_part_that_passes_a_held_batch_may_be_held_itself(void **state
     close_site(&s);
 }
 
-/* A device on which a batch waits for memory cannot allocate memory for adding up a job's sums. The job fails at once,
- * and the batch runs later. */
+/* The device cannot allocate memory for adding up a job's sums, and another batch waits for memory there. The job fails
+ * at once, and the batch runs later. */
 static void test_a_part_that_adds_up_takes_no_place_of_a_held_batch(void **state)
 {
     const struct spec little = SPEC(HEADS(2, 2));
@@ -603,7 +602,7 @@ static void test_a_part_that_adds_up_takes_no_place_of_a_held_batch(void **state
     close_site(&s);
 }
 
-/* A job may be cut only if there is memory for the sums of all its parts, on devices that can take a batch now. */
+/* A job is cut only if there is memory for the sums of all its parts, on devices that can take a batch now. */
 static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(512, 4096, 32));
@@ -619,7 +618,7 @@ static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
     assert_int_equal(job->sum_parts, MOST_DEVICES);
     struct devices *const all = s.server.devices;
     for (int busy = 1; busy < MOST_DEVICES; busy++) {
-        all->device[busy]->outstanding += 1000; /* no room for a further batch */
+        all->device[busy]->outstanding += 1000; /* no room for another batch */
         assert_int_equal(cut_may_leave(all, all->device[0], job, clock_ns(), &wait_ns), busy < 3);
     }
     for (int n = 1; n < MOST_DEVICES; n++) all->device[n]->outstanding = 0;
@@ -671,7 +670,6 @@ static void test_ranges_of_queries_have_equal_work(void **state)
         assert_true(attn_queries_divide(&p) && attn_queries_share(&p, MOST_DEVICES, ends, shares));
         for (int part = 0; part < MOST_DEVICES; part++) {
             assert_true(ends[part] > first && ends[part] % ATTN_QUERY_UNIT == 0);
-            /* Each part ends at a multiple of ATTN_QUERY_UNIT queries. */
             assert_true(fabs(shares[part] - 0.25) <= 2.0 * ATTN_QUERY_UNIT / (double)lengths[n]);
             sum += shares[part];
             first = ends[part];
@@ -710,7 +708,7 @@ static void test_what_cannot_be_cut_or_is_short_goes_to_one_device(void **state)
         const char *what;
         struct spec spec;
         double seconds;
-        int parts, devices; /* devices: number of the server's devices; 0: 4 */
+        int parts, devices; /* devices: number of the server's devices; 0 stands for 4 */
     } cases[] = {
         { "four heads", SPEC(HEADS(4, 4)), 1, 4, 0 },
         { "queries of more heads", SPEC(HEADS(8, 2)), 1, 2, 0 },
@@ -776,8 +774,8 @@ static struct device *device_at(struct site *s, int number)
     return devices_pick(s->server.devices, ~(UINT64_C(1) << number));
 }
 
-/* Devices that failed, or that have no room for a further batch, get no part of a problem. If --split-above-ms is 0, no
- * problem is cut. */
+/* Devices that failed or have no room for a further batch get no part of a problem. With --split-above-ms 0, no problem
+ * is cut. */
 static void test_devices_that_have_room_share_a_problem(void **state)
 {
     const struct spec spec = SPEC(HEADS(6, 6));
@@ -876,7 +874,7 @@ static void test_the_backend_of_an_answer_names_the_devices(void **state)
     close_site(&s);
 }
 
-/* Each device gets the tensors of its own heads only, with one copy command per tensor. */
+/* Each device gets only the tensors of its heads, with one copy command per tensor. */
 static void test_a_device_has_memory_for_its_heads_alone(void **state)
 {
     const struct spec spec = SPEC(.B = 2, SIZES(64, 64, 64), HEADS(8, 4), .causal = true);

@@ -29,7 +29,7 @@ static void on_message(void *context, struct message *message)
     b->back[b->back_count++] = (struct batch *)message;
 }
 
-/* Prepares the configuration of a test, which may change it before open_devices(). */
+/* Prepares a test's configuration, which the test may change before open_devices(). */
 static void begin(struct bench *b)
 {
     *b = (struct bench){ 0 };
@@ -197,7 +197,7 @@ static void test_what_the_kernels_launch_takes_is_not_their_own_time(void **stat
     close_bench(&b);
 }
 
-/* The tensors of a context (a saved forward) are copied to the device once, for all backwards that use it. */
+/* All backwards of a context (a saved forward) use one copy of its tensors on the device. */
 static void test_a_backward_of_a_saved_forward_finds_its_tensors_on_the_device(void **state)
 {
     (void)state;
@@ -268,7 +268,7 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         const char *device;
     } picks[] = {
         { 100, "fake:0" }, { 10, "fake:1" }, { 50, "fake:1" },
-        { 30, "fake:1" },  { 20, "fake:1" }, /* with these, fake:1 has four batches, one on each of its streams */
+        { 30, "fake:1" },  { 20, "fake:1" }, /* after these, fake:1 has a batch on each of its four streams */
         { 1, "fake:0" },   { 1, "fake:0" },  { 1, "fake:0" },
     };
     for (size_t i = 0; i < sizeof picks / sizeof *picks; i++) {
@@ -458,7 +458,7 @@ static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
     assert_true(device_disable(overdue));
     assert_null(devices_to_disable(b.server.devices, &is_overdue));
     gate_open(&gate);
-    assert_ptr_equal(next_back(&b), never); /* the hung device finishes the batch at last */
+    assert_ptr_equal(next_back(&b), never);
     assert_ran(never);
     assert_null(device_batches(overdue));
     forget(never);
@@ -806,7 +806,7 @@ static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void
 
 /* ---- Tests of the CPU's streams ---------------------------------------------------------------------------------- */
 
-/* While the CPU computes a problem that takes minutes, other batches must run, and the problem can be cancelled. */
+/* While a CPU device computes for minutes, other batches must run, and the long one must end when it is cancelled. */
 static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **state)
 {
     (void)state;
@@ -819,10 +819,8 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     struct job *job = ready_forward(&b, 100000);
     struct batch *longer = batch_of(&job, 1, job->flops);
     devices_submit(b.server.devices, longer, cpu);
-    /* A long job is not held back for requests that could join its batch. */
     assert_false(can_wait(cpu));
     struct batch *shorter = submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    /* The shorter batches end while the long job still computes. */
     struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     assert_false(has_room(&b, NULL));
     assert_ptr_equal(next_back(&b), shorter);
@@ -849,8 +847,8 @@ static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
     return batch;
 }
 
-/* A short batch may run beside batches of other callers, after one of them has run for much longer than the short one
- * needs. */
+/* Batches of several callers run on a device. A short batch of another caller may run beside them, after one of them
+ * has run for much longer than the short one needs. */
 static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does(void **state)
 {
     (void)state;
@@ -986,7 +984,7 @@ static void test_small_problems_wait_for_a_gpu_that_does_not_read_staging_memory
 static void open_readers(struct bench *b, int count, const char *script, struct gate *gate)
 {
     begin(b);
-    /* With two HTTP threads, a device has two streams on which HTTP threads run small problems. */
+    /* For two HTTP threads, a device has two streams on which they run small problems themselves. */
     b->config.http_threads = 2;
     setenv("ATTN_FAKE_READS_STAGING", "1", 1);
     if (gate) open_gated(b, count, script, gate);
@@ -1178,7 +1176,7 @@ static void test_who_cannot_hand_a_late_job_over_waits_for_its_end(void **state)
     assert_null(late->part.handed_over);
     assert_computed(late, 0);
     pthread_join(opens, NULL);
-    inline_settle(late); /* a second call does nothing */
+    inline_settle(late);
     job_release(late);
     close_bench(&b);
 }
@@ -1196,7 +1194,7 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
         assert_true(here == INLINE_DONE || here == INLINE_LOST);
         if (here == INLINE_LOST) lost = n;
     }
-    /* Which device gets a job depends on this thread's core, so possibly none reached the device that fails. */
+    /* This thread's core decides which device gets a job, so possibly none reached the device that fails. */
     if (lost >= 0) {
         assert_int_equal(jobs[lost]->part.device, 0);
         struct job *held = job_hold(jobs[lost]);

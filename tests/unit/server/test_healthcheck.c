@@ -89,7 +89,6 @@ static void connection_close(struct connection *p)
     if (p->path[0]) unlink(p->path);
 }
 
-/* Runs `attnd healthcheck`. `said` becomes what it printed. */
 static int run(const char *argument, char said[1024])
 {
     char name[] = "healthcheck", copy[512];

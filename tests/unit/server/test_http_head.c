@@ -14,7 +14,7 @@
 /* Returns whether a request with these headers is accepted. In `head`, '|' separates the headers. */
 static bool sound(struct http_head *f, const char *version, const char *head)
 {
-    static char text[512]; /* http_head keeps pointers into the text */
+    static char text[512]; /* http_head keeps pointers into this text */
     strcpy(text, head);
     http_head_begin(f, version);
     for (char *at = text, *next; at && *at; at = next) {
@@ -100,7 +100,7 @@ static void test_a_list_in_one_line_may_be_long_and_one_in_several_may_not(void 
     struct http_head f;
     char text[HTTP_HEAD_LIST_BYTES];
     (void)state;
-    for (int end = 0; end < 2; end++) { /* the second time with white space after the value */
+    for (int end = 0; end < 2; end++) {
         http_head_begin(&f, "HTTP/1.0");
         memset(text, 'x', sizeof text);
         text[sizeof text - 1] = '\0';

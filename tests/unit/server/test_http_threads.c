@@ -100,7 +100,7 @@ static void test_load(void **state)
         enum http_threads_load want;
     } cases[] = {
         { { 0, 0 }, 2, 200, false, HTTP_THREADS_IDLE },
-        /* The server counts as idle below 1000 requests per second, or below 500 if its threads are pinned (`held`). */
+        /* Below 1000 requests per second the load counts as idle; if threads are pinned (`held`), below 500. */
         { { 100, 99 }, 2, 200, false, HTTP_THREADS_IDLE },
         { { 100, 99 }, 2, 200, true, HTTP_THREADS_EVEN },
         { { 50, 49 }, 2, 200, true, HTTP_THREADS_IDLE },
@@ -138,8 +138,8 @@ static int cores_of(const struct http_thread *thread)
     return CPU_COUNT(&set);
 }
 
-/* Pretends that in 200 ms each thread of core 0 completed `first` requests, and each other thread `others`. The server
- * then decides whether to pin threads to cores. */
+/* Pretends that in 200 ms each thread of core 0 completed `first` requests, and each other thread `others`, and lets
+ * the server react. */
 static void look(struct http_threads *threads, int64_t *now_ms, uint32_t first, uint32_t others)
 {
     for (int i = 0; i < threads->count; i++)
@@ -171,10 +171,10 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
         assert_int_equal(CPU_COUNT(&set), 1);
         assert_true(CPU_ISSET(threads.cpu[threads.list[i].core], &set));
     }
-    /* 50 ms later it is too early to measure the load again. */
+    /* After 50 ms it is too early to measure the load again. */
     http_threads_balance(&threads, now_ms + 50);
     assert_int_equal(cores_of(&threads.list[0]), 1);
-    look(&threads, &now_ms, 1000, 100); /* uneven once, which changes nothing yet */
+    look(&threads, &now_ms, 1000, 100); /* uneven only once, so threads stay pinned */
     look(&threads, &now_ms, 1000, 100);
     assert_int_equal(cores_of(&threads.list[0]), 1);
     look(&threads, &now_ms, 1000, 900);
@@ -203,8 +203,8 @@ static void *write_later(void *fd)
     return NULL;
 }
 
-/* A thread that expects an event polls for a while, and then sleeps for at most the given time. It must get the event
- * in either phase. */
+/* A thread that waits for an event polls at first, and then sleeps for at most the given time. It must get the event in
+ * either phase. */
 static void test_who_is_expected_may_come_or_not(void **state)
 {
     (void)state;

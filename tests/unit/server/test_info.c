@@ -141,7 +141,6 @@ static void test_every_route_and_method_is_there(void **state)
     cJSON_Delete(doc);
 }
 
-/* Routes that need a command-line option are documented only with that option. */
 static void test_without_shared_memory_its_routes_are_not_there(void **state)
 {
     (void)state;
@@ -230,7 +229,7 @@ static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented
         cJSON *operation = cJSON_GetObjectItemCaseSensitive(path, operations[i].method);
         const cJSON *parameters = at(operation, "parameters"), *last = cJSON_GetArrayItem(parameters, 2);
         assert_string_equal(cJSON_GetStringValue(at(operation, "operationId")), operations[i].id);
-        /* the two headers that every route takes, and the parameter of the path */
+        /* two headers, which every route takes, and the path's parameter */
         assert_int_equal(cJSON_GetArraySize(parameters), 3);
         assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(last, "in")), "path");
         assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(last, "name")), "name");
@@ -682,7 +681,7 @@ static void test_info_has_the_form_that_the_document_says(void **state)
         }
         for (const proto_option *o = proto_options; o->name; o++)
             if (lists(cJSON_GetObjectItem(f, "options"), o->name) != (o->ops >> op & 1)) fail_msg("%s", o->name);
-        /* One kernel computes all merges (joins of results over parts of the keys), so it is not in the table of
+        /* One kernel computes all merges (joins of results over parts of the keys), so merges are not in the table of
          * kernels. */
         if (proto_operations[op].merges) {
             assert_false(lists(cJSON_GetObjectItem(f, "dtypes"), "float8_e4m3fn"));

@@ -214,7 +214,7 @@ static void test_client_strings_are_cleaned(void **state)
         { "caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80", "caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80" },
         { "\xff\xc3", "\\xff\\xc3" },
         { "\xc0\xaf\xed\xa0\x80", "\\xc0\\xaf\\xed\\xa0\\x80" }, /* overlong, surrogate */
-        /* the control sequence introducer (CSI) as a single character */
+        /* the control sequence introducer (CSI) */
         { "\xc2\x9b"
           "31m",
           "\\xc2\\x9b"
@@ -260,7 +260,7 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
     big[sizeof big - 1] = '\0';
     log_open("text", "info");
     double worst = 0;
-    /* The lines have 7.4 MB, while the pipe holds 1 MiB and the log's buffers 2 MiB. */
+    /* The lines have 7.4 MB in all, but the pipe holds 1 MiB and the log's buffers hold 2 MiB. */
     for (int i = 0; i < 8000; i++) {
         const double start = seconds();
         log_event(LOG_INFO, NULL, "flood", "text=%s", big);
@@ -423,7 +423,7 @@ static void test_lines_of_threads_stay_whole_and_in_order(void **state)
         char name;
         int n;
         if (sscanf(line + 24, " INFO req=%c thread n=%d", &name, &n) != 2)
-            continue; /* skips the log's own line about omitted lines of an earlier test */
+            continue; /* the log's own line about lines that it left out in an earlier test */
         assert_true(n >= next[name - 'a']);
         next[name - 'a'] = n + 1;
         lines++;

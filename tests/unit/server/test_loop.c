@@ -24,9 +24,9 @@ enum { MOST = 16 };
 
 struct scene {
     struct config config;
-    struct server server; /* on_resume() finds the struct scene from the address of this member */
+    struct server server; /* on_resume() finds the struct scene by the address of this member */
     struct gate gate;
-    /* occupies the only thread of libuv's thread pool until the test opens the gate `pool` */
+    /* blocks the only thread of libuv's thread pool until the test opens the gate `pool` */
     uv_work_t blocker;
     struct gate pool;
     pthread_t thread;
@@ -80,7 +80,7 @@ static void on_close_metrics(void *context)
 
 /* ---- A server with a scheduler's loop, for one test -------------------------------------------------------------- */
 
-/* The settings of a test's server, loop and devices. 0 selects the default. */
+/* The settings of a test's server, loop and devices. 0 stands for the default. */
 struct opening {
     /* What the fake devices do (kernels/fake/fake.c). With hold=GATE a batch waits until the test opens the gate. */
     const char *script;
@@ -89,7 +89,7 @@ struct opening {
     int64_t batch_window_us, drain_ms, watchdog_ms, kv_bytes;
 };
 
-/* The setup of every test. Before the call *state is the test's struct opening, afterwards its struct scene. */
+/* Sets up a test. *state is first the test's struct opening, and then its struct scene. */
 static int open_scene(void **state)
 {
     static struct scene scene;
@@ -194,7 +194,7 @@ void *__wrap_calloc(size_t count, size_t bytes)
 static void suspend(struct scene *s, struct request *request, enum request_state state)
 {
     attn_error err = { 0 };
-    /* In this state an HTTP thread of the daemon would compute a small request itself. */
+    /* In this state an HTTP thread of the daemon computes a small request itself. */
     if (request->job) request_move(request, REQUEST_COMPUTING);
     assert_int_equal(request_enter(request, CALLER_WAITING, &err), ATTN_OK);
     atomic_fetch_add(&s->server.suspended, 1);
@@ -489,7 +489,7 @@ static void unblocked(uv_work_t *work, int status)
     (void)work, (void)status;
 }
 
-/* Blocks the only thread of libuv's pool until gate_open(&s->pool). Call it before start(). */
+/* Blocks the only thread of libuv's pool until gate_open(&s->pool). Must be called before start(). */
 static void block_pool(struct scene *s)
 {
     gate_shut(&s->pool);
@@ -513,8 +513,8 @@ static void test_what_is_verified_is_compared_with_float64(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* The device verifies all rows of the first request, and the CPU those of the second, because its device cannot compute
- * in float64. */
+/* The first request is verified by its device, and the second by the CPU, because its device cannot compute in
+ * float64. */
 static void test_all_rows_are_verified_where_they_were_computed_or_on_the_cpu(void **state)
 {
     struct scene *const s = *state;
@@ -627,7 +627,7 @@ static void test_nobody_waits_for_a_verification_whose_client_has_left(void **st
 enum { OBJECT_BYTES = 8 << 20 };
 static const char object_key[] = "/attn_unit_loop";
 
-/* Registers an 8 MiB region "r" of shared memory. Returns a descriptor of its object. */
+/* Registers a region "r" of 8 MiB of shared memory. Returns a descriptor of the region's object. */
 static int begin_shared(struct scene *s)
 {
     static const char *const prefixes[] = { "attn_unit_" };
@@ -804,7 +804,7 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     end_shared(s, fd);
 }
 
-/* The loop reads a region of shared memory in pieces. The body must be checked after the last piece. */
+/* The loop reads a region of shared memory in pieces, and checks the body after the last one. */
 static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 {
     struct scene *const s = *state;
@@ -825,8 +825,8 @@ static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 
 /* ---- Tests of the check of a large body -------------------------------------------------------------------------- */
 
-/* Returns an envelope of 200 problems, the last of which is `last`. It has too many names and shapes to be checked by
- * an HTTP thread. */
+/* Returns a body of 200 problems, the last of which is `last`. It has too many names and shapes to be checked by an
+ * HTTP thread. */
 static char *long_body(char *last)
 {
     char *bodies[200];
@@ -919,7 +919,7 @@ static void test_a_drain_finishes_what_there_is_and_what_still_comes(void **stat
     assert_int_equal(atomic_load(&s->hurries), 0);
     assert_false(is_answered(s, held));
     assert_true(atomic_load(&s->server.drain_since_ms) > 0);
-    assert_ok(s, posted_forward(s)); /* sent on a connection that was opened before the server began to stop */
+    assert_ok(s, posted_forward(s)); /* on a connection from before the server began to stop */
     gate_open(&s->gate);
     assert_ok(s, held);
     assert_int_equal(end(s, false), 0);
@@ -944,7 +944,6 @@ static void test_a_second_signal_answers_what_waits(void **state)
     WAIT_UNTIL(atomic_load(&s->hurries) == 1);
     assert_true(s->server.stopping);
     for (int i = 0; i < 5; i++) assert_fails(s, requests[i], PROTO_E_DRAINING, "the server is stopping");
-    /* Two requests arrive after the server began to stop, and one of them is unchecked. */
     struct request *later = posted_forward(s);
     struct request *unchecked = received(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
     suspend(s, unchecked, REQUEST_CHECKING);
@@ -953,7 +952,6 @@ static void test_a_second_signal_answers_what_waits(void **state)
     assert_false(is_answered(s, requests[5]));
     gate_open(&s->pool);
     assert_fails(s, requests[5], PROTO_E_DRAINING, "the server is stopping");
-    /* No client waits for the four batches on the device any more, so the server does not wait either. */
     assert_int_equal(end(s, false), 0);
 }
 
@@ -1063,8 +1061,8 @@ static struct request *posted_rows(struct scene *s, int rows, const struct cache
     return posted(s, (attn_op)PROTO_OP_DECODE, strdup(text));
 }
 
-/* The first decode writes cache a, the second needs a and b, and the third needs b: each waits for the one before it. A
- * decode on cache c begins at once. */
+/* The first decode writes cache a, the second needs a and b, and the third needs b, so each waits for the one before
+ * it. A decode on cache c begins at once. */
 static void test_steps_that_come_wait_behind_older_ones_and_for_nobody_else(void **state)
 {
     struct scene *const s = *state;
@@ -1144,7 +1142,7 @@ static double parts_of(const char *device)
     return metrics_sum(METRIC_DEVICE_PARTS, device);
 }
 
-/* Returns a request whose expected time of one second makes the server cut it over several devices. */
+/* Returns a request whose expected time is one second, so that the server cuts it over several devices. */
 static struct request *checked_long(struct scene *s, attn_op op, char *body)
 {
     struct request *request = checked(s, op, body);
@@ -1242,7 +1240,7 @@ static void test_a_problem_that_loses_all_devices_is_answered(void **state)
     assert_int_equal(end(s, false), 70);
 }
 
-/* A problem whose device is lost is queued again. If the queue is full, it is answered with an error. */
+/* A problem whose device is lost is queued again, or answered with an error if the queue is full. */
 static void test_a_problem_that_loses_a_device_while_the_queue_is_full_is_answered(void **state)
 {
     struct scene *const s = *state;

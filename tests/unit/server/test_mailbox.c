@@ -21,7 +21,7 @@ struct reader {
     uv_loop_t loop;
     struct mailbox box;
     int received, next[SENDERS];
-    int extra; /* number of messages that the handler must still post */
+    int extra; /* number of messages that the handler itself must post */
 };
 
 static void on_note(void *context, struct message *message)

@@ -46,7 +46,7 @@ static void close_scene(struct scene *s)
     free(s->memory);
 }
 
-/* Finds the address by a simple search through all mirrors, to check the fast one. */
+/* Finds the address by a search through all mirrors, to check the fast search. */
 static void *address_by_looking_at_all(const struct slot *slot, char *address)
 {
     for (int i = 0; i < slot->mirror_count; i++) {

@@ -285,7 +285,7 @@ static void test_what_no_device_has_memory_for_is_refused_with_the_bytes(void **
     assert_int_equal(attn_plan_make(attn_device_capabilities(b.device), &job->call->items[0].problem, &plan, &err),
                      ATTN_OK);
     assert_int_equal(attn_workspace(attn_device_capabilities(b.device), &plan, 1, &scratch, &err), ATTN_OK);
-    /* A device with its own memory needs inputs, outputs and scratch memory. */
+    /* A device with its own memory needs room for inputs, outputs and scratch memory. */
     assert_int_equal(bytes, job->inputs_used + job->outputs.bytes + scratch);
     job_release(job);
     struct job *small = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, ""));
@@ -453,7 +453,8 @@ static void test_a_context_is_taken_by_a_backward_and_gone_when_it_ran(void **st
     open_bench(&b, "fake", 0);
     save(&b, id, 5, 4);
     const int64_t leased = staging_leased_bytes(b.server.staging);
-    assert_true(leased > 0); /* the forward's request was freed, but its context (the saved forward) keeps the memory */
+    assert_true(leased > 0); /* the context (saved forward) keeps this memory, although the forward's request was
+                              * freed */
     struct job *job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     const attn_problem *p = &job->call->items[0].problem, *forward = &job->saved[0]->call->items[0].problem;
     assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 1);
@@ -470,7 +471,6 @@ static void test_a_context_is_taken_by_a_backward_and_gone_when_it_ran(void **st
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4), ATTN_NOT_FOUND,
                    "context: unknown, expired or already used");
     assert_int_equal(contexts_in(&b, CONTEXT_FREE), CONTEXTS_MAX_COUNT);
-    /* The answer may still be encoded, so the job's own memory stays leased. */
     assert_true(staging_leased_bytes(b.server.staging) > leased);
     job_release(job);
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
@@ -500,7 +500,6 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     char id[PROTO_CONTEXT_BYTES];
     open_bench(&b, "fake", 0);
     save(&b, id, 5, 4);
-    /* The shape of dout differs from that of out. */
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 6, 4), ATTN_INVALID, NULL);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
     /* refused for lack of memory, after its context (saved forward) was looked up */
@@ -543,7 +542,7 @@ static void test_contexts_are_given_back_problem_by_problem(void **state)
     close_bench(&b);
 }
 
-/* A problem that is refused after its context (saved forward) was looked up must give the context back. */
+/* A problem may be refused after its context (saved forward) was looked up. It must then give the context back. */
 static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_later(void **state)
 {
     (void)state;

@@ -107,8 +107,8 @@ static void test_slots_hold_among_threads(void **state)
     assert_int_equal(atomic_load(&q.places[CALLER_WAITING].count), 0);
 }
 
-/* Each letter is a job, in order of arrival, and equal letters are jobs of one kind. A '-' is a job that leaves the
- * queue alone. */
+/* Jobs arrive in the order of `waiting`. Each letter is a job; jobs with equal letters may leave together, and a '-'
+ * leaves alone. */
 static void test_batches(void **state)
 {
     (void)state;
@@ -174,7 +174,7 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
     assert_int_equal(queue_take(&q, &any, 2001, batch, &wait_ns), 3); /* full */
     jobs[3].kind = 0;
     queue_push(&q, &jobs[3], 3000);
-    /* No other job can join this one, so it leaves at once. */
+    /* No other job can join this one, so it need not wait. */
     assert_int_equal(queue_take(&q, &any, 3000, batch, &wait_ns), 1);
 }
 
@@ -192,7 +192,7 @@ static void test_priority_is_among_the_jobs_of_one_caller(void **state)
         { "a5 S1 S1", "012" },     { "a2 a2 a9 a2 a1 a5", "401352" },
     };
     struct caller *callers[2] = { caller_new(), caller_new() };
-    /* The queue does not read the transaction, so any address will do. */
+    /* The queue never reads this memory, so any address will do. */
     struct job_transaction *const some = (struct job_transaction *)callers;
     (void)state;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -226,7 +226,7 @@ static void test_priority_is_among_the_jobs_of_one_caller(void **state)
 
 enum { FLOWS = 3, SECOND = 1000000000 };
 
-/* Three callers, a, b and c, each with a flow (the caller's queued jobs). */
+/* Three callers a, b and c. Each has a flow, which is the caller's queued jobs. */
 struct fair {
     struct queue q;
     struct flow *flows[FLOWS];
@@ -268,7 +268,7 @@ static char fair_take(struct fair *fair, const struct queue_taker *taker)
     return batch[0]->flow->name[0];
 }
 
-/* Takes the next job from the queue, and pretends that it runs for a second. */
+/* Takes the next job, and pretends that it runs for a second. */
 static char fair_run(struct fair *fair)
 {
     const char who = fair_take(fair, &any);
@@ -303,7 +303,7 @@ static void test_a_flow_that_asked_for_nothing_has_saved_up_nothing(void **state
     fair_begin(&fair);
     fair_push(&fair, "bbbbbbbb");
     fair_run_all(&fair, "bbbb");
-    /* Caller a had no jobs while b had four turns, but must not get four turns in a row now. */
+    /* Caller a had no jobs while b had four turns. It must not get four turns in a row now. */
     fair_push(&fair, "aaaa");
     fair_run_all(&fair, "abababab-");
     fair_end(&fair);

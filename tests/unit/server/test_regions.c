@@ -397,7 +397,6 @@ static proto_error lend_as(struct regions *r, struct caller *caller, const char 
     snprintf((char *)wanted.handle, sizeof wanted.handle, "0%.60s", o->key);
     if (regions_register_cuda(r, caller, name, &wanted, device, number, &error, &why)) return PROTO_ERROR_COUNT;
     assert_true(why.text[0] != '\0' && error < PROTO_ERROR_COUNT);
-    /* A message must not contain the handle of a GPU's memory, which is a secret. */
     assert_null(strstr(why.text, o->key));
     return error;
 }
@@ -434,7 +433,7 @@ static void test_memory_of_a_gpu_is_open_as_long_as_its_region(void **state)
     attn_error err = { 0 };
     assert_int_equal(use(r, anna, "a", ATTN_T_q, false, 0, 64, &uses, &err), ATTN_OK);
     assert_int_equal(regions_unregister(r, REGION_CUDA, anna, "a"), 1);
-    /* The call drops only regions whose inputs were copied. The job reads q in place. */
+    /* The job reads q in the GPU's memory, so the call must not drop its region. */
     region_uses_drop_inputs(&uses);
     assert_non_null(uses);
     assert_int_equal(mappings(&o), 1);
@@ -464,7 +463,7 @@ static void test_what_lies_in_a_gpus_memory_stays_there(void **state)
         const char *q, *out, *lse;
         int64_t out_at, lse_at;
         size_t alignment;
-        const char *says; /* NULL: the tensors are accepted */
+        const char *says;
     } cases[] = {
         { "a", "a", "a", 64, 96, 1, NULL },
         { "a", "s", "s", 0, 32, 1, NULL },

@@ -97,7 +97,7 @@ static void test_a_life_is_counted(void **state)
     open_places(&server);
     request_set_role(ROLE_HTTP);
     struct request *r = begin(&server);
-    /* A request whose route is unknown may have no tensors, so it does not count as received yet. */
+    /* A request whose route is unknown does not count as received yet, because it may have no tensors. */
     assert_int_equal(request_count(REQUEST_RECEIVING), 0);
     request_count_in(r);
     assert_int_equal(request_count(REQUEST_RECEIVING), 1);

@@ -63,7 +63,6 @@ static void test_every_row_is_sound(void **state)
         assert_true((r->answer != NULL) == (operation ? !proto_is_run(operation) : r->bodies == NULL));
         assert_true(r->bodies == NULL || (r->method == ROUTE_POST && r->token == r->ports && r->doc.body != NULL));
         assert_non_null(r->doc.tag);
-        /* proto_operations[] has the documentation of operations. */
         if (operation) assert_true(!r->doc.summary && !r->doc.description && !r->doc.answer);
         else assert_true(r->doc.summary && r->doc.description && r->doc.answer);
         assert_true((r->doc.media != NULL) == (r->doc.schema != NULL));
@@ -287,7 +286,7 @@ static void test_a_wrong_method_is_told_all_methods_of_the_path(void **state)
     (void)state;
     static const struct {
         const char *method, *path, *allow;
-        int row; /* the first row that matches `path` */
+        int row;
     } cases[] = {
         { "DELETE", "/v1/caches", "GET, HEAD, POST", LIST },     { "POST", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
         { "OPTIONS", "/v1/caches/a", "GET, HEAD, DELETE", ONE }, { "delete", "/v1/caches/a", "GET, HEAD, DELETE", ONE },

@@ -140,7 +140,6 @@ static void test_the_bound_holds_and_says_why(void **state)
     assert_int_equal(staging_lease(staging, NULL, MIB + 1, &a, &err), ATTN_TOO_LARGE);
     assert_string_equal(err.text, "1048577 bytes of tensors are needed, the limit is 1048576 (--staging-bytes)");
     assert_null(a);
-    /* After rounding up, this is the whole pool. */
     assert_int_equal(staging_lease(staging, NULL, MIB - 5, &a, &err), ATTN_OK);
     assert_int_equal(staging_lease(staging, NULL, 1, &b, &err), ATTN_BUSY);
     assert_string_equal(err.text, "1 bytes of staging memory are needed, and other requests hold them");
@@ -204,7 +203,7 @@ static void test_growing_over_the_bound_is_refused_and_leaves_the_extent(void **
     staging_free(staging);
 }
 
-/* A source of memory that counts mapped blocks, and fails when told to. */
+/* A source of memory that counts mapped bytes, and fails when told to. */
 struct counted {
     int64_t mapped;
     bool fail;
@@ -300,13 +299,13 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     assert_true(staging_ahead_bytes(staging) == 16 * (int64_t)MIB);
     assert_false(staging_lease_ahead(staging, NULL, 16 * KIB, &e[4]));
     assert_null(e[4]);
-    /* Memory that is leased before its bytes arrive has a limit of its own, which is reached. An ordinary lease
-     * succeeds. */
+    /* Memory that is leased before its bytes arrive has a limit of its own, which is reached. Other leases still
+     * succeed. */
     assert_int_equal(staging_lease(staging, NULL, 40 * MIB, &e[4], NULL), ATTN_OK);
     staging_arrived(staging, e[0]);
-    staging_arrived(staging, e[0]); /* a second call does nothing */
+    staging_arrived(staging, e[0]);
     assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[5]));
-    /* The bytes of this block have arrived, so it may grow. */
+    /* Memory whose bytes have arrived may grow. */
     assert_int_equal(staging_grow(staging, &e[1], 100, 5 * MIB, NULL), ATTN_OK);
     assert_true(staging_ahead_bytes(staging) == 12 * (int64_t)MIB);
     for (int i = 0; i < 6; i++) staging_release(staging, e[i]);
@@ -318,7 +317,7 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     staging_free(staging);
 }
 
-/* A free block that the pool has kept is larger than its caller's new share of the pool. A lease that fits the share
+/* The caller's new share of the pool is smaller than a free block that the pool has kept. A lease that fits the share
  * must succeed. */
 static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
 {
@@ -358,7 +357,6 @@ static void test_each_caller_has_a_share_of_the_pool(void **state)
                                   "(--token-share)");
     assert_int_equal(staging_lease(staging, one, MIB, &b, &err), ATTN_OK);
     assert_int_equal(staging_grow(staging, &b, 0, MIB + 1, &err), ATTN_QUOTA);
-    /* Another caller may lease the rest of the pool. */
     assert_int_equal(staging_lease(staging, other, 2 * MIB, &c, &err), ATTN_OK);
     staging_release(staging, a);
     assert_int_equal(staging_grow(staging, &b, 0, MIB + 1, &err), ATTN_OK);
