@@ -59,7 +59,7 @@ struct options {
     int64_t documents;
     /* number of keys per page of K and V; 0: no pages */
     int64_t page_size;
-    bool forks; /* All batch rows share their pages, except the last page of each row. */
+    bool forks; /* all batch rows share their pages, except the last page of each row */
     bool latent;
     bool deterministic, alibi, sinks;
     bool truth; /* true: times attn_truth_some(), which computes in float64; false: times the kernels */

@@ -126,7 +126,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         free(pieces.out);
     }
 
-    /* Valid base64 of given bytes is unique. */
+    /* No two valid texts decode to the same bytes. */
     if (truth.finished) {
         char *again = malloc(truth.stop + 4);
         must(again != NULL && BASE64_ENCODED(truth.bytes) == truth.stop);

@@ -25,7 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const attn_status cuda_status = proto_cuda_region_read(body, size, &cuda, &cuda_err);
     free(body);
     if (cuda_status == ATTN_OK) {
-        must(status != ATTN_OK); /* no body is valid in both formats */
+        must(status != ATTN_OK); /* no body may be valid in both formats */
         must(cuda.device >= 0 && cuda.device <= INT64_C(1) << 53 && cuda.bytes >= 1 && cuda.bytes <= INT64_C(1) << 53);
     } else must(cuda_err.status == cuda_status && cuda_err.text[0]);
     if (status != ATTN_OK) {

@@ -376,7 +376,7 @@ void check_added_sums()
 
 /* ---- Tests of wgmma with e4m3 numbers: the order of the keys ----------------------------------------------------- */
 
-/* Sizes of a tile: head dimension D, and BN keys. */
+/* sizes of a tile: head dimension D, and BN keys */
 template <int D_, int BN_> struct shape_8 {
     static const int D = D_, BN = BN_, CHUNKS = (D + 127) / 128, CHUNKS_V = (BN + 127) / 128;
 };
@@ -674,7 +674,7 @@ __global__ void __launch_bounds__(32 * (READERS + 1)) hand_over(bool slow_writer
                 mbarrier_arrive(smem_addr(&sm.full));
             }
             mbarrier_wait(smem_addr(&sm.empty), n & 1);
-            /* so that all lanes of the warp wait for the same phase of the mbarrier */
+            /* All lanes of the warp must wait for the same phase of the mbarrier. */
             __syncwarp();
         }
         return;
@@ -866,7 +866,7 @@ void check_conversions()
     /* Numbers of few digits often lie halfway between two numbers of the narrow type. */
     for (size_t n = 0; n < x.size(); n += 5) x[n] = ldexpf((float)(int)(random_bits() % 64), -8);
     std::vector<uint8_t> narrow(256);
-    /* e4m3's NaN is left out, because a converted NaN may have several bit patterns. */
+    /* e4m3's NaN is left out, because its conversion may give several bit patterns. */
     for (int n = 0; n < 256; n++) narrow[n] = (n & 0x7f) == 0x7f ? 0 : (uint8_t)n;
     for (int n = 0; n < 256; n++) widened[n] = attn_e4m3_to_f32(narrow[n]);
     array<float> gX(x);

@@ -230,8 +230,8 @@ UNWATCHED static void fill_bias_levels(const attn_tensor *t, struct rng *r, int 
     }
 }
 
-/* Returns whether query i of (b, h) may see key j. The reference backend is not used, so that it can be compared with
- * this function. */
+/* Returns whether query i of (b, h) may see key j. The reference backend is compared with this function, which must not
+ * use it. */
 UNWATCHED static bool fixture_sees(const struct fixture *f, int64_t b, int64_t h, int64_t i, int64_t j)
 {
     const attn_problem *p = &f->p;
@@ -283,7 +283,7 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
                 lts = rng_between(r, 0, Sq), lte = rng_between(r, 0, Sq);
                 uts = rng_between(r, 0, Sq), ute = rng_between(r, 0, Sq);
                 if (n == 2 && !f->spec.causal)
-                    /* If `ute` could be larger, half of the keys would be hidden from every query. */
+                    /* `ute` does not exceed `lts`; otherwise half of the keys would be hidden from every query. */
                     ute = rng_between(r, 0, lts);
             }
             const int64_t e = (bh * Sk + j) * n;
@@ -867,7 +867,7 @@ static double half_unit(attn_dtype dtype, double x)
     return fmax(fabs(x) * unit[dtype].relative, unit[dtype].least);
 }
 
-/* Returns the largest difference that the order in which doubles are added can cause in a result. */
+/* Returns by how much a result may change if the device adds doubles in another order. */
 UNWATCHED static double truth_noise(const attn_problem *p, const attn_geometry *g, int result)
 {
     const double unit = 64 * 0x1p-53, v = largest(&p->v), score = largest(&p->q) * largest(&p->k) * g->scale;
@@ -1040,7 +1040,7 @@ UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_ten
                  v = largest(&f->p.v) * (f->p.v_scale.rank ? largest(&f->p.v_scale) : 1);
     const double q = largest(&f->p.q), k = largest(&f->p.k), dout = largest(&f->p.dout), dlse = largest(&f->p.dlse);
     const double kept = f->spec.dropout_p > 0 ? 1 / (1 - f->spec.dropout_p) : 1;
-    /* estimates the largest |dP| + |delta| */
+    /* an estimate of the largest |dP| + |delta| */
     const double dz = (dout * v * sqrt((double)g.dims.Dv) * kept + dlse);
     struct tolerance t = { 0 };
     switch (id) {

@@ -111,7 +111,7 @@ struct spec {
     bool dlse, give_forward; /* inputs of a backward. dlse: the gradient of lse; give_forward: the forward's out and
                               * lse */
     bool no_dout;
-    /* sum of 1 (dq), 2 (dk) and 4 (dv) for the gradients that are float32, whatever dtype q has */
+    /* which gradients are float32 whatever dtype q has: the sum of 1 (dq), 2 (dk) and 4 (dv) */
     int float_grads;
     bool no_lse;
     bool latent;
@@ -174,7 +174,7 @@ struct bench {
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;
-    /* unknown feature bits for the plan of every problem; only a kernel that accepts all features computes it then */
+    /* feature bits that are added to every plan; only a kernel that accepts all features then computes the problem */
     uint64_t also;
     /* true: the problems run in several calls of attn_run_some(), with a wait after each */
     bool in_steps;

@@ -45,7 +45,7 @@ bool agrees(const struct spec *s);
 #define FP8            .dtype = ATTN_F8E4M3, .out_dtype = ATTN_BF16
 #define HEADS(h, hk)   .H = h, .Hk = hk
 #define SIZES(q, k, d) .Sq = q, .Sk = k, .D = d, .Dv = d
-#define MLA            .D = 576, .Dv = 512, .H = 16, .Hk = 1 /* multi-head latent attention */
+#define MLA            .D = 576, .Dv = 512, .H = 16, .Hk = 1
 #define PAGES(n)       .page_size = n, .seqlens_k = true
 #define WINDOW(l, r)   .window_left = l, .window_right = r
 

@@ -361,7 +361,7 @@ void test_a_row_in_pages_has_the_bits_that_it_has_alone(void **state)
     }
 }
 
-/* Latent attention stores one row per token: all of it is the key, and its first columns are the value. */
+/* Latent attention stores one row per token. The row is the key, and its first columns are the value. */
 void test_values_may_be_the_first_columns_of_keys(void **state)
 {
     static const struct spec cases[] = {

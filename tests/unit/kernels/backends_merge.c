@@ -172,9 +172,9 @@ void test_merges_of_empty_and_strange_parts(void **state)
 {
     static const float cases[][6] = {
         { -INFINITY, 5, -INFINITY, 7, -INFINITY, 0 },
-        /* an empty part's `out` is not read */
+        /* an empty part's `out` is not read, so it may be NaN */
         { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },
-        /* nor does it count if it is infinite */
+        /* an empty part's infinite `out` does not count */
         { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f },
         { NAN, 1, 0, 1, NAN, NAN },
         { 0, 1, NAN, 1, NAN, NAN },

@@ -125,7 +125,7 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
             s.dtype = s.out_dtype = n % 2 ? ATTN_F16 : ATTN_BF16;
             s.D = s.Dv = heads[n].D, s.softcap = heads[n].softcap;
             s.Sk += heads[n].more_keys;
-            /* If Sq exceeded Sk by more than 200, it still does. */
+            /* If Sq exceeded Sk by more than 200, it must still do so. */
             if (s.Sq > s.Sk - heads[n].more_keys + 200) s.Sq += heads[n].more_keys;
             if (s.sequences > 0) s.k_lengths[0] += heads[n].more_keys, s.k_lengths[3] += heads[n].more_keys;
             if (!agrees(&s)) failed++;
@@ -252,7 +252,7 @@ void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
         memset(f.p.k.data, 0, (size_t)tensor_elements(&f.p.k));
         memset(f.p.v.data, attn_e4m3_from_double(value), (size_t)tensor_elements(&f.p.v));
         for (int row = 0; row < s.Sq; row++) tensor_set(&f.p.q, row * D, 1), tensor_set(&f.p.q, row * D + 1, 1);
-        /* The heavy key's score is the sum of two channels, because one float8 number is not exact enough. */
+        /* The last key's score is the sum of two channels, because one float8 number is not exact enough. */
         const int64_t heavy = (int64_t)(Sk - 1) * D;
         tensor_set(&f.p.k, heavy, log(Sk * odd));
         tensor_set(&f.p.k, heavy + 1, log(Sk * odd) - tensor_get(&f.p.k, heavy));

@@ -19,7 +19,6 @@ static int disagree(const struct spec *list, size_t count)
     static const attn_dtype narrow[] = { ATTN_BF16, ATTN_F16 };
     int failed = 0;
     for (size_t n = 0; n < count; n++) {
-        /* These take minutes on the emulator. */
         const bool large = list[n].Sq * list[n].Sk * list[n].H * list[n].B > 40000;
         if (large && is_brief()) continue;
         failed += !agrees(&list[n]);

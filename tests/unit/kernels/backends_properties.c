@@ -568,7 +568,7 @@ void test_the_order_of_keys_does_not_matter(void **state)
     fixture_copy(&b, &a);
     for (int64_t j = 0; j < s.Sk; j++)
         for (int64_t e = 0; e < row; e++) {
-            const int64_t from = j * 100 % s.Sk; /* 100 and Sk (211) have no common divisor */
+            const int64_t from = j * 100 % s.Sk; /* a permutation: 100 and Sk (211) have no common divisor */
             tensor_set(&b.p.k, j * row + e, tensor_get(&a.p.k, from * row + e));
             tensor_set(&b.p.v, j * row + e, tensor_get(&a.p.v, from * row + e));
         }
@@ -720,7 +720,7 @@ void test_offsets_on_both_sides_of_2_31(void **state)
     static const struct spec cases[] = {
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .softcap = 5),
-        /* The queries are so few that a GPU uses its kernel for decoding. */
+        /* With so few queries, a GPU uses its kernel for decoding. */
         SPEC(SIZES(20, 20, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), .causal = true),
         SPEC(BACK, SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
@@ -747,7 +747,6 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
         SPEC(BACK, .causal = true, F16, SIZES(150, 140, 264), .alibi = 1),
     };
     (void)state;
-    /* `wanted`: the only output of the problem; -1: it has none */
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++)
         for (int wanted = -1; wanted < ATTN_TENSOR_COUNT; wanted++) {
             struct fixture all, one;

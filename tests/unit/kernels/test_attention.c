@@ -388,7 +388,7 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     CASE(ATTN_OPTION_BIT(GROUPED), k.shape[2] = 2);
     CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* scales outside 1e-6 to 1e30 set this bit, and here the scale
                                                      * is 0 */
-    CASE(0, scale = -1);                            /* has_scale is false */
+    CASE(0, scale = -1);
     CASE(ATTN_OPTION_BIT(SOFTCAP), softcap = 5);
     CASE(ATTN_OPTION_BIT(DROPOUT), dropout_p = 0.1);
     CASE(ATTN_OPTION_BIT(KEY_DTYPE), k.dtype = ATTN_F8E4M3);

@@ -34,7 +34,7 @@ bool is_brief(void)
     return env_number("ATTN_BRIEF", 0) != 0;
 }
 
-/* number of this process, and of all processes that share the tests: ATTN_PART=2/3 means process 1 of 3 */
+/* ATTN_PART=2/3 means that `share` is 1 (counted from 0) and `share_count` is 3 */
 static long share = 0, share_count = 1;
 
 static void read_share(void)

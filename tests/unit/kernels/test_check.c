@@ -8,7 +8,7 @@
 
 #include "../testing.h"
 
-/* All tensors of the valid problems have this memory, because 0 is valid for every tensor. */
+/* Data of every tensor of the valid problems: 0 is valid everywhere. */
 static _Alignas(64) uint8_t zeros[1 << 16];
 static int32_t cu_q[] = { 0, 2, 6 }, cu_k[] = { 0, 5, 8 }, lengths[] = { 4, 0 }, mask_rows[2 * 2 * 4 * 4];
 static uint8_t keep[2 * 8 * 3 * 4];
@@ -137,7 +137,7 @@ static void test_good_problems_pass(void **state)
     PASSES(forward, p.out.dtype = ATTN_F32; p.out = TENSOR(zeros, ATTN_F32, 2, 3, 8, 8));
     PASSES(forward, p.has_scale = true; p.scale = 0);
     PASSES(forward, p.has_scale = true; p.scale = -3);
-    PASSES(forward, p.scale = NAN); /* has_scale is false */
+    PASSES(forward, p.scale = NAN);
     PASSES(forward, p.softcap = 50; p.window_left = 0; p.window_right = INT64_MAX; p.dropout_p = 0.999);
     PASSES(forward, p.q.stride[1] = 0; p.k.stride[0] = 0; p.v.stride[1] = 1000);
     PASSES(forward, p.bias = TENSOR(bias32, ATTN_F32, 2, 8, 3, 4));
@@ -395,8 +395,8 @@ static void test_pages(void **state)
          "have 3 "
          "slots",
          p.page_table.data = below, p.seqlens_k.data = both);
-    SAYS(paged, INVALID, "/page_table/data", /* with a stride of 0, rows 0 and 1 have the same entries, of which row
-                                              * 1 reads more */
+    SAYS(paged, INVALID, "/page_table/data", /* a stride of 0 gives rows 0 and 1 the same entries, and row 1 reads
+                                              * more of them */
          "page_table: [1, 2] is 99, must be between 0 and 5, a page of k; it is read, for seqlens_k[1] is 7 and pages "
          "have 3 slots",
          p.page_table.stride[0] = 0, p.seqlens_k.data = growing);

@@ -343,7 +343,9 @@ static void test_what_flashmask_hides_costs_nothing_where_it_is_looked_at(void *
     (void)state;
     struct problem *t = open_problem(ATTN_F16, 4, 64);
     t->p.causal = true;
-    for (int j = 0; j < S; j++) t->bounds[j] = j + 4 < S ? j + 4 : S; /* FlashMask: four queries see each key */
+    for (int j = 0; j < S; j++)
+        t->bounds[j] = j + 4 < S ? j + 4 : S; /* a FlashMask with which four queries see each
+                                                                       * key */
     t->p.mask_startend_rows = attn_tensor_make(t->bounds, ATTN_I32, 4, (int64_t[]){ 1, 1, S, 1 });
     assert_true(closer(t, "avx512", 1).seconds < 0.5 * seconds(t, "avx512", 1));
     /* The GPU kernel "generic" also computes tiles that the mask hides, so reading the mask must not change the
@@ -443,7 +445,6 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
 {
     (void)state;
     struct problem *t = open_problem(ATTN_BF16, 1, 8);
-    /* Only scores with the last key leave float32's range. */
     for (int d = 0; d < 8; d++) attn_store(ATTN_BF16, t->numbers[1], (S - 1) * 8 + d, 3e38);
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).costly > 0.5);
     t->p.causal = true;

@@ -123,7 +123,7 @@ static void test_long_problems_are_counted_at_once(void **state)
     assert_true(causal.whole == 8.0 * (double)(S / 128 * (S / 128 - 1) / 2));
     assert_true(causal.skipped == causal.whole);
 
-    int32_t *const ends = malloc((size_t)S * sizeof *ends); /* FlashMask: documents of 1024 rows */
+    int32_t *const ends = malloc((size_t)S * sizeof *ends); /* a FlashMask of documents of 1024 rows each */
     assert_non_null(ends);
     for (int64_t j = 0; j < S; j++) ends[j] = (int32_t)((j / 1024 + 1) * 1024);
     p.mask_startend_rows = attn_tensor_make(ends, ATTN_I32, 4, (int64_t[]){ 1, 1, S, 1 });

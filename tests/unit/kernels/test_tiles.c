@@ -10,7 +10,7 @@
 
 static const int64_t windows[] = { -1, 0, 1, 2, 5, 9, INT64_MAX };
 
-/* The definition in kernels/README.md, "Which pairs count". */
+/* Which pairs count, by the definition in kernels/README.md. */
 static bool permitted(bool causal, bool top_left, int64_t left, int64_t right, int64_t Sq, int64_t Sk, int64_t i,
                       int64_t j)
 {
@@ -125,7 +125,6 @@ static void test_tile_kinds_are_never_wrong(void **state)
         else if (hides == 0) missed_free++;
         else if (hides == COLUMNS * (r1 - r0)) missed_hidden++;
     }
-    /* With few such tiles, the test would show little. */
     assert_true(free_tiles > 2000 && hidden_tiles > 500);
     (void)missed_free, (void)missed_hidden;
 }

@@ -366,8 +366,7 @@ static void test_a_sum_above_1_is_refused_by_row_sum_and_rule(void **state)
     assert_string_equal(err.text,
                         "lse: [0, 0, 0] is 1, with which the probabilities of the row sum to 1.104, must be at most 1");
     assert_string_equal(err.member, "/lse");
-    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK); /* the second argument is the number of rows that the
-                                                             * check may read */
+    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK); /* the check may read 0 rows, so it accepts everything */
     lse[0] = 1.0986123f;
     assert_int_equal(attn_check_lse(&p, PLENTY, &err), ATTN_OK);
 

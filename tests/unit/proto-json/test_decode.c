@@ -165,7 +165,6 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "dtype?" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"\""), "/q/data",
           "q: data has 0 bytes, shape [1, 2, 2, 2] of float16 needs 16; the string is empty" },
-        /* the data are an array of numbers */
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[1,2,3,4,5,6,7]"), "/q/data",
           "q: data has 7 numbers, shape [1, 2, 2, 2] needs 8" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[]"), "/q/data",
@@ -201,7 +200,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         if (cases[i].says) {
             check_refusals(&cases[i], 1, ATTN_INVALID);
-        } else { /* test_check.c compares these messages */
+        } else {
             struct decoded d = { 0 };
             decode_text(&d, cases[i].op, cases[i].body);
             assert_int_equal(d.status, *cases[i].member ? ATTN_INVALID : ATTN_OK);
@@ -318,7 +317,6 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { BACKWARD, "{\"context\":\"a\"," Q "," DOUT "}", "/q", "q: comes from context and cannot be given beside it" },
         { BACKWARD, "{\"causal\":true,\"context\":\"a\"," DOUT "}", "/causal",
           "causal: comes from context and cannot be given beside it" },
-        /* The body has an unknown member, a repeated one, or one of another operation. */
         { FORWARD, O("\"casual\":true"), "/casual", "unknown member 'casual', did you mean 'causal'?" },
         { FORWARD, O("\"key_mask\":true"), "/key_mask",
           "unknown member 'key_mask'; about masks there are 'keep_mask' (1: may attend), 'bias' and "

@@ -218,7 +218,7 @@ static void test_the_sizes_are_told_as_they_were_read(void **state)
           .v = { 9, 128, 2, 8 },
           .pages = 8,
           .lengths = 3 },
-        { .says = "" }, /* an append has no queries */
+        { .says = "" }, /* an append has no queries, so its answer has no sizes */
 #undef SAYS
 #undef SMALL
     };

@@ -16,7 +16,7 @@ static const proto_model forward = { "attention_forward", ATTN_OP_FORWARD, false
                          single = { "attention_forward_fp32", ATTN_OP_FORWARD, false, true, ATTN_F32 },
                          backward = { "attention_backward", ATTN_OP_BACKWARD, false, false, ATTN_F32 };
 
-/* Small valid inputs with B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1, as numbers or as 34 bytes. */
+/* Small valid inputs with B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1: as numbers, or as 34 bytes. */
 #define INPUT(name, shape, more) "{\"name\":\"" name "\",\"shape\":" shape ",\"datatype\":\"FP16\"," more "}"
 #define SIZE(bytes)              "\"parameters\":{\"binary_data_size\":" #bytes "}"
 #define REGION(name, size)       "\"parameters\":{\"shared_memory_region\":" name ",\"shared_memory_byte_size\":" size "}"
@@ -287,7 +287,6 @@ static void test_a_region_is_read_from_what_clients_send(void **state)
         { "{\"key\":\"/x\",\"bytes_size\":64}", "/bytes_size",
           "unknown member 'bytes_size', did you mean 'byte_size'? the body must be like {\"key\": \"/name\", "
           "\"offset\": 0, \"byte_size\": 4096}" },
-        /* The scanner refuses a NUL in a string. */
         { "{\"key\":\"/x\\u0000y\",\"byte_size\":64}", "", NULL },
         { "{\"key\":\"/x\"", "", NULL },
     };
@@ -469,7 +468,6 @@ static void test_numbers_and_bytes_are_the_problem_that_json_makes(void **state)
         { { &forward, BODY(QKV, ",\"parameters\":{\"timeout_ms\":30,\"timeout\":40000}"), 0, ALL },
           "{" PLAIN_QKV ",\"timeout_ms\":30," AS_ARRAY "}" },
         { { &forward, BODY(QKV, ",\"parameters\":{\"timeout\":0}"), 0, ALL }, "{" PLAIN_QKV "," AS_ARRAY "}" },
-        /* Inputs are bytes or numbers in any order, and indices and masks are converted. */
         { { &forward,
             BODY("{\"name\":\"keep_mask\",\"data\":[true,false,true],\"datatype\":\"BOOL\",\"shape\":[1,1,1,3]}"
                  "," BINARY_Q "," K "," V,

@@ -303,7 +303,7 @@ static void test_without_room_nothing_is_lost(void **state)
 static void test_a_long_array_needs_no_memory_of_its_own(void **state)
 {
     (void)state;
-    enum { PIECE = 65536, PIECES = 512 }; /* 32 MiB of text */
+    enum { PIECE = 65536, PIECES = 512 };
     static char piece[PIECE];
     static uint16_t out[PIECE / 2 + 1];
     for (size_t i = 0; i < PIECE; i++) piece[i] = i % 2 ? ',' : '0';

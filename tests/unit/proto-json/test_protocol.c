@@ -299,7 +299,7 @@ static void test_the_protocol_names_every_member(void **state)
         snprintf(name, sizeof name, "`%s`", attn_tensors[id].name);
         if (!proto_takes_tensor(ATTN_OP_BACKWARD, (attn_tensor_id)id) &&
             (proto_operations[ATTN_OP_BACKWARD].usual >> id & 1))
-            continue; /* these gradients are named in a list, not in the table */
+            continue; /* PROTOCOL.md names dq, dk and dv in a list */
         if (!strstr(text, name)) fail_msg("%s does not name %s", PROTOCOL, attn_tensors[id].name);
     }
     for (int e = 0; e < PROTO_ERROR_COUNT; e++) {

@@ -189,7 +189,7 @@ static void test_a_node_is_what_its_type_says(void **state)
     tree_forget(&memory);
 }
 
-/* The first node of a list points to the last, as in cJSON. */
+/* The first node of a list must point to the last, as in cJSON. */
 static void test_a_list_can_be_added_to(void **state)
 {
     struct tree_memory memory = { 0 };

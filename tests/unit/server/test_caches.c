@@ -373,7 +373,7 @@ static void test_a_step_knows_what_its_rows_have_in_common(void **state)
     end(&t, true);
 }
 
-/* Forks are caches that share pages. Without a limit on their page-table entries, forks of one long cache could use up
+/* Forks are caches that share pages. Their page-table entries are limited, because forks of one long cache could use up
  * the host's memory. */
 static void test_forks_of_a_long_cache_have_a_limit(void **state)
 {

@@ -89,7 +89,7 @@ static void test_saved_taken_used(void **state)
     assert_int_equal(contexts_take(b.contexts, &everybody, id, 0, &taken, &item, &err), ATTN_NOT_FOUND); /* not ready */
     assert_string_equal(err.text, "context: unknown, expired or already used");
     contexts_fill(b.contexts, id, 0);
-    job_release(job); /* the context (saved forward) keeps the job's memory */
+    job_release(job); /* the context (saved forward) keeps the memory of its job */
     assert_true(staging_leased_bytes(b.staging) > 0);
     assert_int_equal(contexts_take(b.contexts, &everybody, id, 1, &taken, &item, &err), ATTN_OK);
     assert_ptr_equal(taken, job);

@@ -27,7 +27,7 @@ struct site {
     struct server server;
     uv_loop_t uv;
     struct mailbox box;
-    int back; /* batches that are finished, but that the test has not collected yet */
+    int back; /* number of finished batches that the test has not collected yet */
     struct batch *batches[MOST_DEVICES];
 };
 
@@ -406,7 +406,8 @@ static void test_parts_are_added_in_their_order(void **state)
 static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 512, 32));
-    /* Bytes of one gradient. own: computed by one part; share: the half that a device receives from the other part. */
+    /* Bytes of one gradient. own: the sums of a part; share: the half of them that a device receives from the other
+     * part. */
     const int64_t own = 512 * 32 * 4, share = own / 2;
     struct site s;
     struct fixture f;

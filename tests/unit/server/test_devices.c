@@ -383,7 +383,8 @@ static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_a
     char script[256];
     gate_shut(&run);
     gate_shut(&size);
-    /* Each batch allocates inputs, outputs and scratch memory, so allocation 6 is the second batch's scratch memory. */
+    /* Each batch makes three allocations, of which the last is scratch memory. Allocation 6 is that of the second
+     * batch. */
     snprintf(script, sizeof script, "hold=%s@1,size.hold=%s@2,alloc.fail@6", run.path, size.path);
     open_bench(&b, 1, script);
     struct job *jobs[] = { ready_forward(&b, 5), ready_forward(&b, 7) };
@@ -440,7 +441,7 @@ static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
     begin(&b);
     b.config.watchdog_ms = 1;
     open_gated(&b, 2, "1:hold=GATE", &gate);
-    assert_null(devices_to_disable(b.server.devices, &is_overdue)); /* no batch runs */
+    assert_null(devices_to_disable(b.server.devices, &is_overdue));
     struct device *first = devices_pick(b.server.devices, 0);
     struct job *job = ready_forward(&b, 5);
     struct batch *batch = batch_of(&job, 1, 1e9);
@@ -597,7 +598,6 @@ static void test_an_error_in_the_middle_of_the_truth_fails_its_batch(void **stat
         assert_ptr_equal(next_back(&b), batch);
         assert_failed(batch, cases[c].status);
         assert_true(batch->charged_ns > 0);
-        /* A failed batch must not make the next one fail. */
         if (cases[c].status == ATTN_DEVICE) {
             struct batch *next = submit_two_truths(&b);
             assert_ptr_equal(next_back(&b), next);
@@ -657,7 +657,7 @@ static void test_a_truth_needs_memory_of_its_device(void **state)
 {
     (void)state;
     struct bench b;
-    /* The third allocation is the first one for the verification. */
+    /* Allocation 3 is the first one for the verification. */
     open_bench(&b, 1, "alloc.fail@3+");
     struct batch *batch = submit_two_truths(&b);
     assert_ptr_equal(next_back(&b), batch);
@@ -767,7 +767,7 @@ static void test_long_batches_of_one_flow_take_turns_on_a_gpu(void **state)
         devices_submit(b.server.devices, batches[i], devices_pick(b.server.devices, 0));
         WAIT_UNTIL(state_of(&b, 0).info.memory_used > used);
     }
-    /* long enough for another batch to run, if nothing held it back */
+    /* Another batch could run in this time, if nothing held it back. */
     nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);

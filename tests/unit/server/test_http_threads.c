@@ -71,7 +71,7 @@ static void test_a_core_with_a_lead_gives_to_the_others(void **state)
     threads.cores = 2;
     for (int i = 0; i < 6; i++) threads.list[i].core = i % 2;
     int given[2] = { 0 };
-    for (int i = 0; i < 48; i++) { /* all connections come from core 0 */
+    for (int i = 0; i < 48; i++) {
         struct http_thread *thread = http_threads_pick_on(&threads, 0);
         atomic_fetch_add(&thread->connections, 1);
         given[thread->core]++;
@@ -174,7 +174,7 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
     /* After 50 ms it is too early to measure the load again. */
     http_threads_balance(&threads, now_ms + 50);
     assert_int_equal(cores_of(&threads.list[0]), 1);
-    look(&threads, &now_ms, 1000, 100); /* uneven only once, so threads stay pinned */
+    look(&threads, &now_ms, 1000, 100); /* the load is uneven only once, so threads stay pinned */
     look(&threads, &now_ms, 1000, 100);
     assert_int_equal(cores_of(&threads.list[0]), 1);
     look(&threads, &now_ms, 1000, 900);

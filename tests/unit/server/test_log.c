@@ -214,7 +214,6 @@ static void test_client_strings_are_cleaned(void **state)
         { "caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80", "caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80" },
         { "\xff\xc3", "\\xff\\xc3" },
         { "\xc0\xaf\xed\xa0\x80", "\\xc0\\xaf\\xed\\xa0\\x80" }, /* overlong, surrogate */
-        /* the control sequence introducer (CSI) */
         { "\xc2\x9b"
           "31m",
           "\\xc2\\x9b"
@@ -423,7 +422,7 @@ static void test_lines_of_threads_stay_whole_and_in_order(void **state)
         char name;
         int n;
         if (sscanf(line + 24, " INFO req=%c thread n=%d", &name, &n) != 2)
-            continue; /* the log's own line about lines that it left out in an earlier test */
+            continue; /* this line is the log's own report of lines omitted in an earlier test */
         assert_true(n >= next[name - 'a']);
         next[name - 'a'] = n + 1;
         lines++;

@@ -171,7 +171,7 @@ static int end(struct scene *s, bool tell)
 
 /* One calloc() of this many bytes fails; 0: none fails. */
 static _Atomic size_t refused_bytes;
-static atomic_int passed_calls; /* number of such calls of calloc() that succeed first */
+static atomic_int passed_calls; /* number of calls of calloc() for refused_bytes bytes that succeed before one fails */
 
 void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
@@ -432,7 +432,6 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     request_free(late);
     assert_int_equal(staging_leased_bytes(s->server.staging), 2 * saved_bytes);
     gate_open(&s->gate);
-    /* The memory is freed when the device has finished. */
     WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes);
     /* Although the first backward missed its deadline, another backward may use the context (saved forward). */
     assert_ok(s, posted(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4)));
@@ -919,7 +918,7 @@ static void test_a_drain_finishes_what_there_is_and_what_still_comes(void **stat
     assert_int_equal(atomic_load(&s->hurries), 0);
     assert_false(is_answered(s, held));
     assert_true(atomic_load(&s->server.drain_since_ms) > 0);
-    assert_ok(s, posted_forward(s)); /* on a connection from before the server began to stop */
+    assert_ok(s, posted_forward(s)); /* its connection was opened before the server began to stop */
     gate_open(&s->gate);
     assert_ok(s, held);
     assert_int_equal(end(s, false), 0);

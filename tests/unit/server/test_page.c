@@ -13,7 +13,7 @@
 
 #include "server/routes/page.h"
 
-/* SHA-256 (FIPS 180-4) of a text, in base64 as Content-Security-Policy wants it. */
+/* Computes SHA-256 (FIPS 180-4) of a text, in base64 as Content-Security-Policy wants it. */
 static void sha256_base64(const char *text, size_t count, char out[48])
 {
     static const uint32_t k[64] = { 0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4,

@@ -502,7 +502,7 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     save(&b, id, 5, 4);
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 6, 4), ATTN_INVALID, NULL);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
-    /* refused for lack of memory, after its context (saved forward) was looked up */
+    /* The backward is refused for lack of memory, after its context (saved forward) was looked up. */
     const attn_device_info whole = b.info;
     b.info.memory_limit = 100;
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4), ATTN_TOO_LARGE, NULL);

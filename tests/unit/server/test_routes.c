@@ -224,7 +224,7 @@ static void test_the_content_types_of_a_route_are_told(void **state)
 
 enum { LIST, MAKE, ONE, DROP, MINE, APPEND, PART, OTHER, DEEP, ELSEWHERE };
 static const struct route table[] = {
-    /* The patterns come first, but a literal path must win. */
+    /* The patterns (with {id}) come before a literal path, which must win nevertheless. */
     [LIST] = { ROUTE_GET, "/v1/caches", "caches", PORT_MAIN },
     [MAKE] = { ROUTE_POST, "/v1/caches", "caches", PORT_MAIN },
     [ONE] = { ROUTE_GET, "/v1/caches/{id}", "cache", PORT_MAIN },

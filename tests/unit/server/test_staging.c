@@ -310,7 +310,6 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     assert_true(staging_ahead_bytes(staging) == 12 * (int64_t)MIB);
     for (int i = 0; i < 6; i++) staging_release(staging, e[i]);
     assert_true(staging_ahead_bytes(staging) == 0 && staging_leased_bytes(staging) == 0);
-    /* The pool has kept this block for reuse. */
     assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[0]));
     staging_release(staging, e[0]);
     assert_true(staging_ahead_bytes(staging) == 0);

@@ -149,7 +149,7 @@ static void test_a_bad_file_is_refused_in_one_line(void **state)
     snprintf(want, sizeof want, "--token-file %s: line 2 contains %s", path, "a space");
     assert_string_equal(why, want);
     file = fopen(path, "w");
-    fwrite("good\nwith\0init", 1, 14, file); /* a NUL, and no line feed at the end */
+    fwrite("good\nwith\0init", 1, 14, file);
     fclose(file);
     assert_null(tokens_open(path, 50, why, sizeof why));
     snprintf(want, sizeof want, "--token-file %s: line 2 contains the byte 0x00%s", path, NOT_ASCII);

@@ -160,7 +160,7 @@ static void test_every_fault_is_named_and_is_the_same_however_it_is_split(void *
 
 static void test_a_zlib_stream_that_wants_a_dictionary_is_refused(void **state)
 {
-    /* The FDICT bit of RFC 1950 is set, which asks for a preset dictionary. */
+    /* These bytes set the FDICT bit of RFC 1950, which asks for a preset dictionary. */
     static const char body[] = { 0x78, (char)0xbb, 1, 2, 3, 4, 5, 6 };
     attn_error err = { 0 };
     uint64_t out;
