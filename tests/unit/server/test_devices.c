@@ -197,7 +197,8 @@ static void test_what_the_kernels_launch_takes_is_not_their_own_time(void **stat
     close_bench(&b);
 }
 
-/* All backwards of a context (a saved forward) use one copy of its tensors on the device. */
+/* The tensors of contexts (saved forwards) lie in the memory of the forwards' job, which is copied to the device once
+ * for all their backwards. */
 static void test_a_backward_of_a_saved_forward_finds_its_tensors_on_the_device(void **state)
 {
     (void)state;
