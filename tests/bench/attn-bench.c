@@ -1,4 +1,4 @@
-/* attn-bench: measures how fast a device computes attention, and how fast bodies are read. Uses only libattn.a and
+/* attn-bench: measures how fast a device computes attention, and how fast bodies are read. Needs only libattn.a and
  * libproto.a.
  *
  *   attn-bench -B 1 -H 16 --sq 2048 -D 128 --causal               one shape (forward, bf16, the best device)
@@ -16,12 +16,11 @@
  *   attn-bench --codec                                            base64 and the scanner, in GB/s of text
  *
  * Each row is the median of warm runs, measured by the device's own clock around the kernels. Before a run, the inputs
- * are in the device's memory, the workspace is allocated, and out and lse of a backward are computed. On a GPU a run
- * consists of as many consecutive calls as fill two milliseconds. For a single short call, the measured time could be
- * the time that the host takes to queue it. If reading K and V dominates the time, calls alternate between several
- * copies of K and V, so that no cache holds them. Inputs are random, because equal numbers or zeros run faster on
- * power-limited chips. Outputs are NaN before the first run and checked after the last: if a kernel leaves an element
- * unwritten, the program fails. TFLOP/s counts only pairs of a query and a key that the query sees (attn_flops()). */
+ * are in the device's memory, the workspace is allocated, and out and lse of a backward are computed. On a GPU a run is
+ * as many calls as fill two milliseconds, because a single short call would measure how fast the host queues it. If
+ * reading K and V dominates the time, calls alternate between several copies of K and V, so that no cache holds them.
+ * Inputs are random, because equal numbers run faster on power-limited chips. The program fails if an output is NaN
+ * after the last run. TFLOP/s counts only pairs of a query and a key that the query sees (attn_flops()). */
 #include <errno.h>
 #include <float.h>
 #include <getopt.h>
@@ -38,48 +37,45 @@
 
 enum { WARM_RUNS = 2, MOST_REPS = 1000, PATTERN = 1000003, MOST_COPIES = 64, MOST_SEQUENCES = 256 };
 
-/* On a GPU, a timed run of calls lasts at least RUN_MS milliseconds. K, V and their copies together have at least
- * COPIES_BYTES, more than a cache holds. */
+/* A timed run on a GPU lasts at least RUN_MS milliseconds. K, V and their copies have at least COPIES_BYTES, more than
+ * a cache holds. */
 static const double RUN_MS = 2;
 static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 
-/* BIT(id) stands for tensor `id` in a set of tensors. OPTION_GRADIENTS is the set of gradients that a backward
- * computes only if --grads names them. */
+/* OPTION_GRADIENTS are the gradients that a backward computes only if --grads names them. */
 #define BIT(id)          (UINT64_C(1) << (id))
 #define OPTION_GRADIENTS (BIT(ATTN_T_dsinks) | BIT(ATTN_T_dbias) | BIT(ATTN_T_dalibi_slopes))
 
 struct options {
     bool forward, backward, json, causal, codec, top_left;
-    bool no_lse; /* the forward writes `out`, but not `lse` */
-    /* true: reading K and V dominates the time. The report then shows GB/s, and calls use several copies of K and V in
-     * turn */
+    bool no_lse;
+    /* true if reading K and V dominates the time: the report shows GB/s, and calls alternate between copies of K and
+     * V */
     bool reading;
-    /* number of packed sequences, whose lengths are in `lengths`; 0: not packed. With packed sequences, B, Sq and Sk
-     * are ignored */
+    /* number of packed sequences, whose lengths replace B, Sq and Sk; 0: not packed */
     int sequences;
     int32_t lengths[MOST_SEQUENCES];
-    /* FlashMask of this many equal documents, in which each query sees only keys of its own document; 0: no mask */
+    /* number of equal documents that a FlashMask separates; 0: no mask */
     int64_t documents;
-    /* K and V are in pools of pages with this many keys each, in random order; 0: K and V are contiguous */
+    /* number of keys per page of K and V; 0: no pages */
     int64_t page_size;
-    bool forks;  /* all batch rows share their pages, except that the last page of each row belongs to that row alone */
-    bool latent; /* latent attention: V is the first Dv columns of K, in the same memory */
+    bool forks; /* all batch rows share their pages, except the last page of each row */
+    bool latent;
     bool deterministic, alibi, sinks;
-    bool truth; /* true: times attn_truth_some(), which computes results in float64; false: times the kernels */
+    bool truth; /* true: times attn_truth_some(), which computes in float64; false: times the kernels */
     double softcap, scale, dropout;
-    double keep;        /* the fraction of keys that a keep_mask of [1, 1, Sq, Sk] keeps; 0: no mask */
+    double keep;        /* fraction of the keys that a keep_mask of shape [1, 1, Sq, Sk] keeps; 0: no mask */
     bool biased;        /* the problem has a bias of shape [1, 1, Sq, Sk] */
-    bool each_head;     /* true: bias and keep_mask have the shape [B, H, Sq, Sk]; false: [1, 1, Sq, Sk] */
-    bool forward_first; /* true: a backward computes out and lse itself; false: both are its inputs */
-    /* true: the bias is a mask like Hugging Face's 4-D masks. It has hidden_bias (the lowest float32) for later keys
-     * and for the first `padded` keys, and 0 for all other keys. false: the bias is random */
+    bool each_head;     /* true: bias and keep_mask have shape [B, H, Sq, Sk]; false: [1, 1, Sq, Sk] */
+    bool forward_first; /* true: a backward computes out and lse itself; false: both are inputs */
+    /* true: the bias is a mask, with hidden_bias for later keys and for the first `padded` keys, and 0 for others;
+     * false: it is random */
     bool bias_is_mask;
     int64_t padded;
     double hidden_bias;
-    uint64_t observed;  /* the outputs that an observe (a request for attention weights) computes, one bit each */
-    bool given_lse;     /* an observe (a request for attention weights) gets an lse of random numbers as input */
-    uint64_t gradients; /* gradients of options that a backward computes: one bit each for dsinks, dbias and
-                         * dalibi_slopes */
+    uint64_t observed;  /* outputs of an observe (a request for attention weights), one bit each */
+    bool given_lse;     /* an observe (a request for attention weights) gets lse as input */
+    uint64_t gradients; /* gradients of options (dsinks, dbias, dalibi_slopes) to compute, one bit each */
     enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS, SWEEP_OBSERVE } sweep;
     /* dtype: of q; key_dtype: of k and v; grad_dtype: of dq, dk and dv; bias_dtype: of bias */
     attn_dtype dtype, key_dtype, grad_dtype, bias_dtype;
@@ -114,9 +110,8 @@ static double median(double *times, int count)
 
 /* ---- Filling tensors with numbers -------------------------------------------------------------------------------- */
 
-/* Fills a tensor with random numbers, each close to N(0, 1) as a sum of four uniform numbers. Only the first PATTERN
- * numbers are drawn; the rest of the tensor repeats them. PATTERN is prime, so that no kernel can benefit from the
- * repetition. */
+/* Fills a tensor with random numbers close to N(0, 1), each the sum of four uniform numbers. PATTERN of them are drawn
+ * and repeated; PATTERN is prime, so that no kernel benefits. */
 static void fill_random(void *data, attn_dtype dtype, int64_t count)
 {
     static uint64_t state = 88172645463325252u;
@@ -126,7 +121,7 @@ static void fill_random(void *data, attn_dtype dtype, int64_t count)
         double sum = 0;
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
         for (int part = 0; part < 4; part++) sum += (double)(state >> 16 * part & 0xffff) / 65536 - 0.5;
-        /* scales the variance of the sum of four uniform numbers from 4 / 12 to 1 */
+        /* The sum of four uniform numbers has the variance 4 / 12; the factor makes it 1. */
         attn_store(dtype, data, n, sum * 1.7320508);
     }
     for (int64_t n = fresh; n < count; n += fresh)
@@ -141,17 +136,15 @@ struct machine {
     attn_device_info info;
 };
 
-/* Memory of one tensor: a block on the host and a block on the device. */
 struct block {
     void *host, *device;
     int64_t bytes;
 };
 
-/* Indices of a problem's blocks of memory. There is one block for each tensor, and one for prefix_keys (how many first
- * keys each batch row shares with other rows). */
+/* Indices of memory blocks: one for each tensor, and one for prefix_keys (how many first keys batch rows share). */
 enum { PREFIX_KEYS = ATTN_TENSOR_COUNT, BLOCKS };
 
-static attn_error err; /* the error of a failed call; every failure ends the program */
+static attn_error err; /* the error of a failed call, which ends the program */
 
 static void must(attn_status status)
 {
@@ -170,7 +163,6 @@ static void give_memory(struct machine *m, attn_tensor *t, struct block *b)
     t->data = b->host;
 }
 
-/* Copies an output from the device, and fails if one of its elements is NaN. */
 static void look_at(struct machine *m, attn_tensor_id id, const attn_tensor *t, const struct block *b)
 {
     int64_t elements = 0;
@@ -185,7 +177,6 @@ static void look_at(struct machine *m, attn_tensor_id id, const attn_tensor *t, 
         }
 }
 
-/* Makes an int32 tensor of the numbers `values`, on the host and on the device. */
 static void give_indices(struct machine *m, attn_tensor *t, struct block *b, const int32_t *values)
 {
     give_memory(m, t, b);
@@ -199,15 +190,15 @@ static int64_t entries_of(const struct options *o)
     return (o->Sk + o->page_size - 1) / o->page_size;
 }
 
-/* Returns the number of pages in the pool. With the option --forks, the batch rows share all pages except the last page
- * of each row. */
+/* Returns the number of pages in the pool. With --forks, batch rows share all pages except the last page of each
+ * row. */
 static int64_t pages_of(const struct options *o)
 {
     return o->forks ? entries_of(o) - 1 + o->B : o->B * entries_of(o);
 }
 
-/* Fills the page table in random order. Without the option --forks, each row has pages of its own. With --forks, each
- * row has the pages of the first row, and a last page of its own. */
+/* Fills the page table in random order. With --forks, each row has the pages of the first row, and a last page of its
+ * own. */
 static void give_pages(struct machine *m, const struct options *o, attn_problem *p, struct block *blocks)
 {
     const int64_t entries = entries_of(o), pages = pages_of(o), shared = o->forks ? entries - 1 : 0;
@@ -215,7 +206,7 @@ static void give_pages(struct machine *m, const struct options *o, attn_problem 
     int32_t *order = malloc((size_t)pages * sizeof *order);
     int32_t *values = malloc((size_t)(o->B * entries) * sizeof *values);
     if (!order || !values) die("out of memory", NULL);
-    for (int64_t n = 0; n < pages; n++) { /* shuffles the pages (Fisher and Yates) */
+    for (int64_t n = 0; n < pages; n++) {
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
         const int64_t other = (int64_t)(state % (uint64_t)(n + 1));
         order[n] = order[other];
@@ -238,7 +229,6 @@ static void give_pages(struct machine *m, const struct options *o, attn_problem 
     free(order);
 }
 
-/* Returns a tensor with one number for each pair of a query and a key. */
 static attn_tensor pairs_tensor(const struct options *o, attn_dtype dtype)
 {
     return attn_tensor_make(NULL, dtype, 4,
@@ -257,8 +247,7 @@ static void give_bias(struct machine *m, const struct options *o, attn_tensor *t
     must(attn_stream_wait(m->stream, &err));
 }
 
-/* Fills a keep_mask that keeps a random fraction of the keys, and the first key of each row. The seed is the same in
- * each run. */
+/* Fills a keep_mask that keeps the first key of each row, and a random fraction of the others. */
 static void give_keep_mask(struct machine *m, const struct options *o, attn_tensor *t, struct block *b)
 {
     uint64_t state = 88172645463325252u;
@@ -272,7 +261,6 @@ static void give_keep_mask(struct machine *m, const struct options *o, attn_tens
     must(attn_stream_wait(m->stream, &err));
 }
 
-/* Makes q, k and v, the masks, and the lengths of sequences. */
 static void give_inputs(struct machine *m, const struct options *o, attn_problem *p, struct block *blocks)
 {
     const int64_t sizes[] = { o->H, o->D, o->Hk, o->D, o->Hk, o->Dv };
@@ -314,7 +302,6 @@ static void give_inputs(struct machine *m, const struct options *o, attn_problem
         p->alibi_slopes = attn_tensor_make(NULL, ATTN_F32, 1, (int64_t[]){ o->H });
         give_memory(m, &p->alibi_slopes, &blocks[ATTN_T_alibi_slopes]);
     }
-    /* FlashMask: queries before the start or after the end of a key's document do not see the key */
     if (o->documents) {
         int32_t *bounds = malloc((size_t)(o->B * o->Sk * 2) * sizeof *bounds);
         const int64_t length = (o->Sk + o->documents - 1) / o->documents;
@@ -338,7 +325,6 @@ static void use(attn_problem *p, const struct options *o, struct block *blocks, 
     if (o->forks) p->prefix_keys = on_device ? blocks[PREFIX_KEYS].device : blocks[PREFIX_KEYS].host;
 }
 
-/* Prints the results that a call writes, as in ,"outputs":["out","lse"]. */
 static void put_outputs(const attn_problem *p)
 {
     const char *before = ",\"outputs\":[";
@@ -350,8 +336,6 @@ static void put_outputs(const attn_problem *p)
     printf("]");
 }
 
-/* The results that attn_truth_some() computes in float64. struct truth has memory for the results that a problem
- * needs. */
 static const attn_tensor_id truth_ids[] = { ATTN_T_out, ATTN_T_lse, ATTN_T_dq, ATTN_T_dk, ATTN_T_dv };
 enum { TRUTH_RESULTS = sizeof truth_ids / sizeof *truth_ids };
 
@@ -361,8 +345,7 @@ struct truth {
     attn_truth to;
 };
 
-/* Allocates memory for the float64 results, and the workspace (scratch memory) for computing them. The problem's
- * tensors are in host memory. */
+/* Allocates the float64 results and the workspace. The problem's tensors are in host memory. */
 static void truth_open(struct machine *m, const attn_problem *p, struct truth *t)
 {
     attn_truth_cost cost;
@@ -377,7 +360,6 @@ static void truth_open(struct machine *m, const attn_problem *p, struct truth *t
     t->to = (attn_truth){ t->memory[0], t->memory[1], t->memory[2], t->memory[3], t->memory[4] };
 }
 
-/* Checks that every float64 result is a number, and frees the memory. */
 static void truth_close(struct machine *m, struct truth *t)
 {
     for (int n = 0; n < TRUTH_RESULTS; n++) {
@@ -394,8 +376,8 @@ static void truth_close(struct machine *m, struct truth *t)
     attn_device_free(m->device, t->workspace);
 }
 
-/* Queues one call of the operation that is timed: a forward, a backward, an observe (weights and their statistics) or a
- * truth (results in float64). */
+/* Queues one call of the operation that is timed: a forward, a backward, an observe (attention weights) or a truth
+ * (results in float64). */
 static void queue_call(struct machine *m, const attn_plan *plan, void *workspace, const struct truth *t)
 {
     int64_t step = 0;
@@ -405,11 +387,11 @@ static void queue_call(struct machine *m, const attn_plan *plan, void *workspace
             must(attn_truth_some(m->stream, plan->problem, &t->to, t->workspace, &step, &err));
 }
 
-/* Returns the milliseconds that one call of the operation takes on this problem. */
+/* Returns the milliseconds that one call takes. */
 static double time_shape(struct machine *m, const struct options *o, attn_op op)
 {
     static double times[MOST_REPS], queueing[MOST_REPS];
-    static attn_problem turns[MOST_COPIES]; /* copies of the problem, each with its own copy of K and V */
+    static attn_problem turns[MOST_COPIES];
     static attn_plan plans[MOST_COPIES];
     void *copies[MOST_COPIES][2] = { 0 };
     struct block blocks[BLOCKS] = { 0 };
@@ -432,7 +414,6 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
     p.observe.map[1] = o->Sk < ATTN_MAX_MAP ? o->Sk : ATTN_MAX_MAP;
     p.observe.top = o->observed & BIT(ATTN_T_top_keys) ? 8 : 0;
     attn_observe_region(&p);
-    /* a backward reads the out and lse of a forward, which therefore runs first */
     for (int back = 0; back <= (op == ATTN_OP_BACKWARD); back++) {
         p.op = op == ATTN_OP_OBSERVE ? op : back ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -445,7 +426,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
             if (is == ATTN_NOT_FOUND) continue;
             must(is);
             give_memory(m, &p.tensor[id], &blocks[id]);
-            memset(blocks[id].host, 0xff, (size_t)blocks[id].bytes); /* bytes of 0xff are NaN in every dtype */
+            memset(blocks[id].host, 0xff, (size_t)blocks[id].bytes); /* NaN in every dtype */
             must(attn_copy(m->stream, blocks[id].device, blocks[id].host, (size_t)blocks[id].bytes, ATTN_TO_DEVICE,
                            &err));
         }
@@ -497,8 +478,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         must(attn_stream_mark(m->stream, 1, &err));
         must(attn_stream_wait(m->stream, &err));
     }
-    /* Times as many calls as fill RUN_MS milliseconds. For a single short call, the measured time would be the time
-     * that the host takes to queue the call. */
+    /* For a single short call, the measured time would be that of queueing it. */
     if (!m->info.unified) {
         const double one = attn_stream_elapsed_us(m->stream, 0, 1) / 1000;
         calls = one >= RUN_MS ? 1 : one > RUN_MS / 500 ? (int)(RUN_MS / one) + 1 : 500;
@@ -538,7 +518,6 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
                tflops, gigabytes, m->info.name, kernel);
     fflush(stdout);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        /* attn_truth_some() writes into struct truth, and leaves the problem's outputs as they are */
         if (o->truth) continue;
         if (p.tensor[id].rank && attn_writes(&p, (attn_tensor_id)id) && attn_dtype_floating(p.tensor[id].dtype))
             look_at(m, (attn_tensor_id)id, &p.tensor[id], &blocks[id]);
@@ -559,8 +538,8 @@ static void time_ops(struct machine *m, const struct options *o)
     if (o->backward && o->dtype != ATTN_F8E4M3) time_shape(m, o, ATTN_OP_BACKWARD);
 }
 
-/* Times the problem sizes of the figures in the FlashAttention papers. B * S is the number of tokens, H * D is 2048, D
- * is 64, 128 or 256, and S goes from 512 to 16384. */
+/* Times the sizes in the figures of the FlashAttention papers: B * S tokens, H * D = 2048, D from 64 to 256, S from 512
+ * to 16384. */
 static void sweep_paper(struct machine *m, const struct options *given)
 {
     static const int64_t head_sizes[] = { 64, 128, 256 };
@@ -580,8 +559,8 @@ static void sweep_paper(struct machine *m, const struct options *given)
                 }
 }
 
-/* Times one query, and then a few queries, over many keys. Leaves out the largest sizes if the device shares the
- * host's memory, as a CPU does. */
+/* Times one query, and a few queries, over many keys. On a device that shares the host's memory, the largest sizes are
+ * left out. */
 static void sweep_decode(struct machine *m, const struct options *given)
 {
     static const struct {
@@ -606,8 +585,7 @@ static void remark(const struct options *o, const char *what, double value)
     fflush(o->json ? stderr : stdout);
 }
 
-/* Times a problem with each mask, and with each kind of sequence lengths. For comparison, also times a problem of the
- * same size without masks and lengths. Sequences are as long as --tokens allows. */
+/* Times each mask, each kind of sequence lengths, and for comparison a plain problem of the same size. */
 static void sweep_masks(struct machine *m, const struct options *given, attn_op op)
 {
     const int64_t longest = given->tokens < 16384 ? given->tokens : 16384, half = longest / 2, total = longest * 4;
@@ -617,7 +595,7 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
     int64_t left = total;
     o.D = o.Dv = 128;
 
-    o.B = 2, o.H = 32, o.Hk = 8, o.Sq = o.Sk = half, o.causal = true; /* grouped heads */
+    o.B = 2, o.H = 32, o.Hk = 8, o.Sq = o.Sk = half, o.causal = true;
     time_shape(m, &o, op);
 
     if (op == ATTN_OP_BACKWARD) {
@@ -629,8 +607,6 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
         remark(&o, "deterministic, causal: rate, of that in any order", plain / masked);
     }
 
-    /* times packed sequences of random lengths, and then sequences of equal lengths that have as many pairs of a
-     * query and a key */
     o.H = o.Hk = 16;
     for (o.sequences = 0; left > 0 && o.sequences < MOST_SEQUENCES; o.sequences++) {
         int64_t length;
@@ -662,7 +638,8 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
     remark(&o, "FlashMask of 16 documents: times as fast as without", plain / masked);
 }
 
-/* Times a forward, and then an observe (a request for attention weights) of each kind of output with the same sizes. */
+/* Times an observe (a request for attention weights) of each kind of output, and for comparison a forward of the same
+ * sizes. */
 static void sweep_observe(struct machine *m, const struct options *given)
 {
     static const struct {
@@ -685,8 +662,7 @@ static void sweep_observe(struct machine *m, const struct options *given)
 
 /* ---- Measuring how fast request bodies are read and written ------------------------------------------------------ */
 
-/* Memory that grows by reallocation and is aligned to 64 bytes, like the memory into which the server reads request
- * bodies. */
+/* Memory that grows by reallocation and is aligned to 64 bytes, like the server's memory for request bodies. */
 struct arena {
     void *base;
     size_t bytes, used;
@@ -720,8 +696,7 @@ static void report(const struct options *o, const char *what, const char *varian
     fflush(stdout);
 }
 
-/* Makes the request body of a forward with 8 heads of 64 float16 numbers. q has one row, and k and v have `keys`
- * rows. */
+/* Makes the body of a forward with 8 heads of 64 float16 numbers, one row of q, and `keys` rows of k and v. */
 static char *make_body(int64_t keys, size_t *length)
 {
     const int64_t q_bytes = 8 * 64 * 2, kv_bytes = keys * q_bytes;
@@ -749,7 +724,7 @@ static char *make_body(int64_t keys, size_t *length)
 
 static void time_codec(const struct options *o)
 {
-    /* the first size fits into a core's cache, and the second size does not */
+    /* The first size fits into a core's cache, and the second does not. */
     const size_t sizes[] = { 96 * 1024, 24 * 1024 * 1024 };
     double seconds[CODEC_REPS];
     if (!o->json) printf("%-14s  %-8s  %10s  %10s  %8s\n", "what", "variant", "text", "ms", "GB/s");
@@ -785,8 +760,7 @@ static void time_codec(const struct options *o)
         base64_use(NULL);
         free(data), free(back), free(text);
     }
-    /* measures how fast a whole request body is read: by the scanner, the base64 decoder, the JSON parser and the
-     * checks */
+    /* Reading a whole body takes the scanner, the base64 decoder, the JSON parser and the checks. */
     for (int large = 0; large < 2; large++) {
         size_t length;
         char *body = make_body(large ? 16384 : 64, &length);
@@ -885,7 +859,7 @@ static bool is_number(const char *text)
     return *text && *end == 0;
 }
 
-/* Reads the value of an option: a real number above `low` and at most `high`. */
+/* Reads a real number above `low` and at most `high`. */
 static double between(const char *option, const char *text, double low, double high)
 {
     char what[128];
@@ -896,7 +870,7 @@ static double between(const char *option, const char *text, double low, double h
     return x;
 }
 
-/* Reads names of gradients (OPTION_GRADIENTS), separated by commas. Returns the gradients as a set of bits. */
+/* Reads names of gradients, separated by commas, as a set of bits. */
 static uint64_t gradients(const char *text)
 {
     uint64_t bits = 0;
@@ -913,7 +887,7 @@ static uint64_t gradients(const char *text)
     }
 }
 
-/* Fails if --grads names a gradient whose option (bias, sinks or ALiBi) the problem does not have. */
+/* Fails if the problem lacks the option (bias, sinks or ALiBi) whose gradient --grads names. */
 static void check_gradients(const struct options *o)
 {
     const struct {
@@ -1049,7 +1023,7 @@ int main(int argc, char **argv)
         case SINKS: o.sinks = true; break;
         case SCALE: o.scale = real("--scale", optarg); break;
         case DROPOUT: o.dropout = real("--dropout", optarg); break;
-        /* --bias may be followed by a negative number, so an argument that begins with '-' may be this number */
+        /* An argument that begins with '-' may be a negative number for --bias. */
         case BIAS:
             o.biased = true;
             if (!optarg && optind < argc && is_number(argv[optind])) optarg = argv[optind++];
@@ -1141,8 +1115,6 @@ int main(int argc, char **argv)
     if (!o.Dv) o.Dv = o.D;
     if (o.latent && o.Dv > o.D) die("--latent: --dv is larger than -D", NULL);
 
-    /* Prints the command line before the rows of results, so that a reader can repeat the measurement. In JSON mode the
-     * command line goes to stderr. */
     {
         FILE *to = o.json ? stderr : stdout;
         fputs("#", to);

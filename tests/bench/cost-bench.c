@@ -1,16 +1,14 @@
-/* cost-bench: compares the estimate of a problem's time (kernels/cost.c) with the measured time. The line of a problem
- * has the measured time, the estimated time, their ratio (estimate / measurement), the time that the estimate itself
- * took, and the costliest part of the problem.
+/* cost-bench: compares the estimated time of problems (kernels/cost.c) with the measured time. A line has both, their
+ * ratio (estimate / measurement), the time of the estimate itself, and the costliest part of the problem.
  *
- *   cost-bench                          the first backend of the build
- *   cost-bench --device cpu             one thread of the CPU (--threads 2: two)
- *   cost-bench --only strange           problems whose names contain this word
- *   ATTN_CPU_ISA=avx2 cost-bench        without instructions beyond AVX2
+ *   cost-bench                      the first backend of the build
+ *   cost-bench --device cpu         one thread of the CPU (--threads 2: two)
+ *   cost-bench --only strange       problems whose names contain this word
+ *   ATTN_CPU_ISA=avx2 cost-bench    without instructions beyond AVX2
  *
- * A measured time is the shortest of the runs that fit into 0.2 seconds (at least two runs). With one thread of the CPU
- * it is processor time, which other programs disturb least. Otherwise it is the time of the device's own clock. The
- * last line counts the estimates that are wrong by a factor of more than three. If there is one, the exit status is
- * 1. */
+ * A measured time is the shortest of the runs in 0.2 seconds, at least two. It is processor time with one thread of the
+ * CPU, and the time of the device's own clock otherwise. If an estimate is wrong by a factor of more than three, the
+ * exit status is 1. */
 #include <float.h>
 #include <getopt.h>
 #include <math.h>
@@ -25,7 +23,7 @@
 enum { MOST_RUNS = 50 };
 static const double RUNS_S = 0.2, MOST_OFF = 3;
 
-/* The tensors and options that a problem of the table below may have, one bit each. */
+/* tensors and options that a problem of the table may have, one bit each */
 enum {
     BIAS = 1,
     KEEP = 2,
@@ -48,12 +46,11 @@ static const struct problem {
     /* Hk = 0 means as many heads of k and v as of q; Sk = 0 means as many keys as queries */
     int64_t B, H, Hk, Sq, Sk, D;
     unsigned with;
-    double scale, softcap, dropout; /* a scale of 0 stands for the default scale */
-    /* the bias of each pair of query and key above the causal diagonal, and of each pair with one of the first `padded`
-     * queries or keys; 0: the problem has no bias */
+    double scale, softcap, dropout;
+    /* The bias above the causal diagonal, and of the first `padded` queries and keys; 0: no bias. */
     double hidden;
     int64_t padded;
-    /* v_size: factor by which v is multiplied; lse: value of every element of lse; 0 leaves v or lse unchanged */
+    /* v_size: factor by which v is multiplied; lse: value of all elements of lse; 0: as they are */
     double v_size, lse;
 } problems[] = {
 #define P(n, o, type, b, h, hk, sq, sk, d) \
@@ -137,16 +134,15 @@ struct machine {
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;
-    bool by_processor; /* the measured time is processor time, not the device's clock */
+    bool by_processor; /* true: the time is processor time; false: the device's clock */
 };
 
-/* Memory of one tensor of a problem, on the host and on the device. */
 struct block {
     void *host, *device;
     int64_t bytes;
 };
 
-static attn_error err; /* the error of a failed call; every failure ends the program */
+static attn_error err;
 
 static void die(const char *what, const char *why)
 {
@@ -201,8 +197,7 @@ static int32_t *give_indices(attn_tensor *t, struct block *b, int rank, const in
     return b->host;
 }
 
-/* Hides pairs by a bias as Hugging Face writes it: a float tensor for all heads, with a large negative number for each
- * hidden pair. */
+/* Hides pairs as Hugging Face does: by a bias for all heads, with a large negative number for each hidden pair. */
 static void hide_by_bias(const struct problem *spec, attn_problem *p)
 {
     const int64_t Sq = p->bias.shape[2], Sk = p->bias.shape[3];
@@ -229,7 +224,6 @@ static void give_masks(const struct problem *spec, attn_problem *p, struct block
     }
     if (spec->with & ALIBI) give_floats(&p->alibi_slopes, &blocks[ATTN_T_alibi_slopes], ATTN_F32, 1, &spec->H, 0.1);
     if (spec->with & SINKS) give_floats(&p->sinks, &blocks[ATTN_T_sinks], ATTN_F32, 1, &spec->H, 1);
-    /* FlashMask of 16 documents, in which each query sees only keys of its own document */
     if (spec->with & DOCUMENTS) {
         int32_t *bounds = give_indices(&p->mask_startend_rows, &blocks[ATTN_T_mask_startend_rows], 4,
                                        (int64_t[]){ spec->B, 1, Sk, 2 });
@@ -280,7 +274,7 @@ static void make(const struct problem *spec, attn_problem *p, struct block *bloc
     }
 }
 
-/* Makes the inputs that only a backward has: dout, and also out and lse, for which the forward runs. */
+/* Makes dout and the gradients of a backward, and computes out and lse by a forward. */
 static void make_backward(const struct problem *spec, attn_problem *p, struct block *blocks)
 {
     static const struct {
@@ -308,7 +302,7 @@ static void make_backward(const struct problem *spec, attn_problem *p, struct bl
 
 /* ---- Measuring times --------------------------------------------------------------------------------------------- */
 
-/* Copies the problem's tensors to the device. Returns the problem with the tensors' addresses on the device. */
+/* Copies the tensors to the device, and returns the problem there. */
 static attn_problem place(const struct machine *m, const attn_problem *p, struct block *blocks)
 {
     attn_problem placed = *p;
@@ -360,8 +354,8 @@ static attn_cost expected(const struct machine *m, const attn_problem *p)
     return attn_cost_closer(&m->info, &plan, ATTN_EVERYTHING, 1);
 }
 
-/* Measures a problem, and prints a line about it. Returns whether measured time and estimate differ by a factor
- * below MOST_OFF. */
+/* Measures a problem, and prints a line about it. Returns whether the measured and the estimated time differ by less
+ * than a factor of MOST_OFF. */
 static bool look_at(const struct machine *m, const struct problem *spec)
 {
     struct block blocks[ATTN_TENSOR_COUNT] = { 0 };

@@ -1,16 +1,13 @@
-/* simd-bench: measures the vector functions of the CPU (kernels/cpu/simd.h) on one core. Each line is one table (a set
- * of functions for one kind of processor), one compute type and one function.
+/* simd-bench: measures the vector functions of the CPU (kernels/cpu/simd.h) on one core. Each line is one table
+ * (functions for one kind of processor), one compute type and one function.
  *
  *   simd-bench [--ms N] [--only WORD] [TABLE...]
  *
- * TABLE is one of portable, avx2, avx512, bf16 and amx; on arm64 it is one of portable, neon and neon_bf16. By default
- * simd-bench measures all tables that this processor can use.
- *
- * Each figure is the median of 15 timings of N milliseconds (default 20) of processor time, so that other load on the
- * machine matters little. Operands lie in the L2 cache, as the operands of a tile do in the kernels. "forward" and
- * "backward" are whole loops over the tiles of one head. Its 2048 keys are packed beforehand. These loops compute only
- * products and the softmax or its gradient. Their speed is therefore an upper limit for attention with these tile
- * sizes. */
+ * TABLE is portable, avx2, avx512, bf16 or amx; on arm64 portable, neon or neon_bf16. Default: all that this processor
+ * runs. Each figure is the median of 15 timings of N milliseconds (default 20) of processor time. Operands lie in the
+ * L2 cache, as those of a tile do in the kernels. "forward" and "backward" loop over the tiles of one head with 2048
+ * keys, packed beforehand, and compute only products and the softmax or its gradient: an upper limit for attention with
+ * these tile sizes. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,18 +34,17 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The operands (matrices and vectors) of a benchmark. Each array is large enough for every benchmark. */
 struct work {
     const struct simd *simd;
     const struct simd_type *type;
-    int m, n, k; /* sizes of a matrix product; for other functions m and n are rows and columns, and k is unused */
+    int m, n, k; /* sizes of a matrix product; for other functions m and n are rows and columns */
     attn_dtype dtype;
     void *A, *B, *B2, *P, *X;
     float *C, *S, *dP, *drop;
     float m_[1024], l[1024], rescale[1024];
 };
 
-/* Returns the seconds that a call of `kernel` takes: the median of the timings. */
+/* Returns the median time of a call, in seconds. */
 static double measure(void (*kernel)(struct work *), struct work *w)
 {
     double times[TIMINGS];

@@ -1,5 +1,5 @@
-/* answer.h: functions that several fuzz targets share to check answers. A wrong answer ends the program. An answer must
- * have the same bytes whether it is read at once or in pieces. */
+/* answer.h: functions of several fuzz targets that check answers: an answer must have the same bytes whether it is read
+ * at once or in pieces. A wrong answer ends the program. */
 #ifndef FUZZ_ANSWER_H
 #define FUZZ_ANSWER_H
 
@@ -13,18 +13,16 @@ static inline void broken(const char *file, int line, const char *what)
     abort();
 }
 
-/* largest size of an output that the fuzzer computes; larger outputs would only cost time */
+/* largest size of an output that the fuzzer computes, to save time */
 enum { OUTPUT_BYTES = 1 << 16 };
 
-/* Places the outputs of a valid problem in the memory `outputs`. Returns false if an output does not fit. */
+/* Places the outputs in the memory `outputs`. Returns false if an output does not fit. */
 static inline bool give_outputs(proto_item *item, uint8_t *outputs)
 {
     attn_error err = { 0 };
     bool fits = true;
     const attn_merge_problem merge = item->parts ? proto_item_merge(item) : (attn_merge_problem){ 0 };
     must((item->parts ? attn_merge_check(&merge, &err) : attn_check(&item->problem, &err)) == ATTN_OK);
-    /* an answer contains tensors, or counts (numbers of pairs of a query and a key), or a report of what is wrong with
-     * a client's results */
     must(item->outputs != 0 || item->counts != 0 || item->results != NULL);
     for (int n = 0; n < PROTO_TENSORS; n++) {
         attn_tensor *const t = proto_item_result(item, n);
@@ -37,8 +35,8 @@ static inline bool give_outputs(proto_item *item, uint8_t *outputs)
     return fits;
 }
 
-/* Returns the answer: `*length` bytes, then a NUL. Its first *head bytes come before the tensors
- * (proto_encoder_head_bytes()). The caller frees the answer. */
+/* Returns the answer: `*length` bytes, then a NUL. The caller frees it. *head becomes the number of bytes before the
+ * tensors. */
 static inline char *answer_of(const proto_call *call, const proto_result *results, uint32_t *seed, size_t *length,
                               size_t *head)
 {

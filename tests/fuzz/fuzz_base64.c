@@ -27,7 +27,7 @@ static void must(bool holds)
     if (!holds) abort();
 }
 
-/* Returns a copy in memory that ends with the copy's last byte, so that a sanitizer sees an access beyond it. */
+/* Returns a copy of exact size, so that a sanitizer sees an access beyond it. */
 static char *exact_copy(const char *text, size_t count)
 {
     char *copy = malloc(count ? count : 1);
@@ -36,8 +36,7 @@ static char *exact_copy(const char *text, size_t count)
     return copy;
 }
 
-/* Decodes the text in pieces of `longest` characters, or, with a seed other than 0, in pieces of pseudo-random
- * lengths up to `longest`. */
+/* Decodes the text in pieces of `longest` characters, or of random lengths up to `longest` if the seed is not 0. */
 static struct outcome decode(const char *text, size_t count, uint64_t start, size_t longest, uint32_t seed)
 {
     struct outcome o = { 0 };
@@ -52,7 +51,7 @@ static struct outcome decode(const char *text, size_t count, uint64_t start, siz
         }
         if (now > count - o.stop) now = count - o.stop;
         char *piece = exact_copy(text + o.stop, now);
-        /* a buffer of exactly the size that the decoder may fill, so that a sanitizer sees a write beyond it */
+        /* The block has the size that the decoder may fill, so that a sanitizer sees a write beyond it. */
         uint8_t *out = malloc(BASE64_DECODED_MAX(now));
         must(out != NULL);
         taken = base64_decode_until(&d, piece, now, out, &written);
@@ -77,7 +76,7 @@ static void must_agree(const struct outcome *a, const struct outcome *b)
     must(a->padded == b->padded && memcmp(a->out, b->out, a->bytes) == 0);
 }
 
-/* Encodes bytes by every variant of the encoder, and decodes the text. Every variant must give the same text. */
+/* Every variant must encode to the same text, and decode this text to the bytes. */
 static void encode(const uint8_t *bytes, size_t count)
 {
     size_t chars = (size_t)BASE64_ENCODED(count);
@@ -127,8 +126,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         free(pieces.out);
     }
 
-    /* Only one text encodes given bytes: if the text was complete, encoding the decoded bytes must give the same
-     * text. */
+    /* No two valid texts decode to the same bytes. */
     if (truth.finished) {
         char *again = malloc(truth.stop + 4);
         must(again != NULL && BASE64_ENCODED(truth.bytes) == truth.stop);

@@ -38,7 +38,6 @@ static void parses(const char *text, size_t length)
 static void check_answer(proto_call *call, uint32_t seed)
 {
     proto_result *results = calloc((size_t)call->count, sizeof *results);
-    /* the outputs of all problems share one block of memory, because the fuzz target does not use their values */
     uint8_t *outputs = calloc(1, OUTPUT_BYTES);
     must(results && outputs);
     for (size_t i = 0; i < OUTPUT_BYTES; i++) outputs[i] = (uint8_t)(seed >> i % 25);
@@ -49,8 +48,7 @@ static void check_answer(proto_call *call, uint32_t seed)
                  memchr(item->error.member, 0, sizeof item->error.member));
             continue;
         }
-        /* a problem that names a saved context (a forward that the server kept) gets its tensors only in the server;
-         * here it has no outputs */
+        /* A problem that names a saved forward gets its tensors only in the server. */
         if (item->context[0]) {
             item->error.status = ATTN_NOT_FOUND;
             continue;

@@ -41,8 +41,7 @@ static const proto_model models[] = { { "attention_forward", ATTN_OP_FORWARD, fa
 
 static const proto_model merges = { "attention_merge", PROTO_OP_MERGE, false, false, ATTN_F32 };
 
-/* Returns the request body that a fuzzer's input describes. *json receives the length of the body's JSON. The caller
- * frees the body. */
+/* Makes the body that a fuzzer's input describes; the caller frees it. *json becomes the length of its JSON. */
 static uint8_t *body_of(bool problem, const uint8_t *data, size_t size, size_t *json, size_t *bytes)
 {
     const uint8_t *const line = memchr(data, '\n', size);
@@ -65,7 +64,7 @@ static uint8_t *body_of(bool problem, const uint8_t *data, size_t size, size_t *
     return body;
 }
 
-/* Returns the number of tensor bytes after the JSON of an answer, as stated in the JSON. */
+/* Returns the number of tensor bytes that an answer's JSON states. */
 static size_t announced(const proto_call *call, const cJSON *json)
 {
     size_t bytes = 0;
@@ -78,7 +77,7 @@ static size_t announced(const proto_call *call, const cJSON *json)
         const char *const name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(output, "name"));
         must(name != NULL && proto_tensor_named(name, true) < PROTO_TENSORS);
         const int number = proto_tensor_named(name, true);
-        /* An output in the answer has its numbers or its size in bytes. Only an output in shared memory has neither. */
+        /* Only an output in shared memory has neither numbers nor a size. */
         must(has == !(number < ATTN_TENSOR_COUNT && call->shared >> number & 1));
         if (parameters)
             bytes += (size_t)cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(parameters, "binary_data_size"));
@@ -89,12 +88,11 @@ static size_t announced(const proto_call *call, const cJSON *json)
 static void check_answer(proto_call *call, uint32_t seed)
 {
     proto_result result = { .backend = "fuzz", .context = "c-1", .verified = true };
-    /* the outputs share one block of memory, which is zeroed, because its numbers must be writable as JSON */
+    /* Zeros, because the outputs must be writable as JSON. */
     uint8_t *outputs = calloc(1, OUTPUT_BYTES);
     proto_item *item = call->items;
     must(outputs && call->count == 1 && !call->envelope && item->error.status == ATTN_OK && call->model != NULL);
-    /* A problem that names a saved context (a forward that the server kept) gets its tensors only in the server. Here
-     * it has no outputs. */
+    /* A problem that names a saved forward gets its tensors only in the server. */
     if (!item->context[0] && give_outputs(item, outputs)) {
         size_t length, head;
         char *answer = answer_of(call, &result, &seed, &length, &head);
@@ -124,7 +122,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         limits.tensor_bytes = 300;
     }
     whole.has_regions = pieces.has_regions = data[0] & 32;
-    /* The JSON may announce large tensors whose bytes the body does not have, so memory has a limit. */
+    /* The JSON may announce large tensors whose bytes do not follow, so memory is limited. */
     whole.memory.limit = pieces.memory.limit = 1 << 20;
     uint8_t *body = body_of(data[0] & 16, data + 2, size - 2, &json, &bytes);
     const int64_t said = data[0] & 8 ? -1 : (int64_t)json;

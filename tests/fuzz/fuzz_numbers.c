@@ -1,9 +1,9 @@
-/* fuzz_numbers.c: fuzz target for numbers. An array of numbers must mean the same however it is cut into pieces and
- * however much room there is for its elements. The C library must agree about every value, and a value that is written
- * must be read back unchanged.
+/* fuzz_numbers.c: fuzz target for numbers. An array must mean the same however it is cut into pieces and however much
+ * room there is for its elements. The C library must agree about every value, and a value that is written must be read
+ * back unchanged.
  *
- * An input is one byte for the dtype, one byte that seeds the random sizes of the pieces, and the text. The text's
- * bytes also serve as values to write. */
+ * An input is one byte for the dtype, one byte that seeds the sizes of the pieces, and the text, whose bytes also serve
+ * as values to write. */
 #include "proto-json/numbers.h"
 
 #include <math.h>
@@ -24,8 +24,8 @@ struct outcome {
     uint8_t *values; /* owned */
 };
 
-/* Reads a whole text as an array of numbers. If the seed is 0, reads the text at once, with enough room for all
- * numbers. Otherwise reads it in pieces, and with little room; both have pseudo-random sizes. */
+/* Reads a text as an array of numbers: at once if the seed is 0, and otherwise in pieces of random sizes, with little
+ * room for elements. */
 static struct outcome read_text(const char *text, size_t count, numbers_type type, uint32_t seed)
 {
     struct outcome o = { .status = NUMBERS_MORE };
@@ -41,7 +41,7 @@ static struct outcome read_text(const char *text, size_t count, numbers_type typ
             if (now > (seed >> 8) % longest) now = (seed >> 8) % longest;
             if (room > (seed >> 16) % 5) room = (seed >> 16) % 5;
         }
-        /* the memory ends where the piece of text ends, so that a sanitizer sees a read beyond it */
+        /* The block has its exact size, so that a sanitizer sees a read beyond it. */
         char *piece = malloc(now ? now : 1);
         uint8_t *out = malloc(room * bytes > 0 ? room * bytes : 1);
         must(piece && out);
@@ -69,8 +69,7 @@ static void must_agree(const struct outcome *a, const struct outcome *b)
     must(memcmp(a->reader.shape, b->reader.shape, (size_t)a->reader.rank * sizeof a->reader.shape[0]) == 0);
 }
 
-/* Fails unless the number of elements is the product of the shape. For float32 the C library must read the same
- * numbers from the text. */
+/* The number of elements must be the product of the shape. For float32 the C library must read the same numbers. */
 static void must_be_true(const struct outcome *o, const char *text)
 {
     int64_t product = 1;
@@ -100,7 +99,7 @@ static void must_be_true(const struct outcome *o, const char *text)
     free(copy);
 }
 
-/* Fails unless numbers that are read without a dtype, and then converted, equal the numbers read with the dtype. */
+/* Numbers read without a dtype, and then converted, must equal those read with the dtype. */
 static void must_convert(const char *text, size_t count, const struct outcome *typed)
 {
     struct outcome o = read_text(text, count, NUMBERS_UNTYPED, 0);
@@ -117,7 +116,8 @@ static void must_convert(const char *text, size_t count, const struct outcome *t
     free(o.values);
 }
 
-/* Writes values as a JSON array. `text` needs room for count * (NUMBERS_TEXT_MAX + 1) + 2 bytes. Returns the length. */
+/* Writes values as a JSON array, and returns its length. `text` needs room for count * (NUMBERS_TEXT_MAX + 1) + 2
+ * bytes. */
 static size_t put_array(attn_dtype dtype, const void *values, size_t count, char *text)
 {
     char *end = text;
@@ -130,7 +130,6 @@ static size_t put_array(attn_dtype dtype, const void *values, size_t count, char
     return (size_t)(end - text);
 }
 
-/* Writes values as text, and reads the text back. A NaN may become another NaN. */
 static void must_come_back(const uint8_t *values, size_t count, attn_dtype dtype)
 {
     size_t bytes = numbers_bytes((numbers_type)dtype), room = count * (NUMBERS_TEXT_MAX + 1) + 2;
@@ -159,8 +158,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     struct outcome whole = read_text(text, count, (numbers_type)dtype, 0);
     struct outcome pieces = read_text(text, count, (numbers_type)dtype, data[1] + 1u);
-    /* the second reading in pieces has another seed, so that its pieces, and its room for elements, differ from those
-     * of the first */
     struct outcome single = { 0 };
     single = read_text(text, count, (numbers_type)dtype, data[1] * 2654435761u + 77u);
     must_agree(&whole, &pieces);

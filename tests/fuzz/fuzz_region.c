@@ -17,7 +17,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     proto_region region;
     proto_cuda_region cuda;
     attn_error err = { 0 }, cuda_err = { 0 };
-    /* the memory ends with the request body, so that a sanitizer sees a read beyond it */
+    /* The block has its exact size, so that a sanitizer sees a read beyond it. */
     uint8_t *const body = malloc(size ? size : 1);
     must(body != NULL);
     if (size) memcpy(body, data, size);
@@ -25,7 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const attn_status cuda_status = proto_cuda_region_read(body, size, &cuda, &cuda_err);
     free(body);
     if (cuda_status == ATTN_OK) {
-        must(status != ATTN_OK); /* no body may be valid as a region of system memory and also as a region of a GPU */
+        must(status != ATTN_OK); /* no body may be valid in both formats */
         must(cuda.device >= 0 && cuda.device <= INT64_C(1) << 53 && cuda.bytes >= 1 && cuda.bytes <= INT64_C(1) << 53);
     } else must(cuda_err.status == cuda_status && cuda_err.text[0]);
     if (status != ATTN_OK) {

@@ -33,12 +33,12 @@ static const char small[] = "{\"q\":{\"dtype\":\"F16\",\"shape\":[1,2,2,2],\"dat
                             "\"k\":{\"dtype\":\"F16\",\"shape\":[1,3,1,2],\"data_offsets\":[16,28]},"
                             "\"v\":{\"dtype\":\"F16\",\"shape\":[1,3,1,1],\"data_offsets\":[28,34]},";
 
-/* Returns the request body that a fuzzer's input describes. The caller frees it. */
+/* Makes the body that a fuzzer's input describes; the caller frees it. */
 static uint8_t *body_of(uint8_t choices, const uint8_t *data, size_t size, size_t *bytes)
 {
     const bool whole = choices & 4, problem = !whole && (choices & 8) && size > 0 && data[0] == '{';
     const uint8_t *const line = memchr(data, '\n', size);
-    const size_t own = line && !whole ? (size_t)(line - data) : size; /* length of the safetensors header */
+    const size_t own = line && !whole ? (size_t)(line - data) : size; /* length of the header */
     const uint8_t *const rest = line && !whole ? line + 1 : data + size;
     const size_t left = (size_t)(data + size - rest);
     uint8_t *const body = calloc(1, LENGTH_BYTES + sizeof small + SMALL_BYTES + size + 1);
@@ -65,11 +65,10 @@ static void check_answer(proto_call *call, uint32_t seed)
 {
     const proto_limits limits = PROTO_LIMITS_DEFAULT;
     proto_result result = { .backend = "fuzz", .context = "c-1", .verified = true };
-    uint8_t *outputs = calloc(1, OUTPUT_BYTES); /* the outputs of all problems share one block of memory */
+    uint8_t *outputs = calloc(1, OUTPUT_BYTES);
     proto_item *item = call->items;
     must(outputs && call->count == 1 && !call->envelope && item->error.status == ATTN_OK);
-    /* A problem that names a saved context (a forward that the server kept) gets its tensors only in the server. Here
-     * it has no outputs. */
+    /* A problem that names a saved forward gets its tensors only in the server. */
     if (!item->context[0] && give_outputs(item, outputs)) {
         size_t length, head, header = 0;
         char *answer = answer_of(call, &result, &seed, &length, &head);

@@ -38,7 +38,7 @@ struct outcome {
     attn_error err;
 };
 
-/* Scans the request body in pieces of pseudo-random lengths, or at once if the seed is 0. */
+/* Scans the body in pieces of pseudo-random lengths, or at once if the seed is 0. */
 static void run(struct outcome *o, const proto_limits *limits, size_t room, const uint8_t *body, size_t bytes,
                 uint32_t seed)
 {
@@ -96,16 +96,14 @@ static void same(const struct outcome *a, const struct outcome *b)
     }
 }
 
-/* Returns whether the number's text means `value`, the number that cJSON found in the request body. cJSON reads
- * numbers with strtod. */
+/* cJSON reads numbers with strtod. */
 static bool same_number(const char *text, double value)
 {
     const double x = strtod(text, NULL);
     return x == value || (isnan(x) && isnan(value));
 }
 
-/* Compares the tree of the request body with the tree of the rest (the JSON without tensor values). The function
- * does not call itself: two pointers move together, and always point to nodes that correspond. */
+/* Compares the tree of the body with the tree of the rest (the body's JSON without tensor values). */
 static void same_tree(const cJSON *body, const cJSON *rest, const scan_extract *extracts, int extract_count)
 {
     struct {
@@ -163,8 +161,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (data[0] & 2) room = PROTO_MEMORY_STEP;
     run(&whole, &limits, room, data + 2, size - 2, 0);
     run(&pieces, &limits, room, data + 2, size - 2, 1 + data[1]);
-    /* If memory is short, reading in pieces may get further than reading at once, because pieces request memory later.
-     * With enough memory the two must have the same result. */
+    /* With little memory, reading in pieces may get further than reading at once, because pieces request memory
+     * later. */
     if (!room) same(&whole, &pieces);
     if (whole.status == ATTN_OK) {
         size_t length;

@@ -65,7 +65,7 @@ static char *pack(uint8_t choices, uint8_t how, const uint8_t *bytes, size_t cou
     return to;
 }
 
-/* Unpacks the request body in pieces and decodes each piece, as server/http/body.c does. */
+/* Unpacks the body in pieces and decodes each piece, as server/http/body.c does. */
 static void decode(struct decoded *d, uint8_t choices, uint8_t json_bytes, const char *body, size_t count,
                    uint32_t *seed)
 {
@@ -77,7 +77,7 @@ static void decode(struct decoded *d, uint8_t choices, uint8_t json_bytes, const
     d->status = ATTN_OK;
     while (count > 0 && d->status == ATTN_OK) {
         const size_t part = seed ? some_bytes(seed, count) : count;
-        /* the memory ends where the piece of the body ends, so that a sanitizer sees a read beyond it */
+        /* The block has its exact size, so that a sanitizer sees a read beyond it. */
         char *const copy = malloc(part);
         must(copy != NULL);
         memcpy(copy, body, part);

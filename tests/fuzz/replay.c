@@ -1,6 +1,6 @@
-/* replay.c: main() for a fuzz target without libFuzzer. It runs the target once on every file among its arguments and
- * in the folders among them. Any compiler builds it, so that `make test` can replay each corpus. The exit status is 1
- * if there was no file, because an empty corpus must not look like success. */
+/* replay.c: main() for a fuzz target without libFuzzer, for `make test`: runs the target on every file among its
+ * arguments and in the folders among them. The exit status is 1 if there was no file, because an empty corpus must not
+ * look like success. */
 #include <dirent.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -10,7 +10,6 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Runs the fuzz target on one file. Returns false if the file cannot be read. */
 static int replay_file(const char *path)
 {
     FILE *f = fopen(path, "rb");
@@ -18,7 +17,7 @@ static int replay_file(const char *path)
     long size;
     int good = 0;
     if (!f || fseek(f, 0, SEEK_END) || (size = ftell(f)) < 0 || fseek(f, 0, SEEK_SET)) goto out;
-    data = malloc((size_t)size + !size); /* memory of exactly this size, so that a sanitizer sees a read beyond it */
+    data = malloc((size_t)size + !size); /* exact size, so that a sanitizer sees a read beyond it */
     if (!data || fread(data, 1, (size_t)size, f) != (size_t)size) goto out;
     LLVMFuzzerTestOneInput(data, (size_t)size);
     good = 1;
@@ -41,7 +40,7 @@ int main(int argc, char **argv)
             else failed++;
             continue;
         }
-        /* the files are sorted, so that a failing target fails at the same file in each run */
+        /* The files are sorted, so that a failing target fails at the same file in each run. */
         count = scandir(argv[i], &names, NULL, alphasort);
         if (count < 0) {
             perror(argv[i]);

@@ -1,22 +1,14 @@
-/* blocks.cu: tests that a GPU does what the building blocks of the kernels rely on. Each building block is tested
- * alone.
+/* blocks.cu: tests that a GPU does what the building blocks of the kernels rely on: where TMA and its swizzle put an
+ * element, which accumulator holds an element of a product, in which order an operand needs its keys, and whether
+ * the phases of mbarriers keep a ring of stages in order. Every check uses the kernels' own functions: those of sm90
+ * here, those of sm80 in blocks_sm80.cu.
  *
- *   build/tests/gpu/blocks [SECTION]        all checks, or those of one section (the table at the end)
+ *   build/tests/gpu/blocks [SECTION]      all checks, or those of one section (the table at the end)
  *
- * test_backends shows that a kernel's numbers are wrong. This program shows which assumption of the kernel is wrong:
- * where TMA and its swizzle put an element, which accumulator holds an element of a product, in which order an operand
- * needs its keys, or whether the phases of mbarriers keep a ring of stages in order. Every check uses the kernels' own
- * functions and layouts: ptx.cuh, tma.cuh, products.cuh, pipeline.cuh, scheduler.cuh and epilogue.cuh of sm90 here;
- * ptx.cuh, tile.cuh and split.cuh of sm80 in blocks_sm80.cu.
- *
- *   1. Inputs are random integers, so small that every product and sum is exact in every type. Results are therefore
- *      compared with ==. Conversions are compared with those of the host. The error of 2^x is compared with a bound.
- *   2. Outputs, shared memory that is to be filled, and accumulators that a product overwrites are first set to NaN.
- *   3. No address is ever out of range. A ring that is stuck would wait for ever, so the program ends after
- *      HANG_SECONDS.
- *
- * The last line counts passed and failed checks. Without a GPU of compute capability 9.0 nothing runs. `make
- * emulate` runs the program on the emulator, without a GPU. */
+ * Inputs are random integers, so small that every product and sum is exact, so results are compared with ==.
+ * Whatever must be overwritten is first set to NaN. A ring that is stuck would wait for ever, so the program ends
+ * after HANG_SECONDS. Without a GPU of compute capability 9.0 nothing runs; `make emulate` runs the program on the
+ * emulator. */
 #include <unistd.h>
 
 #include "kernels/cuda/sm90/layer/epilogue.cuh"
@@ -36,8 +28,8 @@ enum { HANG_SECONDS = 300 };
 
 /* ---- Tests of tensor maps ---------------------------------------------------------------------------------------- */
 
-/* A dense tensor [B, rows, H, columns] of bytes or 16-bit numbers. map_of() makes its TMA tensor map as the launchers
- * of forward.cu and f8_forward.cu do. */
+/* A dense tensor [B, rows, H, columns]. map_of() makes its TMA tensor map as the launchers of forward.cu and
+ * f8_forward.cu do. */
 struct tensor {
     const void *data;
     int element; /* bytes */
@@ -52,13 +44,12 @@ CUtensorMap map_of(const tensor &t, int box_rows)
     if (!tma_map(&map, x, box_rows)) must(cudaErrorInvalidValue, "cuTensorMapEncodeTiled");
     return map;
 }
-/* A matrix. */
 template <class T> CUtensorMap map_of(const array<T> &x, int rows, int columns, int box_rows)
 {
     return map_of(tensor{ x.device, (int)sizeof(T), 1, rows, 1, columns }, box_rows);
 }
 
-/* Returns the offset of byte b of row r in a tile whose rows have 128 bytes and are swizzled. */
+/* Returns the offset of byte b of row r in a swizzled tile with rows of 128 bytes. */
 int swizzled(int r, int b)
 {
     return r * 128 + ((b / 16 ^ r % 8) * 16) + b % 16;
@@ -70,7 +61,7 @@ struct place {
     int column, row, head, batch;
 };
 
-/* Loads `chunks` TMA boxes next to each other into shared memory, and copies them to `out`. */
+/* Loads `chunks` adjacent TMA boxes into shared memory, and copies them to `out`. */
 __global__ void load_boxes(const __grid_constant__ CUtensorMap map, place from, int chunks, int chunk_columns,
                            int chunk_bytes, uint4 *out)
 {
@@ -96,8 +87,7 @@ __global__ void load_boxes(const __grid_constant__ CUtensorMap map, place from, 
     for (int n = threadIdx.x; n < bytes / 16; n += blockDim.x) out[n] = tile[n];
 }
 
-/* Stores `chunks` TMA boxes from shared memory to the tensor. TMA must drop the elements that lie outside the
- * tensor. */
+/* Stores `chunks` adjacent TMA boxes. TMA must drop the elements that lie outside the tensor. */
 __global__ void store_boxes(const __grid_constant__ CUtensorMap map, place to, int chunks, int chunk_columns,
                             int chunk_bytes, const uint4 *from)
 {
@@ -132,8 +122,8 @@ const struct tma_case {
 };
 /* clang-format on */
 
-/* Box number c has 128 bytes in each row. Returns which byte of the tensor is byte b of row r of this box, or -1 if the
- * tensor has no such element. */
+/* Returns which byte of the tensor is byte b of row r of TMA box c, or -1 if there is none. A box has 128 bytes in each
+ * row. */
 int64_t source_of(const tma_case &x, int c, int r, int b)
 {
     const int column = (c * 128 + b) / x.element, row = x.row + r;
@@ -149,8 +139,8 @@ void check_tma()
         const int tile_bytes = x.chunks * chunk_bytes, columns = 128 / x.element;
         const place at = { 0, x.row, x.head, x.batch };
         std::vector<uint8_t> data(bytes), expected(tile_bytes);
-        /* The data contain neither 0, which TMA writes for missing elements, nor 0xff, with which shared memory is
-         * filled first. Each byte of the result therefore shows where it comes from. */
+        /* The bytes are neither 0, which TMA writes for missing elements, nor 0xff, with which shared memory is filled
+         * first. */
         for (uint8_t &b : data) b = (uint8_t)(1 + random_bits() % 254);
         array<uint8_t> source(data), out(tile_bytes);
         const CUtensorMap from = map_of(tensor{ source.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
@@ -166,8 +156,6 @@ void check_tma()
         snprintf(name, sizeof name, "TMA load: %s", x.name);
         judge(name, compare(out.fetch(), expected));
 
-        /* TMA stores other numbers at the tile's position in a tensor. TMA must drop the numbers outside the tensor,
-         * and must not change any other element. */
         array<uint8_t> back(bytes);
         const CUtensorMap to = map_of(tensor{ back.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
         for (uint8_t &b : expected) b = (uint8_t)(1 + random_bits() % 254);
@@ -187,8 +175,8 @@ void check_tma()
 
 /* ---- Tests of wgmma with 16-bit numbers: S = Q K^T, P in registers, O += P V ------------------------------------- */
 
-/* Returns the row, in a 64 x N accumulator, of this thread's register i; column_of() returns the column. See wgmma in
- * ptx.cuh. */
+/* row_of() and column_of() return the position of this thread's register i in a 64 x N accumulator (see wgmma in
+ * ptx.cuh). */
 DEVICE int row_of(int i)
 {
     return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
@@ -204,8 +192,7 @@ template <int N> DEVICE void write_accumulators(float *to, const float (&d)[N / 
     for (int i = 0; i < N / 2; i++) to[row_of(i) * N + column_of(i)] = d[i];
 }
 
-/* Registers that a product must overwrite are first set to NaN. Registers that a product must add to are set by
- * begin_sums(). */
+/* A product must overwrite the numbers of poison(), and add to those of begin_sums(). */
 template <int N> DEVICE void poison(float (&d)[N])
 {
 #pragma unroll
@@ -221,7 +208,7 @@ float begun(int row, int column)
     return (float)(column - row);
 }
 
-/* Sizes of a tile in forward.cu: head dimension D of q and k, BN keys, head dimension DV of v. */
+/* Sizes of a tile: head dimension D of q and k, BN keys, head dimension DV of v. */
 template <int D_, int BN_, int DV_> struct shape {
     static const int D = D_, BN = BN_, DV = DV_, CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64;
 };
@@ -232,7 +219,7 @@ template <class X> struct shared {
     alignas(8) uint64_t full;
 };
 
-/* Attention without the softmax: S = Q K^T and O += S V. */
+/* Computes attention without the softmax: S = Q K^T and O += S V. */
 template <typename T, class X>
 __global__ void __launch_bounds__(128)
     attend(const __grid_constant__ CUtensorMap map_Q, const __grid_constant__ CUtensorMap map_K,
@@ -269,7 +256,6 @@ __global__ void __launch_bounds__(128)
 template <typename T, class X> void check_attend()
 {
     const int D = X::D, BN = X::BN, DV = X::DV;
-    /* Every |S| is at most 256, so that S rounded to 16 bits is exact. */
     const std::vector<float> Q = random_ints(64 * D, 1), K = random_ints(BN * D, 1), V = random_ints(BN * DV, 8);
     array<uint16_t> gQ(bits_of<T>(Q)), gK(bits_of<T>(K)), gV(bits_of<T>(V));
     array<float> S(64 * BN), O(64 * DV);
@@ -291,7 +277,6 @@ template <typename T, class X> void check_attend()
     judge(name, compare(O.fetch(), expected));
 }
 
-/* Checks S = Q K^T and O = S V in 16-bit types with the tile shapes that forward.cu uses. */
 template <typename T> void check_wgmma_16()
 {
     check_attend<T, shape<64, 128, 64>>();
@@ -312,14 +297,14 @@ void check_wgmma()
 
 template <int D> struct shared_sums {
     alignas(1024) uint16_t K[64 * D];
-    alignas(1024) uint16_t dS[64 * 64]; /* dS of 64 queries and 64 keys */
+    alignas(1024) uint16_t dS[64 * 64];
     alignas(128) float sums[64 * D];
     alignas(16) float more[64];
     alignas(8) uint64_t full;
 };
 
-/* Adds 2 (dS K + more) to `sums`. dS_transposed has a row for each of 64 keys, in the layout of accumulators. `more`
- * has one number for each of 64 queries. */
+/* Adds 2 (dS K + more) to `sums`. dS_transposed has a row for each of 64 keys, and `more` a number for each of 64
+ * queries. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128)
     add_sums(const float *dS_transposed, const __grid_constant__ CUtensorMap map_K, const float *more, float *sums)
@@ -391,18 +376,18 @@ void check_added_sums()
 
 /* ---- Tests of wgmma with e4m3 numbers: the order of the keys ----------------------------------------------------- */
 
-/* Sizes of a tile in f8_forward.cu: head dimension D, and BN keys. */
+/* sizes of a tile: head dimension D, and BN keys */
 template <int D_, int BN_> struct shape_8 {
     static const int D = D_, BN = BN_, CHUNKS = (D + 127) / 128, CHUNKS_V = (BN + 127) / 128;
 };
 template <class X> struct shared_8 {
     alignas(1024) uint8_t Q[64 * 128 * X::CHUNKS];
     alignas(1024) uint8_t K[X::BN * 128 * X::CHUNKS];
-    alignas(1024) uint8_t V[X::D * 128 * X::CHUNKS_V]; /* V transposed: a row holds one column of V for all keys */
+    alignas(1024) uint8_t V[X::D * 128 * X::CHUNKS_V]; /* V transposed: each row has one column of V for all keys */
     alignas(8) uint64_t full;
 };
 
-/* Returns the index of the key at position n of a row of V^T. Products of e4m3 need the keys in this order. */
+/* Returns which key is at position n of a row of V^T. Products of e4m3 need the keys in this order. */
 int key_at(int n)
 {
     return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2;
@@ -441,8 +426,8 @@ __global__ void __launch_bounds__(128)
     write_accumulators<X::D>(O_out, O);
 }
 
-/* Checks S = Q K^T and O = P V with e4m3. P is S rounded to e4m3, which is still an integer. |P V| stays below 2^13, so
- * that sums are exact in the 14 bits that the tensor core keeps for e4m3. */
+/* P is S rounded to e4m3, which is still an integer. |P V| stays below 2^13, so sums are exact in the 14 bits that the
+ * tensor core keeps. */
 template <class X> void check_attend_8()
 {
     const int D = X::D, BN = X::BN, PITCH = X::CHUNKS_V * 128;
@@ -470,8 +455,8 @@ template <class X> void check_attend_8()
     judge(name, compare(O.fetch(), expected));
 }
 
-/* The tensor core adds products in steps. In each step it truncates the products, and the sum so far, at 2^-13 of
- * the largest addend. Here one product is 2^13, and the others are 0 or 1. A product of 1 must still count. */
+/* The tensor core adds products in steps, and truncates each addend at 2^-13 of the largest. Beside a product of 2^13,
+ * a product of 1 must still count. */
 void check_sums_of_e4m3()
 {
     typedef shape_8<256, 128> X;
@@ -504,9 +489,8 @@ void check_wgmma_8()
 
 enum { TILES = 50 };
 
-/* A thread block with one producer warpgroup and C consumer warpgroups, which share a ring of STAGES tiles. Each
- * consumer multiplies BLOCKS blocks of 64 rows of A by tiles of N columns. PRODUCER and CONSUMER are numbers of
- * registers per thread. */
+/* One producer warpgroup and C consumer warpgroups share a ring of STAGES tiles. Each consumer multiplies BLOCKS blocks
+ * of 64 rows of A by tiles of N columns. PRODUCER and CONSUMER are numbers of registers per thread. */
 template <int C_, int BLOCKS_, int N_, int STAGES_, int PRODUCER_, int CONSUMER_> struct team {
     static const int C = C_, BLOCKS = BLOCKS_, N = N_, STAGES = STAGES_, PRODUCER = PRODUCER_, CONSUMER = CONSUMER_;
     static const int THREADS = 128 * (C + 1), ROWS = C * BLOCKS * 64;
@@ -519,16 +503,14 @@ template <class X> struct shared_ring {
     int taken, turns[TILES * X::C];
 };
 
-/* Returns whether consumer warpgroup w multiplies the tile. For other tiles the consumer issues no product, but still
- * takes its turn among the consumers and passes the turn on. Kernels do this for keys that none of a consumer's rows
- * sees. */
+/* Returns whether consumer warpgroup w multiplies the tile. Kernels skip keys that none of a consumer's rows sees, but
+ * the consumer still takes its turn. */
 ATTN_HD bool sees(int w, int tile)
 {
     return (tile * 7 + w * 3) % 5 != 0;
 }
 
-/* Computes out[ROWS x N]. Each consumer warpgroup multiplies its rows of A by each transposed tile for which sees() is
- * true, and adds up these products. */
+/* Each consumer warpgroup adds up the products of its rows of A with the transposed tiles for which sees() is true. */
 template <class X>
 __global__ void __launch_bounds__(X::THREADS, 1)
     run_ring(const __grid_constant__ CUtensorMap map_A, const __grid_constant__ CUtensorMap map_tiles,
@@ -660,7 +642,7 @@ void check_ring()
 
 /* ---- Tests of shared memory that ordinary stores write and a pair of mbarriers hands over ------------------------ */
 
-enum { LETTERS = 200, READERS = 8 /* warps */ };
+enum { LETTERS = 200, READERS = 8 };
 struct letter {
     int words[8];
 };
@@ -692,7 +674,7 @@ __global__ void __launch_bounds__(32 * (READERS + 1)) hand_over(bool slow_writer
                 mbarrier_arrive(smem_addr(&sm.full));
             }
             mbarrier_wait(smem_addr(&sm.empty), n & 1);
-            /* keeps the lanes of the warp together, so that all wait for the same phase of the mbarrier */
+            /* All lanes of the warp must wait for the same phase of the mbarrier. */
             __syncwarp();
         }
         return;
@@ -736,8 +718,7 @@ __global__ void walk(const __grid_constant__ ending_order order, int2 *places)
     }
 }
 
-/* Checks in which order the thread blocks of a grid take tiles of work. Each tile must occur once, and the tiles of a
- * head in ascending order. The last tiles of the grid must be short ones. */
+/* Thread blocks must take each tile of work once, the tiles of a head in ascending order, and short tiles last. */
 void check_order()
 {
     static const struct {
@@ -756,7 +737,7 @@ void check_order()
         walk<<<1, 128>>>(order, places.device);
         finish("walk");
         std::vector<int> next(c.heads, 0), in_order(tiles, 0);
-        int end = 0; /* number of short tiles since the last long tile */
+        int end = 0; /* number of short tiles since the last long one */
         const std::vector<int2> got = places.fetch();
         for (int t = 0; t < tiles; t++) {
             const bool there = got[t].x >= 0 && got[t].x < c.heads;
@@ -829,7 +810,7 @@ template <typename T, int D> __global__ void __launch_bounds__(128) store(const 
                      threadIdx.x % 32);
 }
 
-/* Returns random numbers of either sign, with magnitudes between 2^-20 and 2^12. */
+/* The numbers have either sign, and magnitudes between 2^-20 and 2^12. */
 std::vector<float> random_floats(size_t n)
 {
     std::vector<float> x(n);
@@ -882,11 +863,10 @@ __global__ void raise(const float *x, int count, float *y)
 void check_conversions()
 {
     std::vector<float> x = random_floats(CONVERTED), widened(256);
-    /* every fifth number has few digits, so that it is 0 or often lies halfway between two numbers of the 16-bit or
-     * 8-bit type */
+    /* Numbers of few digits often lie halfway between two numbers of the narrow type. */
     for (size_t n = 0; n < x.size(); n += 5) x[n] = ldexpf((float)(int)(random_bits() % 64), -8);
     std::vector<uint8_t> narrow(256);
-    /* e4m3's NaN is left out, because the converted NaN may have several bit patterns */
+    /* e4m3's NaN is left out, because its conversion may give several bit patterns. */
     for (int n = 0; n < 256; n++) narrow[n] = (n & 0x7f) == 0x7f ? 0 : (uint8_t)n;
     for (int n = 0; n < 256; n++) widened[n] = attn_e4m3_to_f32(narrow[n]);
     array<float> gX(x);
@@ -900,7 +880,7 @@ void check_conversions()
     judge("widen_e4m3: all numbers as bfloat16", compare(wide.fetch(), packed(bits_of<__nv_bfloat16>(widened))));
 
     /* ex2.approx has an error of at most 2^-22 (PTX ISA 9.0, 9.7.3.21), and results below 2^-126 become 0. 2^0 must be
-     * exactly 1, so that a factor of 2^0 changes nothing. */
+     * exactly 1. */
     std::vector<float> powers;
     for (int n = 0; n < 4000; n++) powers.push_back((float)(random_bits() % 136000) / -1000.0f + 10);
     std::vector<double> expected, off;
@@ -941,7 +921,7 @@ int main(int argc, char **argv)
 {
     int devices = 0;
     cudaDeviceProp chip;
-    /* each line is written at once (line buffering), so that no line is lost if the program crashes */
+    /* With line buffering, no line is lost if the program crashes. */
     setvbuf(stdout, nullptr, _IOLBF, 0);
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 ||
         cudaGetDeviceProperties(&chip, 0) != cudaSuccess || chip.major != 9 || chip.minor != 0) {

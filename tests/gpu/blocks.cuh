@@ -1,8 +1,5 @@
-/* blocks.cuh: helpers for blocks.cu and blocks_sm80.cu. They count passed and failed checks, keep arrays on host and
- * device, multiply matrices on the host, and make random pauses.
- *
- * The two files are separate because each includes the ptx.cuh of one kernel folder (sm90 or sm80), and both folders
- * use the same names. */
+/* blocks.cuh: helpers for blocks.cu and blocks_sm80.cu. Those are two files because each includes the ptx.cuh of its
+ * kernel folder (sm90 or sm80), and both folders use the same names. */
 #ifndef TESTS_GPU_BLOCKS_CUH
 #define TESTS_GPU_BLOCKS_CUH
 
@@ -30,7 +27,7 @@ inline int passed, failed;
     exit(failed != 0 || passed == 0);
 }
 
-/* Prints a failed CUDA call and ends the program, because nothing can run on the device after an error. */
+/* Ends the program if a CUDA call failed, because nothing can run on the device any more. */
 inline void must(cudaError_t code, const char *what)
 {
     if (code == cudaSuccess) return;
@@ -40,7 +37,6 @@ inline void must(cudaError_t code, const char *what)
 }
 #define MUST(call) must(call, #call)
 
-/* Waits until the launched kernels have ended; an error ends the program. */
 inline void finish(const char *what)
 {
     must(cudaPeekAtLastError(), what);
@@ -52,8 +48,7 @@ struct outcome {
     double got = 0, expected = 0; /* values of the first element that differs */
 };
 
-/* Compares two arrays, element by element. `off` has the allowed difference for each element; if `off` is empty, no
- * difference is allowed. NaN differs from everything. */
+/* `off` has the allowed difference of each element, or is empty if none is allowed. NaN differs from everything. */
 template <class Got, class Expected>
 outcome compare(const std::vector<Got> &got, const std::vector<Expected> &expected, const std::vector<double> &off = {})
 {
@@ -100,7 +95,6 @@ inline std::vector<float> random_ints(size_t n, int most)
     return x;
 }
 
-/* The bits, the name and the conversion from float of a 16-bit or 8-bit type. */
 template <typename T> struct stored;
 template <> struct stored<__nv_bfloat16> {
     typedef uint16_t bits;
@@ -115,7 +109,7 @@ template <> struct stored<__half> {
     static bits of(float x) { return attn_f16_from_f32(x); }
 };
 
-/* An array in host memory and in device memory. Both are first filled with 0xff, which is NaN in every type. */
+/* An array in host and device memory, first filled with 0xff, which is NaN in every type. */
 template <class T> struct array {
     std::vector<T> host;
     T *device = nullptr;
@@ -149,7 +143,7 @@ template <typename T> std::vector<typename stored<T>::bits> bits_of(const std::v
     return y;
 }
 
-/* Returns C[M x N] = A[M x K] B[K x N]. a(i, k) and b(k, j) return the elements of A and B. */
+/* Returns C[M x N] = A[M x K] B[K x N], where a(i, k) and b(k, j) return the elements of A and B. */
 template <class A, class B> std::vector<float> multiply(int M, int N, int K, A a, B b)
 {
     std::vector<float> C((size_t)M * N), line(N);
@@ -164,7 +158,7 @@ template <class A, class B> std::vector<float> multiply(int M, int N, int K, A a
     return C;
 }
 
-/* Packs narrow numbers into 32-bit words, the first number in the lowest bits. */
+/* Packs narrow numbers into 32-bit words, the first in the lowest bits. */
 template <class Bits> std::vector<uint32_t> packed(const std::vector<Bits> &x)
 {
     const size_t each = 4 / sizeof(Bits);
@@ -175,7 +169,7 @@ template <class Bits> std::vector<uint32_t> packed(const std::vector<Bits> &x)
 
 /* ---- Pauses of random length ------------------------------------------------------------------------------------- */
 
-/* Random pauses of a thread, equal for all lanes of a warp and different for each warp. */
+/* Random pauses, which are equal for all lanes of a warp and differ between warps. */
 struct pauses {
     uint32_t state;
     bool wanted;
@@ -184,7 +178,7 @@ struct pauses {
     {
         if (!wanted) return;
         state = state * 1664525 + 1013904223;
-        __nanosleep(state >> 22); /* a pause of up to a microsecond (the argument is in ns) */
+        __nanosleep(state >> 22);
     }
 };
 

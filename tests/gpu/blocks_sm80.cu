@@ -1,5 +1,5 @@
-/* blocks_sm80.cu: the part of the program blocks.cu that tests the building blocks of the kernels of sm80. These are
- * cp.async, swizzled tiles, fragments, mma, and float32 split into two 16-bit planes (hi and lo). */
+/* blocks_sm80.cu: the part of blocks.cu that tests the building blocks of the kernels of sm80: cp.async, swizzled
+ * tiles, fragments, mma, and float32 split into two 16-bit planes (hi and lo). */
 #include "kernels/cuda/common/rows.cuh"
 #include "kernels/cuda/sm80/split.cuh"
 #include "kernels/cuda/sm80/tile.cuh"
@@ -7,8 +7,8 @@
 
 namespace {
 
-/* Each thread issues two groups of copies of 16 bytes; odd threads' copies are invalid and must write zeros. The kernel
- * outputs what has arrived after the wait for the first group, and after the wait for both. */
+/* Each thread issues two groups of copies of 16 bytes. The copies of odd threads are invalid and must write zeros. The
+ * kernel outputs what is there after the wait for the first group, and after the wait for both. */
 __global__ void copy(const uint4 *from, uint4 *out)
 {
     extern __shared__ __align__(1024) char memory[];
@@ -101,15 +101,15 @@ void check_loader()
     }
 }
 
-/* How C = A B reads its fragments from tiles. A and B are stored by rows (A: 64 x D) or by columns (as A^T, D x 64). */
+/* How C = A B reads its fragments: A and B are stored by rows (A: 64 x D) or by columns (as A^T, D x 64). */
 enum fragments { ROWS_ROWS, ROWS_COLUMNS, COLUMNS_ROWS, COLUMNS_COLUMNS };
 const char *const fragment_names[] = { "A by rows, B by rows", "A by rows, B by columns", "A by columns, B by rows",
                                        "A by columns, B by columns" };
 
-/* The argument h of the kernel below is always 0, but the compiler must not know this. If all other terms of an address
- * are 0, nvcc 13.0 drops the thread's own offset from the address. */
-/* If ANYWHERE is true, the tiles begin 16 bytes after a multiple of 128 bytes. The kernel then reads them by the
- * functions that accept any multiple of 16 bytes. */
+/* The argument h below is always 0, but must not be a constant: if all other terms of an address are 0, nvcc 13.0 drops
+ * the thread's own offset. */
+/* With ANYWHERE, tiles begin 16 bytes after a multiple of 128, and are read by functions that accept any multiple of
+ * 16. */
 template <typename T, int D, bool ANYWHERE>
 __global__ void __launch_bounds__(128)
     multiply_tiles(const __grid_constant__ attn_view A, const __grid_constant__ attn_view B, int h, fragments how,
@@ -178,8 +178,7 @@ template <typename T, int D, bool ANYWHERE> void check_fragments()
     }
 }
 
-/* Attention without the softmax, with P in registers as in forward.cu: the accumulators of S become operand A of O = S
- * V. A warp has 16 rows. */
+/* Computes attention without the softmax. The accumulators of S become operand A of O = S V, as in forward.cu. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128) attend(const __grid_constant__ attn_view Q, const __grid_constant__ attn_view K,
                                               const __grid_constant__ attn_view V, int h, float *out)
@@ -239,9 +238,8 @@ template <typename T, int D> void check_attend()
     judge(name, compare(out.fetch(), expected));
 }
 
-/* Attention without the softmax in float32, as in split.cuh. A number is hi + lo / 2048, with hi and lo in two planes
- * of 16 bits. Here hi and lo are small integers, so that nothing is rounded. q, k and v are rows 64 to 127 of their
- * planes. */
+/* Computes attention without the softmax in float32, as in split.cuh: a number is hi + lo / 2048, in two planes of 16
+ * bits. Small integers keep this exact. q, k and v are rows 64 to 127. */
 template <int D>
 __global__ void __launch_bounds__(128)
     attend_split(const uint16_t *Q, const uint16_t *K, const uint16_t *V, float *S_out, float *O_out)
@@ -289,7 +287,6 @@ template <int D> void check_attend_split()
         planes[n] = random_ints(plane, 1);
         const std::vector<float> low = random_ints(plane, n == 2 ? 2 : 4);
         planes[n].insert(planes[n].end(), low.begin(), low.end());
-        /* v is split into hi + lo; lo is stored times 2048, so that it is as large as hi */
         for (int i = plane; i < 2 * plane && n == 2; i++) planes[n][i] *= 2048;
     }
     array<uint16_t> Q(bits_of<__half>(planes[0])), K(bits_of<__half>(planes[1])), V(bits_of<__half>(planes[2]));
@@ -299,7 +296,7 @@ template <int D> void check_attend_split()
     finish("attend_split");
     const auto high = [&](int n, int r, int d) { return planes[n][first + r * D + d]; };
     const auto low = [&](int n, int r, int d) { return planes[n][plane + first + r * D + d] / 2048; };
-    /* Here q = hi + lo and k = hi' + lo'. The kernel computes q hi' + hi lo'. It omits lo lo', as split.cuh does. */
+    /* With q = hi + lo and k = hi' + lo', the kernel computes q hi' + hi lo', and omits lo lo' as split.cuh does. */
     std::vector<float> P = multiply(
         64, 64, D, [&](int i, int k) { return high(0, i, k) + low(0, i, k); },
         [&](int k, int j) { return high(1, j, k); });
@@ -319,7 +316,6 @@ template <int D> void check_attend_split()
     judge(name, compare(O.fetch(), expected));
 }
 
-/* All warps of all thread blocks add their accumulators to the same 128 sums in global memory. */
 __global__ void add(float *sums)
 {
     const int lane = threadIdx.x % 32;
@@ -341,8 +337,8 @@ void check_red()
     judge("red_add_4: additions of 400 warps", compare(sums.fetch(), expected));
 }
 
-/* Two pairs of warps exchange numbers. Each pair has its own named barrier. Each warp pauses for times of its own, so
- * that warps arrive in a different order each time. */
+/* Two pairs of warps exchange numbers, each pair with a named barrier. Random pauses change the order in which warps
+ * arrive. */
 __global__ void __launch_bounds__(128) pairs(uint32_t *out)
 {
     extern __shared__ __align__(1024) char memory[];

@@ -26,8 +26,7 @@
 
 enum { REQUESTS = 4, COLUMNS = 96, S = 16384, H = 16, D = 128, CALL_ROUNDS = 200 };
 
-/* One request. Its tensors q, k, v, out and lse lie one after the other in pinned host memory, and also in device
- * memory. */
+/* One request. Its tensors lie one after the other in pinned host memory, and in device memory. */
 struct request {
     attn_stream *stream;
     char *host, *device;
@@ -74,12 +73,12 @@ static void make(struct request *r)
     must(attn_device_alloc(gpu, 4 * TENSOR + LSE, &device, &err), &err);
     r->host = host, r->device = device;
     uint16_t *values = host;
-    uint32_t x = 12345; /* all requests have the same pseudo-random numbers, close to +-1 in bfloat16 */
+    uint32_t x = 12345; /* all requests have the same numbers, close to +-1 in bfloat16 */
     for (size_t i = 0; i < 3 * TENSOR / 2; i++) {
         x = x * 1664525 + 1013904223;
         values[i] = (uint16_t)(0x3f00 | (x >> 31) << 15 | (x >> 16 & 0xff));
     }
-    /* 0xff in every byte is NaN: the kernel must overwrite all outputs */
+    /* Bytes of 0xff are NaN; the kernel must overwrite all outputs. */
     memset(r->host + 3 * TENSOR, 0xff, TENSOR + LSE);
     r->problem = (attn_problem)ATTN_PROBLEM_INIT;
     r->problem.q = attn_tensor_make(r->device, ATTN_BF16, 4, shape);
@@ -136,7 +135,7 @@ static void timeline(void)
     struct times alone = { { 0 } }, best[REQUESTS], t[REQUESTS];
     double total = 0;
     for (int i = 0; i < REQUESTS; i++) make(&requests[i]);
-    /* runs request 0 alone five times; for each stage, `alone` gets the shortest of the five times */
+    /* The shortest of five times of each stage goes to `alone`. */
     for (int round = 0; round < 5; round++) {
         put(&requests[0]);
         collect(&requests[0], requests[0].stream, &t[0]);
@@ -196,8 +195,8 @@ struct call {
     attn_dtype dtype;
     attn_op op;
     bool causal;
-    /* number of the library call that is timed: 0 run, 1 plan, 2 workspace, 3 copy, 4 mark, 5 whether a stream is
-     * done, 6 allocate and free */
+    /* the call that is timed: 0 run, 1 plan, 2 workspace, 3 copy, 4 mark, 5 whether a stream is done, 6 allocate and
+     * free */
     int what;
 };
 
@@ -246,7 +245,7 @@ static void calls(void)
     must(attn_stream_open(gpu, &stream, &err), &err);
     must(attn_staging_alloc(gpu, ROOM, &host, &err), &err);
     must(attn_device_alloc(gpu, ROOM, &device, &err), &err);
-    memset(host, 0, ROOM); /* the copied values do not matter in this measurement */
+    memset(host, 0, ROOM);
     must(attn_copy(stream, device, host, ROOM, ATTN_TO_DEVICE, &err), &err);
     must(attn_stream_wait(stream, &err), &err);
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
@@ -267,7 +266,7 @@ static void calls(void)
         must(attn_device_alloc(gpu, bytes ? bytes : 1, &workspace, &err), &err);
         for (int round = 0; round < CALL_ROUNDS; round++) {
             us[round] = one_call(c, stream, &plan, workspace, host, device);
-            /* a wait after every 20 calls keeps the stream's queue from filling up */
+            /* Waiting keeps the stream's queue from filling up. */
             if (round % 20 == 19) must(attn_stream_wait(stream, &err), &err);
         }
         qsort(us, CALL_ROUNDS, sizeof us[0], by_value);

@@ -1,12 +1,11 @@
-/* rates.c: measures the time that each kernel takes for one pair of a query and a key, mainly for slow kernels. Two
- * things are based on these numbers. One is the length of a step, which is the part of a problem that the simple
- * kernels compute in one launch (kernels/cuda/simple/simple.h). The other is the server's estimate of a request's time.
+/* rates.c: measures the time that each kernel takes for one pair of a query and a key. Two things are based on it: how
+ * much the simple kernels compute in one launch (kernels/cuda/simple/simple.h), and the server's estimate of a
+ * request's time.
  *
  *   build/tests/gpu/rates [CASE]      on the first GPU; with CASE only the cases whose name contains it
  *
- * The pairs counted are those that the causal mask and lengths permit, over all heads. For a case of several steps the
- * program prints the number of steps and the time of the longest one: it times each call of attn_run_some() and divides
- * by the number of steps that the call queued. */
+ * Pairs are those that the causal mask permits, over all heads. For a case of several launches the program
+ * prints the number of calls of attn_run_some(), and the time of the longest launch. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,21 +17,20 @@
 enum bias_kind { NO_BIAS, KEY_BIAS, WHOLE_BIAS, PADDED };
 
 struct rate_case {
-    const char *name, *family; /* ATTN_CUDA_FAMILY */
+    const char *name, *family;
     attn_op op;
     attn_dtype dtype;
     int64_t H, S, D;
     double amplitude; /* largest magnitude of the numbers in q and k */
     enum bias_kind bias;
-    /* the bias of hidden pairs in the case PADDED: keys after the query, and the first half of the keys or of the
-     * queries */
+    /* with PADDED, the bias of keys after the query, and of the first half of the keys or of the queries */
     float hidden;
     bool alibi, sinks;
     double dropout;
     const char *wanted; /* gradients to compute; "" means dq, dk and dv */
 };
 
-/* rows of the table below name only the members that they need */
+/* The rows of the table leave out members that they do not need. */
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 
 #define F ATTN_OP_FORWARD
@@ -246,7 +244,7 @@ static void measure(const struct rate_case *c)
         double step_ms;
         calls = 0;
         const double ms = run_once(&r, &plan, workspace, &calls, &step_ms);
-        if (n == 0) continue; /* warms up */
+        if (n == 0) continue; /* the first run only warms up the device */
         if (ms < best) best = ms;
         if (step_ms > longest) longest = step_ms;
     }

@@ -1,10 +1,9 @@
 /* timeline.h: what overlap.c computes from the times of several requests on a GPU. tests/unit/gpu/test_timeline.c tests
- * these functions without a GPU.
+ * it without a GPU.
  *
- * Each request has a stream of its own and ATTN_MARKS marks: begun, copied in, computed, copied out. All times are
- * microseconds after the first request's first mark. A stage is the time between two marks. Within this time the
- * request may have waited, because another request used the same copy engine or the chip. stage_began() leaves this
- * wait out. */
+ * Each request has a stream and ATTN_MARKS marks: begun, copied in, computed, copied out. Times are microseconds after
+ * the first request's first mark. A stage is the time between two marks, including any wait for the copy engine or the
+ * chip. */
 #ifndef TIMELINE_H
 #define TIMELINE_H
 
@@ -16,9 +15,9 @@ struct times {
     double at[ATTN_MARKS];
 };
 
-/* Returns the time at which the work of a stage began, after any wait. A stage waits for the stage before it in its own
- * stream, and for the same stage of earlier requests: a large kernel uses the whole chip, and copies of one direction
- * share an engine. */
+/* Returns when the work of a stage began, after any wait. A stage waits for the stage before it in its own stream, and
+ * for the same stage of earlier requests, because a large kernel uses the whole chip, and copies of one direction share
+ * an engine. */
 static inline double stage_began(const struct times *t, int request, int stage)
 {
     double at = t[request].at[stage];
@@ -27,11 +26,10 @@ static inline double stage_began(const struct times *t, int request, int stage)
     return at;
 }
 
-/* Returns which fraction of a copy's time overlapped a kernel or an opposite copy of another request. `stage` is
- * STAGE_IN or STAGE_OUT; of all copies in this direction, the largest fraction counts. It is a fraction of the copy's
- * time in this run, not of the time that a copy takes alone, because other programs may have slowed down either run.
- * Opposite copies count, because no kernel may be able to run during a copy to the device that takes longer than the
- * kernels. */
+/* Returns the largest fraction of a copy's time that overlapped a kernel or an opposite copy of another request.
+ * `stage` is the copies' direction, STAGE_IN or STAGE_OUT. The copy's time in this run counts, because other programs
+ * may have slowed down a run alone. Opposite copies count, because a copy that takes longer than the kernels leaves no
+ * kernel to run beside it. */
 static inline double share_beside_others(const struct times *t, int count, int stage)
 {
     const int opposite = stage == STAGE_IN ? STAGE_OUT : STAGE_IN;
@@ -39,8 +37,7 @@ static inline double share_beside_others(const struct times *t, int count, int s
     for (int i = 0; i < count; i++) {
         const double begin = stage_began(t, i, stage), end = t[i].at[stage + 1];
         double covered = 0, at = begin;
-        /* Adds up the time from `begin` to `end` during which another request's kernel or opposite copy runs. If one
-         * runs at `at`, `at` moves to its end. Otherwise `at` moves to the beginning of the next one. */
+        /* Adds up the time during which another request's kernel or opposite copy runs. */
         while (at < end) {
             double until = at, next = end;
             for (int j = 0; j < count; j++)
@@ -59,9 +56,8 @@ static inline double share_beside_others(const struct times *t, int count, int s
     return largest;
 }
 
-/* Replaces each stage's time in `least` by the stage's time in `round`, if `least` has no time for the stage yet, or a
- * longer time than `round`. Both are times of one request, which runs several times. A longer time was disturbed by
- * other work on the machine. */
+/* Keeps the shorter time of each stage, because other work has disturbed the longer one. Both are times of one request,
+ * which runs several times. */
 static inline void keep_least(struct times *least, const struct times *round)
 {
     double at = 0, kept[STAGES];

@@ -40,10 +40,10 @@ struct MHD_Connection;
 void MHD_stop_daemon(struct MHD_Daemon *daemon);
 void MHD_resume_connection(struct MHD_Connection *mhd);
 
-/* size in bytes: libmicrohttpd makes allocations of at least this size only for the buffers of a connection */
+/* libmicrohttpd makes allocations of at least this many bytes only for the buffers of a connection. */
 enum { POOL_BYTES = 64 << 10 };
 
-static uintptr_t first, last; /* its code */
+static uintptr_t first, last; /* the range of libmicrohttpd's code */
 
 static int find(struct dl_phdr_info *info, size_t size, void *context)
 {
@@ -81,7 +81,7 @@ static bool wanted(const char *variable)
     return file != NULL && access(file, F_OK) == 0;
 }
 
-/* Makes the calling function hang: creates FILE.reached, which tells the test so, and waits until FILE is gone. */
+/* Creates FILE.reached, which tells the test that the call hangs, and waits until FILE is gone. */
 static void hang(const char *variable)
 {
     char reached[4096];
@@ -99,7 +99,7 @@ static bool is_library(const void *caller)
 void *calloc(size_t count, size_t size)
 {
     static void *(*real)(size_t, size_t);
-    /* memory for dlsym(), which may allocate before the shim knows the address of the real malloc() */
+    /* Memory for dlsym(), which may allocate before the real calloc() is known. */
     static char early[4096];
     static size_t used;
     static __thread bool looking;

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static char *constant; /* the body of every answer, if ANSWER_BYTES is given; otherwise NULL */
+static char *constant; /* the body of every answer, if ANSWER_BYTES is given */
 static size_t constant_bytes;
 
 static enum MHD_Result on_request(void *context, struct MHD_Connection *connection, const char *url, const char *method,

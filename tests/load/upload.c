@@ -1,9 +1,9 @@
 /* upload.c: sends one large forward over one connection, as fast as the socket takes it, and measures the time.
  *
- *   upload PORT [KEYS] [ROUNDS]        (defaults: 65536 keys, 5 rounds; the server is on 127.0.0.1)
+ *   upload PORT [KEYS] [ROUNDS]      (defaults: 65536 keys, 5 rounds; the server is on 127.0.0.1)
  *
- * The body is JSON with random float16 numbers: one query over KEYS keys, with 8 heads and D = 128. For 65536 keys it
- * has 360 MB. It is built in memory before the clock starts. For each round the program prints
+ * The body is JSON: one query over KEYS keys, with 8 heads and D = 128, in random float16. For 65536 keys it has 360
+ * MB. For each round the program prints
  *   body_bytes SECONDS_TO_LAST_BYTE_TAKEN SECONDS_TO_WHOLE_ANSWER STATUS
  * The first time ends when the operating system has taken the last byte. A few MB may then still lie in socket
  * buffers. */
@@ -45,8 +45,7 @@ static char *put_tensor(char *at, const char *name, long rows, uint64_t *state)
         uint8_t b[3] = { 0, 0, 0 };
         for (size_t j = 0; j < 3 && i + j < bytes; j++) {
             const uint64_t r = xorshift(state);
-            /* bytes of float16 numbers: the even (low) byte is random, and the odd (high) byte makes the magnitude
-             * 0.125 to 2 */
+            /* Even bytes are low bytes, and random. Odd bytes make the magnitude 0.125 to 2. */
             b[j] = (i + j) % 2 == 0 ? (uint8_t)r : (uint8_t)((r & 0x80) | (0x30 + (r >> 8) % 16));
         }
         *at++ = alphabet[b[0] >> 2];
@@ -108,7 +107,6 @@ int main(int argc, char **argv)
             sent += (size_t)n;
         }
         const double taken = now() - start;
-        /* Memory for an answer: its head and its body. */
         static char answer[1 << 20];
         size_t have = 0, want = 0;
         while (want == 0 || have < want) {

@@ -3,9 +3,8 @@
 
 #include <float.h>
 
-/* ThreadSanitizer does not watch UNWATCHED functions, which fill and compare tensors in the test's own thread. Watching
- * each number would take a hundred times as long. ThreadSanitizer still reports a kernel that writes after its run,
- * because free() is watched. */
+/* ThreadSanitizer ignores UNWATCHED functions, which fill and compare tensors in the test's own thread. To watch each
+ * number would take a hundred times as long. */
 #define UNWATCHED __attribute__((no_sanitize_thread))
 
 /* ---- Random numbers ---------------------------------------------------------------------------------------------- */
@@ -122,7 +121,7 @@ UNWATCHED void fixture_clear(struct fixture *f)
     memset(f, 0, sizeof *f);
 }
 
-/* Returns the number of elements from the first to the last, including gaps. */
+/* Returns the number of elements from the first to the last, including gaps between rows. */
 UNWATCHED static int64_t tensor_extent(const attn_tensor *t)
 {
     int64_t n = 1;
@@ -167,21 +166,16 @@ UNWATCHED void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtyp
 {
     attn_tensor t = attn_tensor_make(NULL, dtype, rank, shape);
     const size_t bytes = attn_dtype_bytes(dtype), shift = f->spec.strided ? bytes : 0;
-    if (f->spec.strided &&
-        /* outputs, and tensors that only a backward reads, get 3 unused elements after each row */
-        attn_tensors[id].role != ATTN_ROLE_IN)
+    if (f->spec.strided && attn_tensors[id].role != ATTN_ROLE_IN)
         for (int64_t a = rank - 2, stride = (shape[rank - 1] > 0 ? shape[rank - 1] : 1) + 3; a >= 0; a--) {
             t.stride[a] = stride;
             stride = stride * (shape[a] > 0 ? shape[a] : 1) + (a == 1 && !f->spec.key_rows ? 5 : 0);
         }
-    /* tensors that a forward reads get strides as if they were parts of larger tensors */
     else if (f->spec.strided && rank > 2) {
         t.stride[rank - 2] = (shape[rank - 1] > 0 ? shape[rank - 1] : 1) + (int64_t)(id % 3) + 1;
         for (int a = rank - 3; a >= 0; a--) t.stride[a] = t.stride[a + 1] * (shape[a + 1] > 0 ? shape[a + 1] : 1);
     }
     f->block_bytes[id] = 2 * GUARD + shift + (size_t)tensor_extent(&t) * bytes;
-    /* the block begins at a multiple of 64 bytes; a tensor that is not shifted is then aligned as in the server's
-     * memory */
     f->block[id] = aligned_alloc(64, (f->block_bytes[id] + 63) / 64 * 64);
     if (!f->block[id]) {
         fprintf(stderr, "no memory for a test of %zu bytes\n", f->block_bytes[id]);
@@ -197,7 +191,7 @@ UNWATCHED void fill_normal(const attn_tensor *t, struct rng *r, double amp, doub
     for (int64_t n = tensor_elements(t), i = 0; i < n; i++) tensor_set(t, i, mean + amp * rng_normal(r));
 }
 
-/* Sets the first channel of q and of k [B, S, H, D] so that the scores are above or below 0 as `sides` says. */
+/* Sets the first channel of q and k [B, S, H, D] so that the scores have the signs that `sides` says. */
 UNWATCHED static void put_scores(const attn_tensor *q, const attn_tensor *k, enum score_sides sides)
 {
     const int64_t *const of_q = q->shape, *const of_k = k->shape;
@@ -211,10 +205,10 @@ UNWATCHED static void put_scores(const attn_tensor *q, const attn_tensor *k, enu
     }
 }
 
-/* Fills a bias with numbers as large as float32 can hold. Kind 1: a mask of the lowest number, as many libraries write
- * it; in every third row all numbers are the lowest. Kind 2: every row has numbers of several large sizes. Scores of
- * ordinary size are lost beside them, so a row of out is the mean of the values at the row's largest bias. Kind 3: the
- * lowest number for the first half of the keys, as for padding on the left. */
+/* Fills a bias with numbers as large as float32 can hold.
+ *   kind 1: masks with the lowest number, as many libraries write them; every third row is all masked
+ *   kind 2: numbers of several large sizes, so a row of out is the mean of the values at its largest bias
+ *   kind 3: the lowest number for the first half of the keys, as for padding on the left */
 UNWATCHED static void fill_bias_levels(const attn_tensor *t, struct rng *r, int kind)
 {
     static const double levels[] = { -3.38e38, -2.4e38, -1e38, 1e38, 2.4e38, 3.38e38 };
@@ -236,8 +230,8 @@ UNWATCHED static void fill_bias_levels(const attn_tensor *t, struct rng *r, int 
     }
 }
 
-/* Returns whether query i of (b, h) may see key j. The function is written independently of the reference backend, so
- * that the two can be compared. */
+/* Returns whether query i of (b, h) may see key j. The reference backend is compared with this function, which must not
+ * use it. */
 UNWATCHED static bool fixture_sees(const struct fixture *f, int64_t b, int64_t h, int64_t i, int64_t j)
 {
     const attn_problem *p = &f->p;
@@ -250,7 +244,6 @@ UNWATCHED static bool fixture_sees(const struct fixture *f, int64_t b, int64_t h
     if (f->spec.causal && j > shifted) return false;
     if (f->spec.window_left >= 0 && j < shifted - f->spec.window_left) return false;
     if (f->spec.window_right >= 0 && j > shifted + f->spec.window_right) return false;
-    /* one loop makes bias and keep_mask, because they are broadcast in the same way */
     for (int which = 0; which < 2; which++) {
         const attn_tensor *t = which ? &p->keep_mask : &p->bias;
         const int64_t column = which && p->keep_mask_at_end ? j - (Sk - t->shape[3]) : j;
@@ -279,7 +272,6 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
         int64_t doc_start = 0, doc_end = 0;
         for (int64_t j = 0; j < Sk; j++) {
             int64_t lts = 0, lte = Sq, uts = 0, ute = 0;
-            /* the query whose relative position in its sequence (0 to 1) is that of key j */
             const int64_t at = Sk > 0 ? j * Sq / Sk : 0;
             if (j >= doc_end) doc_start = doc_end, doc_end = rng_between(r, j + 1, Sk);
             switch (f->spec.mask_kind) {
@@ -291,8 +283,7 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
                 lts = rng_between(r, 0, Sq), lte = rng_between(r, 0, Sq);
                 uts = rng_between(r, 0, Sq), ute = rng_between(r, 0, Sq);
                 if (n == 2 && !f->spec.causal)
-                    /* ute (the end of the second hidden interval of queries) stays below lts; otherwise half of the
-                     * keys would be hidden from every query */
+                    /* `ute` does not exceed `lts`; otherwise half of the keys would be hidden from every query. */
                     ute = rng_between(r, 0, lts);
             }
             const int64_t e = (bh * Sk + j) * n;
@@ -304,7 +295,6 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
     }
 }
 
-/* Puts NaN and infinity into keys and values that no query sees, or NaN into a key or value that some queries see. */
 UNWATCHED static void poison_keys(struct fixture *f, struct rng *r)
 {
     const struct spec *s = &f->spec;
@@ -344,7 +334,6 @@ UNWATCHED static void poison_rows(const attn_tensor *t, const attn_view *view, i
             for (int64_t c = 0; c < columns; c++) attn_store(t->dtype, t->data, attn_at(view, b, h, row) + c, NAN);
 }
 
-/* Fills every padding row of the inputs with NaN. */
 UNWATCHED static void poison_padding(struct fixture *f)
 {
     const attn_geometry g = attn_geometry_of(&f->p);
@@ -364,8 +353,8 @@ UNWATCHED static void poison_padding(struct fixture *f)
     }
 }
 
-/* Moves the keys and values of a problem to pages in random order, in a pool with spare pages. Bytes of a page that
- * hold no key, and unused entries of page_table, stay 0xff. */
+/* Moves the keys and values of a problem to pages in random order. Unused bytes of pages, and unused entries of
+ * page_table, stay 0xff. */
 UNWATCHED static void move_to_pages(struct fixture *f, struct rng *r)
 {
     const struct spec *s = &f->spec;
@@ -386,8 +375,6 @@ UNWATCHED static void move_to_pages(struct fixture *f, struct rng *r)
         order[other] = (int32_t)n;
     }
     fixture_add(f, ATTN_T_page_table, ATTN_I32, 2, (int64_t[]){ s->B, most });
-    /* `from`, the problem before its keys moved to pages, still reads the old seqlens_k, which is therefore freed at
-     * the end */
     uint8_t *const lengths = s->sequences ? f->block[ATTN_T_seqlens_k] : NULL;
     if (s->sequences) {
         fixture_add(f, ATTN_T_seqlens_k, ATTN_I32, 1, (int64_t[]){ s->B });
@@ -423,7 +410,6 @@ UNWATCHED static void move_to_pages(struct fixture *f, struct rng *r)
     free(order);
 }
 
-/* Adds q, k or v to the problem, in the spec's layout and packing. */
 UNWATCHED static void add_bshd(struct fixture *f, attn_tensor_id id, attn_dtype dtype, int64_t S, int64_t heads,
                                int64_t size)
 {
@@ -442,8 +428,7 @@ UNWATCHED static void add_lse(struct fixture *f, attn_tensor_id id)
     else fixture_add(f, id, ATTN_F32, 3, (int64_t[]){ s->B, s->H, s->Sq });
 }
 
-/* Adds what an observe (a request for attention weights) has besides q, k and v: the queries and keys whose weights it
- * wants, its sizes and its outputs. The spec's seed determines all of them. */
+/* Adds the inputs and outputs that an observe (a request for attention weights) has besides q, k and v. */
 UNWATCHED static void add_observed(struct fixture *f)
 {
     const struct spec *const s = &f->spec;
@@ -452,7 +437,7 @@ UNWATCHED static void add_observed(struct fixture *f)
     const uint64_t wanted = s->observe ? s->observe : UINT64_MAX;
     attn_tensor made;
     attn_error err = { 0 };
-    if (s->given_lse) { /* with given_lse, lse is an input */
+    if (s->given_lse) {
         attn_problem forward = f->p;
         forward.op = ATTN_OP_FORWARD;
         run_reference(&forward);
@@ -564,7 +549,6 @@ UNWATCHED void fixture_make(struct fixture *f, const struct spec *spec)
         fixture_add(f, ATTN_T_keep_mask, ATTN_U8, 4,
                     (int64_t[]){ axes & 1 ? s->B : 1, axes & 2 ? s->H : 1, axes & 4 ? s->Sq : 1, columns });
         for (int64_t n = tensor_elements(&f->p.keep_mask), i = 0; i < n; i++) {
-            /* every seventh row of the mask hides all keys */
             const bool all_hidden_row = columns > 0 && i / columns % 7 == 3;
             tensor_set(&f->p.keep_mask, i, !all_hidden_row && rng_chance(&r, s->keep));
         }
@@ -613,7 +597,7 @@ UNWATCHED void fixture_make(struct fixture *f, const struct spec *spec)
     if (s->no_lse) f->p.lse.rank = 0;
     if (s->op == ATTN_OP_OBSERVE) add_observed(f);
     if (s->op == ATTN_OP_BACKWARD) {
-        if (s->give_forward) { /* with give_forward, out and lse are inputs */
+        if (s->give_forward) {
             attn_problem forward = f->p;
             forward.op = ATTN_OP_FORWARD;
             run_reference(&forward);
@@ -689,7 +673,7 @@ UNWATCHED void bench_close(struct bench *b)
     memset(b, 0, sizeof *b);
 }
 
-/* Under AddressSanitizer a kernel must not even read the guards (the bytes around a tensor). */
+/* Under AddressSanitizer a kernel must not even read the bytes around a tensor. */
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #define FORBID(address, bytes) ASAN_POISON_MEMORY_REGION(address, bytes)
@@ -716,9 +700,8 @@ UNWATCHED static void guards_allow(const struct fixture *f)
         if (f->block[id]) ALLOW(f->block[id], f->block_bytes[id]);
 }
 
-/* With ATTN_PRINT_BITS=1, prints a line after every run, so that diff can compare the output of two builds. The line
- * has the problem and a checksum (FNV-1a) of the bytes of each output. The checksum includes guards and gaps between
- * rows, which no kernel writes. */
+/* With ATTN_PRINT_BITS=1, prints a line after every run: the problem, and a checksum (FNV-1a) of each output. diff can
+ * then compare the bits of two builds. */
 UNWATCHED static void bits_print(const struct fixture *f)
 {
     const char *const wanted = getenv("ATTN_PRINT_BITS");
@@ -732,7 +715,6 @@ UNWATCHED static void bits_print(const struct fixture *f)
     spec_print(stdout, &f->spec);
 }
 
-/* Runs the plans with attn_run(), or with attn_run_some() if b->in_steps is set. */
 UNWATCHED static attn_status run_plans(struct bench *b, const attn_plan *plans, int count, attn_error *err)
 {
     void *workspace = NULL;
@@ -750,8 +732,8 @@ UNWATCHED static attn_status run_plans(struct bench *b, const attn_plan *plans, 
     return status;
 }
 
-/* Makes *p the fixture's problem with its tensors in the device's memory. If host and device share memory, *p has
- * the fixture's own tensors. The caller must free `blocks` and `prefix`. */
+/* Copies the fixture's tensors to the device's memory, and makes *p the problem there. With unified memory *p has the
+ * fixture's own tensors. The caller must free `blocks` and `prefix`. */
 UNWATCHED static attn_status to_device(struct bench *b, const struct fixture *f, attn_problem *p,
                                        void *blocks[ATTN_TENSOR_COUNT], void **prefix, attn_error *err)
 {
@@ -874,7 +856,7 @@ UNWATCHED void truth_clear(struct truth *t)
     memset(t, 0, sizeof *t);
 }
 
-/* Returns half of the distance between two neighbouring numbers of the dtype near x. */
+/* Returns half of the distance between neighbouring numbers of the dtype near x. */
 static double half_unit(attn_dtype dtype, double x)
 {
     static const struct {
@@ -885,12 +867,10 @@ static double half_unit(attn_dtype dtype, double x)
     return fmax(fabs(x) * unit[dtype].relative, unit[dtype].least);
 }
 
-/* Returns the error that a result may have because devices add doubles in different orders. It is a few units in the
- * last place of the largest terms. */
+/* Returns by how much a result may change if the device adds doubles in another order. */
 UNWATCHED static double truth_noise(const attn_problem *p, const attn_geometry *g, int result)
 {
     const double unit = 64 * 0x1p-53, v = largest(&p->v), score = largest(&p->q) * largest(&p->k) * g->scale;
-    /* an absolute error of a score is a relative error of its probability P */
     const double exponent = 1 + fmin(fabs(score), FLT_MAX);
     if (result == TRUTH_OUT) return unit * exponent * v;
     if (result == TRUTH_LSE) return unit * exponent;
@@ -900,8 +880,8 @@ UNWATCHED static double truth_noise(const attn_problem *p, const attn_geometry *
     return unit * exponent * dout * v * (double)g->dims.Dv * fabs(g->scale) * other;
 }
 
-/* Compares one result of the device with the reference backend's tensor, which is rounded to its dtype. Padding rows
- * must be 0, or -inf in lse. */
+/* Compares a float64 result of the device with the reference backend's result, which is rounded to its dtype. Padding
+ * rows must be 0, or -inf in lse. */
 UNWATCHED static bool truth_result_agrees(const struct fixture *want, const struct truth *t, int result, char *why,
                                           size_t room)
 {
@@ -955,9 +935,8 @@ UNWATCHED static bool truth_result_agrees(const struct fixture *want, const stru
                  t->distance[result].max_abs, t->distance[result].largest, distance.max_abs, distance.largest);
         good = false;
     }
-    /* The device and the reference backend may round a number in opposite directions if it is near the middle
-     * between two numbers of the dtype. In float32 this is rare. Averages (a scale of 0) are an exception: they
-     * often lie in the middle. */
+    /* The device and the reference backend may round a number in opposite directions if it is near the middle between
+     * two numbers of the dtype. In float32 this is rare, except for averages (a scale of 0). */
     if (!good || view->dtype != ATTN_F32 || g.scale == 0 || flips <= 2 + t->count[result] / 500) return good;
     snprintf(why, room, "%s: %lld of %lld numbers round otherwise", attn_tensors[id].name, (long long)flips,
              (long long)t->count[result]);
@@ -1019,7 +998,7 @@ UNWATCHED void run_reference(const attn_problem *p)
 const struct limits limits_of[] = {
     [ATTN_F32] = { 1e-5, 3e-5, 1e-4, 1e-6, 1e-45 },
     [ATTN_F16] = { 1e-3, 3e-3, 5e-3, 1e-5, 6e-8 },
-    /* the last limit, 1.2e-38, is needed because processors' bfloat16 products treat subnormal operands as 0 */
+    /* The last limit is needed because processors' bfloat16 products treat subnormal operands as 0. */
     [ATTN_BF16] = { 8e-3, 2e-2, 3e-2, 1e-4, 1.2e-38 },
     [ATTN_F8E4M3] = { 4e-2, 0, 0, 1e-4, 2e-38 },
 };
@@ -1034,14 +1013,14 @@ UNWATCHED double largest(const attn_tensor *t)
     return m;
 }
 
-/* Estimates the largest |score|, because the rounding errors of scores grow with their size. */
+/* Estimates the largest |score|. The rounding errors of scores grow with it. */
 UNWATCHED static double score_size(const struct fixture *f)
 {
     const attn_geometry g = attn_geometry_of(&f->p);
     double size = fabs(g.scale) * sqrt((double)g.dims.D) * largest(&f->p.q) * largest(&f->p.k);
     if (f->p.q_scale.rank) size *= largest(&f->p.q_scale);
     if (f->p.k_scale.rank) size *= largest(&f->p.k_scale);
-    /* a capped score is below the softcap; the factor 8 allows for errors in computing the cap */
+    /* A capped score is below the softcap; the factor 8 allows for errors in computing the cap. */
     if (g.softcap > 0) size = fmin(size, 8 * g.softcap);
     return size + (f->spec.bias_levels ? 0 : largest(&f->p.bias)) +
            largest(&f->p.alibi_slopes) * (double)attn_max64(g.dims.Sk, g.dims.Sq);
@@ -1051,19 +1030,17 @@ struct tolerance {
     double relative, absolute;
 };
 
-/* Returns the tolerance of output `id`, without the term `sensitivity` that testing.h describes. */
+/* Returns the tolerance of output `id`, without the term `sensitivity` (see testing.h). */
 UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_tensor_id id)
 {
     const struct limits *limit = &limits_of[f->spec.dtype];
-    /* the output may have a less exact dtype than the inputs */
     const struct limits *as = &limits_of[f->p.tensor[id].dtype];
     const attn_geometry g = attn_geometry_of(&f->p);
     const double scores = score_size(f), blur = 2.4e-7 * scores,
                  v = largest(&f->p.v) * (f->p.v_scale.rank ? largest(&f->p.v_scale) : 1);
     const double q = largest(&f->p.q), k = largest(&f->p.k), dout = largest(&f->p.dout), dlse = largest(&f->p.dlse);
     const double kept = f->spec.dropout_p > 0 ? 1 / (1 - f->spec.dropout_p) : 1;
-    /* about the size of two terms: dP (the product of dout and v), and delta (the sum of dout * out over a row, less
-     * dlse) */
+    /* an estimate of the largest |dP| + |delta| */
     const double dz = (dout * v * sqrt((double)g.dims.Dv) * kept + dlse);
     struct tolerance t = { 0 };
     switch (id) {
@@ -1077,7 +1054,6 @@ UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_ten
         t.relative = 4e-5 + 2 * blur;
         t.absolute = 1e-30;
         return t;
-    /* the infinite tolerance accepts any top_keys, which backends_observe.c checks */
     case ATTN_T_top_keys: t.absolute = INFINITY; return t;
     case ATTN_T_row_max:
     case ATTN_T_max_logit:
@@ -1142,7 +1118,7 @@ UNWATCHED bool fixture_compare(const struct fixture *got, const struct fixture *
                      t.relative * sqrt(size2) + 2 * sqrt(sensitivity2) + t.absolute * sqrt((double)n));
             return false;
         }
-        /* compares the error of each row of `out` with that row; both are measured by their norm */
+        /* Each row of `out` has a limit of its own, relative to the norm of the row. */
         if (id == ATTN_T_out && got->spec.Dv >= 8)
             for (int64_t row = 0; row < n / got->spec.Dv; row++) {
                 double row_error = 0, row_size = 0;
@@ -1167,7 +1143,7 @@ UNWATCHED bool fixture_intact(const struct fixture *f, const struct fixture *bef
         uint8_t *mask;
         size_t data;
         if (!f->block[id]) continue;
-        mask = calloc(f->block_bytes[id], 1); /* mask[byte] is 1 if the run may have changed the byte */
+        mask = calloc(f->block_bytes[id], 1);
         data = (size_t)((uint8_t *)t->data - f->block[id]);
         if (is_output(&f->p, (attn_tensor_id)id))
             for (int64_t n = tensor_elements(t), e = 0; e < n; e++)
@@ -1202,12 +1178,10 @@ UNWATCHED bool outputs_equal(const struct fixture *a, const struct fixture *b, c
     return true;
 }
 
-/* If `out` has at most FEW_OUTPUTS numbers, the terms of each number may cancel. Even the largest number then does not
- * show how large its terms were, and with them its error. */
 enum { FEW_OUTPUTS = 16 };
 
-/* Moves each number of v up or down by about one unit in its last place. This changes `out` by at least as much as
- * rounding P to the dtype of v would. */
+/* Moves each number of v up or down by about one unit in its last place, to show how much rounding P may change
+ * `out`. */
 UNWATCHED static void move_values(struct fixture *f)
 {
     static const double unit[] = {
@@ -1230,9 +1204,8 @@ UNWATCHED bool spec_agrees(struct bench *bench, const struct spec *spec)
     fixture_copy(&before, &got);
     run_reference(&want.p);
     memset(&other, 0, sizeof other);
-    /* Computes the float64 results a second time in another way, to see how much rounding changes them. If the backward
-     * of `want` computes out and lse itself, this one gets rounded out and lse as inputs, and vice versa. A forward
-     * with few outputs gets a slightly changed v. */
+    /* Computes the reference results in another way, to see how much rounding changes them. A backward gets rounded out
+     * and lse as inputs, or computes them if `want` got them. A forward with few outputs gets a slightly changed v. */
     if (spec->op == ATTN_OP_BACKWARD) {
         struct spec twin = *spec;
         twin.give_forward = !spec->give_forward;

@@ -47,7 +47,7 @@ struct rng {
 };
 /* A generator of random numbers: SplitMix64 (Steele, Lea, Flood 2014). */
 uint64_t rng_next(struct rng *r);
-double rng_uniform(struct rng *r); /* Returns a uniform random number in [0, 1). */
+double rng_uniform(struct rng *r); /* uniform in [0, 1) */
 int64_t rng_between(struct rng *r, int64_t low, int64_t high);
 bool rng_chance(struct rng *r, double p);
 double rng_normal(struct rng *r);
@@ -56,23 +56,23 @@ double rng_normal(struct rng *r);
 
 enum { SPEC_SEQUENCES = 12 };
 
-/* How the bounds of a FlashMask (mask_startend_rows) are made. */
+/* How a FlashMask (mask_startend_rows) is made. */
 enum mask_kind {
     MASK_RANDOM,   /* random intervals of hidden queries, some empty and some with all queries */
-    MASK_DOCUMENT, /* documents of random length; each query sees only keys of its own document */
+    MASK_DOCUMENT, /* each query sees only keys of its own document; documents have random lengths */
     MASK_WINDOW,   /* a query sees only keys in a band around the diagonal */
     MASK_ALL,      /* every key is hidden from every query */
-    MASK_UNION,    /* 4 bounds per key: two intervals of hidden queries; only both together hide every query */
+    MASK_UNION,    /* two intervals of hidden queries per key, which only together hide every query */
     MASK_KINDS
 };
 
-/* On which side of 0 the scores of a row are. BELOW: all are below 0. BELOW_ABOVE: the last keys have scores below 0,
- * and the first keys above 0. ABOVE_BELOW: the reverse. BY_ROW: rows alternate between scores above and below 0. Scores
- * below 0 rise so much towards the first key that e^x of their differences is far outside float32. */
+/* The signs of scores. BELOW: all are negative. BELOW_ABOVE: those of the last keys are negative, and those of the
+ * first keys positive. ABOVE_BELOW: the reverse. BY_ROW: rows alternate. Negative scores differ so much between keys
+ * that e^x of the differences is far outside float32. */
 enum score_sides { SIDES_NONE, SIDES_BELOW, SIDES_BELOW_ABOVE, SIDES_ABOVE_BELOW, SIDES_BY_ROW };
 
 struct spec {
-    const char *name; /* the name of an edge case, or NULL */
+    const char *name;
     attn_op op;
     attn_dtype dtype, out_dtype, bias_dtype;
     int64_t B, H, Hk, Sq, Sk, D, Dv;
@@ -84,53 +84,50 @@ struct spec {
     int64_t window_left, window_right;
     double softcap, dropout_p;
     uint64_t seed;
-    int sequences; /* number of packed sequences; B, Sq and Sk follow from q_lengths and k_lengths */
+    int sequences; /* number of packed sequences, with the lengths q_lengths and k_lengths instead of B, Sq and Sk */
     int q_lengths[SPEC_SEQUENCES], k_lengths[SPEC_SEQUENCES];
     int alibi; /* shape of alibi_slopes: 0 none, 1 [H], 2 [B, H] */
-    /* 0: absent; otherwise 1 plus the sum of these numbers for the axes that are not broadcast: 1 for B, 2 for H, 4 for
-     * Sq */
+    /* 0: absent; otherwise 1 plus the sum of the axes that are not broadcast: 1 for B, 2 for H, 4 for Sq */
     int bias, keep_mask;
     double bias_hidden, keep; /* bias_hidden: fraction of -inf in bias; keep: fraction of 1 in keep_mask */
-    int keep_tail;            /* 0: keep_mask covers all keys; n > 0: keep_mask covers only the last n keys */
-    int mask_bounds;          /* number of bounds per key: 0 (no FlashMask), 1, 2 or 4 */
-    int mask_heads;           /* 0: the FlashMask has 1 head; 1: Hk heads; 2: H heads */
+    int keep_tail;            /* 0: keep_mask covers all keys; n > 0: only the last n keys */
+    int mask_bounds;          /* bounds per key: 0 (no FlashMask), 1, 2 or 4 */
+    int mask_heads;           /* heads of the FlashMask: 0 means one head, 1 means Hk heads, 2 means H heads */
     enum mask_kind mask_kind;
-    int bias_levels; /* 0, or a kind of bias with numbers that only float32 can hold, see fill_bias_levels() */
-    /* 0: none; 1: random; 2: random with -inf and numbers around 100; 3: random with 3e38 and -3e38 */
+    int bias_levels; /* 0: ordinary numbers; 1 to 3: a kind of large numbers (see fill_bias_levels()) */
+    /* 0: no sinks; 1: random; 2: random with -inf and numbers around 100; 3: random with 3e38 and -3e38 */
     int sinks;
-    bool seqlens_k; /* seqlens_k is given: random numbers of keys, 0 and Sk among them */
-    bool seqlens_q; /* seqlens_q is given: random numbers of queries; padding rows after these queries are NaN */
-    /* packed sequences have up to this many rows of NaN between them; seqlens_q and seqlens_k give the lengths */
+    bool seqlens_k; /* seqlens_k is given: random numbers of keys, including 0 and Sk */
+    bool seqlens_q; /* seqlens_q is given: random numbers of queries; the padding rows are NaN */
+    /* up to this many rows of NaN are between packed sequences */
     int gaps;
-    bool key_rows; /* queries are packed, but k and v are [B, Sk, Hk, D] with seqlens_k; rows after the keys are NaN */
-    /* 0: no pages; otherwise k and v are pools of pages with room for page_size keys each. Sk is then a multiple of
-     * page_size, and seqlens_k is given */
+    bool key_rows; /* queries are packed, but k and v are [B, Sk, Hk, D]; seqlens_k is given */
+    /* number of keys per page of k and v; 0: no pages. seqlens_k is then given, and Sk is a multiple of page_size. */
     int page_size;
-    bool fp8_keys; /* k and v are float8_e4m3fn, whatever dtype q has; only in a forward */
+    bool fp8_keys; /* k and v of a forward are float8_e4m3fn, whatever dtype q has */
     bool fp8_scales;
     int scale_axes;          /* shape of the float8 scales: 0: [B, Hk], 1: [1, Hk], 2: [B, 1], 3: [Hk], 4: [1] */
     double fp8_scale;        /* magnitude of the float8 scales; 0: around 1 */
-    bool dlse, give_forward; /* inputs of a backward; dlse: the gradient of lse; give_forward: the forward's out and
+    bool dlse, give_forward; /* inputs of a backward. dlse: the gradient of lse; give_forward: the forward's out and
                               * lse */
-    bool no_dout;            /* dout is all zeros */
-    /* the gradients of a backward that are float32, whatever dtype q has: the sum of 1 (dq), 2 (dk) and 4 (dv) */
+    bool no_dout;
+    /* which gradients are float32 whatever dtype q has: the sum of 1 (dq), 2 (dk) and 4 (dv) */
     int float_grads;
-    bool no_lse;         /* a forward computes only `out`, and not lse */
-    bool latent;         /* v is the first Dv columns of k, in the same memory */
+    bool no_lse;
+    bool latent;
     bool plain_grads;    /* a backward without the gradients of bias and of ALiBi's slopes */
-    bool any_order;      /* a backward is not deterministic, so it may add up the terms of dq in any order */
-    double q_amp, v_amp; /* amplitude of the random numbers: q_amp in q and k, v_amp in v and dout; 0 stands for 1 */
+    bool any_order;      /* the backward may add up the terms of dq in any order, so it is not deterministic */
+    double q_amp, v_amp; /* amplitudes: q_amp of q and k, v_amp of v and dout; 0 stands for 1 */
     double q_mean;       /* a constant added to q and k */
     enum score_sides sides;
-    double v_most;      /* if not 0: the values of v are between v_most / 2 and v_most */
+    double v_most;      /* if not 0, the values of v are between v_most / 2 and v_most */
     bool strided;       /* tensors have gaps between rows, and addresses aligned only to the size of an element */
     bool poison_unseen; /* keys and values that no query sees are NaN and infinity */
-    int poison;         /* 1: a key that some queries see is NaN; 2: a value that some queries see is NaN */
-    /* the outputs that an observe (a request for attention weights) wants, as bits; 0: all. data_seed selects the
-     * queries and keys whose weights are wanted */
+    int poison;
+    /* the outputs that an observe (a request for attention weights) wants, one bit each; 0: all */
     uint64_t observe;
     bool given_lse;   /* an observe (a request for attention weights) gets lse as an input */
-    bool many_blocks; /* the problem or its backward takes ten seconds or more on the emulator */
+    bool many_blocks; /* the problem takes ten seconds or more on the GPU emulator */
     uint64_t data_seed;
 };
 
@@ -141,7 +138,6 @@ struct spec {
         .D = 64, .Dv = 64, .window_left = -1, .window_right = -1, .data_seed = 1, __VA_ARGS__                          \
     }
 
-/* Prints the spec as a SPEC(...) with the members that differ from the defaults. */
 void spec_print(FILE *file, const struct spec *s);
 
 /* ---- A problem with tensors in memory (struct fixture) ----------------------------------------------------------- */
@@ -149,28 +145,27 @@ void spec_print(FILE *file, const struct spec *s);
 struct fixture {
     struct spec spec;
     attn_problem p;
-    /* memory that the fixture owns, a block for each tensor: guard bytes, bytes that shift the address, the tensor,
+    /* a block of memory for each tensor, owned by the fixture: guard bytes, bytes that shift the address, the tensor,
      * guard bytes */
     uint8_t *block[ATTN_TENSOR_COUNT];
     size_t block_bytes[ATTN_TENSOR_COUNT];
 };
 
-void fixture_clear(struct fixture *f); /* frees the fixture's tensors */
+void fixture_clear(struct fixture *f);
 int64_t tensor_elements(const attn_tensor *t);
-/* Returns the memory offset of element n in C order. */
+/* Returns the memory offset, in elements, of element n in C order. */
 int64_t tensor_offset(const attn_tensor *t, int64_t n);
-/* Returns element n in C order, of any dtype. */
+/* Returns element n in C order as a double. */
 double tensor_get(const attn_tensor *t, int64_t n);
 void tensor_set(const attn_tensor *t, int64_t n, double x);
 /* Adds a tensor of this shape to the problem, and fills the tensor's memory with NaN. */
 void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtype, int rank, const int64_t *shape);
 void fill_normal(const attn_tensor *t, struct rng *r, double amp, double mean);
-/* Makes the problem of a spec and checks it with attn_check(). Inputs are random, outputs are filled with NaN. Exits if
- * attn_check() refuses the problem. */
+/* Makes the problem of a spec, with random inputs, and outputs full of NaN. Exits if attn_check() refuses the
+ * problem. */
 void fixture_make(struct fixture *f, const struct spec *spec);
-/* Makes a problem with the same data and with outputs of its own, for another backend. */
+/* Makes a problem with the same inputs and with outputs of its own, to run on another backend. */
 void fixture_copy(struct fixture *to, const struct fixture *from);
-/* Returns whether the problem's operation writes this tensor. */
 bool is_output(const attn_problem *p, attn_tensor_id id);
 
 /* ---- Running problems on a backend ------------------------------------------------------------------------------- */
@@ -179,25 +174,23 @@ struct bench {
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;
-    /* made-up feature bits that are added to the plan of every problem; a kernel that accepts all features then
-     * computes it */
+    /* feature bits that are added to every plan; only a kernel that accepts all features then computes the problem */
     uint64_t also;
-    /* true: attn_run_some() runs the problems in several calls, and the bench waits for the stream between two calls */
+    /* true: the problems run in several calls of attn_run_some(), with a wait after each */
     bool in_steps;
     int64_t calls; /* number of calls of attn_run_some() in the last run */
 };
 
-/* Opens a device of the backend and a stream. Exits if that fails. `threads`: number of threads, or 0 for the
+/* Opens a device of the backend and a stream; exits if that fails. `threads`: number of CPU threads, or 0 for the
  * default. */
 void bench_open(struct bench *b, const char *backend, int threads);
 void bench_close(struct bench *b);
 /* Runs problems together in one attn_run(). Without unified memory every tensor is copied to the device and back. */
 attn_status fixtures_run(struct bench *b, struct fixture *const *list, int count, attn_error *err);
-/* Runs problems together in one attn_run(), as fixtures_run() does. Exits if the run fails. */
+/* As fixtures_run(), but exits if the run fails. */
 void fixtures_must_run(struct bench *b, struct fixture *const *list, int count);
 void fixture_run(struct bench *b, struct fixture *f);
-/* Writes the results of the reference backend, which tests take as correct, to the outputs of a problem in host
- * memory. */
+/* Writes the reference backend's results to the outputs of a problem in host memory. */
 void run_reference(const attn_problem *p);
 
 /* ---- Comparing results ------------------------------------------------------------------------------------------- */
@@ -207,45 +200,45 @@ struct limits {
     /* limits on the relative errors of out, of dq, dk and dv (qkv), and of dbias, dalibi_slopes and dsinks (sums) */
     double out, qkv, sums;
     double noise; /* limit on the error of sums whose terms cancel, relative to the size of the terms */
-    double least; /* a limit on the absolute error, because subnormal numbers are rounded coarsely */
+    double least; /* limit on the absolute error, because subnormal numbers are rounded coarsely */
 };
-extern const struct limits limits_of[]; /* index: dtype */
+extern const struct limits limits_of[];
 
 /* Returns the largest absolute value of the finite elements. */
 double largest(const attn_tensor *t);
-/* Returns whether the results of `got` agree with `want`, the results of the reference backend. `other` has the
- * reference results computed in another way (with out and lse rounded before the backward), or is NULL. If the results
- * disagree, `why` becomes a sentence that says where. */
+/* Returns whether the results of `got` agree with the reference results `want`. If not, `why` becomes a sentence that
+ * says where. `other` is NULL, or the reference results computed in another way (with out and lse rounded before the
+ * backward), which show how much rounding changes them. */
 bool fixture_compare(const struct fixture *got, const struct fixture *want, const struct fixture *other, char *why,
                      size_t room);
-/* Returns whether the run has left inputs, guard bytes, and the gaps between rows of outputs unchanged. `before` is a
- * copy of the fixture before the run. */
+/* Returns whether the run has left inputs, guard bytes, and the gaps between rows unchanged. `before` is a copy of the
+ * fixture from before the run. */
 bool fixture_intact(const struct fixture *f, const struct fixture *before, char *why, size_t room);
-/* Returns whether all outputs of `a` and `b` have equal bits. Layout and packing may differ if the elements are the
- * same in C order. */
+/* Returns whether all outputs of `a` and `b` have equal bits, element by element in C order. Layout and packing may
+ * differ. */
 bool outputs_equal(const struct fixture *a, const struct fixture *b, char *why, size_t room);
-/* Makes and compares a problem: runs `spec` on `bench` and on the reference backend. If the results disagree, prints
- * the problem and returns false. */
+/* Runs `spec` on `bench` and on the reference backend, and compares the results. If they disagree, prints the problem
+ * and returns false. */
 bool spec_agrees(struct bench *bench, const struct spec *spec);
 
 /* ---- The truth (float64 results) that a device computes ---------------------------------------------------------- */
 
 enum { TRUTH_OUT, TRUTH_LSE, TRUTH_DQ, TRUTH_DK, TRUTH_DV, TRUTH_RESULTS = ATTN_TRUTH_RESULTS };
 
-/* Float64 results of a problem in host memory, in this order: out, lse, dq, dk, dv. */
+/* Float64 results of a problem, in this order: out, lse, dq, dk, dv. The struct owns the memory. */
 struct truth {
-    double *result[TRUTH_RESULTS]; /* the float64 numbers of each result, in memory that the struct owns */
-    int64_t count[TRUTH_RESULTS];  /* number of elements; 0: the problem has no such result */
-    /* how far the fixture's own results are from the float64 results */
+    double *result[TRUTH_RESULTS];
+    int64_t count[TRUTH_RESULTS]; /* number of elements; 0: the problem has no such result */
+    /* the distance of the fixture's own results from the float64 results */
     attn_truth_distance distance[TRUTH_RESULTS];
 };
 
-/* Computes the truth (results in float64) of the fixture's problem, and the distance of the fixture's results from it.
- * Waits for the stream between two calls of attn_truth_some(), and stores the number of calls in b->calls. */
+/* Computes the truth (float64 results) of the fixture's problem on the device, and the distance of the fixture's
+ * results from it. Stores the number of calls of attn_truth_some() in b->calls. */
 attn_status truth_run(struct bench *b, const struct fixture *f, struct truth *t, attn_error *err);
 void truth_clear(struct truth *t);
-/* Returns whether the truth (results in float64) that the device computes for `spec` rounds to the results of the
- * reference backend. If not, prints the problem. */
+/* Returns whether the truth (float64 results) that the device computes for `spec` agrees with the reference backend
+ * after rounding. If not, prints the problem. */
 bool truth_agrees(struct bench *b, const struct spec *spec);
 
 #endif

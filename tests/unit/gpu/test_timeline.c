@@ -1,5 +1,5 @@
-/* test_timeline.c: tests the functions by which tests/gpu/overlap.c finds out whether requests overlap. The tests use
- * times that were recorded. */
+/* test_timeline.c: tests with recorded times the functions by which tests/gpu/overlap.c finds out whether requests
+ * overlap. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,9 +9,8 @@
 
 #include "tests/gpu/timeline.h"
 
-/* Times recorded on one H200. Request 0 was copied to the host from 6.68 to 8.07 ms, while the kernel of request 1 ran
- * (6.68 to 10.44 ms). The same copy, measured alone, had taken more than twice as long because of a disturbance. An
- * earlier version of the check compared the overlap with that longer time, and wrongly found it too short. */
+/* Times recorded on one H200. Request 0 was copied to the host from 6.68 to 8.07 ms, while the kernel of request 1 ran.
+ * The same copy alone took twice as long, because of a disturbance. */
 static const struct times recorded[] = {
     { { 0, 2980, 6680, 8070 } },
     { { 2980, 5960, 10440, 11830 } },
@@ -25,8 +24,7 @@ static void test_a_copy_that_ran_beside_a_kernel_all_the_time_overlaps_whatever_
 }
 
 /* Times recorded on one H200, where copying a request to the device takes longer than its kernel. Request 0 is copied
- * to the host from 6.79 to 8.15 ms. Request 1 is copied to the device until 7.71 ms, and computed from then on. So the
- * copy to the host overlaps other work. */
+ * to the host from 6.79 to 8.15 ms, while request 1 is copied to the device until 7.71 ms, and then computed. */
 static void test_a_copy_out_beside_the_next_copy_in_overlaps_though_no_kernel_can_run_yet(void **state)
 {
     (void)state;
@@ -51,8 +49,7 @@ static void test_stages_one_after_the_other_do_not_overlap(void **state)
 static void test_a_copy_that_waited_for_its_engine_is_not_said_to_have_run(void **state)
 {
     (void)state;
-    /* Times in microseconds. The copies of both requests to the device were queued at 0, and the second copy waited for
-     * the first. The kernel of the first request ran from 10 to 11, and its copy to the host from 11 to 12. */
+    /* Times in microseconds: both copies to the device were queued at 0, and the second waited for the first. */
     const struct times queued[] = { { { 0, 10, 11, 12 } }, { { 0, 20, 21, 22 } } };
     assert_true(stage_began(queued, 1, STAGE_IN) == 10);
     assert_true(share_beside_others(queued, 2, STAGE_IN) == 0.2);

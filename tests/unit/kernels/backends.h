@@ -1,5 +1,5 @@
-/* backends.h: what the backends_*.c files of test_backends have in common. It declares the backend under test, which
- * problems this process tests, short names for shapes, and the tests themselves. */
+/* backends.h: declarations shared by the backends_*.c files of test_backends: the backend under test, which problems
+ * this process tests, short names for shapes, and the tests. */
 #ifndef BACKENDS_H
 #define BACKENDS_H
 
@@ -8,9 +8,9 @@
 /* ---- The backend under test, and which problems this process tests (test_backends.c) ----------------------------- */
 
 extern struct bench bench;
-extern const char *backend; /* name of the backend under test */
+extern const char *backend;
 
-/* The number of random problems that are tested if ATTN_RANDOM_COUNT is not set. */
+/* number of random problems unless ATTN_RANDOM_COUNT is set */
 #if defined(__SANITIZE_THREAD__)
 enum { RANDOM_COUNT = 30 };
 #elif defined(__SANITIZE_ADDRESS__)
@@ -20,13 +20,12 @@ enum { RANDOM_COUNT = 300 };
 #endif
 
 long env_number(const char *name, long otherwise);
-bool is_brief(void); /* whether ATTN_BRIEF is set, so that slow tests are left out (see test_backends.c) */
+bool is_brief(void); /* whether slow tests are left out (ATTN_BRIEF) */
 /* Returns whether this process tests the next problem of a list. ATTN_PART divides the problems among several
- * processes. A process does not simply get every second problem: lists alternate forward and backward, which do not
- * take equally long. */
+ * processes. */
 bool is_ours(void);
-/* Returns whether the backend under test and the reference backend agree on the problem. Returns true without a test
- * if another process tests the problem, or if the backend has no kernel for it. */
+/* Returns whether the backend under test and the reference backend agree on the problem. Returns true without a test if
+ * another process tests the problem, or the backend has no kernel for it. */
 bool agrees(const struct spec *s);
 
 #define assert_outputs_equal(a, b)                     \
@@ -46,27 +45,26 @@ bool agrees(const struct spec *s);
 #define FP8            .dtype = ATTN_F8E4M3, .out_dtype = ATTN_BF16
 #define HEADS(h, hk)   .H = h, .Hk = hk
 #define SIZES(q, k, d) .Sq = q, .Sk = k, .D = d, .Dv = d
-#define MLA            .D = 576, .Dv = 512, .H = 16, .Hk = 1 /* the head sizes of multi-head latent attention */
+#define MLA            .D = 576, .Dv = 512, .H = 16, .Hk = 1
 #define PAGES(n)       .page_size = n, .seqlens_k = true
 #define WINDOW(l, r)   .window_left = l, .window_right = r
 
 int64_t pick(struct rng *r, const int64_t *from, size_t count);
 extern const int64_t page_sizes[9];
-/* Puts keys and values in pages of a pool. A page has room for `page_size` keys. Sk becomes a multiple of the page
- * size, and batch rows have any length up to Sk. */
+/* Puts keys and values in pages of `page_size` keys. Sk becomes a multiple of the page size, and batch rows get any
+ * length up to Sk. */
 void give_pages(struct spec *s, int64_t page_size);
-/* Returns a valid problem with random options. Each option is off most of the time, so that single options, pairs and
- * triples of options occur. */
+/* Returns a valid problem with random options. Most options are off. */
 struct spec random_spec(uint64_t seed);
-/* Runs the problems of a list, forward and backward. Returns how many of them disagree with the reference backend. */
+/* Runs the problems forward and backward. Returns how many of them disagree with the reference backend. */
 int problems_disagree(const struct spec *list, size_t count);
-/* Runs problems draw(9000) to draw(9000 + count - 1) twice: each problem alone, and all in one call. Checks that each
- * problem has equal bits in both runs. `count` is at most 16. */
+/* Checks that problems draw(9000) to draw(9000 + count - 1) have the same bits alone as together in one call. `count`
+ * is at most 16. */
 void assert_same_bits_alone_and_among_others(struct spec (*draw)(uint64_t seed), int count);
 /* Checks that the backend and the reference backend agree on the problems draw(first) to draw(first + count - 1). */
 void random_problems_agree(struct spec (*draw)(uint64_t seed), long first, long count);
-/* Asserts that tensor `id` of the problem `part` has the same bits as the elements of `whole` that begin at element
- * `first`. The first axis of the tensor must be the batch or the packed rows. */
+/* Asserts that tensor `id` of the problem `part` has the same bits as the elements of `whole` from element `first` on.
+ * The tensor's first axis must be the batch or the packed rows. */
 void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first);
 
 /* ---- The tests that each file defines ---------------------------------------------------------------------------- */

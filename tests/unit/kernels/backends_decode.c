@@ -1,5 +1,5 @@
-/* backends_decode.c: tests of problems with few queries and many keys. Keys lie in pages, batch rows share keys, or the
- * memory of the keys holds the values too. */
+/* backends_decode.c: tests of problems with few queries and many keys. Keys lie in pages, batch rows share keys, or
+ * keys and values share memory. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,9 +10,8 @@
 
 /* ---- Tests of decoding: few queries, many keys ------------------------------------------------------------------- */
 
-/* Tests lengths and row counts just below and above every limit of the kernels. Backends split the keys at multiples of
- * 128 to 2048 keys. Kernels treat up to 16 rows, up to 64 rows and more rows differently. All queries of all heads that
- * share a key/value head count as rows. */
+/* Lengths and row counts lie just below and above the limits of kernels, which split keys at multiples of 128 to 2048,
+ * and treat up to 16, up to 64 and more rows differently. All queries of a key/value head are rows. */
 void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state)
 {
     static const int64_t keys[] = { 0, 1, 63, 127, 128, 129, 257, 511, 512, 513, 1025, 2047, 2048, 2049, 4100 };
@@ -45,7 +44,7 @@ void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **
     assert_int_equal(failed, 0);
 }
 
-/* Returns a random problem like those of random_spec(), but with few rows and many keys. */
+/* Returns a random problem like random_spec(), but with few rows and many keys. */
 static struct spec random_decode_spec(uint64_t seed)
 {
     struct rng r = { seed * UINT64_C(0xd1342543de82ef95) + 1 };
@@ -60,7 +59,6 @@ static struct spec random_decode_spec(uint64_t seed)
     s.H = s.Hk * (rows / s.Sq > 1 ? rng_between(&r, 1, rows / s.Sq) : 1);
     s.Sk = rng_chance(&r, 0.7) ? rng_between(&r, 0, 700) : rng_between(&r, 700, 3000);
     if (s.window_left > 0) s.window_left *= rng_between(&r, 1, 10);
-    /* some sequences have few rows and others many, because kernels compute few and many rows differently */
     for (int n = 0; n < s.sequences; n++) {
         s.q_lengths[n] = (int)(rng_chance(&r, 0.3) ? rng_between(&r, 0, 90)
                                                    : rng_between(&r, 1, rows / (s.H / s.Hk) + 1));
@@ -86,8 +84,8 @@ void test_random_decoding_agrees_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Tests problems whose keys the forward on Hopper GPUs divides into splits. Such problems have at least 65 rows per
- * key/value head, and many keys. */
+/* These problems have at least 65 rows per key/value head, and so many keys that the forward on Hopper GPUs splits
+ * them. */
 void test_keys_of_a_chunk_agree_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -118,9 +116,8 @@ void test_keys_of_a_chunk_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A problem with few queries and many keys must have the same bits alone and directly after other problems of this
- * kind. In this test all problems run in one call, and the GPU may start a kernel while the previous kernel still
- * runs. */
+/* Problems in one call must have the same bits as alone, even if the GPU starts a kernel before the previous one has
+ * ended. */
 void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **state)
 {
     enum { COUNT = 24, TIMES = 3 };
@@ -144,7 +141,6 @@ void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **stat
     }
 }
 
-/* Returns whether one kernel of the backend under test computes both problems a and b. */
 static bool same_kernel(const struct fixture *a, const struct fixture *b)
 {
     attn_plan first, second;
@@ -154,8 +150,7 @@ static bool same_kernel(const struct fixture *a, const struct fixture *b)
     return first.kernel == second.kernel;
 }
 
-/* Keys and values that lie in pages must give the same bits as contiguous keys and values, if one kernel computes
- * both problems. */
+/* Keys in pages must give the same bits as contiguous keys, if one kernel computes both problems. */
 void test_pages_do_not_change_a_bit(void **state)
 {
     static const int64_t sizes[] = { 1, 7, 16, 64, 128 };
@@ -180,12 +175,12 @@ void test_pages_do_not_change_a_bit(void **state)
     assert_true(compared >= 20);
 }
 
-/* Counts the boxes (pieces of tensors) that the copy engine of Hopper GPUs (TMA) loaded. Only the emulator has this
- * function (tests/emulator/sm90.h); elsewhere it is NULL. */
+/* Returns how many boxes (pieces of tensors) Hopper's copy engine (TMA) has loaded. Only the emulator has this function
+ * (tests/emulator/sm90.h); elsewhere it is NULL. */
 __attribute__((weak)) unsigned long emu_tma_loads(void);
 __attribute__((weak)) void emu_refuse_maps(int refuse);
 
-/* Runs the problem. Returns how many boxes (pieces of a tensor) TMA loaded; 0: this is not the emulator. */
+/* Runs the problem. Returns how many boxes (pieces of a tensor) TMA loaded, or 0 without the emulator. */
 static unsigned long boxes_of(struct bench *b, struct fixture *f)
 {
     const unsigned long before = emu_tma_loads ? emu_tma_loads() : 0;
@@ -193,8 +188,8 @@ static unsigned long boxes_of(struct bench *b, struct fixture *f)
     return (emu_tma_loads ? emu_tma_loads() : 0) - before;
 }
 
-/* Keys that TMA loads must give the same bits as keys that threads load. In the table, `by_engine` says whether TMA
- * can load the keys of the problem. */
+/* Keys that TMA loads must give the same bits as keys that threads load. `by_engine` says whether TMA can load the
+ * keys. */
 void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -276,8 +271,7 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
         if (emu_tma_loads && (boxes > 0) != cases[n].by_engine)
             fail_msg("%s: the copy engine loaded %lu boxes", s->name, boxes);
         assert_outputs_equal(&engine, &threads);
-        /* Packed problems are left out: they also launch the kernel for long sequences, which fails if TMA's tensor
-         * maps are refused. */
+        /* Packed problems also launch the kernel for long sequences, which fails if TMA's tensor maps are refused. */
         if (emu_refuse_maps && !s->sequences) {
             emu_refuse_maps(1);
             assert_int_equal(boxes_of(&bench, &refused), 0);
@@ -289,13 +283,12 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
     bench_close(&by_threads);
 }
 
-/* A kernel may convert bfloat16 queries to float16 where keys are float8. The test multiplies the queries by 2^`unit`
- * and the scale by 2^-`unit`, which must not change `out`. In one channel all keys are zero and the queries are very
- * large. A kernel that converts all channels by one factor would lose the other channels in float16. */
+/* For float8 keys, a kernel may convert bfloat16 queries to float16, which must not lose small or large ones. Queries
+ * times 2^unit with a scale times 2^-unit must give the same `out`. */
 void test_queries_of_any_size_meet_float8_keys(void **state)
 {
     static const struct {
-        int unit; /* the queries are multiplied by 2^unit */
+        int unit;
         double large;
     } cases[] = { { 100, 0 }, { -100, 0 }, { 0, 0x1p25 }, { 0, 0x1p60 }, { 0, 0x1p120 }, { -90, 0x1p40 } };
     static const int64_t queries[] = { 1, 9 };
@@ -323,7 +316,7 @@ void test_queries_of_any_size_meet_float8_keys(void **state)
     }
 }
 
-/* Copies one row of a batch to a problem of its own, whose page table is wider than the batch's by `more` pages. */
+/* Copies one row of a batch to a problem of its own, whose page table has `more` additional columns. */
 static void take_row(const struct fixture *whole, struct fixture *row, int64_t b, int64_t more)
 {
     static const attn_tensor_id by_row[] = { ATTN_T_q, ATTN_T_seqlens_k, ATTN_T_out, ATTN_T_lse };
@@ -342,8 +335,6 @@ static void take_row(const struct fixture *whole, struct fixture *row, int64_t b
     assert_int_equal(attn_check(&row->p, NULL), ATTN_OK);
 }
 
-/* The results of a batch row must not depend on the other batch rows, on their number, or on the width of the page
- * table. */
 void test_a_row_in_pages_has_the_bits_that_it_has_alone(void **state)
 {
     static const struct spec batches[] = {
@@ -370,8 +361,7 @@ void test_a_row_in_pages_has_the_bits_that_it_has_alone(void **state)
     }
 }
 
-/* Latent attention stores one row per token: all of it is the key, and its first columns are the value. So the tensor v
- * may lie in the memory of k. */
+/* Latent attention stores one row per token. The row is the key, and its first columns are the value. */
 void test_values_may_be_the_first_columns_of_keys(void **state)
 {
     static const struct spec cases[] = {
@@ -395,7 +385,6 @@ void test_values_may_be_the_first_columns_of_keys(void **state)
         free(one.block[ATTN_T_v]);
         one.block[ATTN_T_v] = NULL;
         assert_int_equal(attn_check(&one.p, NULL), ATTN_OK);
-        /* a device with its own memory gets k and v as separate copies, although they share host memory */
         if (!bench.info.unified) {
             one.block_bytes[ATTN_T_v] = one.block_bytes[ATTN_T_k];
             one.block[ATTN_T_v] = aligned_alloc(64, (one.block_bytes[ATTN_T_v] + 63) / 64 * 64);
@@ -413,8 +402,7 @@ void test_values_may_be_the_first_columns_of_keys(void **state)
     }
 }
 
-/* Latent attention must agree with the reference backend. Row counts and lengths lie just below and above a kernel's
- * tile and split sizes. There are problems with one split of the keys and with several, with pages and without. */
+/* Row counts and lengths lie just below and above a kernel's tile and split sizes. */
 void test_latent_attention_agrees_with_the_reference(void **state)
 {
 #define LATENT(h) .latent = true, .D = 576, .Dv = 512, HEADS(h, 1)
@@ -461,7 +449,6 @@ void test_latent_attention_agrees_with_the_reference(void **state)
         if (!agrees(&cases[n])) failed++;
     assert_int_equal(failed, 0);
 
-    /* if ATTN_CUDA_FAMILY names a family of kernels, that family must compute the problem */
     const char *family = getenv("ATTN_CUDA_FAMILY");
     if (family && strcmp(family, "sm90_latent") == 0) {
         struct fixture f;
@@ -475,14 +462,13 @@ void test_latent_attention_agrees_with_the_reference(void **state)
     }
 }
 
-/* Latent attention must have the same bits in a large batch and alone, with pages and without. A kernel may divide the
- * work of these problems differently among thread blocks. */
+/* A kernel may divide the work differently among thread blocks with pages, without them, in a batch and alone. */
 void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
 {
     static const struct spec cases[] = {
         SPEC(LATENT(4), .B = 4, .Sq = 2, .Sk = 256, PAGES(64), BF16, .causal = true),
         SPEC(LATENT(3), .B = 3, .Sq = 1, .Sk = 1536, PAGES(128), F16),
-        /* a problem with more thread blocks than a GPU runs at the same time */
+        /* This problem has more thread blocks than a GPU runs at the same time. */
         SPEC(LATENT(1), .B = 150, .Sq = 1, .Sk = 640, PAGES(64), BF16, .many_blocks = true),
     };
     (void)state;
@@ -508,8 +494,7 @@ void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
     }
 }
 
-/* Pages may begin at any key of a pool, as in a server that hands out memory in small pieces. The stride of the page
- * axis is then less than a page. In this test pages overlap, and batch rows share their first pages. */
+/* Pages may begin at any key of the pool, so they may overlap. The stride of the page axis is then less than a page. */
 void test_pages_may_overlap_and_be_shared(void **state)
 {
     enum { B = 3, GRANULE = 4, PAGE = 16, MOST = 5, SHARED = 2, SLOTS = 400 };
@@ -529,8 +514,6 @@ void test_pages_may_overlap_and_be_shared(void **state)
     }
     for (int64_t b = 0; b < B; b++) {
         tensor_set(&pages.p.seqlens_k, b, lengths[b]);
-        /* all rows share their first SHARED pages; the other pages of a row begin at any key of the pool, so that
-         * pages overlap */
         for (int64_t n = 0; n < MOST; n++)
             tensor_set(&pages.p.page_table, b * MOST + n,
                        (double)(n < SHARED ? 7 + 3 * n : rng_between(&r, 0, pages.p.k.shape[0] - 1)));
@@ -561,8 +544,8 @@ void test_pages_may_overlap_and_be_shared(void **state)
     fixture_clear(&pages), fixture_clear(&whole), fixture_clear(&want);
 }
 
-/* Makes a batch of forks, which are batch rows that share pages of keys. Row b shares its first pages with row b - 1,
- * or shares no pages. Fills the array prefix_keys (how many first keys a row shares). */
+/* Makes a batch in which row b shares its first pages with row b - 1, or shares no pages. prefix_keys[b] becomes the
+ * number of keys in the shared pages. */
 static void make_forks(struct fixture *f, const struct spec *s, struct rng *r, int32_t *prefix_keys)
 {
     const int64_t size = s->page_size, most = s->Sk / size;
@@ -585,8 +568,8 @@ static void make_forks(struct fixture *f, const struct spec *s, struct rng *r, i
     assert_int_equal(attn_check(&f->p, NULL), ATTN_OK);
 }
 
-/* Forks are batch rows that share their first pages of keys. The array prefix_keys says how many first keys each row
- * shares with the row before it. The results must have the same bits with and without prefix_keys. */
+/* The results must not depend on prefix_keys, which says how many first keys each batch row shares with the row before
+ * it. */
 void test_a_shared_prefix_does_not_change_a_bit(void **state)
 {
     enum { ROWS = 24 };
@@ -598,8 +581,6 @@ void test_a_shared_prefix_does_not_change_a_bit(void **state)
         SPEC(.B = 4, SIZES(3, 512, 256), PAGES(64), HEADS(5, 1), BF16, .causal = true),
         SPEC(.B = 7, SIZES(1, 700, 200), PAGES(7), HEADS(6, 2), BF16),
         SPEC(.B = 7, SIZES(1, 1280, 64), PAGES(16), HEADS(4, 2), BF16, WINDOW(600, 0)),
-        /* with this many queries, kernels do not use prefix_keys (how many first keys of a row lie in shared pages),
-         * although it is given */
         SPEC(.B = 3, SIZES(6, 640, 64), PAGES(16), HEADS(4, 1), BF16, .causal = true),
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .softcap = 3),
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .fp8_keys = true),
@@ -614,7 +595,6 @@ void test_a_shared_prefix_does_not_change_a_bit(void **state)
         int32_t prefix_keys[ROWS];
         struct fixture with, without;
         make_forks(&with, s, &r, prefix_keys);
-        /* puts NaN into one page that most rows share (into a key or a value), and into a query of one row */
         if (n % 2) {
             const attn_tensor *const t = n % 4 == 1 ? &with.p.k : &with.p.v;
             const int64_t page = (int64_t)tensor_get(&with.p.page_table, rng_between(&r, 0, 3));

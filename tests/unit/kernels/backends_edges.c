@@ -1,6 +1,5 @@
-/* backends_edges.c: tests of three kinds of problems: problems that broke other libraries (kernels/README.md, "Where
- * attention breaks"), a grid of sizes and options, and random problems. Each problem is compared with the reference
- * backend. */
+/* backends_edges.c: compares with the reference backend: problems that broke other libraries (kernels/README.md, "Where
+ * attention breaks"), a grid of sizes and options, and random problems. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,8 +12,7 @@
 
 /* clang-format off: each row of the table stays on one line */
 
-/* Every problem runs forward and backward, with two exceptions: problems with float8 or pages run forward only, and
- * problems with BACK (a value of `op`) run backward only. */
+/* These problems run forward and backward, except that float8 and pages run forward only, and BACK backward only. */
 static const struct spec edge_cases[] = {
     /* Shapes */
     SPEC(.name = "one by one", SIZES(1, 1, 64)),
@@ -223,7 +221,7 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "fp8, scales of 1e-6", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e-6, .q_amp = 100),
     SPEC(.name = "fp8, scales of 1e6", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e6, .q_amp = 0.1,
          .has_scale = true, .scale = 1e-12),
-    /* a scale that becomes 0 when it is rounded to float32 */
+    /* This scale becomes 0 when it is rounded to float32. */
     SPEC(.name = "fp8, scales of 0", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e-60),
     SPEC(.name = "fp8, saturated", SIZES(50, 60, 64), FP8, .q_amp = 400, .has_scale = true, .scale = 1e-6),
     SPEC(.name = "fp8, scores of 1e10", SIZES(200, 300, 64), FP8, .q_amp = 100, .fp8_scales = true, .fp8_scale = 1e3),
@@ -334,12 +332,11 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "scores of 1e6, peaky", BACK, SIZES(60, 80, 64), .q_amp = 10, F16),
 };
 
-/* Problems with huge scores and values. They run forward only, because their gradients would be beyond the range of
- * their dtype. */
+/* These problems run forward only, because their gradients would be beyond the range of their dtype. */
 static const struct spec huge_cases[] = {
     SPEC(.name = "scale 1e20", SIZES(60, 80, 64), .has_scale = true, .scale = 1e20),
-    /* With scores of about 1e9, a product of a score and a factor may be rounded, or stay exact inside a fused
-     * multiply-add. If a kernel mixes rounded and exact products, P can become far larger than 1. */
+    /* A product of such a score and a factor is rounded in a multiplication, and exact in a fused multiply-add. If a
+     * kernel mixes the two, P may be far above 1. */
     SPEC(.name = "scores of 1e9, float16", SIZES(200, 300, 64), F16, .q_amp = 15000),
     SPEC(.name = "scores of 1e9, decoding", SIZES(1, 3000, 64), HEADS(8, 2), F16, .q_amp = 15000),
     SPEC(.name = "scores of 1e10, bfloat16", SIZES(200, 300, 64), BF16, .q_amp = 3e4),
@@ -355,8 +352,7 @@ static const struct spec huge_cases[] = {
     SPEC(.name = "values of 1e36, decoding", SIZES(1, 3000, 64), BF16, .v_amp = 1e36),
 };
 
-/* Problems with numbers as large as float32 can hold. Each problem runs forward. It also runs backward, except for
- * float8 and for problems with `v_most` or with a `q_amp` of 1e-19. */
+/* Numbers are as large as float32 can hold. Problems with float8, `v_most` or a `q_amp` of 1e-19 run forward only. */
 static const struct spec extreme_cases[] = {
     SPEC(.name = "a mask of the most negative numbers", SIZES(50, 70, 64), .bias = 5, .bias_levels = 1),
     SPEC(.name = "the same, float16", SIZES(50, 70, 64), F16, .bias = 5, .bias_levels = 1, .causal = true),
@@ -401,8 +397,8 @@ static const struct spec extreme_cases[] = {
     SPEC(.name = "scale 3e38, q of 1e-38", SIZES(60, 80, 64), .has_scale = true, .scale = 3e38, .q_amp = 1e-19),
 };
 
-/* Problems with padding rows, which all contain NaN. The padding is after the queries that seqlens_q counts, and
- * between packed sequences. If queries are packed, padding is also after the keys that seqlens_k counts. */
+/* Problems with padding rows, which are NaN: after the queries that seqlens_q counts, and between packed sequences. If
+ * queries are packed, also after the keys that seqlens_k counts. */
 static const struct spec length_cases[] = {
     SPEC(.name = "seqlens_q", .B = 5, SIZES(150, 150, 64), HEADS(4, 2), .seqlens_q = true, .causal = true, BF16),
     SPEC(.name = "seqlens_q, bhsd, wider heads", .B = 4, SIZES(70, 200, 128), HEADS(4, 2), .seqlens_q = true,
@@ -531,11 +527,10 @@ void test_lengths_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(length_cases, ARRAY_SIZE(length_cases)), 0);
 }
 
-enum { NARROW_HEADS = 256 }; /* the largest head size for which every backend has a fast kernel */
+enum { NARROW_HEADS = 256 }; /* every backend has a fast kernel for head sizes up to this */
 
-/* A backend lists several kernels for each operation. The last kernel of a list computes every problem, but slowly,
- * so another kernel must compute the problems with lengths (packed or padded sequences). The test skips the backend
- * "paper", which has only one kernel. */
+/* The last kernel of each backend computes every problem, but slowly. Problems with packed or padded sequences must run
+ * on another kernel. The backend "paper" has only one kernel. */
 void test_lengths_do_not_need_the_slowest_kernel(void **state)
 {
     const attn_kernel *slow[ATTN_OP_OBSERVE + 1] = { NULL };
@@ -555,8 +550,7 @@ void test_lengths_do_not_need_the_slowest_kernel(void **state)
     }
 }
 
-/* Backward problems of several tiles, with gradients of bias or of ALiBi slopes. dbias is broadcast in each possible
- * way. */
+/* Backwards of several tiles: the gradients of a bias, broadcast in each possible way, and of ALiBi slopes. */
 static const struct spec option_gradient_cases[] = {
     SPEC(.name = "dbias of each pair", .B = 2, SIZES(200, 300, 64), HEADS(4, 2), BACK, F16, .bias = 8,
          .bias_hidden = 0.1, .causal = true),
@@ -608,9 +602,8 @@ void test_gradients_of_options_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(option_gradient_cases, ARRAY_SIZE(option_gradient_cases)), 0);
 }
 
-/* Some options have a number for each pair of a query and a key, and ALiBi depends on the pair. Problems with such
- * options must run on the same kernel as problems without options. The same holds for backwards that compute gradients
- * of these options. */
+/* Options that change the score of each pair of a query and a key, and their gradients, must run on the same kernel as
+ * problems without options. */
 void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state)
 {
     static const int64_t head_sizes[] = { 64, 96, 128 };
@@ -648,8 +641,6 @@ int64_t pick(struct rng *r, const int64_t *from, size_t count)
 
 const int64_t page_sizes[] = { 1, 3, 7, 16, 16, 32, 48, 64, 128 };
 
-/* Puts keys and values in pages of a pool. A page has room for `page_size` keys. Sk becomes a multiple of the page
- * size, and batch rows have any length up to Sk. */
 void give_pages(struct spec *s, int64_t page_size)
 {
     s->page_size = (int)page_size;
@@ -658,15 +649,12 @@ void give_pages(struct spec *s, int64_t page_size)
     s->seqlens_k = !s->sequences;
 }
 
-/* Returns a valid problem with random options. Each option is off most of the time, so that single options, pairs and
- * triples of options occur. */
 struct spec random_spec(uint64_t seed)
 {
     static const int64_t lengths[] = { 0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 200 };
     static const int64_t head_sizes[] = { 1,  3,  8,  16, 24, 31,  32,  40,  64,  64,
                                           64, 65, 72, 80, 96, 128, 128, 160, 192, 256 };
-    /* The seed is multiplied by an odd constant. It must not be the constant that rng_next() adds for each number,
-     * because neighbouring seeds would then have some random numbers in common. */
+    /* With the constant of rng_next() as factor, neighbouring seeds would share random numbers. */
     struct rng r = { seed * UINT64_C(0x2545f4914f6cdd1d) + 1 };
     struct spec s = SPEC(.data_seed = seed);
     s.op = rng_chance(&r, 0.5) ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
@@ -683,8 +671,7 @@ struct spec random_spec(uint64_t seed)
     s.Sk = rng_chance(&r, 0.3)   ? s.Sq
            : rng_chance(&r, 0.5) ? rng_between(&r, 1, 300)
                                  : pick(&r, lengths, ARRAY_SIZE(lengths));
-    if (rng_chance(&r, 0.08))
-        s.Sq = rng_between(&r, 1, 4), s.Sk = rng_between(&r, 500, 2500), s.op = ATTN_OP_FORWARD; /* decode */
+    if (rng_chance(&r, 0.08)) s.Sq = rng_between(&r, 1, 4), s.Sk = rng_between(&r, 500, 2500), s.op = ATTN_OP_FORWARD;
     if (rng_chance(&r, 0.3)) s.layout = ATTN_BHSD;
     if (rng_chance(&r, 0.25)) s.alignment = ATTN_TOP_LEFT;
     if (rng_chance(&r, 0.15)) s.has_scale = true, s.scale = rng_chance(&r, 0.2) ? 0 : rng_normal(&r) * 0.3;
@@ -739,8 +726,8 @@ struct spec random_spec(uint64_t seed)
     return s;
 }
 
-/* Tests every dtype, class of head size and mask, forward and backward, at odd lengths. There are few enough problems
- * for compute-sanitizer (tests/gpu/sanitize.sh), which sets ATTN_GRID_D to run one head size at a time. */
+/* Every dtype, class of head size and mask is tested at odd lengths. compute-sanitizer (tests/gpu/sanitize.sh) sets
+ * ATTN_GRID_D to run one head size at a time. */
 void test_grid_agrees_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */

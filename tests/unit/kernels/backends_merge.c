@@ -1,6 +1,5 @@
 /* backends_merge.c: tests of attn_merge(), which joins results of attention over parts of the keys. Results are
- * compared with float64, and gradients with finite differences. Other tests are about empty parts, NaN and
- * infinities. */
+ * compared with float64, and gradients with finite differences. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,15 +21,15 @@ struct shape {
     attn_dtype dtype, out_dtype;
 };
 
-/* A merge, and its data in host memory: the results that it joins (each over a part of the keys), and the joined
- * result. The struct also has tensors for the same data in device memory. */
+/* A merge in host and device memory: the results that it joins (each over a part of the keys), and the joined
+ * result. */
 struct scene {
     struct shape s;
     int64_t rows, numbers; /* rows: number of elements of lse; numbers: number of elements of `out` */
     size_t part_bytes, out_bytes;
-    char *outs, *out; /* outs: one block of part_bytes bytes for each of the PARTS parts */
+    char *outs, *out; /* outs: one block of part_bytes bytes for each part */
     float *lses, *lse;
-    char *memory; /* block of device memory with outs, lses, out and lse, in this order */
+    char *memory; /* device memory for outs, lses, out and lse, in this order */
     attn_result part[PARTS], whole;
 };
 
@@ -48,8 +47,7 @@ static attn_tensor lse_of(const struct shape *s, void *data)
     return attn_tensor_make(data, ATTN_F32, s->packed ? 2 : 3, s->packed ? shape + 1 : shape);
 }
 
-/* Returns the offset of row n = (b Sq + i) H + h in the `out` tensor of a part (the result over some of the keys).
- * lse_at() returns the offset in the `lse` tensor. */
+/* Returns the offset in a part's `out` of row n = (b Sq + i) H + h. */
 static int64_t out_at(const struct shape *s, int64_t n, bool swapped)
 {
     const int64_t h = n % s->H, i = n / s->H % s->Sq, b = n / s->H / s->Sq;
@@ -135,8 +133,7 @@ static double want_row(const struct scene *x, int64_t n, double *out)
     return sum == 0 ? -INFINITY : top + log(sum);
 }
 
-/* Tests merges in every dtype and layout. Lengths lie just below and above the number of elements that a loop handles
- * at a time. */
+/* Lengths lie just below and above the number of elements that a loop handles at a time. */
 void test_merged_parts_are_the_whole(void **state)
 {
     static const struct shape shapes[] = {
@@ -169,27 +166,24 @@ void test_merged_parts_are_the_whole(void **state)
     }
 }
 
-/* Each case merges one row of two parts of the keys. The six numbers are lse and out of part 0, lse and out of part 1,
- * and lse and out of the expected result. */
+/* Each case has lse and out of part 0, lse and out of part 1, and the expected lse and out. A part whose lse is -inf is
+ * empty. */
 void test_merges_of_empty_and_strange_parts(void **state)
 {
     static const float cases[][6] = {
-        { -INFINITY, 5, -INFINITY, 7, -INFINITY, 0 }, /* both parts are empty: their lse is -inf */
-        /* part 0 is empty (its lse is -inf), so its `out` is not read, even if it is NaN */
+        { -INFINITY, 5, -INFINITY, 7, -INFINITY, 0 },
+        /* an empty part's `out` is not read, so it may be NaN */
         { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },
-        /* part 1 is empty (its lse is -inf), so its `out`, which is infinite, does not count: the result equals part
-         * 0 */
+        /* an empty part's infinite `out` does not count */
         { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f },
-        { NAN, 1, 0, 1, NAN, NAN },      /* the lse of part 0 is NaN, so the result is NaN */
-        { 0, 1, NAN, 1, NAN, NAN },      /* the lse of part 1 is NaN, so the result is NaN */
-        { INFINITY, 1, 0, 1, NAN, NAN }, /* an infinite lse gives inf / inf, which is NaN */
-        /* an infinite lse makes the result undefined even if the other part is empty */
+        { NAN, 1, 0, 1, NAN, NAN },
+        { 0, 1, NAN, 1, NAN, NAN },
+        { INFINITY, 1, 0, 1, NAN, NAN },
         { -INFINITY, 1, INFINITY, 1, NAN, NAN },
-        { 0, 1, -200, NAN, 0, NAN },  /* a NaN in `out` of a part counts, however small the weight of the part is */
-        { 90000, 2, 0, 7, 90000, 2 }, /* two lse that are far apart: the result must not overflow, and must not
-                                       * become NaN by (-inf) - (-inf) */
-        { -90000, 2, -90200, 7, -90000, 2 },         /* two lse far apart: part 0 is the result */
-        { 0, 3e38f, 0, 3e38f, 0.693147182f, 3e38f }, /* the sum of the weighted parts must not overflow */
+        { 0, 1, -200, NAN, 0, NAN }, /* a NaN counts even if the weight of its part is tiny */
+        { 90000, 2, 0, 7, 90000, 2 },
+        { -90000, 2, -90200, 7, -90000, 2 },
+        { 0, 3e38f, 0, 3e38f, 0.693147182f, 3e38f },
     };
     enum { ROWS = ARRAY_SIZE(cases) };
     struct scene x;
@@ -203,7 +197,6 @@ void test_merges_of_empty_and_strange_parts(void **state)
     scene_run(&x);
     for (int n = 0; n < ROWS; n++) {
         const float got[] = { x.lse[n], ((const float *)x.out)[n] };
-        /* if one of the two parts is empty, the result must be exact */
         const bool alone = cases[n][0] == -INFINITY || cases[n][2] == -INFINITY;
         for (int e = 0; e < 2; e++) {
             const float want = cases[n][4 + e];
@@ -269,15 +262,13 @@ void test_merges_that_disagree_are_refused(void **state)
     REFUSED("/gradients/1/lse/shape/0", "gradients.1.lse: shape[0] is 1, must be 2, the batch of parts.0.out");
 #undef WITH
 #undef REFUSED
-    /* a merge (results over parts of the keys are joined) that writes only `lse`, not `out` */
     m = (attn_merge_problem){ .count = 3, .parts = x.part, .whole = { .lse = x.whole.lse } };
     assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_OK);
     assert_int_equal(attn_stream_wait(bench.stream, &err), ATTN_OK);
     scene_clear(&x);
 }
 
-/* A merge joins results over parts of the keys. Its bits must be the same whether strides or the member `layout` say
- * that out and dout are bhsd. */
+/* A merge must have the same bits whether strides or the member `layout` say that `out` is bhsd. */
 void test_merges_of_a_layout_are_those_of_its_views(void **state)
 {
     struct scene x;
@@ -301,7 +292,6 @@ void test_merges_of_a_layout_are_those_of_its_views(void **state)
     assert_memory_equal(x.lse, lse, sizeof lse);
     for (int64_t n = 0; n < ROWS; n++)
         assert_memory_equal((float *)x.out + out_at(&x.s, n, true), by_strides + 7 * n, 7 * sizeof *by_strides);
-    /* the message must number the axes as the client sent them: in the layout bhsd, shape[1] is the number of heads */
     x.part[1].out.shape[1] = 5, x.part[1].out.shape[2] = 3;
     assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_INVALID);
     assert_string_equal(err.text, "parts.1.out: shape[1] is 5, must be 3, the heads of parts.0.out");
@@ -310,8 +300,8 @@ void test_merges_of_a_layout_are_those_of_its_views(void **state)
 
 /* ---- Tests of the gradients of a merge --------------------------------------------------------------------------- */
 
-/* A small problem for the gradients of a merge, with the loss dout . out + dlse . lse. All its tensors lie in one list
- * of float32, in this order: outs, lses, sinks, dout, dlse; then the results douts, dlses, dsinks, out, lse. */
+/* All tensors of a merge with the loss dout . out + dlse . lse. They form one list of float32, with the inputs
+ * first. */
 enum { GB = 2, GS = 3, GH = 2, GD = 5, GP = 4, GROWS = GB * GS * GH, GOUT = GROWS * GD };
 struct gradients {
     float outs[GP][GOUT], lses[GP][GROWS], sinks[GH], dout[GOUT], dlse[GROWS];
@@ -374,7 +364,6 @@ static void fill_gradients(struct gradients *g, uint64_t seed)
 {
     struct rng r = { seed };
     float *const numbers = (float *)g;
-    /* fills all gradients with a pattern, which shows later whether the merge has written its results */
     memset(g, 0x7f, sizeof *g);
     for (size_t n = 0; n < offsetof(struct gradients, douts) / sizeof *numbers; n++)
         numbers[n] = (float)(rng_uniform(&r) * 4 - 2);
@@ -385,9 +374,7 @@ void test_gradients_of_a_merge_are_the_differences_of_its_loss(void **state)
     struct gradients g;
     (void)state;
     fill_gradients(&g, 7);
-    /* part 1 is empty in row 4 (its lse is -inf), so its gradient in row 4 must be 0 */
     g.lses[1][4] = -INFINITY, g.outs[1][4] = 1;
-    /* all parts of row 7 are empty, so only the row's sink counts */
     for (int p = 0; p < GP; p++) g.lses[p][7] = -INFINITY;
     run_gradients(&g);
     for (int p = 0; p < GP; p++) {
@@ -399,17 +386,17 @@ void test_gradients_of_a_merge_are_the_differences_of_its_loss(void **state)
     for (int h = 0; h < GH; h++) check_difference(&g, &g.sinks[h], g.dsinks[h], "dsinks");
 }
 
-/* A NaN in out of an empty part (lse -inf) must not spread, even if dout is infinite. In a row without any part or sink
- * all gradients must be 0. */
+/* `out` of an empty part (with an lse of -inf) may be NaN without effect, even if dout is infinite. In a row without
+ * any part or sink all gradients are 0. */
 void test_gradients_of_empty_parts_are_zeros(void **state)
 {
     struct gradients g;
     (void)state;
     fill_gradients(&g, 8);
     for (int h = 0; h < GH; h++) g.sinks[h] = -INFINITY;
-    for (int n = 0; n < GROWS; n++) g.lses[2][n] = -INFINITY; /* part 2 is empty in all rows: its lse is -inf */
+    for (int n = 0; n < GROWS; n++) g.lses[2][n] = -INFINITY;
     for (int n = 0; n < GOUT; n++) g.outs[2][n] = NAN;
-    for (int p = 0; p < GP; p++) g.lses[p][0] = -INFINITY; /* in row 0 all parts are empty: their lse is -inf */
+    for (int p = 0; p < GP; p++) g.lses[p][0] = -INFINITY;
     run_gradients(&g);
     for (int n = 0; n < GOUT; n++) assert_true(g.douts[2][n] == 0 && isfinite(g.out[n]) && isfinite(g.douts[1][n]));
     for (int n = 0; n < GROWS; n++) assert_true(g.dlses[2][n] == 0 && isfinite(g.dlses[1][n]));
@@ -419,8 +406,6 @@ void test_gradients_of_empty_parts_are_zeros(void **state)
     for (int h = 0; h < GH; h++) assert_true(g.dsinks[h] == 0);
 }
 
-/* Merging with a sink must give the same bits as merging with one more part, whose out is 0 and whose lse is the
- * sink. */
 void test_a_sink_is_a_part_without_a_value(void **state)
 {
     struct gradients with, without;

@@ -8,10 +8,8 @@
 
 #include "backends.h"
 
-/* A comparison of float32 gradients (dq, dk and dv) with the 16-bit gradients of the same problem. The first three
- * members count float32 gradients. unlike: they do not round to the 16-bit gradient; nonzero: they are not 0; finer:
- * they need more than 16 bits. wide2 and narrow2 are the sums of squared errors of the float32 and the 16-bit
- * gradients. */
+/* Numbers of float32 gradients that do not round to the 16-bit gradient (unlike), are not 0 (nonzero), and need more
+ * than 16 bits (finer). wide2 and narrow2 are sums of squared errors of the float32 and the 16-bit gradients. */
 struct widened {
     int64_t unlike, nonzero, finer;
     double wide2, narrow2;
@@ -31,8 +29,8 @@ static void compare_widened(const attn_tensor *wide, const attn_tensor *narrow, 
     }
 }
 
-/* Returns whether the problem's float32 gradients, rounded to 16 bits, equal its 16-bit gradients. Does not compare dq
- * if dq may be summed in any order, because its bits then vary from run to run. */
+/* Returns whether the problem's float32 gradients round to its 16-bit gradients. Ignores dq if it may be summed in any
+ * order, because its bits then vary. */
 static bool widens(const struct spec *narrow_spec)
 {
     struct spec wide_spec = *narrow_spec;
@@ -63,8 +61,7 @@ static bool widens(const struct spec *narrow_spec)
     return good;
 }
 
-/* If a client wants float32 gradients instead of 16-bit gradients, a kernel must omit the last rounding to 16 bits and
- * change nothing else. */
+/* With float32 gradients a kernel must only leave out the last rounding to 16 bits. */
 void test_float32_gradients_round_to_those_of_16_bits(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -99,9 +96,8 @@ void test_float32_gradients_round_to_those_of_16_bits(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A thread block may begin its next piece of work (the queries of a head) before the present one ends. The problems
- * of this test have pieces without queries, pieces that see no keys, and more pieces than a device runs at the same
- * time. */
+/* A thread block may begin its next work (queries of a head) before it has finished the present work. Here some work
+ * has no queries or sees no keys, and there is more than a device runs at the same time. */
 void test_work_that_sees_no_keys_between_other_work(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -116,8 +112,7 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
     };
     /* clang-format on */
     static const struct {
-        /* more_keys: number of keys by which Sk grows for this head size; with heads of 128 numbers, problems with 1024
-         * keys or more use another kernel */
+        /* more_keys is added to Sk. With D 128, problems of 1024 keys or more use another kernel. */
         int D, more_keys;
         double softcap;
     } heads[] = { { 64, 0, 0 },  { 96, 0, 0 }, { 128, 0, 0 }, { 128, 900, 0 }, { 192, 0, 0 },
@@ -130,8 +125,7 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
             s.dtype = s.out_dtype = n % 2 ? ATTN_F16 : ATTN_BF16;
             s.D = s.Dv = heads[n].D, s.softcap = heads[n].softcap;
             s.Sk += heads[n].more_keys;
-            /* If the problem had over 200 more queries than keys, Sq grows by as much as Sk, so that there are still
-             * over 200 more. */
+            /* If Sq exceeded Sk by more than 200, it must still do so. */
             if (s.Sq > s.Sk - heads[n].more_keys + 200) s.Sq += heads[n].more_keys;
             if (s.sequences > 0) s.k_lengths[0] += heads[n].more_keys, s.k_lengths[3] += heads[n].more_keys;
             if (!agrees(&s)) failed++;
@@ -139,9 +133,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Kernels for float8 multiply q and k as float8 if the client does not want lse, and as bfloat16 if it does. The
- * problems of this test do not want lse, and run with three head sizes each. Problems with NaN also run with lse,
- * because rows that see a NaN are computed separately, by code that needs lse. */
+/* Kernels for float8 multiply q and k as float8 only if lse is not wanted. Problems with NaN also run with lse, because
+ * rows that see a NaN are computed by code that needs lse. */
 void test_float8_without_lse_agrees_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -197,12 +190,11 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
             s.no_lse = true;
             s.D += head_sizes[n] - 64, s.Dv += head_sizes[n] - 64;
             if (!agrees(&s)) failed++;
-            s.no_lse = false; /* rows that see a NaN are computed separately, by code that needs lse */
+            s.no_lse = false;
             if (s.poison && !agrees(&s)) failed++;
         }
     assert_int_equal(failed, 0);
 
-    /* if ATTN_CUDA_FAMILY names a family of kernels, that family must compute the problem */
     const char *family = getenv("ATTN_CUDA_FAMILY");
     if (family && strcmp(family, "sm90_f8") == 0) {
         const struct spec s = SPEC(SIZES(200, 300, 128), FP8, .no_lse = true);
@@ -216,9 +208,8 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
     }
 }
 
-/* A row that sees only one key must have that key's value as its out, however large the score is. (The tolerance of
- * other tests grows with scores, so they would let a wrong value pass.) The largest scores are 1e4 to 1e9. Somewhere in
- * this range, kernels begin to subtract a rounded maximum before the exponential. */
+/* A row that sees one key has that key's value as its out, even for scores of 1e4 to 1e9. At such scores kernels begin
+ * to subtract a rounded maximum before the exponential. */
 void test_float8_rows_of_one_key_are_its_value(void **state)
 {
     static const double scales[] = { 1, 10, 32, 55, 100, 320 };
@@ -242,9 +233,9 @@ void test_float8_rows_of_one_key_are_its_value(void **state)
         }
 }
 
-/* One key has half or nine tenths of the weight. All other keys must still count, wherever this heavy key is. Hopper's
- * tensor cores keep 14 bits of a sum of float8 products, so other keys are lost beside the heavy key until a new sum
- * begins. All values are one number, and every element of out must be that number, within float8's tolerance. */
+/* One key has at least half of the weight; the others must still count. Hopper's tensor cores keep 14 bits of a sum of
+ * float8 products, so other keys are lost beside such a key until a new sum begins. All values are one number, which
+ * `out` must be. */
 void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
 {
     static const int head_sizes[] = { 64, 128, 256 }, lengths[] = { 1344, 1792, 2016, 2560, 3584 };
@@ -261,8 +252,7 @@ void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
         memset(f.p.k.data, 0, (size_t)tensor_elements(&f.p.k));
         memset(f.p.v.data, attn_e4m3_from_double(value), (size_t)tensor_elements(&f.p.v));
         for (int row = 0; row < s.Sq; row++) tensor_set(&f.p.q, row * D, 1), tensor_set(&f.p.q, row * D + 1, 1);
-        /* the score of the last key (the heavy key) is the sum of two channels, because one float8 number is not exact
-         * enough */
+        /* The last key's score is the sum of two channels, because one float8 number is not exact enough. */
         const int64_t heavy = (int64_t)(Sk - 1) * D;
         tensor_set(&f.p.k, heavy, log(Sk * odd));
         tensor_set(&f.p.k, heavy + 1, log(Sk * odd) - tensor_get(&f.p.k, heavy));
@@ -277,9 +267,7 @@ void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
     }
 }
 
-/* How a kernel finds a row's largest score may depend on whether this score is above 0, slightly below 0 or far below
- * 0. The test has problems with rows whose scores are all below 0, with rows whose scores cross 0 from tile to tile,
- * and with both. */
+/* Kernels may find a row's largest score in different ways if it is above 0, slightly below 0 or far below 0. */
 void test_scores_of_either_side_of_0_agree_with_the_reference(void **state)
 {
     static const int head_sizes[] = { 64, 96, 128, 192 };
@@ -300,8 +288,7 @@ void test_scores_of_either_side_of_0_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A kernel lists the features (options and tensors) that it knows. A problem with a feature that no kernel lists
- * must be computed by a kernel that takes every feature. */
+/* A feature is an option or a tensor. A problem with an unknown feature goes to a kernel that takes every feature. */
 void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everything(void **state)
 {
     static const struct spec problems[] = {
@@ -347,9 +334,8 @@ void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everythin
     }
 }
 
-/* The gradient of a slope is dslope = -sum dZ distance. Distances are in the hundreds and multiply any error of a row's
- * delta = sum(dout * out). In earlier versions two roundings caused large errors. P was rounded to bfloat16 for out,
- * and a float32 dout was rounded for dP but not for delta. */
+/* The gradient of a slope is -sum dZ distance. Distances in the hundreds multiply any rounding error of a row's delta =
+ * sum(dout * out). */
 void test_slopes_in_bfloat16_are_as_exact_as_other_sums(void **state)
 {
     int failed = 0;
@@ -366,7 +352,7 @@ void test_slopes_in_bfloat16_are_as_exact_as_other_sums(void **state)
         s.sinks = n % 5 == 2;
         s.dlse = n % 7 == 3;
         s.dropout_p = n % 6 == 4 ? 0.3 : 0;
-        s.out_dtype = n % 3 == 1 ? ATTN_F32 : ATTN_BF16; /* dout has the same dtype as out */
+        s.out_dtype = n % 3 == 1 ? ATTN_F32 : ATTN_BF16;
         s.give_forward = n % 8 >= 6;
         struct fixture got, want;
         double error = 0;
@@ -403,8 +389,8 @@ void test_a_row_with_one_key_is_that_value_to_the_bit(void **state)
     }
 }
 
-/* Tests all 256 codes of float8. Each code is used once as a value that is the whole result. It is also used once as
- * the only channel of a key, so that the score and lse have its value. */
+/* Each code of float8 is used as the only value, so that it is the result, and as the only channel of a key, so that it
+ * is the score. */
 void test_every_float8_is_its_number(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
@@ -434,8 +420,7 @@ void test_every_float8_is_its_number(void **state)
     }
 }
 
-/* A NaN in an input must reach the rows that see the NaN, and no other rows. fixture_compare() requires NaN in the
- * results exactly where the reference backend has NaN. */
+/* fixture_compare() requires a NaN exactly where the reference backend has one. */
 void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
 {
     static const struct spec cases[] = {
@@ -466,8 +451,7 @@ void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Tests NaN in a backward. If a query does not see a key, a NaN in the key must not reach the query's gradient, and a
- * NaN in the query must not reach the key's gradient. */
+/* A NaN in a key must reach the gradients of just those queries that see the key. */
 void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
 {
     static const struct spec cases[] = {
@@ -486,8 +470,7 @@ void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
 
 /* clang-format off: each row of the table stays on one line */
 
-/* The problems below have products q.k that overflow float32, in a partial sum or at the end. The scores (scale times
- * q.k) do not overflow. */
+/* The products q.k overflow float32, but the scores (scale times q.k) do not. */
 static const struct spec far_products[] = {
     SPEC(.name = "products of 1e39", SIZES(70, 90, 64), .q_amp = 1e19, .has_scale = true, .scale = 1.2e-38),
     SPEC(.name = "products of 1e39, bfloat16", SIZES(70, 90, 64), BF16, .q_amp = 1e19, .has_scale = true,
@@ -530,7 +513,6 @@ void test_products_beyond_float32_count_where_their_scores_are_ordinary(void **s
     assert_int_equal(failed, 0);
 }
 
-/* Tests products q.k beyond float32 with the head sizes of latent attention, which has its own kernels. */
 void test_products_beyond_float32_count_in_latent_attention(void **state)
 {
     const struct spec s = SPEC(.name = "products of 1e39, latent", MLA, .latent = true, BF16, .Sq = 1, .Sk = 200,
@@ -539,8 +521,7 @@ void test_products_beyond_float32_count_in_latent_attention(void **state)
     assert_true(spec_agrees(&bench, &s));
 }
 
-/* All products q.k of a row are below -3.4e38, the lowest float32. Such a row must still see its keys, with equal
- * scores. */
+/* All products q.k of a row are below -3.4e38, the lowest float32. The row must see its keys, with equal scores. */
 void test_a_row_whose_products_all_leave_float32_sees_its_keys(void **state)
 {
     static const struct spec cases[] = {
@@ -587,8 +568,8 @@ void test_lse_alone_is_the_lse_beside_out(void **state)
     }
 }
 
-/* Writes a bias as libraries write masks for padding on the left: `hidden` for padding keys, and for all keys of
- * padding queries. */
+/* Writes a bias that masks padding on the left, as libraries do: `hidden` for padding keys, for all keys of padding
+ * queries, and for later keys. */
 static void pad_left(struct fixture *f, double hidden)
 {
     const int64_t Sq = f->spec.Sq, Sk = f->spec.Sk;
@@ -634,7 +615,7 @@ void test_rows_that_a_mask_fills_with_one_huge_number_agree_with_the_reference(v
     }
 }
 
-/* Sets the last channel of q and k so that products of 1e4 and more cancel: query i and key i have q.k = 5 sqrt(D). */
+/* Sets the last channel of q and k so that products of 1e4 and more cancel: q.k is 5 sqrt(D) for query i and key i. */
 static void make_products_cancel(struct fixture *f)
 {
     const int64_t D = f->spec.D;
@@ -646,8 +627,8 @@ static void make_products_cancel(struct fixture *f)
     }
 }
 
-/* Returns whether a kernel computes the problem row by row. Such a kernel adds up numbers in another order than a
- * kernel that computes tiles. */
+/* Returns whether a kernel computes the problem row by row. It then adds numbers in another order than a kernel that
+ * computes tiles. */
 static bool is_by_rows(const attn_problem *p, attn_op op)
 {
     attn_problem one_way = *p;
@@ -658,9 +639,8 @@ static bool is_by_rows(const attn_problem *p, attn_op op)
     return strcmp(plan.kernel->name, "simple") == 0;
 }
 
-/* Tests queries that see one key, and whose products cancel. The forward's lse and the backward's score must be the
- * same sum, rounded in the same way. P is then 1, and dv is dout. In float32 P may be off by 4e-6, because lse itself
- * is rounded. */
+/* If a query sees one key, P is 1 and dv is dout. For this the forward's lse and the backward's score must be the same
+ * sum, rounded in the same way. In float32 P may be off by 4e-6, because lse itself is rounded. */
 void test_one_key_has_a_probability_of_one(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -677,8 +657,7 @@ void test_one_key_has_a_probability_of_one(void **state)
         if (!is_ours()) continue;
         fixture_make(&f, &s);
         make_products_cancel(&f);
-        /* if out and lse come from a forward that sums in another order than the backward, P may differ a little
-         * from 1 */
+        /* If forward and backward add in different orders, P need not be exactly 1. */
         if (given && is_by_rows(&f.p, ATTN_OP_FORWARD) != is_by_rows(&f.p, ATTN_OP_BACKWARD)) {
             fixture_clear(&f);
             continue;
@@ -699,8 +678,8 @@ void test_one_key_has_a_probability_of_one(void **state)
     }
 }
 
-/* How the tests let a row see only one key: the problem has only one key (ALONE), or a window, a keep_mask, a bias or
- * FlashMask hides all other keys. */
+/* What makes a row see only one key: the problem has one key (ALONE), or a window, a keep_mask, a bias or FlashMask
+ * hides the others. */
 enum one_key { ALONE, WINDOWED, KEPT, BIASED, FLASHMASKED, ONE_KEYS };
 
 static void show_one_key(struct fixture *f, int64_t key)
@@ -710,15 +689,13 @@ static void show_one_key(struct fixture *f, int64_t key)
     for (int64_t n = 0; f->p.bias.rank && n < tensor_elements(&f->p.bias); n++)
         tensor_set(&f->p.bias, n, n % f->p.bias.shape[3] == key ? 0.25 : -INFINITY);
     for (int64_t n = 0; f->p.mask_startend_rows.rank && n < tensor_elements(&f->p.mask_startend_rows); n++) {
-        /* A key that all queries see has FlashMask intervals that hide no query (lts is Sq, ute is 0). The intervals of
-         * every other key hide all queries. */
+        /* FlashMask: all queries see `key` (lts is Sq, ute is 0), and no query sees another key. */
         const bool seen = n / 2 % f->p.mask_startend_rows.shape[2] == key;
         tensor_set(&f->p.mask_startend_rows, n, n % 2 == 0 && seen ? (double)f->spec.Sq : 0);
     }
 }
 
-/* With dout 1, the dv of a key must be exactly the number of rows that see only that key. The kernels under test
- * compute by tiles, by tiles with a separate kernel for dq, or row by row. */
+/* With dout 1, dv of a key must be exactly the number of rows that see that key. */
 void test_one_key_has_p_1_to_the_last_bit(void **state)
 {
     static const int64_t head_sizes[] = { 5, 64, 100, 128, 200, 256 };

@@ -1,5 +1,4 @@
-/* backends_observe.c: tests of observe problems, which ask for attention weights and their statistics: results
- * compared with the reference backend, and properties of the results. */
+/* backends_observe.c: tests of observe problems, which ask for attention weights and their statistics. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,18 +9,16 @@
 
 #define LOOK .op = ATTN_OP_OBSERVE
 
-/* The outputs that are made of probabilities. A kernel needs lse for them, and computes lse first unless it is an
- * input. */
+/* outputs that are made of probabilities, which need lse */
 #define PROBABILITIES (ATTN_TENSOR_BIT(weights) | ATTN_TENSOR_BIT(key_mass) | ATTN_TENSOR_BIT(map))
 
-/* Runs a list of observe problems. Each float32 problem also runs in bfloat16, and in float16 if q is in the range
- * of float16. Returns how many results disagree with the reference backend. */
+/* Runs observe problems as they are, float32 ones also in bfloat16, and in float16 if q is in its range. Returns how
+ * many results disagree with the reference backend. */
 static int disagree(const struct spec *list, size_t count)
 {
     static const attn_dtype narrow[] = { ATTN_BF16, ATTN_F16 };
     int failed = 0;
     for (size_t n = 0; n < count; n++) {
-        /* problems with more than 40,000 scores take minutes on the emulator */
         const bool large = list[n].Sq * list[n].Sk * list[n].H * list[n].B > 40000;
         if (large && is_brief()) continue;
         failed += !agrees(&list[n]);
@@ -97,7 +94,7 @@ void test_observables_agree_with_the_reference(void **state)
     assert_int_equal(disagree(list, ARRAY_SIZE(list)), 0);
 }
 
-/* Returns a random observe problem, which asks for attention weights and their statistics. */
+/* Returns a random observe (a request for attention weights). */
 static struct spec random_look(uint64_t seed)
 {
     struct spec s = random_spec(seed);
@@ -127,9 +124,9 @@ void test_random_observables_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Checks the output top_keys. Each entry must name a key whose probability is the top_weight with the same index. No
- * key may occur twice, the probabilities must descend, and no other key may have a larger probability. The problem
- * must have the output `weights` for all queries and keys, because the check reads the probabilities there. */
+/* Each entry of top_keys must name a key whose probability is the top_weight at the same index. No key may occur twice,
+ * probabilities must descend, and no other key may have a larger one. The problem must have `weights` for all queries
+ * and keys. */
 static void look_at_top_keys(const struct fixture *f)
 {
     const int64_t top = f->p.observe.top, Sk = f->spec.Sk;
@@ -179,7 +176,7 @@ void test_top_keys_are_the_keys_of_the_largest_probabilities(void **state)
         look_at_top_keys(&f);
         fixture_clear(&f);
     }
-    /* of two keys with equal probabilities, the key with the lower number must come first */
+    /* Of two keys with equal probabilities, the key with the lower number comes first. */
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16 };
     for (size_t at = 0; at < ARRAY_SIZE(dtypes); at++) {
         struct spec alike = SPEC(LOOK, SIZES(70, 600, 64), .has_scale = true, .observe = ATTN_TENSOR_BIT(top_keys));
@@ -193,8 +190,6 @@ void test_top_keys_are_the_keys_of_the_largest_probabilities(void **state)
     }
 }
 
-/* Several observe problems (requests for attention weights) in one call must have the same bits as each problem in a
- * call of its own. */
 void test_observables_have_the_same_bits_alone_and_among_others(void **state)
 {
     enum { COUNT = 12 };
@@ -202,8 +197,6 @@ void test_observables_have_the_same_bits_alone_and_among_others(void **state)
     (void)state;
     for (int n = 0; n < COUNT; n++) {
         struct spec s = random_look(1000 + (uint64_t)n);
-        /* every fourth problem of the call is a forward or a backward, not an observe (a request for attention
-         * weights) */
         if (n % 4 == 3) s = random_spec(2000 + (uint64_t)n);
         fixture_make(&together[n], &s);
         list[n] = &together[n];
@@ -239,7 +232,6 @@ void test_one_observable_has_the_bits_that_it_has_among_all(void **state)
     fixture_clear(&all);
 }
 
-/* Returns the name of the kernel that computes a problem. */
 static const char *kernel_of(const attn_problem *p)
 {
     attn_plan plan;
@@ -248,9 +240,9 @@ static const char *kernel_of(const attn_problem *p)
     return plan.kernel->name;
 }
 
-/* Runs an observe (a request for attention weights) three times: with keys in pages, with contiguous keys, and with one
- * thread. The number of threads must not change a bit. Returns whether one kernel computes the problem with and without
- * pages; if so, pages must not change a bit either. */
+/* Runs an observe (a request for attention weights) with keys in pages, with contiguous keys, and with one thread. The
+ * number of threads must not change a bit. Returns whether one kernel takes both kinds of keys; pages must then not
+ * change a bit either. */
 static bool same_bits_in_pages_and_by_one_thread(struct spec s)
 {
     struct bench one;
@@ -272,9 +264,7 @@ static bool same_bits_in_pages_and_by_one_thread(struct spec s)
     return alike;
 }
 
-/* An observe (a request for attention weights) with softcap must run on the same kernel, and give the same bits,
- * whether its keys are in pages or contiguous. Without options Hopper has two kernels, one for pages and one for
- * contiguous keys. */
+/* With softcap, one kernel takes keys in pages and contiguous keys. Without options Hopper has a kernel for each. */
 void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state)
 {
     struct spec s = SPEC(LOOK, BF16, SIZES(150, 640, 64), HEADS(4, 2), .B = 2, .causal = true, .seqlens_k = true);
@@ -284,8 +274,8 @@ void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state)
     assert_true(same_bits_in_pages_and_by_one_thread(s));
 }
 
-/* If Hopper's kernels compute a forward without options, they must also compute an observe (a request for attention
- * weights) of the same q and k. */
+/* If Hopper's kernels compute a forward, they must also compute an observe (a request for attention weights) of the
+ * same q and k. */
 void test_an_observe_without_options_is_computed_by_the_family_of_the_forward(void **state)
 {
     static const struct spec list[] = {

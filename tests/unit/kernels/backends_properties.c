@@ -1,6 +1,5 @@
-/* backends_properties.c: tests of properties that need no reference. A problem must have equal bits alone or among
- * other problems, and packed or not. The number of launches must not matter, nor the distance between rows in memory.
- * Other tests are about the order of keys and about hidden keys. */
+/* backends_properties.c: tests of properties that need no reference: equal bits alone or among others, packed or not,
+ * in one launch or several, with any distance between rows; the order of keys and hidden keys do not matter. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -37,8 +36,7 @@ void test_a_problem_has_the_same_bits_alone_and_among_others(void **state)
     assert_same_bits_alone_and_among_others(random_spec, 16);
 }
 
-/* If ATTN_CUDA_FAMILY names a family of kernels that has kernels for forward and backward, that family must compute
- * both. */
+/* ATTN_CUDA_FAMILY may name a family of kernels for forward and backward, which must then compute both. */
 void test_a_family_that_is_asked_for_computes_both_ways(void **state)
 {
     static const char *const families[] = { "generic", "simple" };
@@ -71,13 +69,12 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
 {
     static const int threads[] = { 1, 2, 3 };
     static const struct spec large[] = {
-        SPEC(SIZES(1, 5000, 64), HEADS(2, 1), BF16), /* a forward whose keys are computed in several splits */
+        SPEC(SIZES(1, 5000, 64), HEADS(2, 1), BF16),
         SPEC(SIZES(400, 700, 64), HEADS(2, 1), .causal = true),
         SPEC(BACK, SIZES(300, 500, 64), HEADS(4, 1), .causal = true, BF16, .sinks = 1, .bias = 1, .alibi = 1),
     };
     (void)state;
-    /* This test varies the number of threads. The cuda backend has no number of threads, so there this test would only
-     * repeat other tests. */
+    /* The test varies the number of threads, which the cuda backend does not have. */
     if (is_brief() && strcmp(backend, "cuda") == 0) skip();
     for (int n = 0; n < 24; n++) {
         struct fixture first = { 0 };
@@ -99,8 +96,7 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
     }
 }
 
-/* Tests backwards whose dq is a sum over several thread blocks, added in a fixed order or in any order. With a fixed
- * order, repeated runs must give the same bits. */
+/* dq is a sum over several thread blocks. If it is added in a fixed order, repeated runs must give the same bits. */
 void test_gradients_of_several_tiles_agree_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -197,8 +193,6 @@ void test_repeats_give_the_same_bits(void **state)
     }
 }
 
-/* Asserts that tensor `id` of the problem `part` has the same bits as the elements of `whole` that begin at element
- * `first`. The first axis of the tensor must be the batch or the packed rows. */
 void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first)
 {
     const attn_tensor *w = &whole->p.tensor[id], *p = &part->p.tensor[id];
@@ -212,15 +206,14 @@ void assert_part_equal(const struct fixture *whole, const struct fixture *part, 
     }
 }
 
-/* Copies elements of q, k, v or dout from `whole`, beginning with element `first`, to `part`. */
+/* Copies elements of `whole`, from element `first` on, to `part`. */
 static void copy_part(const struct fixture *whole, struct fixture *part, attn_tensor_id id, int64_t first)
 {
     for (int64_t n = tensor_elements(&part->p.tensor[id]), e = 0; e < n; e++)
         tensor_set(&part->p.tensor[id], e, tensor_get(&whole->p.tensor[id], first + e));
 }
 
-/* A server packs the problems of several clients into one. Each client must get the same bits as if its problem were
- * computed alone. */
+/* A server may pack the problems of several clients into one. */
 void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state)
 {
     static const struct spec packs[] = {
@@ -248,7 +241,7 @@ void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state)
              .causal = true, .D = 128, .Dv = 128, F16),
         SPEC(BACK, .sequences = 3, .q_lengths = { 150, 65, 7 }, .k_lengths = { 170, 65, 100 }, .key_rows = true,
              HEADS(4, 2)),
-        /* the window is longer than the first sequence, but shorter than all packed keys together */
+        /* This window is longer than the first sequence, but shorter than all packed keys together. */
         SPEC(BACK, .sequences = 2, .q_lengths = { 400, 30 }, .k_lengths = { 400, 300 }, HEADS(4, 2), .D = 128,
              .Dv = 128, F16, WINDOW(500, 450)),
     };
@@ -290,7 +283,6 @@ void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state)
     }
 }
 
-/* Each row of a batch must have the same bits as in a problem of its own. */
 void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
 {
     static const struct spec batches[] = {
@@ -326,8 +318,8 @@ void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
     }
 }
 
-/* Runs the fixture's problem with only the key/value heads [first, end). Returns false if these heads alone would use
- * another kernel than the whole problem, whose plan is `whole`. */
+/* Runs the key/value heads [first, end) only. Returns false if their kernel is not that of the plan `whole`, which is
+ * for all heads. */
 static bool run_heads(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end)
 {
     const attn_problem all = f->p;
@@ -342,8 +334,8 @@ static bool run_heads(struct fixture *f, const attn_plan *whole, int64_t first, 
     return alike;
 }
 
-/* Asserts that the spec's problem has the same bits when its heads are computed in `count` parts. Adds 1 to *compared
- * if the parts use the kernel of the whole problem. */
+/* Asserts that the problem has the same bits when its heads are computed in `count` parts. Adds 1 to *compared if both
+ * use the same kernel. */
 static void assert_same_bits_by_heads(const struct spec *s, int count, int *compared)
 {
     struct fixture whole, parts;
@@ -365,7 +357,6 @@ static void assert_same_bits_by_heads(const struct spec *s, int count, int *comp
     fixture_clear(&whole);
 }
 
-/* If the heads of one problem are computed in parts, as several devices do, the results must have the same bits. */
 void test_heads_have_the_same_bits_in_parts_and_together(void **state)
 {
     static const struct spec cases[] = {
@@ -397,9 +388,8 @@ void test_heads_have_the_same_bits_in_parts_and_together(void **state)
 
 enum { MOST_PARTS = 4 };
 
-/* Runs queries [first, end) of the fixture's problem. Adds the gradients that are sums over queries to `sums` in
- * float32. Returns false if these queries alone would use another kernel than the whole problem, whose plan is
- * `whole`. */
+/* Runs queries [first, end) only, and adds the gradients that are sums over queries to `sums` in float32. Returns false
+ * if their kernel is not that of the plan `whole`, which is for all queries. */
 static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end, float **sums)
 {
     const struct fixture all = *f;
@@ -421,9 +411,8 @@ static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first
     return alike;
 }
 
-/* Splits the problem's queries into `count` parts, and computes each part. Asserts that out, lse and dq have the same
- * bits as those of the whole problem. Gradients that are sums over queries must be correct, but may have other bits.
- * Returns false if the parts use other kernels than the whole problem. */
+/* Computes the problem's queries in `count` parts. Asserts that out, lse and dq have the same bits as the whole
+ * problem, and that gradients that are sums over queries are correct. Returns false if the parts use other kernels. */
 static bool same_bits_by_queries(const struct spec *s, int count)
 {
     int64_t ends[MOST_PARTS];
@@ -460,7 +449,6 @@ static bool same_bits_by_queries(const struct spec *s, int count)
     return alike;
 }
 
-/* If the queries of one problem are computed in parts, as several devices do, the results must have the same bits. */
 void test_queries_have_the_same_bits_in_parts_and_together(void **state)
 {
     static const struct spec cases[] = {
@@ -525,8 +513,8 @@ void test_the_past_does_not_depend_on_the_future(void **state)
     }
 }
 
-/* A key or value that a query does not see may be any finite number, because callers leave such memory unfilled. The
- * query's out and gradient must stay accurate, so a kernel must not scale seen and unseen numbers by one factor. */
+/* Hidden keys and values may be any finite numbers, because callers leave their memory unfilled. Kernels must not scale
+ * hidden and visible numbers by one factor. */
 void test_hidden_numbers_of_any_size_do_not_matter(void **state)
 {
     enum { S = 200, SEEN = 77 };
@@ -580,8 +568,7 @@ void test_the_order_of_keys_does_not_matter(void **state)
     fixture_copy(&b, &a);
     for (int64_t j = 0; j < s.Sk; j++)
         for (int64_t e = 0; e < row; e++) {
-            const int64_t from = j * 100 % s.Sk; /* a permutation of the keys, because 100 and Sk (211) have no common
-                                                  * divisor */
+            const int64_t from = j * 100 % s.Sk; /* a permutation: 100 and Sk (211) have no common divisor */
             tensor_set(&b.p.k, j * row + e, tensor_get(&a.p.k, from * row + e));
             tensor_set(&b.p.v, j * row + e, tensor_get(&a.p.v, from * row + e));
         }
@@ -618,9 +605,7 @@ void test_attention_is_linear_in_v(void **state)
     (void)state;
     fixture_make(&a, &s);
     fixture_copy(&b, &a);
-    for (int64_t e = 0; e < tensor_elements(&b.p.v); e++)
-        /* -4 v is exact in float32, so the factor causes no rounding */
-        tensor_set(&b.p.v, e, -4 * tensor_get(&a.p.v, e));
+    for (int64_t e = 0; e < tensor_elements(&b.p.v); e++) tensor_set(&b.p.v, e, -4 * tensor_get(&a.p.v, e));
     fixture_run(&bench, &a);
     fixture_run(&bench, &b);
     for (int64_t e = 0; e < tensor_elements(&a.p.out); e++)
@@ -628,12 +613,11 @@ void test_attention_is_linear_in_v(void **state)
     fixture_clear(&a), fixture_clear(&b);
 }
 
-/* Rows lie more than 2^31 elements apart, in memory most of which is never allocated. The test needs unified memory;
- * test_offsets_on_both_sides_of_2_31() is for other devices. */
+/* Rows lie more than 2^31 elements apart, in memory most of which is never touched. This needs unified memory. */
 void test_offsets_past_two_billion_elements(void **state)
 {
     enum { S = 20 };
-    /* number of elements between rows: the last row starts at 19 * 2^28, which is more than 2^32 */
+    /* number of elements between rows; the last row starts at 19 * 2^28, which is more than 2^32 */
     const int64_t far = INT64_C(1) << 28;
     const struct spec s = SPEC(SIZES(S, S, 64), HEADS(1, 1), BF16, .causal = true);
     const size_t bytes = (size_t)far * S * 2;
@@ -661,11 +645,11 @@ void test_offsets_past_two_billion_elements(void **state)
     fixture_clear(&near), fixture_clear(&wide);
 }
 
-/* Asserts that the problem has the same bits whether its rows are contiguous or `far` elements apart. All tensors lie
- * in one block of device memory. Returns false if the device has too little memory. */
+/* Asserts that rows `far` elements apart in device memory give the same bits as contiguous rows. Returns false if the
+ * device has too little memory. */
 static bool same_bits_far_apart(const struct spec *s, int64_t far)
 {
-    /* distance in elements between the starts of two tensors, whose rows alternate in memory */
+    /* Rows of different tensors alternate in memory, this many elements apart. */
     enum { SLOT = 256 };
     struct fixture near, wide;
     void *small[ATTN_TENSOR_COUNT] = { 0 }, *block = NULL;
@@ -730,28 +714,27 @@ static bool same_bits_far_apart(const struct spec *s, int64_t far)
     return room;
 }
 
-/* The last row of a tensor ends at element 2^31 - 1, begins beyond element 2^31, or begins beyond element 2^32. Every
- * family of kernels is tested. */
+/* The last row ends at element 2^31 - 1, begins beyond element 2^31, or begins beyond element 2^32. */
 void test_offsets_on_both_sides_of_2_31(void **state)
 {
     static const struct spec cases[] = {
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .softcap = 5),
-        /* a problem with so few queries that a GPU uses its kernel for decoding */
+        /* With so few queries, a GPU uses its kernel for decoding. */
         SPEC(SIZES(20, 20, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), .causal = true),
         SPEC(BACK, SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(BACK, SIZES(80, 80, 64), HEADS(1, 1), .causal = true),
     };
     (void)state;
-    if (bench.info.unified) skip(); /* test_offsets_past_two_billion_elements() covers devices with unified memory */
+    if (bench.info.unified) skip();
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
-        /* rows are a multiple of `unit` elements apart, because TMA needs multiples of 16 bytes */
+        /* Rows are a multiple of `unit` elements apart, because TMA needs multiples of 16 bytes. */
         const int64_t gaps = cases[n].Sq - 1, unit = 64;
         const int64_t below = ((INT64_C(1) << 31) - 64) / gaps / unit * unit;
         if (!same_bits_far_apart(&cases[n], below) || !same_bits_far_apart(&cases[n], below + unit) ||
             !same_bits_far_apart(&cases[n], 2 * below + 2 * unit))
-            skip(); /* the device has too little memory for the test */
+            skip();
     }
 }
 
@@ -764,7 +747,6 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
         SPEC(BACK, .causal = true, F16, SIZES(150, 140, 264), .alibi = 1),
     };
     (void)state;
-    /* `wanted` is the only output that the problem computes; -1: the problem computes no output */
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++)
         for (int wanted = -1; wanted < ATTN_TENSOR_COUNT; wanted++) {
             struct fixture all, one;
@@ -783,7 +765,7 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
         }
 }
 
-/* If a device computes problems in several steps (launches), the results must have the same bits as without steps. */
+/* A step is a launch of limited time; a long problem needs several. */
 void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
 {
     static const struct spec cases[] = {
@@ -811,7 +793,6 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
         bench.in_steps = true;
         fixture_run(&bench, &steps);
         assert_outputs_equal(&steps, &at_once);
-        /* runs both problems together, so that launches of one alternate with launches of the other */
         fixtures_must_run(&bench, list, 2);
         bench.in_steps = false;
         assert_outputs_equal(&steps, &at_once);
@@ -820,14 +801,13 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
     }
 }
 
-/* For each kernel, the library has an upper bound on the time of one tile. Returns the smallest bound of all kernels on
- * an H100, in seconds. It belongs to a Hopper kernel for bfloat16 without options, whose rates are in
- * kernels/cuda/simple/simple.h. */
+/* Returns the shortest time in seconds that the library assumes for a tile of any kernel on an H100. The Hopper kernel
+ * for bfloat16 without options has it (kernels/cuda/simple/simple.h). */
 static double least_tile_seconds(const struct spec *s)
 {
     const double columns = (double)(s->D < 64 ? 64 : s->D) + (double)(s->Dv < 64 ? 64 : s->Dv);
     double pairs = (double)(s->B * s->H) * (double)s->Sq * (double)s->Sk;
-    /* the library does not read the lengths, so its estimate is for sequences with equally many keys */
+    /* The library does not read the lengths, and assumes that all sequences have equally many keys. */
     if (s->sequences) {
         int64_t queries = 0, keys = 0;
         for (int n = 0; n < s->sequences; n++) queries += s->q_lengths[n], keys += s->k_lengths[n];
@@ -836,9 +816,7 @@ static double least_tile_seconds(const struct spec *s)
     return 2 * pairs * columns / 3e14 * (s->op == ATTN_OP_BACKWARD ? 2.5 : 1) * 132 / bench.info.units;
 }
 
-/* One head is computed twice: in one launch on an ordinary device, and in several launches on a device that limits each
- * launch to a very short time. The results must have the same bits, because the several launches together compute the
- * same tiles. */
+/* On a device that limits each launch to a very short time, several launches must compute the same tiles as one. */
 void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 {
     static const struct spec cases[] = {
@@ -894,8 +872,8 @@ void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 
 /* ---- Tests of moves of memory ------------------------------------------------------------------------------------ */
 
-/* Tests moves of memory of every length and alignment, in one call with more moves than fit in one kernel launch. One
- * move is long enough for several thread blocks. */
+/* One call has more moves than fit in a kernel launch, with every length and alignment. One move is long enough for
+ * several thread blocks. */
 void test_moves_copy_and_clear_what_they_say_and_nothing_else(void **state)
 {
     (void)state;
@@ -909,7 +887,7 @@ void test_moves_copy_and_clear_what_they_say_and_nothing_else(void **state)
     assert_int_equal(attn_device_alloc(bench.device, BYTES, &target, &err), ATTN_OK);
     for (int i = 0; i <= COUNT; i++) {
         const size_t to = (size_t)i * 64 + (size_t)i % 17, at = (size_t)(COUNT - i) * 64 + (size_t)i % 5;
-        const size_t bytes = i == COUNT ? LONG : (size_t)i % 41; /* some lengths are 0 */
+        const size_t bytes = i == COUNT ? LONG : (size_t)i % 41;
         const bool clears = i % 7 == 3;
         moves[i] = (attn_move){ (char *)target + to, clears ? NULL : (char *)source + at, bytes };
         if (clears) memset(want + to, 0, bytes);

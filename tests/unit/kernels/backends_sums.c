@@ -1,5 +1,5 @@
-/* backends_sums.c: tests of attn_sum_parts() and attn_copy_peer(): sums of parts in a fixed order, and copies between
- * two devices. */
+/* backends_sums.c: tests of attn_sum_parts(), which adds in a fixed order, and of attn_copy_peer(), which copies
+ * between devices. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,7 +33,7 @@ static float sum_of(const float *parts, int count, int64_t n)
     return sum;
 }
 
-/* Adds up `count` parts on the device and on the host, and checks that both sums have the same bits. */
+/* Checks that the device adds up `count` parts to the same bits as the host. */
 static void check_sum(const float *parts, float *on_device, void *to, attn_dtype dtype, int count, int64_t elements)
 {
     attn_sum sum = { .to = to, .dtype = dtype, .count = count, .elements = elements };
@@ -48,7 +48,6 @@ static void check_sum(const float *parts, float *on_device, void *to, attn_dtype
         float want = 0;
         attn_store(dtype, &want, 0, sum_of(parts, count, n));
         const double a = attn_load(dtype, got, n), b = attn_load(dtype, &want, 0);
-        /* any NaN will do, because the bits of a sum that is NaN are not defined */
         if (!(isnan(a) && isnan(b)) &&
             memcmp(got + (size_t)n * attn_dtype_bytes(dtype), &want, attn_dtype_bytes(dtype)))
             fail_msg("%s, %d parts: element %d is %a, must be %a", attn_dtype_name(dtype), count, (int)n, a, b);
@@ -77,7 +76,6 @@ void test_sums_of_parts_are_added_in_order_and_rounded_once(void **state)
     free(parts);
 }
 
-/* Copies bytes from each other device of the backend. Does nothing if the backend has one device. */
 void test_bytes_are_copied_from_another_device(void **state)
 {
     enum { BYTES = 300007 };

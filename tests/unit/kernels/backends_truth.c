@@ -1,5 +1,5 @@
-/* backends_truth.c: tests of attn_truth_some(), by which a device computes results in float64. The results are
- * compared with the reference backend. */
+/* backends_truth.c: compares results that a device computes in float64 (attn_truth_some()) with the reference
+ * backend. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,8 +8,7 @@
 
 #include "backends.h"
 
-/* Returns whether the backend has attn_truth_some(). If it does not, a call must return an error that says so. If it
- * does, a call without a workspace and a call with a cancelled stream must be refused. */
+/* Returns whether the backend has attn_truth_some(), and checks that wrong calls of it are refused. */
 static bool has_truth(void)
 {
     const struct spec s = SPEC(.name = NULL);

@@ -1,5 +1,5 @@
-/* backends_wide.c: tests of the kernels for head sizes above 256. Some of these kernels also compute smaller heads. A
- * kernel divides such a head into chunks of columns: the D columns of q and k, and the Dv columns of v. */
+/* backends_wide.c: tests of the kernels for head sizes above 256, which divide a head into chunks of columns. Some of
+ * them also compute smaller heads. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,9 +31,8 @@ static struct spec random_wide_spec(uint64_t seed)
 
 /* clang-format off: each row of the table stays on one line */
 
-/* All problems of this table run forward. Those without float8 and without pages also run backward. Hopper's backward
- * kernel for wide heads also computes head sizes from 129 to 256 if the problem has options, so the table has such
- * problems. */
+/* These problems run forward, and without float8 and pages also backward. Hopper's backward kernel for wide heads also
+ * computes head sizes from 129 to 256 if the problem has options. */
 static const struct spec wide_cases[] = {
     SPEC(.name = "head size 1024", SIZES(70, 90, 1024), F16, HEADS(2, 1), .causal = true),
     SPEC(.name = "head size 1024, float32", SIZES(40, 50, 1024), HEADS(1, 1)),
@@ -103,10 +102,9 @@ void test_wide_heads_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(wide_cases, ARRAY_SIZE(wide_cases)), 0);
 }
 
-/* No query sees the last keys, because queries and keys are aligned at their first positions. A kernel that reads P or
- * dS (the probabilities or their gradients) of these keys finds NaN, because no kernel has written them. The emulator's
- * repairs (the library computes rows with NaN again) would hide this mistake. The test's name begins with test_scores,
- * so that the emulator also runs the test without repairs. */
+/* No query sees the last keys, so no kernel writes their P and dS, and a kernel that reads them finds NaN. The emulator
+ * runs tests whose names begin with test_scores also without the library's repair of rows with NaN, which would hide
+ * the mistake. */
 void test_scores_of_wide_heads_that_nobody_sees_are_not_read(void **state)
 {
     static const struct spec cases[] = {
@@ -122,7 +120,7 @@ void test_scores_of_wide_heads_that_nobody_sees_are_not_read(void **state)
         if (!agrees(&cases[n])) fail_msg("%s: wrong", cases[n].name);
 }
 
-/* Kernels store an lse of 2^24 or more as two numbers. Here every row's lse is that large, but no score is. */
+/* Kernels store an lse of 2^24 or more as two numbers. */
 void test_wide_heads_agree_if_lse_is_huge_and_scores_are_not(void **state)
 {
     static const struct spec cases[] = {
@@ -167,9 +165,8 @@ void test_wide_heads_have_the_same_bits_alone_and_among_others(void **state)
 
 /* clang-format off: each row of the table stays on one line */
 
-/* Problems with few queries and with wide heads. The test sets Sk. The kernel for decoding takes up to 16 rows (queries
- * times heads of a group) of wide heads. It has one form for head sizes up to 512 and another for larger ones, and
- * splits keys at multiples of 128. */
+/* The test sets Sk. For wide heads, the kernel for decoding takes up to 16 rows (queries times heads of a group),
+ * splits keys at multiples of 128, and has one form for head sizes up to 512 and another for larger ones. */
 static const struct spec wide_decode_forms[] = {
     SPEC(.name = "8 heads to 1", SIZES(1, 0, 512), HEADS(8, 1), BF16),
     SPEC(.name = "16 heads to 4, pages", .B = 2, SIZES(1, 0, 512), PAGES(16), HEADS(16, 4), BF16,
@@ -223,7 +220,6 @@ static struct spec random_wide_decode_spec(uint64_t seed)
     s.Sq = rng_chance(&r, 0.5) ? 1 : rng_between(&r, 1, rows);
     s.H = s.Hk * (rows / s.Sq > 1 ? rng_between(&r, 1, rows / s.Sq) : 1);
     s.Sk = rng_chance(&r, 0.7) ? rng_between(&r, 0, 400) : rng_between(&r, 400, 1200);
-    /* some sequences have few rows and others many, because kernels compute few and many rows differently */
     for (int n = 0; n < s.sequences; n++) {
         s.q_lengths[n] = (int)(rng_chance(&r, 0.3) ? rng_between(&r, 0, 40)
                                                    : rng_between(&r, 1, rows / (s.H / s.Hk) + 1));
@@ -247,9 +243,8 @@ void test_wide_decoding_has_the_same_bits_alone_and_among_others(void **state)
     assert_same_bits_alone_and_among_others(random_wide_decode_spec, 6);
 }
 
-/* For few rows of wide heads, a GPU must use the kernel that divides the keys of a head among thread blocks. In other
- * kernels one thread block reads all keys of a head. Latent attention has a faster kernel, which reads each key once
- * for both products. */
+/* For few rows of wide heads, a GPU must use the kernel that divides the keys among thread blocks. Latent attention has
+ * a faster kernel. */
 void test_wide_decoding_splits_keys(void **state)
 {
     /* clang-format off: each row of the table stays on one line */

@@ -1,4 +1,4 @@
-/* This file is made by make_reference_golden.py: do not edit it. */
+/* Made by make_reference_golden.py: do not edit. */
 /* clang-format off */
 static const double golden_0_out[] = { 0.452250735, -0.297749265, -1.04774926, 0.110292628, -0.639707372, -1.38970737, 1.3071852, 0.557185203, -0.192814797, -0.00611334467, -0.756113345, -1.50611334, 0.0902551595, -0.659744841, -1.40974484, 1.02791247, 0.277912473, -0.472087527 };
 static const double golden_0_lse[] = { 1.52481712, 1.78266461, 3.94287829, 3.7279773, 2.02345275, 1.43712073 };

@@ -49,7 +49,6 @@ static void test_an_error_holds_status_member_and_text(void **state)
     assert_int_equal(attn_fail(NULL, ATTN_DEVICE, NULL, "nobody listens"), ATTN_DEVICE);
     memset(long_text, 'x', sizeof long_text);
     long_text[sizeof long_text - 1] = 0;
-    /* a text that is too long must be cut, and nothing may be written beyond the buffer */
     attn_fail(&err, ATTN_INVALID, long_text, "%s", long_text);
     assert_int_equal(strlen(err.text), sizeof err.text - 1);
     assert_int_equal(strlen(err.member), sizeof err.member - 1);
@@ -232,8 +231,6 @@ static double seconds(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-/* The work of 2^31 empty rows must be counted without a loop over the rows. attn_check() would refuse a problem of this
- * size. */
 static void test_work_of_two_thousand_million_empty_rows_is_counted_at_once(void **state)
 {
     const int64_t rows = INT32_MAX;
@@ -257,7 +254,7 @@ static void test_scores_that_flashmask_hides_are_not_work(void **state)
         bool causal;
         int n;
         int32_t bounds[4];
-        /* expected work of 8 queries and 4 keys: the number of pairs of a query and a key that have a score */
+        /* number of pairs (of 8 queries and 4 keys) that the mask lets through */
         double scores;
     } cases[] = {
         { true, 1, { 8 }, 4 + 3 + 2 + 1 },   { true, 1, { 0 }, 0 },
@@ -311,14 +308,14 @@ static void test_an_empty_problem_needs_no_workspace_and_runs_beside_others(void
         assert_int_equal(nothing, 0);
         memset(f.p.lse.data, 0xff, 4);
         assert_int_equal(attn_run(b.stream, plans, 3, NULL, &err), ATTN_OK);
-        assert_false(isnan(*(float *)f.p.lse.data)); /* lse held NaN before, and the run has overwritten it */
+        assert_false(isnan(*(float *)f.p.lse.data)); /* lse was NaN before the run */
         bench_close(&b);
         fixture_clear(&f);
     }
 }
 
-/* A plan (the choice of a kernel for a problem) must also serve the problem at other addresses, unless the alignment of
- * a tensor changes. */
+/* A plan (the choice of a kernel for a problem) also serves the problem at other addresses, unless the alignment of a
+ * tensor changes. */
 static void test_a_plan_moves_with_its_problem(void **state)
 {
     const struct spec s = SPEC(.causal = true);
@@ -341,16 +338,14 @@ static void test_a_plan_moves_with_its_problem(void **state)
         assert_ptr_equal(moved.kernel, made.kernel);
         assert_ptr_equal(moved.problem, &elsewhere.p);
         assert_int_equal(attn_run(b.stream, &moved, 1, NULL, &err), ATTN_OK);
-        assert_false(isnan(*(float *)elsewhere.p.lse.data)); /* lse held NaN before, and the run has overwritten it */
+        assert_false(isnan(*(float *)elsewhere.p.lse.data)); /* lse was NaN before the run */
 
         attn_problem shifted = elsewhere.p;
         shifted.out.data = (char *)shifted.out.data + 4;
         assert_int_equal(attn_plan_move(can, &made, &shifted, &moved, &err), ATTN_OK);
-        /* a new plan was made, because `out` is not aligned at the new address */
         assert_int_equal(moved.unaligned, ATTN_TENSOR_BIT(out));
 
         assert_int_equal(attn_plan_move(attn_device_capabilities(other.device), &made, &f.p, &moved, &err), ATTN_OK);
-        /* the moved plan is for another device, so it must have a kernel of that device */
         assert_ptr_not_equal(moved.kernel, made.kernel);
         bench_close(&other);
         bench_close(&b);
@@ -359,8 +354,7 @@ static void test_a_plan_moves_with_its_problem(void **state)
     }
 }
 
-/* Each tensor and each option that a problem has must set its own bit of attn_features() and no other bit. Absent
- * tensors and options must set no bit. */
+/* Each tensor and option that a problem has must set its own bit of attn_features(), and no other bit. */
 static void test_every_tensor_and_every_option_is_a_feature(void **state)
 {
     const uint64_t basic = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v);
@@ -392,14 +386,15 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     CASE(ATTN_OPTION_BIT(WINDOW), window_right = 3);
     CASE(ATTN_OPTION_BIT(TOP_LEFT), alignment = ATTN_TOP_LEFT);
     CASE(ATTN_OPTION_BIT(GROUPED), k.shape[2] = 2);
-    CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* the scale is 0; scales outside 1e-6 to 1e30 set this bit */
-    CASE(0, scale = -1);                            /* has_scale is false, so the scale is not in use */
+    CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* scales outside 1e-6 to 1e30 set this bit, and here the scale
+                                                     * is 0 */
+    CASE(0, scale = -1);
     CASE(ATTN_OPTION_BIT(SOFTCAP), softcap = 5);
     CASE(ATTN_OPTION_BIT(DROPOUT), dropout_p = 0.1);
     CASE(ATTN_OPTION_BIT(KEY_DTYPE), k.dtype = ATTN_F8E4M3);
-    CASE(0, keep_mask_at_end = true); /* keep_mask_at_end has no meaning without a keep_mask, so it sets no bit */
-    CASE(0, deterministic = true);    /* a forward is always deterministic, so the option sets no bit */
-    CASE(0, layout = ATTN_BHSD);      /* a layout changes only strides, so it sets no bit of attn_features() */
+    CASE(0, keep_mask_at_end = true);
+    CASE(0, deterministic = true); /* a forward is always deterministic */
+    CASE(0, layout = ATTN_BHSD);   /* a layout changes only strides */
 #undef CASE
     for (int i = 0; i < n; i++)
         if (attn_features(&p[i]) != (basic | want[i]))
@@ -449,8 +444,7 @@ static void test_backends_are_found_by_name(void **state)
     attn_stream_close(NULL);
 }
 
-/* The backend "paper" computes only what the paper of FlashAttention-2 describes. For any other problem its error must
- * name the first unsupported option. */
+/* The backend "paper" computes only what the paper on FlashAttention-2 describes. */
 static void test_what_paper_does_not_compute_is_named(void **state)
 {
     static const struct {

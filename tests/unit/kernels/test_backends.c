@@ -1,30 +1,16 @@
-/* test_backends.c: tests whether a backend computes attention correctly. There are three kinds of tests:
+/* test_backends.c: tests whether a backend computes attention correctly. Edge cases (problems that broke other
+ * libraries) and random problems are compared with the reference backend. Tests of properties need no reference: for
+ * example, a problem must have equal bits alone and among others. Environment variables select what runs:
  *
- *   edge cases   a table of problems that broke other libraries (kernels/README.md, "Where attention breaks"),
- *                compared with the reference backend
- *   random       problems with random options, compared with the reference backend
- *   properties   what must hold without a reference. A problem has equal bits alone and among other problems, packed
- *                or not, and with any number of threads. Other properties are about keys in another order, a shifted
- *                bias, and early queries, which must not depend on later keys
- *
- * Environment variables select what runs:
- *
- *   ATTN_BACKEND=cpu         the backend (default: cpu). For "paper" only comparisons with the reference backend run,
- *                            with the problems that "paper" can compute
- *   ATTN_RANDOM_SEED=1       first seed of the random problems; each failure prints its SPEC(...), which can become an
- *                            edge case
+ *   ATTN_BACKEND=cpu         the backend (default: cpu); of "paper" only the problems that it can compute are compared
+ *   ATTN_RANDOM_SEED=1       first seed of the random problems; a failure prints its SPEC(...)
  *   ATTN_RANDOM_COUNT=300    number of random problems
- *   ATTN_GRID_D=64           the grid of sizes (test_grid*) runs only problems with this head size
+ *   ATTN_GRID_D=64           the grid of sizes (test_grid*) has problems of this head size only
  *   ATTN_TESTS='test_grid*'  runs only the tests whose names match this pattern
- *   ATTN_BRIEF=1             leaves out what takes minutes on the emulator: backwards of edge cases with very many
- *                            blocks, latent attention of 150 sequences, a second backward of the largest numbers with out and lse given, and a second
- *                            run of each batch of forks (one run has NaN, one does not). Also leaves out tests with
- *                            different numbers of threads, because a GPU has no number of threads
- *   ATTN_PART=1/2            runs the first of two halves of the tests, so that two processes can share the work: half
- *                            of the problems of each list, and every second test of properties
+ *   ATTN_BRIEF=1             leaves out what takes minutes on the GPU emulator
+ *   ATTN_PART=1/2            runs the first of two halves of the tests, so that two processes can share the work
  *   ATTN_THIN=3              runs only a third of the problems of each list, always the same third; for sanitizers
- *   ATTN_PRINT_BITS=1        prints a line per problem with checksums of its outputs, to compare the bits of two
- *                            builds */
+ *   ATTN_PRINT_BITS=1        prints checksums of each problem's outputs, to compare the bits of two builds */
 #include <fnmatch.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -48,7 +34,7 @@ bool is_brief(void)
     return env_number("ATTN_BRIEF", 0) != 0;
 }
 
-/* The number of this test process, from 0, and the count of test processes: ATTN_PART=2/3 means process 1 of 3. */
+/* ATTN_PART=2/3 means that `share` is 1 (counted from 0) and `share_count` is 3 */
 static long share = 0, share_count = 1;
 
 static void read_share(void)
@@ -69,7 +55,7 @@ bool is_ours(void)
     return (count++ * UINT32_C(2654435761) >> 16) % divided == (uint32_t)share;
 }
 
-/* Returns whether the backend has a kernel for the problem. Only "paper" lacks kernels for some problems. */
+/* Only the backend "paper" lacks kernels for some problems. */
 static bool is_taken(const struct spec *s)
 {
     struct fixture f;
@@ -100,7 +86,6 @@ static size_t matching(const char *pattern, const struct CMUnitTest *tests, size
 int main(void)
 {
     const struct CMUnitTest comparisons[] = {
-        /* the tests in the list `comparisons` leave out problems for which the backend has no kernel */
         cmocka_unit_test(test_edge_cases_agree_with_the_reference),
         cmocka_unit_test(test_lengths_agree_with_the_reference),
         cmocka_unit_test(test_lengths_do_not_need_the_slowest_kernel),
@@ -207,8 +192,7 @@ int main(void)
     for (size_t i = 0; takes_all && i < ARRAY_SIZE(properties); i++)
         if ((long)i % share_count == share) tests[count++] = properties[i];
     if (pattern && *pattern) {
-        /* A pattern that matches no test at all is an error here, because cmocka would count it as a success. A pattern
-         * that matches only tests of another process is not an error. */
+        /* A pattern that matches no test is an error here, because cmocka would count it as a success. */
         if (strchr(pattern, '[') || matching(pattern, comparisons, ARRAY_SIZE(comparisons)) +
                                             matching(pattern, lists, ARRAY_SIZE(lists)) +
                                             matching(pattern, properties, ARRAY_SIZE(properties)) ==

@@ -1,7 +1,5 @@
-/* test_check.c: tests every message of attn_check(), word for word, because clients receive the messages unchanged.
- *
- * Each line of a test starts from a valid problem with B 2, Sq 3, Sk 4, H 8, Hk 2, D 16, Dv 8. It breaks one thing, and
- * states the message. */
+/* test_check.c: tests every message of attn_check() word for word, because clients receive it unchanged. Each case
+ * starts from a valid problem with B 2, Sq 3, Sk 4, H 8, Hk 2, D 16, Dv 8, and breaks one thing. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +8,7 @@
 
 #include "../testing.h"
 
-/* Memory to which the tensors of every valid problem point. Its numbers are 0, which is valid for every tensor. */
+/* Data of every tensor of the valid problems: 0 is valid everywhere. */
 static _Alignas(64) uint8_t zeros[1 << 16];
 static int32_t cu_q[] = { 0, 2, 6 }, cu_k[] = { 0, 5, 8 }, lengths[] = { 4, 0 }, mask_rows[2 * 2 * 4 * 4];
 static uint8_t keep[2 * 8 * 3 * 4];
@@ -67,7 +65,7 @@ static attn_problem bhsd(void)
     return p;
 }
 
-/* Returns a problem whose keys lie in pages: batch row 0 uses two pages, row 1 uses no page. */
+/* Returns a problem with keys in pages: batch row 0 uses two pages, row 1 none. */
 static attn_problem paged(void)
 {
     static int32_t table[] = { 5, 0, 99, -1, 77, 88 };
@@ -106,8 +104,8 @@ static void expect(int line, const attn_problem *p, attn_status status, const ch
                  attn_status_name(status), member, text);
 }
 
-/* Checks attn_check()'s answer to a problem that of() returns and the statement in `...` changes. attn_check() must
- * refuse the problem with this status, member and text. */
+/* The statement `...` changes the problem that of() returns. attn_check() must refuse the result with this status,
+ * member and text. */
 #define SAYS(of, status, member, text, ...)                \
     do {                                                   \
         attn_problem p = of();                             \
@@ -115,8 +113,6 @@ static void expect(int line, const attn_problem *p, attn_status status, const ch
         expect(__LINE__, &p, ATTN_##status, member, text); \
     } while (0)
 #define PASSES(of, ...) SAYS(of, OK, "", "", __VA_ARGS__)
-
-/* clang-format off: each row of the table stays on one line or two */
 
 static void test_good_problems_pass(void **state)
 {
@@ -126,11 +122,11 @@ static void test_good_problems_pass(void **state)
     PASSES(packed, (void)0);
     PASSES(bhsd, (void)0);
     PASSES(fp8, (void)0);
-    PASSES(forward, p.out.rank = p.lse.rank = 0);    /* a forward without outputs is valid */
-    PASSES(forward, p.out.data = p.lse.data = NULL); /* memory for the outputs need not exist yet */
+    PASSES(forward, p.out.rank = p.lse.rank = 0);
+    PASSES(forward, p.out.data = p.lse.data = NULL);
     PASSES(backward, p.dq.data = p.dk.data = p.dv.data = NULL);
-    PASSES(backward, p.out.rank = p.lse.rank = 0); /* a backward without out and lse recomputes both */
-    /* a forward ignores dout, so a wrong dout is not an error */
+    PASSES(backward, p.out.rank = p.lse.rank = 0); /* a backward without out and lse computes both */
+    /* a forward ignores dout */
     PASSES(forward, p.op = ATTN_OP_FORWARD; p.dout = TENSOR(NULL, ATTN_U8, 9));
     PASSES(forward, p.q.shape[0] = p.k.shape[0] = p.v.shape[0] = p.out.shape[0] = p.lse.shape[0] = 0;
            p.q.data = p.k.data = p.v.data = NULL);
@@ -141,7 +137,7 @@ static void test_good_problems_pass(void **state)
     PASSES(forward, p.out.dtype = ATTN_F32; p.out = TENSOR(zeros, ATTN_F32, 2, 3, 8, 8));
     PASSES(forward, p.has_scale = true; p.scale = 0);
     PASSES(forward, p.has_scale = true; p.scale = -3);
-    PASSES(forward, p.scale = NAN); /* has_scale is false, so the scale is not read */
+    PASSES(forward, p.scale = NAN);
     PASSES(forward, p.softcap = 50; p.window_left = 0; p.window_right = INT64_MAX; p.dropout_p = 0.999);
     PASSES(forward, p.q.stride[1] = 0; p.k.stride[0] = 0; p.v.stride[1] = 1000);
     PASSES(forward, p.bias = TENSOR(bias32, ATTN_F32, 2, 8, 3, 4));
@@ -205,7 +201,7 @@ static void test_the_shapes_of_q_k_v(void **state)
          p.k.shape[1] = INT64_C(1) << 31);
     SAYS(forward, TOO_LARGE, "/q/shape", "q: the product of its shape is over 2^61 elements",
          p.q.shape[0] = p.q.shape[1] = 1 << 30);
-    /* q has fewer elements than the limit of 2^61, but the result for q has more */
+    /* q has fewer elements than the limit of 2^61, but its result has more. */
     SAYS(forward, TOO_LARGE, "/q/shape", "q: its result would be over 2^61 elements",
          p.q = TENSOR(NULL, ATTN_F16, 0, 1 << 30, 1 << 29, 1);
          p.k = TENSOR(NULL, ATTN_F16, 0, 0, 1 << 29, 1); p.v = TENSOR(NULL, ATTN_F16, 0, 0, 1 << 29, 16);
@@ -303,7 +299,7 @@ static void test_lengths_are_at_most_the_room_that_there_is(void **state)
          p.seqlens_q = TENSOR(too_long, ATTN_I32, 2));
 }
 
-/* Returns a problem with packed queries, whose keys are padded rows of a batch. */
+/* Returns a problem with packed queries, whose keys are rows of a batch with padding. */
 static attn_problem by_rows(void)
 {
     static int32_t rows[] = { 0, 4, 8 };
@@ -319,7 +315,7 @@ static void test_packed_queries_take_padded_rows_of_keys(void **state)
 {
     (void)state;
     PASSES(by_rows, (void)0);
-    PASSES(by_rows, p.seqlens_k.rank = 0); /* if seqlens_k is absent, every batch row has Sk keys */
+    PASSES(by_rows, p.seqlens_k.rank = 0); /* without seqlens_k every batch row has Sk keys */
     PASSES(by_rows, p.op = ATTN_OP_BACKWARD; p.dout = TENSOR(zeros, ATTN_F16, 6, 8, 8);
            p.dk = TENSOR(zeros, ATTN_F16, 2, 4, 2, 16));
     SAYS(by_rows, INVALID, "/v/shape/1", "v: shape[1] is 3, must be 4, the keys of k", p.v.shape[1] = 3);
@@ -399,14 +395,14 @@ static void test_pages(void **state)
          "have 3 "
          "slots",
          p.page_table.data = below, p.seqlens_k.data = both);
-    SAYS(paged, INVALID, "/page_table/data", /* rows 0 and 1 have the same entries in page_table, and row 1 reads
+    SAYS(paged, INVALID, "/page_table/data", /* a stride of 0 gives rows 0 and 1 the same entries, and row 1 reads
                                               * more of them */
          "page_table: [1, 2] is 99, must be between 0 and 5, a page of k; it is read, for seqlens_k[1] is 7 and pages "
          "have 3 slots",
          p.page_table.stride[0] = 0, p.seqlens_k.data = growing);
     SAYS(paged, INVALID, "/bias/shape/3", "bias: shape[3] is 4, must be 9, the keys of k",
          p.bias = TENSOR(bias32, ATTN_F32, 1, 1, 1, 4));
-    PASSES(paged, p.k.stride[0] = 5, p.v.stride[0] = 0); /* pages may overlap in memory */
+    PASSES(paged, p.k.stride[0] = 5, p.v.stride[0] = 0);
     PASSES(paged, p.k.shape[0] = p.v.shape[0] = 0, p.seqlens_k.data = none);
     PASSES(paged, p.page_table.shape[1] = 0, p.page_table.data = NULL, p.seqlens_k.data = none);
     PASSES(paged, p.bias = TENSOR(bias32, ATTN_F32, 1, 1, 1, 9), p.sinks = TENSOR(sinks, ATTN_F32, 8));
@@ -431,8 +427,7 @@ static void test_lengths_in_the_place_of_their_sums_are_recognised(void **state)
          "cu_seqlens_q: [0] is 1, must be 0, where the first sequence starts" LENGTHS "[0, 1, 2, 3, ...]",
          Q_AND_K(many, 5));
     SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts",
-         /* If the values add up to the number of rows of q, they look like lengths of sequences, and the message says
-          * so. Here 2 + 5 is not that number, so the message has no such hint. */
+         /* 2 + 5 is not the number of rows of q, so these numbers cannot be meant as lengths. */
          Q_AND_K(other, 2));
     SAYS(packed, INVALID, "/cu_seqlens_q/data",
          "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts; these look like ends, a 0 before them is "
@@ -459,23 +454,19 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.keep_mask = TENSOR(keep, ATTN_U8, 1, 1, 30, 30));
     SAYS(bhsd, INVALID, "/sinks/shape/0", "sinks: shape[0] is 8, must be 30, the heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.sinks = TENSOR(sinks, ATTN_F32, 8));
-    /* The tensors have shapes of the layout bhsd, but the problem says bshd. So the single query counts as 1 head of q,
-     * and 40 keys count as 40 heads of k. */
+    /* Tensors in bhsd are read as bshd, so the query counts as 1 head of q, and 40 keys count as 40 heads of k. */
     SAYS(bhsd, INVALID, "/k/shape/2", "k: shape[2] is 40, must divide the 1 heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.q.shape[2] = 1);
-    /* the messages below suggest no layout, because no layout fits the shapes, or because the fault is not in the
-     * shapes */
+    /* No layout fits these shapes, or the fault is elsewhere, so the messages suggest none. */
     SAYS(bhsd, INVALID, "/k/shape/3", "k: shape[3] is 15, must be 16, the head size of q", p.k.shape[3] = 15);
     SAYS(bhsd, INVALID, "/k/dtype", "k: dtype is float32, must be float16 as q's, or float8_e4m3fn",
          p.k.dtype = ATTN_F32);
     attn_problem p = bhsd();
     p.layout = ATTN_BSHD;
-    assert_int_equal(attn_check(&p, NULL), ATTN_INVALID); /* a caller that passes no attn_error gets only the status */
+    assert_int_equal(attn_check(&p, NULL), ATTN_INVALID);
 }
 
-/* In an earlier version, a request without a layout, with q [1, 128, 32, 16] and 12 heads of keys, was read in the
- * layout bhsd, and the answer was wrong. The request must be refused, because two numbers of heads could as well be two
- * lengths. */
+/* The numbers of heads (32 and 12) could as well be lengths, so a request without a layout is not read as bhsd. */
 static void test_heads_that_do_not_divide_are_not_taken_for_another_layout(void **state)
 {
     (void)state;
@@ -486,7 +477,7 @@ static void test_heads_that_do_not_divide_are_not_taken_for_another_layout(void 
     SAYS(forward, INVALID, "/k/shape/1", "k: shape[1] is 12, must divide the 32 heads of q", p.layout = ATTN_BHSD;
          p.q = TENSOR(zeros, ATTN_F16, 1, 32, 128, 16); p.k = TENSOR(zeros, ATTN_F16, 1, 12, 128, 16);
          p.v = TENSOR(zeros, ATTN_F16, 1, 12, 128, 16); p.out.rank = p.lse.rank = 0);
-    /* axis 1 is smaller than axis 2 in k, but not in q, so the message suggests no other layout */
+    /* Axis 1 is smaller than axis 2 in k, but not in q, so the message suggests no layout. */
     SAYS(forward, INVALID, "/k/shape/2", "k: shape[2] is 12, must divide the 32 heads of q",
          p.q = TENSOR(zeros, ATTN_F16, 1, 128, 32, 16);
          p.k = TENSOR(zeros, ATTN_F16, 1, 4, 12, 16); p.v = TENSOR(zeros, ATTN_F16, 1, 4, 12, 16);
@@ -798,7 +789,6 @@ static void test_outputs_of_an_observe_say_what_they_need(void **state)
 
 /* ---- Tests of the library's table of tensors: attn_check() accepts just what its rows say ------------------------ */
 
-/* Returns a valid problem in which tensor `id` is given. */
 static attn_problem with(attn_tensor_id id, bool is_packed)
 {
     const attn_axes *axes = &attn_tensors[id].axes;
@@ -850,7 +840,6 @@ static attn_problem with(attn_tensor_id id, bool is_packed)
     return p;
 }
 
-/* Returns whether attn_check() refuses the problem because of the rank of tensor `id`. */
 static bool refuses_rank(const attn_problem *p, attn_tensor_id id)
 {
     attn_error err = { 0 };
@@ -868,7 +857,6 @@ static void test_the_dtypes_of_a_row_are_those_that_pass(void **state)
             for (attn_dtype q = 0; q < ATTN_DTYPE_COUNT; q++) {
                 attn_problem p = with((attn_tensor_id)id, id == ATTN_T_cu_seqlens_q || id == ATTN_T_cu_seqlens_k);
                 if (q != p.q.dtype && (attn_tensor_dtypes(ATTN_T_q) >> q & 1)) {
-                    /* skips k_scale and v_scale, which exist only for float8 */
                     if (attn_tensors[id].name[1] == '_') continue;
                     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
                         if (t == ATTN_T_q || attn_tensors[t].dtypes == ATTN_RULE_KEY ||
@@ -899,7 +887,6 @@ static void test_the_ranks_of_a_row_are_those_that_pass(void **state)
                 attn_problem p = with((attn_tensor_id)id, is_packed);
                 attn_error err = { 0 };
                 if (attn_check(&p, &err) != ATTN_OK) fail_msg("%s: %s", attn_tensors[id].name, err.text);
-                /* alibi_slopes may have rank 1 or 2, and its gradient must have the same rank */
                 if (axes->kind == ATTN_AXES_OPTIONAL && rank == 1) p.alibi_slopes = TENSOR(zeros, ATTN_F32, 8);
                 p.tensor[id].rank = rank;
                 if (!refuses_rank(&p, (attn_tensor_id)id)) pass |= 1u << rank;
@@ -957,7 +944,7 @@ static void test_a_shape_as_a_client_reads_it(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char text[ATTN_SHAPE_BYTES], names[ATTN_DTYPE_LIST_BYTES];
         assert_string_equal(attn_tensor_shape(cases[i].id, text), cases[i].text);
-        /* the shape's text and the list of all dtypes fit into their buffers with room to spare */
+        /* The longest texts fit into these buffers with room to spare. */
         assert_true(strlen(text) + 20 < sizeof text);
         assert_true(strlen(attn_dtype_list((1u << ATTN_DTYPE_COUNT) - 1, names)) + 10 < sizeof names);
     }

@@ -1,6 +1,6 @@
-/* test_cost.c: tests of two functions: kernels/cost.c estimates the time of a problem, and kernels/strange.c finds rows
- * whose scores leave the range of float32. Estimates are compared with each other, never with a clock;
- * `build/cost-bench` compares them with measured times. */
+/* test_cost.c: tests of kernels/cost.c, which estimates the time of a problem, and of kernels/strange.c, which finds
+ * rows whose scores leave float32's range. Estimates are compared with each other; `build/cost-bench` compares them
+ * with measured times. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@
 
 enum { S = 256, MOST_COLUMNS = 64 };
 
-/* A problem with S x S scores, and the memory of its tensors. The tensors are float16 unless a test says otherwise. */
+/* A problem with S x S scores, and its memory. Tensors are float16 unless a test says otherwise. */
 struct problem {
     attn_problem p;
     attn_plan plan;
@@ -40,7 +40,7 @@ static struct problem *open_problem(attn_dtype dtype, int64_t H, int64_t D)
     return t;
 }
 
-/* Turns the problem into a backward that is given out and lse and that computes all gradients. */
+/* Turns the problem into a backward that is given out and lse and computes all gradients. */
 static void make_backward(struct problem *t)
 {
     attn_error err;
@@ -113,7 +113,7 @@ static void test_every_kernel_has_rates(void **state)
     assert_false(attn_cost_knows("another", ATTN_OP_FORWARD, ATTN_F16));
 }
 
-/* Each add_...() function adds one option, which must make a forward or a backward cost more. */
+/* Each add_...() function adds an option, with which the problem must cost more. */
 static void add_bias(struct problem *t)
 {
     give_bias(t);
@@ -195,14 +195,12 @@ static void test_twice_the_heads_take_twice_as_long_and_twice_the_units_half(voi
     const double launch = 1e-5;
     assert_true(fabs(seconds(four, "avx2", 1) - 2 * seconds(two, "avx2", 1)) < launch);
     assert_true(fabs(2 * seconds(four, "avx2", 2) - seconds(four, "avx2", 1)) < launch);
-    /* a thousand threads are not a thousand times as fast as one, because there is too little work for all of them */
     assert_true(seconds(two, "avx2", 1000) > 0.05 * seconds(two, "avx2", 1));
     free(two);
     free(four);
 }
 
-/* On a GPU the gradients dbias and dalibi_slopes of float32 inputs come from a slow kernel, which computes pair by
- * pair. With 16-bit inputs, tensor cores compute these gradients. */
+/* Tensor cores compute dbias and dalibi_slopes of 16-bit inputs. For float32 inputs a slow kernel does. */
 static void test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_in_float32_alone(void **state)
 {
     (void)state;
@@ -238,10 +236,9 @@ static void test_bytes_are_those_of_the_tensors_and_of_what_is_read_of_pages(voi
     const double matrix = 2.0 * S * 4 * 64, lse = 4.0 * 4 * S;
     plan_by(t, "avx512", 2);
     assert_true(attn_cost_of(&t->info, &t->plan).bytes == 4 * matrix + lse);
-    t->p.v.data = t->p.k.data; /* v shares the memory of k, so the memory is read only once */
+    t->p.v.data = t->p.k.data; /* v shares the memory of k, which is read only once */
     assert_true(attn_cost_of(&t->info, &t->plan).bytes == 3 * matrix + lse);
 
-    /* one batch row of 40 keys, in a pool of S pages with room for 64 keys each */
     int32_t table[] = { 1 }, lengths[] = { 40 };
     t->p.v.data = t->numbers[2];
     t->p.k.shape[0] = t->p.v.shape[0] = S;
@@ -253,8 +250,8 @@ static void test_bytes_are_those_of_the_tensors_and_of_what_is_read_of_pages(voi
     free(t);
 }
 
-/* A thread block of a GPU's kernel computes 128 rows of queries with heads of 64 numbers, or 64 rows with options that
- * change scores. A block with fewer rows or smaller heads takes as long as a full one. */
+/* A thread block of a GPU computes 128 rows of queries with heads of 64 numbers, and takes as long for fewer rows or
+ * smaller heads. */
 static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
 {
     (void)state;
@@ -263,42 +260,39 @@ static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
     const double whole = seconds(wide, "generic", 132);
     for (int n = ATTN_T_q; n <= ATTN_T_out; n += ATTN_T_out - ATTN_T_q) wide->p.tensor[n].shape[1] = 1;
     wide->p.lse.shape[2] = 1;
-    /* a thread block with one row of queries takes nearly as long as a block with all its rows */
     assert_true(seconds(wide, "generic", 132) > 0.8 * whole);
     free(narrow);
     free(wide);
 }
 
-/* For head sizes above 256, each thread block of this GPU kernel computes only 256 columns of a result. All scores are
- * therefore computed once for every 256 columns. */
+/* Above head size 256, each thread block computes 256 columns of a result, and all scores again. */
 static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(void **state)
 {
     (void)state;
     struct problem *narrow = open_problem(ATTN_BF16, 1, 256), *wide = open_problem(ATTN_BF16, 1, 512);
     const double launch = 1e-5, back_launch = 2e-5;
     const double ratio = (seconds(wide, "generic", 1) - launch) / (seconds(narrow, "generic", 1) - launch);
-    /* A product's cost is its number of columns, for scores and for out. A head size of 512 takes 2 blocks of 512 + 256
-     * columns. A head size of 256 takes one block of 256 + 256. The ratio is 3. */
+    /* Cost in columns of scores and out: D 512 takes 2 blocks of 512 + 256, and D 256 takes one of 256 + 256. The ratio
+     * is 3. */
     assert_true(ratio > 2.4 && ratio < 3.1);
     make_backward(narrow);
     make_backward(wide);
     const double back = (seconds(wide, "generic", 1) - back_launch) / (seconds(narrow, "generic", 1) - back_launch);
-    /* A product's cost is its number of columns. A head size of 512 takes 2 (512 + 256) + 4 (1024 + 256) columns. A
-     * head size of 256 takes 5 * 256. The ratio is 5.2. */
+    /* Cost in columns: D 512 takes 2 (512 + 256) + 4 (1024 + 256), and D 256 takes 5 * 256. The ratio is 5.2. */
     assert_true(back > 4.2 && back < 5.3);
     free(narrow);
     free(wide);
 }
 
-/* On Hopper, a thread block of a forward with head sizes above 256 computes 512 columns of out. */
+/* On Hopper, a thread block computes 512 columns of out. */
 static void test_wide_heads_on_hopper_make_their_scores_for_each_512_columns(void **state)
 {
     (void)state;
     struct problem *narrow = open_problem(ATTN_BF16, 1, 512), *wide = open_problem(ATTN_BF16, 1, 1024);
     const double launch = 1e-5;
     const double ratio = (seconds(wide, "sm90_wide", 1) - launch) / (seconds(narrow, "sm90_wide", 1) - launch);
-    /* A product's cost is its number of columns, for scores and for out. A head size of 1024 takes 2 blocks of 1024 +
-     * 512 columns. A head size of 512 takes one block of 512 + 512. The ratio is 3. */
+    /* Cost in columns of scores and out: D 1024 takes 2 blocks of 1024 + 512, and D 512 takes one of 512 + 512. The
+     * ratio is 3. */
     assert_true(ratio > 2.6 && ratio < 3.1);
     free(narrow);
     free(wide);
@@ -349,11 +343,13 @@ static void test_what_flashmask_hides_costs_nothing_where_it_is_looked_at(void *
     (void)state;
     struct problem *t = open_problem(ATTN_F16, 4, 64);
     t->p.causal = true;
-    for (int j = 0; j < S; j++) t->bounds[j] = j + 4 < S ? j + 4 : S; /* FlashMask: four queries see each key */
+    for (int j = 0; j < S; j++)
+        t->bounds[j] = j + 4 < S ? j + 4 : S; /* a FlashMask with which four queries see each
+                                                                       * key */
     t->p.mask_startend_rows = attn_tensor_make(t->bounds, ATTN_I32, 4, (int64_t[]){ 1, 1, S, 1 });
     assert_true(closer(t, "avx512", 1).seconds < 0.5 * seconds(t, "avx512", 1));
-    /* The GPU kernel "generic" also computes tiles that the mask hides. The estimate that reads the mask must therefore
-     * be the same as the estimate that does not. */
+    /* The GPU kernel "generic" also computes tiles that the mask hides, so reading the mask must not change the
+     * estimate. */
     assert_true(closer(t, "generic", 1).seconds == seconds(t, "generic", 1));
     free(t);
 }
@@ -376,14 +372,14 @@ static void test_a_scale_that_leaves_float32_makes_rows_strange_and_costly(void 
     t->p.has_scale = true;
     t->p.scale = 3e38;
     const attn_strange found = strange(t, cpu_most, ATTN_EVERYTHING);
-    /* scores of most rows leave float32's range (costly rows), but one in seven queries is 0, and its scores are 0 */
+    /* `costly` is the fraction of rows whose scores leave float32's range. One query in seven is 0, and so are its
+     * scores. */
     assert_true(found.costly > 0.7 && found.cheap == 0);
     const attn_cost cost = closer(t, "avx512", 1);
     assert_true(cost.seconds > 5 * plain);
     assert_string_equal(cost.because, "rows whose scores leave float32");
-    /* attn_cost_of() does not read the data, so it does not know of costly rows (whose scores leave float32's range) */
+    /* attn_cost_of() does not read the data, so it cannot find rows whose scores leave float32's range. */
     assert_true(attn_cost_of(&t->info, &t->plan).seconds < 2 * plain);
-    /* the member `worst` allows for data with costly rows (whose scores leave float32's range) */
     assert_true(attn_cost_of(&t->info, &t->plan).worst > cost.seconds);
     free(t);
 }
@@ -397,15 +393,13 @@ static void test_what_a_scale_of_3e38_leaves_ordinary_is_ordinary(void **state)
     t->p.softcap = 30;
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);
     t->p.softcap = 0;
-    /* attn_strange_of() must not read k in this call, so it cannot find costly rows (whose scores leave float32's
-     * range) */
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING & ~ATTN_TENSOR_BIT(k)).costly == 0);
     memset(t->numbers[0], 0, sizeof t->numbers[0]);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);
     free(t);
 }
 
-/* Writes a bias that is a mask of padding on the left, as Hugging Face's models write it. */
+/* Writes a bias that masks padding on the left, as Hugging Face's models do. */
 static void pad(struct problem *t, int rows, float hidden)
 {
     for (int i = 0; i < S; i++)
@@ -422,14 +416,14 @@ static void test_rows_of_nothing_but_the_most_negative_number_are_alike(void **s
     assert_true(found.costly == 0 && found.cheap > 0.3 && found.cheap < 0.7);
     const double costly = closer(t, "avx512", 1).seconds;
     pad(t, S / 2, -1e30f);
-    /* On the CPU, scores up to 5.8e37, such as -1e30 here, need no second computation. On a GPU the limit is 2^27. */
+    /* On the CPU, scores up to 5.8e37 need no second computation. On a GPU the limit is 2^27. */
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).cheap == 0);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).cheap > 0.3);
     assert_true(costly < 2.5 * closer(t, "avx512", 1).seconds);
-    pad(t, 0, -FLT_MAX); /* each row sees a key whose score is in range, so attn_strange_of() counts no row */
+    pad(t, 0, -FLT_MAX);
     found = strange(t, cuda_most, ATTN_EVERYTHING);
     assert_true(found.costly == 0 && found.cheap == 0);
-    pad(t, S, -INFINITY); /* no row sees a key, so attn_strange_of() counts no row */
+    pad(t, S, -INFINITY);
     found = strange(t, cuda_most, ATTN_EVERYTHING);
     assert_true(found.costly == 0 && found.cheap == 0);
     free(t);
@@ -451,10 +445,9 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
 {
     (void)state;
     struct problem *t = open_problem(ATTN_BF16, 1, 8);
-    /* only the last key has numbers so large that scores with it leave the range of float32 */
     for (int d = 0; d < 8; d++) attn_store(ATTN_BF16, t->numbers[1], (S - 1) * 8 + d, 3e38);
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).costly > 0.5);
-    t->p.causal = true; /* with a causal mask only the last row sees the last key */
+    t->p.causal = true;
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).costly < 0.1);
     t->p.causal = false;
     add_keep(t);
@@ -463,8 +456,8 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
     free(t);
 }
 
-/* A scale beyond 1e30 counts as an option. The GPU kernel's variant with options need not compute rows with scores
- * beyond 2^33 a second time, so they cost little extra. */
+/* With a scale beyond 1e30, a GPU kernel runs its variant with options, which does not compute rows with scores beyond
+ * 2^33 twice. */
 static void test_scores_beyond_a_second_limit_are_cheap(void **state)
 {
     (void)state;
@@ -477,8 +470,7 @@ static void test_scores_beyond_a_second_limit_are_cheap(void **state)
     assert_true(found.cheap > 0.7 && found.costly == 0);
     assert_true(closer(t, "generic", 132).seconds < 2 * seconds(t, "generic", 132));
     t->p.scale = 0x1p29;
-    /* A scale from 1e-6 to 1e30 does not count as an option. With the scale 2^29 the kernel therefore runs its variant
-     * without options, which computes each row with huge scores a second time. */
+    /* With a scale from 1e-6 to 1e30, the variant without options runs, and computes rows with huge scores twice. */
     assert_true(closer(t, "generic", 132).seconds > 2 * seconds(t, "generic", 132));
     free(t);
 }
@@ -490,17 +482,14 @@ static void test_rows_of_float32_are_repaired_by_a_gpu_where_their_numbers_allow
     (void)state;
     struct problem *t = open_problem(ATTN_F32, 1, 64);
     t->p.has_scale = true;
-    t->p.scale = 7000; /* the bound on scores (|q| * |k| * D * scale) is 3 * 3 * 64 * 7000. It is below 2^22, so no row
-                        * is computed again */
+    t->p.scale = 7000; /* scores are at most 3 * 3 * 64 * 7000, below 2^22, so no row is computed again */
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 0);
-    t->p.scale = 7500; /* the bound on scores (|q| * |k| * D * scale) is 3 * 3 * 64 * 7500. It is above 2^22, so all
-                        * rows are computed again */
+    t->p.scale = 7500;
     t->p.softcap = 30;
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 1);
     const double costly = closer(t, "generic", 132).seconds;
     t->p.scale = 7000;
     assert_true(costly > 5 * closer(t, "generic", 132).seconds);
-    /* the last key has numbers near 1e9, so all rows that see the last key are computed again */
     for (int d = 0; d < 64; d++) attn_store(ATTN_F32, t->numbers[1], (S - 1) * 64 + d, 1e9);
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 1);
     t->p.causal = true;
@@ -517,7 +506,6 @@ static void test_a_backward_whose_dq_leaves_float32_is_costly_though_its_scores_
     t->p.has_scale = true;
     t->p.scale = 3e38;
     for (int n = 0; n < S; n++) t->lse[n] = FLT_MAX;
-    /* `costly` (fraction of the rows that leave float32's range and are slow) is 0, because dout is 0 */
     assert_true(attn_strange_of(&t->p, &limits, ATTN_EVERYTHING, 7).costly == 0);
     for (int n = 0; n < S * 64; n++) attn_store(ATTN_F16, t->results[0], n, n % 5 - 2.0);
     assert_true(attn_strange_of(&t->p, &limits, ATTN_EVERYTHING, 7).costly > 0.5);
@@ -552,14 +540,13 @@ static void test_a_backward_is_looked_at_by_the_lse_that_it_is_given(void **stat
     assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).costly == 1);
     pad(t, S, -FLT_MAX);
     assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).cheap == 1);
-    for (int n = 0; n < 4 * S; n++) t->lse[n] = -INFINITY; /* an lse of -inf says that the row sees no key */
+    for (int n = 0; n < 4 * S; n++) t->lse[n] = -INFINITY;
     assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).cheap == 0);
     free(t);
 }
 
-/* attn_strange_of() looks for rows whose scores leave float32's range. The test calls this function for problems with
- * every layout, mask, kind of lengths and kind of keys. The function must read only the problem's own memory, which
- * `make SAN=1` checks. */
+/* attn_strange_of() looks for rows whose scores leave float32's range. It must read only the problem's own memory,
+ * which `make SAN=1` checks. */
 static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **state)
 {
     static const struct spec specs[] = {
@@ -595,8 +582,8 @@ static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **
     }
 }
 
-/* A merge joins results over parts of the keys. Its estimated time is the time to read the parts, so twice as many
- * parts must cost twice as much. A merge that also computes gradients must cost more, and still more with dsinks. */
+/* The time of a merge (a join of results over parts of the keys) is the time to read the parts, and more with
+ * gradients. */
 static void test_a_merge_costs_by_its_numbers(void **state)
 {
     static const int64_t out[] = { 1, 524288, 8, 128 }, lse[] = { 1, 8, 524288 }, heads[] = { 8 };
@@ -613,7 +600,7 @@ static void test_a_merge_costs_by_its_numbers(void **state)
         const attn_cost four = attn_merge_cost(&info, &m);
         assert_true(four.seconds > 1.9 * two.seconds && four.seconds < 2.1 * two.seconds);
         assert_true(four.flops == 2 * two.flops && two.worst == two.seconds && two.because[0] == '\0');
-        /* the merge reads four parts and writes one result */
+        /* The merge reads four parts and writes one result. */
         assert_true(four.bytes == 5 * (4.0 * 524288 * 8 * 128 + 4.0 * 524288 * 8));
         m.dout = parts[0].out;
         m.gradients = parts;

@@ -1,5 +1,4 @@
-/* test_count.c: tests the number of pairs and of tiles that masks let through. Each number is compared with a count
- * that looks at every pair. */
+/* test_count.c: compares the number of pairs and of tiles that masks let through with a count pair by pair. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -53,7 +52,7 @@ static attn_counts count(const attn_problem *p, const int64_t tile[2])
     return attn_counter_close(counter);
 }
 
-/* Checks how many pairs, and how many tiles, the fixture's mask lets through. The test counts them pair by pair. */
+/* Compares the number of pairs and tiles with a count pair by pair. */
 static bool counts_well(const struct fixture *f, const int64_t tile[2])
 {
     const attn_counts want = by_pairs(&f->p, tile), got = count(&f->p, tile), plain = count(&f->p, NULL);
@@ -108,8 +107,7 @@ static void test_pairs_and_tiles_are_those_that_a_look_at_every_pair_finds(void 
     assert_int_equal(failed, 0);
 }
 
-/* Counts pairs for masks of a million queries and keys. A count pair by pair would take a day, so the expected counts
- * come from formulas. */
+/* The expected counts come from formulas, because counting pair by pair would take a day. */
 static void test_long_problems_are_counted_at_once(void **state)
 {
     const int64_t S = 1 << 20;
@@ -125,7 +123,7 @@ static void test_long_problems_are_counted_at_once(void **state)
     assert_true(causal.whole == 8.0 * (double)(S / 128 * (S / 128 - 1) / 2));
     assert_true(causal.skipped == causal.whole);
 
-    int32_t *const ends = malloc((size_t)S * sizeof *ends); /* FlashMask separates documents of 1024 rows */
+    int32_t *const ends = malloc((size_t)S * sizeof *ends); /* a FlashMask of documents of 1024 rows each */
     assert_non_null(ends);
     for (int64_t j = 0; j < S; j++) ends[j] = (int32_t)((j / 1024 + 1) * 1024);
     p.mask_startend_rows = attn_tensor_make(ends, ATTN_I32, 4, (int64_t[]){ 1, 1, S, 1 });

@@ -1,5 +1,4 @@
-/* test_cpu.c: tests of the CPU backend's own parts: its threads, its memory and its workspace. test_backends.c tests
- * its results. */
+/* test_cpu.c: tests of the CPU backend's threads, memory and workspace. test_backends.c tests its results. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -55,7 +54,6 @@ static void *run_loops(void *argument)
     for (int loop = 0; loop < LOOPS; loop++) {
         struct counts *c = calloc(1, sizeof *c);
         pool_run(pool, ITEMS, count_item, c);
-        /* If a count is wrong, returns the counts, so that the test fails. Otherwise frees the counts. */
         for (int i = 0; i < ITEMS; i++)
             if (atomic_load(&c->seen[i]) != 1 || atomic_load(&c->clashes)) return c;
         free(c);
@@ -86,7 +84,7 @@ static void count_worker(void *context, int worker, int64_t item)
     atomic_fetch_add(&((atomic_int *)context)[worker], 1);
 }
 
-/* Waits until both pieces of work of a loop have begun, which needs two threads at the same time. */
+/* Waits until two threads are in this function at the same time. */
 static void meet(void *context, int worker, int64_t item)
 {
     atomic_int *const begun = context;
@@ -106,8 +104,7 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     for (int times = 0; times < LOOPS; times++) {
         atomic_int by[2] = { 0 }, begun = 0;
         struct pool_part own = { 0 }, other = { 0 };
-        pool_begin(pool, &other, &other, NULL); /* takes one of the pool's two threads for the owner `other` */
-        /* takes the pool's second thread for the owner `own`, so that no thread is free */
+        pool_begin(pool, &other, &other, NULL);
         pool_begin(pool, &own, &own, NULL);
         pool_run(pool, ITEMS, count_worker, by);
         assert_int_equal(atomic_load(&by[0]), ITEMS);
@@ -119,8 +116,7 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     pool_close(pool);
 }
 
-/* Waits until the piece of work before `item` is done, as each chunk of keys in a backward waits for the chunk
- * before it. */
+/* Waits until the item before `item` is done, as each chunk of keys in a backward waits for the chunk before it. */
 static void wait_for_the_one_before(void *context, int worker, int64_t item)
 {
     _Atomic int64_t *done = context;
@@ -142,12 +138,12 @@ static void test_an_item_may_wait_for_an_earlier_one(void **state)
     pool_close(pool);
 }
 
-/* A thread that runs work on the thread pool, for one owner (a request), until *stop is set. */
+/* A thread that runs work on the pool, for one owner (a request), until *stop is set. */
 struct computing {
     struct pool *pool;
     const void *owner;
     pthread_t thread;
-    _Atomic int64_t items; /* number of pieces of work that this thread has computed */
+    _Atomic int64_t items;
     atomic_bool *stop;
     int64_t spent_ns;
 };
@@ -171,8 +167,8 @@ static void *compute_until_stopped(void *argument)
     return NULL;
 }
 
-/* Returns how many of the first `count` threads compute at present. A thread computes if it finishes more than ten
- * pieces of work while some thread finishes 1000. */
+/* Returns how many of the first `count` threads make progress: a thread does if it finishes more than ten items while
+ * some thread finishes 1000. */
 static int at_work(struct computing *all, int count)
 {
     int64_t before[CALLERS];
@@ -185,8 +181,8 @@ static int at_work(struct computing *all, int count)
     return working;
 }
 
-/* Two threads compute for one owner (a request) and a third thread for another owner. In a pool of two threads each
- * owner must get one thread. */
+/* Two threads compute for one owner (a request), and a third thread for another. In a pool of two threads, each owner
+ * must get one. */
 static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_computes(void **state)
 {
     static const char owners[2];
@@ -202,30 +198,27 @@ static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_comp
         assert_int_equal(pthread_create(&all[n].thread, NULL, compute_until_stopped, &all[n]), 0);
     while (at_work(all, 2) != 2) continue;
     assert_int_equal(pthread_create(&all[2].thread, NULL, compute_until_stopped, &all[2]), 0);
-    /* Waits until thread 2 computes, and only one of threads 0 and 1. If the owners do not share the pool, the test
-     * hangs. */
+    /* Waits until thread 2 and only one of threads 0 and 1 compute. If the owners do not share the pool, this never
+     * ends. */
     while (atomic_load(&all[2].items) == 0 || at_work(all, 2) != 1) continue;
     atomic_store(&stop[1], true);
     pthread_join(all[2].thread, NULL);
-    while (at_work(all, 2) != 2) continue; /* waits until threads 0 and 1 compute at the same time */
+    while (at_work(all, 2) != 2) continue;
     atomic_store(&stop[0], true);
     for (int n = 0; n < 2; n++) pthread_join(all[n].thread, NULL);
     for (int n = 0; n < 3; n++) assert_true(all[n].spent_ns > 0);
     pool_close(pool);
 }
 
-/* ---- Tests of the workspace's size ------------------------------------------------------------------------------- */
-
-/* Length of a long sequence. It is smaller under ThreadSanitizer, which makes filling, reading and comparing a hundred
- * times slower. */
+/* The sequences are shorter under ThreadSanitizer, which makes filling, reading and comparing a hundred times
+ * slower. */
 #ifdef __SANITIZE_THREAD__
 enum { LONG_PACKED = 500, LONG_PADDED = 300 };
 #else
 enum { LONG_PACKED = 5000, LONG_PADDED = 3000 };
 #endif
 
-/* Returns a problem that is packed, or has seqlens_q and seqlens_k. Its lengths are random, short or long. Its dtype is
- * random too. */
+/* Returns a packed problem, or one with seqlens_q and seqlens_k. Lengths and dtype are random. */
 static struct spec random_lengths(struct rng *r)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -260,9 +253,8 @@ static struct spec random_lengths(struct rng *r)
     return s;
 }
 
-/* attn_workspace() must promise enough memory without reading the lengths. The test gives a run exactly the promised
- * size, so that AddressSanitizer reports a run that uses more. The memory is filled with 0xff first, which must not
- * change a bit of the results. */
+/* attn_workspace() promises enough memory without reading the lengths. A run gets exactly this much, so that
+ * AddressSanitizer reports a run that uses more. */
 static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(void **state)
 {
     enum { COUNT = 60 };
@@ -283,7 +275,7 @@ static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(
         assert_int_equal(attn_plan_make(attn_device_capabilities(bench.device), &within.p, &plan, &err), ATTN_OK);
         assert_int_equal(attn_workspace(attn_device_capabilities(bench.device), &plan, 1, &promised, &err), ATTN_OK);
         assert_int_equal(flash_run_bytes_exact(simd_get(), 3, &plan, 1, &needed, &err), ATTN_OK);
-        /* attn_run() skips an empty problem, so too small a workspace does no harm */
+        /* attn_run() skips an empty problem, so the size of its workspace does not matter. */
         if (needed > promised && !attn_is_empty(&within.p)) {
             spec_print(stderr, &s);
             fail_msg("%zu bytes were promised to be enough, %zu are needed", promised, needed);
@@ -305,8 +297,8 @@ static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(
 
 /* ---- Tests of strips (parts of a tile's rows) -------------------------------------------------------------------- */
 
-/* Runs a forward. If `strips` is false, strips (parts of a tile of rows) are turned off, so that every tile of rows is
- * computed whole. */
+/* Runs a forward. If `strips` is false, every tile of rows is computed whole; otherwise in strips (parts of its
+ * rows). */
 static void forward_with(const struct simd *simd, bool strips, const struct fixture *f)
 {
     struct simd_type types[3];
@@ -327,8 +319,6 @@ static void forward_with(const struct simd *simd, bool strips, const struct fixt
     assert_int_equal(flash_run_bytes(&own, 1, &plan, 1, &bytes, &err), ATTN_OK);
     char *workspace = aligned_alloc(64, bytes);
     assert_non_null(workspace);
-    /* the workspace begins as NaN: if a strip (part of a tile of rows) reads a number that was not computed, the
-     * results are NaN */
     memset(workspace, 0xff, bytes);
     flash_run(&own, pool, &plan, 1, workspace, NULL);
     free(workspace);
@@ -338,18 +328,19 @@ static void forward_with(const struct simd *simd, bool strips, const struct fixt
 static void test_strips_change_no_bit(void **state)
 {
     static const struct spec specs[] = {
-        SPEC(.causal = true), SPEC(.causal = true, .Sq = 113, .Sk = 300),
-        SPEC(.causal = true, .Sq = 300, .Sk = 113), /* Sq is larger than Sk, so the first rows see no key */
+        SPEC(.causal = true),
+        SPEC(.causal = true, .Sq = 113, .Sk = 300),
+        SPEC(.causal = true, .Sq = 300, .Sk = 113), /* the first rows see no key */
         SPEC(.causal = true, .Sq = 200, .Sk = 1100, .D = 40, .Dv = 24),
-        /* rows of one tile have windows that begin in different tiles of keys */
+        /* Windows of rows in one tile begin in different tiles of keys. */
         SPEC(.window_left = 5, .window_right = 0, .Sq = 700, .Sk = 700),
         SPEC(.window_left = 300, .window_right = 20, .Sq = 130, .Sk = 650),
         SPEC(.causal = true, .Sq = 90, .Sk = 90, .softcap = 5, .alibi = 1, .sinks = 1),
         SPEC(.causal = true, .Sq = 130, .Sk = 130, .mask_bounds = 1, .dropout_p = 0.3),
-        /* several heads share a tile of rows, so the kernel does not split the tile into strips (parts) */
+        /* Several heads share a tile of rows, which is then computed whole. */
         SPEC(.causal = true, .Sq = 20, .Sk = 150, .H = 6),
         SPEC(.causal = true, .Sq = 70, .Sk = 400, .poison_unseen = true),
-        SPEC(.causal = true, .Sq = 70, .Sk = 70, .poison = 2), /* V contains NaN */
+        SPEC(.causal = true, .Sq = 70, .Sk = 70, .poison = 2),
     };
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
     (void)state;
@@ -376,7 +367,6 @@ static void test_strips_change_no_bit(void **state)
 
 /* ---- Tests of cancelled runs ------------------------------------------------------------------------------------- */
 
-/* Returns the processor time in seconds of all threads together. */
 static double seconds(void)
 {
     struct timespec ts;
@@ -384,14 +374,13 @@ static double seconds(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-/* the bit of a feature that the flash attention kernels do not know */
+/* feature that the flash attention kernels do not know */
 static const uint64_t made_up = UINT64_C(1) << 63;
 
 struct giving_up {
     attn_stream *stream;
     const attn_problem *problem;
-    /* 0, or a made-up feature bit for the problem's plan; the kernel that computes in double, which accepts all
-     * features, then computes the problem */
+    /* 0, or an unknown feature; with it, the kernel that computes in double takes the problem */
     uint64_t also;
     attn_status status;
     attn_error err;
@@ -409,8 +398,8 @@ static void *run_to_be_given_up(void *context)
     return NULL;
 }
 
-/* Cancels runs that would take ten seconds or more on two cores, and checks that they end soon. In a backward with
- * dq, one chunk of keys waits for another chunk, which may never begin after the cancellation. */
+/* Cancels runs that would take ten seconds or more. In a backward, one chunk of keys waits for another chunk, which may
+ * never begin after the cancellation. */
 static void ends_soon_after_it_is_cancelled(uint64_t also)
 {
     static const struct spec specs[] = {
@@ -419,7 +408,7 @@ static void ends_soon_after_it_is_cancelled(uint64_t also)
         SPEC(.Sq = 100000, .Sk = 100000, .H = 2, .Hk = 2, .D = 8, .Dv = 8, .op = ATTN_OP_BACKWARD),
     };
     for (size_t n = 0; n < ARRAY_SIZE(specs) * 2; n++) {
-        /* without a pause, the run may be cancelled before it begins */
+        /* Without a pause, the run may be cancelled before it begins. */
         const struct timespec pause = { 0, n % 2 ? 150000000 : 0 };
         struct giving_up g = { 0 };
         struct fixture f, after;
@@ -443,7 +432,6 @@ static void ends_soon_after_it_is_cancelled(uint64_t also)
         if (g.ended - cancelled > 2)
             fail_msg("case %zu computed for %.2f s after it was cancelled", n, g.ended - cancelled);
 
-        /* NULL: nothing cancels the stream from here on, so the next run must compute */
         attn_stream_heed(bench.stream, NULL);
         small.Sq = small.Sk = 200;
         fixture_make(&after, &small);
@@ -468,8 +456,7 @@ static void test_a_run_in_double_that_nobody_waits_for_ends_between_two_rows(voi
 
 /* ---- Tests of the kernel that computes in double ----------------------------------------------------------------- */
 
-/* This list of problems includes gradients of bias, slopes and sinks. They are sums over heads and sequences, which a
- * single thread computes. */
+/* Some of these problems have gradients of bias, slopes or sinks, which one thread sums over heads and sequences. */
 static const struct spec of_any_kind[] = {
     SPEC(.Sq = 40, .Sk = 70, .H = 6, .Hk = 3, .B = 5, .causal = true),
     SPEC(.Sq = 1, .Sk = 300, .H = 8, .Hk = 2, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16, .softcap = 3),
@@ -499,7 +486,6 @@ static void test_problems_that_are_computed_in_double_have_the_bits_of_the_refer
         }
 }
 
-/* One run may have problems for several kernels. Each problem must have the same bits as in a run of its own. */
 static void test_a_run_may_hold_problems_of_both_kernels(void **state)
 {
     enum { COUNT = ARRAY_SIZE(of_any_kind) };
@@ -546,8 +532,7 @@ static void test_a_run_may_hold_problems_of_both_kernels(void **state)
 static void test_memory_is_counted_and_limited(void **state)
 {
     const attn_device_options options = { .threads = 2, .memory_bytes = 4 << 20 };
-    /* a problem beyond the device's limit of 4 MiB: K and V alone need 48 MiB or more in the form that the kernel
-     * reads */
+    /* K and V alone need 48 MiB or more in the form that the kernel reads, but the device may use only 4 MiB. */
     const struct spec s = SPEC(.B = 4, .H = 8, .Hk = 8, .Sq = 2048, .Sk = 2048);
     attn_device *device;
     attn_stream *stream;
@@ -572,7 +557,6 @@ static void test_memory_is_counted_and_limited(void **state)
     attn_device_describe(device, &info);
     assert_int_equal(info.memory_used, 0);
 
-    /* a run that exceeds the limit on memory must fail with an error, and free what it has allocated */
     fixture_make(&f, &s);
     assert_int_equal(attn_forward(stream, &f.p, NULL, &err), ATTN_NO_MEMORY);
     attn_device_describe(device, &info);
@@ -582,8 +566,7 @@ static void test_memory_is_counted_and_limited(void **state)
     attn_device_close(device);
 }
 
-/* A merge (results over parts of the keys are joined) whose stream is cancelled must stop writing and return an error.
- * The next merge must be computed. */
+/* A merge joins results over parts of the keys. After a cancelled merge, the next one must be computed. */
 static void test_a_merge_gives_up_when_it_is_cancelled(void **state)
 {
     enum { ROWS = 1000 };

@@ -1,6 +1,6 @@
-/* test_cpu_range.c: tests of the limits of float32. Every test runs with each vector table (a set of functions for one
- * kind of processor) that works on this processor. In the tests products overflow, scores are limited, or the products
- * of a single key cancel. test_backends.c tests the same for the default table. */
+/* test_cpu_range.c: tests of the limits of float32: products that overflow, scores that are clamped, products of a
+ * single key that cancel. Every test runs with each vector table (functions for one kind of processor) that works here.
+ * test_backends.c tests the default table. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,8 +10,8 @@
 #include "../testing.h"
 #include "kernels/cpu/flash.h"
 
-/* The vector table (functions for one kind of processor) under test. run_with() replaces its function dots_exact()
- * by counting_dots(), which counts the keys. */
+/* The vector table (functions for one kind of processor) under test. run_with() replaces its dots_exact() by
+ * counting_dots(). */
 static const struct simd *counted;
 static int64_t exact_keys;
 
@@ -21,7 +21,7 @@ static void counting_dots(int n, int d, const float *q, const void *K, attn_dtyp
     counted->dots_exact(n, d, q, K, dtype, stride, S);
 }
 
-/* Runs the problem with the vector functions `simd`, or with the reference backend if simd is NULL. */
+/* Runs the problem with the vector functions `simd`, or with the reference backend if that is NULL. */
 static void run_with(const struct simd *simd, const struct fixture *f)
 {
     if (simd == NULL) {
@@ -45,7 +45,7 @@ static void run_with(const struct simd *simd, const struct fixture *f)
     pool_close(pool);
 }
 
-/* Sets the inputs `out` and `lse` of a backward to what a forward with the same vector functions computes. */
+/* Computes out and lse, which a backward gets as inputs, by a forward with the same vector functions. */
 static void give_forward_of(const struct simd *simd, struct fixture *f)
 {
     struct fixture forward = *f;
@@ -144,8 +144,8 @@ static void set_all(const attn_tensor *t, const double *values)
     for (int64_t n = 0; n < tensor_elements(t); n++) tensor_set(t, n, values[n]);
 }
 
-/* q . k is -3.6e38 for one key and 2e37 for the other. The first product is beyond float32, but its score (scale
- * times the product) is only -3.6 and must count. */
+/* q . k is -3.6e38 for one key, which is beyond float32, and 2e37 for the other. The score (scale times the product) is
+ * only -3.6 and must count. */
 static void test_a_key_whose_product_overflows_below_is_not_lost(void **state)
 {
     static const struct {
@@ -187,8 +187,8 @@ static void test_a_key_whose_product_overflows_below_is_not_lost(void **state)
 
 /* ---- Tests of rows whose scores are all clamped to one number ---------------------------------------------------- */
 
-/* Writes a bias that is a mask like those of Hugging Face's models. It has `least` for the first 24 keys and for keys
- * after the query, and 0 for all others. */
+/* Writes a bias like a mask of Hugging Face's models: `least` for the first 24 keys and for keys after the query, and 0
+ * for all others. */
 static void put_mask(const attn_tensor *bias, double least)
 {
     const int64_t Sq = bias->shape[2], Sk = bias->shape[3];
@@ -224,7 +224,7 @@ static void test_rows_whose_scores_are_all_clamped_alike_take_no_score_in_double
         struct fixture got, want;
         char why[256] = "";
         s.op = n % 3 ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
-        /* selects wider tolerances, because adding such a large bias leaves few bits of ordinary scores */
+        /* Wider tolerances: adding so large a bias leaves few bits of ordinary scores. */
         s.bias_levels = 1;
         fixture_make(&want, &s);
         fixture_make(&got, &s);
@@ -256,8 +256,8 @@ static void put_cancelling(const attn_tensor *t, struct rng *r, double sign)
         tensor_set(t, n, (n % D % 2 ? sign : 1) * 400 * (0.5 + rng_uniform(r)));
 }
 
-/* How the tests let a row see only one key: the problem has only one key (ALONE), or a keep_mask, a bias, FlashMask or
- * a window hides all other keys. */
+/* What makes a row see only one key: the problem has one key (ALONE), or a keep_mask, a bias, FlashMask or a window
+ * hides the others. */
 enum one_key { ALONE, KEPT, BIASED, FLASHMASKED, WINDOWED, ONE_KEYS };
 
 static void show_one_key(struct fixture *f, enum one_key how, int64_t key)
@@ -267,15 +267,14 @@ static void show_one_key(struct fixture *f, enum one_key how, int64_t key)
     for (int64_t n = 0; how == BIASED && n < tensor_elements(&f->p.bias); n++)
         tensor_set(&f->p.bias, n, n % f->p.bias.shape[3] == key ? 0.25 : -INFINITY);
     for (int64_t n = 0; how == FLASHMASKED && n < tensor_elements(&f->p.mask_startend_rows); n++) {
-        /* A key that all queries see has FlashMask intervals that hide no query (lts is Sq, ute is 0). The intervals of
-         * every other key hide all queries. */
+        /* FlashMask: all queries see `key` (lts is Sq, ute is 0), and no query sees another key. */
         const bool seen = n / 2 % f->p.mask_startend_rows.shape[2] == key;
         tensor_set(&f->p.mask_startend_rows, n, n % 2 == 0 && seen ? (double)f->spec.Sq : 0);
     }
 }
 
-/* Returns whether P is exactly 1 in rows that see one key. dout is 1, so dv of a key must be exactly the number of rows
- * that see only this key. That number is at most 200. */
+/* Returns whether P is exactly 1 in rows that see one key. dout is 1, so dv of a key must be the number of rows that
+ * see only this key. */
 static bool has_p_1(const struct simd *simd, const struct spec *s, enum one_key how, bool given)
 {
     struct rng r = { s->data_seed };
@@ -341,8 +340,6 @@ static void test_one_key_has_p_1_to_the_last_bit(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* One row sees one key, so dv must be dout. In an earlier version of the code, lse was 7.578125 instead of 7.588715,
- * and dv was therefore 1.00928 instead of 1. */
 static void test_products_that_cancel_give_the_one_key_all_of_dout(void **state)
 {
     (void)state;
@@ -362,8 +359,8 @@ static void test_products_that_cancel_give_the_one_key_all_of_dout(void **state)
     }
 }
 
-/* The given lse is exact. In an earlier version of the code, products of 1e7 that cancel gave a float32 score with an
- * error of 30. P was therefore e^30. */
+/* The given lse is exact. In float32, products of 1e7 that cancel would give the score an error of 30, and P would be
+ * e^30. */
 static void test_one_key_has_p_1_where_a_given_lse_holds_more_of_its_score_than_float32(void **state)
 {
     (void)state;
@@ -389,8 +386,8 @@ static void test_one_key_has_p_1_where_a_given_lse_holds_more_of_its_score_than_
     }
 }
 
-/* P must be one half for each of two equal keys. Because the backward computes P = e^(score - lse), the forward must
- * add the products of a score in the same order as the backward. */
+/* P = e^(score - lse) must be one half for each of two equal keys, so forward and backward must add the products of a
+ * score in the same order. */
 static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -410,7 +407,7 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
         for (int64_t d = 0; d < s.D; d++) tensor_set(&f.p.k, s.D + d, tensor_get(&f.p.k, d));
         for (int64_t i = 0; i < s.Sq; i++) tensor_set(&f.p.dout, i, 1);
         if (n % 4 < 2) give_forward_of(simd, &f);
-        /* size of the largest score; scores and lse may each have a rounding error of 2^-24 times this size */
+        /* The size of the largest score. Scores and lse may each have an error of 2^-24 times this size. */
         double size = 0;
         for (int64_t i = 0; i < s.Sq; i++) {
             double z = 0;
@@ -421,7 +418,7 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
         for (int64_t key = 0; key < 2; key++) {
             const double error = fabs(tensor_get(&f.p.dv, key) / (double)s.Sq - 0.5);
             const double rounding = s.dtype == ATTN_F32 ? 0 : s.dtype == ATTN_F16 ? 0x1p-11 : 0x1p-8;
-            /* a sum in float32 would have an error of 1e-7 * 64000 sqrt(D), far above this limit */
+            /* A sum in float32 would be off by 1e-7 * 64000 sqrt(D), far more than this limit. */
             if (error > 3e-7 * (1 + size) + rounding) {
                 spec_print(stderr, &s);
                 fail_msg("%s: P is off by %g; scores are of %g", simd->name, error, size);
@@ -431,8 +428,7 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
     }
 }
 
-/* In an earlier version of the code, P was multiplied by the factor of dropout, 1 / (1 - p), before it was rounded to
- * bfloat16. dq was therefore -0.03 instead of 0. */
+/* P must be rounded to bfloat16 before it is multiplied by dropout's factor 1 / (1 - p). Otherwise dq is not 0. */
 static void test_dropout_leaves_the_one_key_its_value_times_one_factor(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -458,7 +454,7 @@ static void test_dropout_leaves_the_one_key_its_value_times_one_factor(void **st
             }
         }
         for (int64_t at = 0; !given && at < tensor_elements(&f.p.dq); at++)
-            /* dq must be 0, except for the rounding of dP: dP is about 20, with an error of 20 * 1e-7 */
+            /* dP is about 20, so rounding it gives dq an error of 20 * 1e-7. */
             if (fabs(tensor_get(&f.p.dq, at)) > 1e-4) {
                 spec_print(stderr, &s);
                 fail_msg("%s: dq is %.9g, must be 0", simd->name, tensor_get(&f.p.dq, at));

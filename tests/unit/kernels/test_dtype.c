@@ -1,5 +1,5 @@
-/* test_dtype.c: tests every bit pattern of the small types, converted in both directions. It also tests ties, limits,
- * and doubles that two roundings in a row would get wrong. */
+/* test_dtype.c: tests every bit pattern of the small types, converted in both directions, and ties, limits, and doubles
+ * that two roundings in a row would get wrong. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,7 +8,7 @@
 
 #include "../testing.h"
 
-/* Returns the value of a small float, computed from the definition of its format. */
+/* Returns the value of a small float, by the definition of its format. */
 static double value_of(unsigned magnitude, int mantissa, int bias)
 {
     const int exponent = (int)(magnitude >> mantissa);
@@ -28,7 +28,6 @@ static const struct format formats[] = {
     { ATTN_F8E4M3, 8, 3, 7, 0x7e, false },
 };
 
-/* Memory for one element of any type. */
 union element {
     uint32_t any;
     uint16_t half;
@@ -37,7 +36,7 @@ union element {
 
 static double widen(const struct format *f, unsigned code)
 {
-    const union element x = { .any = code }; /* the bit pattern is stored in little-endian order, as in all tensors */
+    const union element x = { .any = code };
     return attn_load(f->dtype, &x, 0);
 }
 
@@ -78,12 +77,11 @@ static void test_narrowing_rounds_to_nearest_even(void **state)
         const struct format *f = &formats[n];
         for (unsigned code = 0; code < f->largest; code++) {
             const double low = value_of(code, f->mantissa, f->bias), high = value_of(code + 1, f->mantissa, f->bias);
-            /* the middle between two numbers; it has one bit more than the format, so it is exact in double */
+            /* The middle has one bit more than the format, so it is exact in double. */
             const double tie = low + (high - low) / 2;
             const unsigned even = code & 1 ? code + 1 : code, sign = 1u << (f->bits - 1);
             assert_int_equal(narrow(f, tie), even);
             assert_int_equal(narrow(f, -tie), even | sign);
-            /* rounding to float first would turn the doubles next to `tie` into ties */
             assert_int_equal(narrow(f, nextafter(tie, 0)), code);
             assert_int_equal(narrow(f, nextafter(tie, INFINITY)), code + 1);
         }
@@ -101,11 +99,9 @@ static void test_the_ends_of_the_range(void **state)
     assert_int_equal(attn_bf16_from_double(3.4e38), 0x7f80);
     assert_int_equal(attn_bf16_from_double(-INFINITY), 0xff80);
     assert_int_equal(attn_e4m3_from_double(448), 0x7e);
-    /* numbers beyond the largest e4m3 number become that number */
     assert_int_equal(attn_e4m3_from_double(1000), 0x7e);
     assert_int_equal(attn_e4m3_from_double(-INFINITY), 0xfe);
     assert_int_equal(attn_e4m3_from_double(NAN), 0x7f);
-    /* a tie between 0 and the smallest number rounds to even, which is 0 */
     assert_int_equal(attn_e4m3_from_double(0x1p-10), 0);
     assert_int_equal(attn_e4m3_from_double(0x1.1p-10), 1);
     assert_int_equal(attn_e4m3_from_double(-0.0), 0x80);

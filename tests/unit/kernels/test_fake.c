@@ -1,5 +1,5 @@
-/* test_fake.c: tests that the fake device behaves as promised, because tests of the daemon rely on it. It also tests
- * the table of CUDA's errors, which the fake device shares with real ones. */
+/* test_fake.c: tests that the fake device behaves as promised, because tests of the daemon rely on it, and of the table
+ * of CUDA's errors. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +21,7 @@
 
 enum { B = 1, S = 5, H = 2, D = 8, ELEMENTS = B * S * H * D };
 
-/* A forward whose tensors q, k, v, out and lse lie in one block of host memory. */
+/* A forward's tensors in one block of host memory. */
 struct host {
     float q[ELEMENTS], k[ELEMENTS], v[ELEMENTS], out[ELEMENTS], lse[B * H * S];
 };
@@ -66,7 +66,7 @@ static void close_it(struct fixture *f)
     attn_device_close(f->device);
 }
 
-/* Copies the inputs to the device, runs the problem and copies the outputs back. Returns the first error. */
+/* Copies the inputs to the device, queues the forward, and copies `out` back. */
 static attn_status put(struct fixture *f, attn_error *err)
 {
     attn_status status = attn_copy(f->stream, f->mirror, &f->host, sizeof f->host, ATTN_TO_DEVICE, err);
@@ -134,8 +134,7 @@ static void test_it_computes_what_the_cpu_computes(void **state)
     close_it(&f);
 }
 
-/* Merges the results over two halves of the keys. The halves have equal lse, so the result must be their mean. The
- * merge must run in the stream's order and touch only the device's memory. */
+/* Two results with equal lse are merged to their mean, in the stream's order and in the device's memory. */
 static void test_a_merge_is_done_in_order_and_in_its_own_memory(void **state)
 {
     struct fixture f;
@@ -159,8 +158,8 @@ static void test_a_merge_is_done_in_order_and_in_its_own_memory(void **state)
     close_it(&f);
 }
 
-/* A device copies numbers from another device's memory, and adds them up. The copy must fail if the memory was freed or
- * the other device is lost. Such an error must not count as an error of the copying device. */
+/* A device copies numbers from another device, and adds them up. The copy fails if the other device is lost or has
+ * freed the memory, but the copying device stays usable. */
 static void test_a_device_copies_from_another_one_that_works(void **state)
 {
     static const float numbers[4] = { 1, 2, 3, 4 };
@@ -221,8 +220,7 @@ static void test_nothing_happens_before_the_stream_is_asked(void **state)
     close_it(&f);
 }
 
-/* Tests copies of rows. One device copies many rows with one command, and another device copies each row with a command
- * of its own. */
+/* One backend copies many rows with one command, and the other needs a command for each row. */
 static void test_rows_are_copied_to_their_places_and_nothing_beside_them(void **state)
 {
     enum { ROWS = 3, WIDTH = 5, FROM = 7, TO = 6 };
@@ -281,11 +279,10 @@ static void test_a_pointer_of_the_host_is_an_illegal_address(void **state)
     (void)state;
     open_with(&f, "");
     f.problem.k.data = f.host.k;
-    assert_int_equal(put(&f, &err), ATTN_OK); /* as on a GPU, a wrong address is found only when the problem runs,
-                                               * not when it is queued */
+    assert_int_equal(put(&f, &err), ATTN_OK); /* as on a GPU, a wrong address is found only when the problem runs */
     assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     assert_non_null(strstr(err.text, "illegal address"));
-    /* after the error DEVICE_LOST, every further call must return this error */
+    /* Every further call must return DEVICE_LOST. */
     assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     close_it(&f);
 }
@@ -317,7 +314,7 @@ static void test_faults_come_when_the_script_says(void **state)
         { "sync.err=98@2", { ATTN_OK, ATTN_DEVICE, ATTN_OK, ATTN_OK } },
         { "sync.err=700@2", { ATTN_OK, ATTN_DEVICE_LOST, ATTN_DEVICE_LOST, ATTN_DEVICE_LOST } },
         { "copy.err=2@3", { ATTN_OK, ATTN_NO_MEMORY, ATTN_OK, ATTN_OK } },
-        /* the script makes device 1 fail, so the runs on device 0 succeed */
+        /* All runs are on device 0, so an error of device 1 does not matter. */
         { "1:launch.err=9@1", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } },
         { "0:launch.err=9@1", { ATTN_DEVICE, ATTN_OK, ATTN_OK, ATTN_OK } },
         { "delay=1@1", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } },
@@ -460,8 +457,7 @@ static void test_times_between_streams(void **state)
 
 /* ---- Tests of memory of other processes -------------------------------------------------------------------------- */
 
-/* An object of device memory that "another process" lends: its handle, and the address at which the test sees the
- * memory. */
+/* Device memory that "another process" lends: its handle, and the address at which the test sees it. */
 struct loan {
     char name[40];
     uint8_t handle[ATTN_HANDLE_BYTES];
@@ -514,7 +510,6 @@ static void test_memory_of_another_process_is_used_in_place(void **state)
     assert_memory_equal(loan.here->out, want.out, sizeof want.out);
     attn_device_release_import(f.device, memory);
     assert_int_equal(attn_forward(f.stream, &f.problem, NULL, &err), ATTN_OK);
-    /* the lent memory was released before the run, so the run fails with DEVICE_LOST */
     assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     close_it(&f);
     take_back(&loan);
@@ -573,7 +568,7 @@ static void test_its_truth_takes_a_step_for_each_head_and_is_what_the_host_finds
     int steps = 0;
     (void)state;
     open_with(&f, "");
-    attn_problem here = f.problem; /* a copy of the problem with its tensors in host memory */
+    attn_problem here = f.problem;
     here.q.data = f.host.q, here.k.data = f.host.k, here.v.data = f.host.v;
     here.out.data = f.host.out, here.lse.data = f.host.lse;
     assert_int_equal(attn_truth_need(attn_device_capabilities(f.device), &here, &cost, &err), ATTN_OK);
@@ -594,7 +589,7 @@ static void test_its_truth_takes_a_step_for_each_head_and_is_what_the_host_finds
     assert_int_equal(attn_verify(&here, -1, &wanted, &err), ATTN_OK);
     assert_true(found[0].max_abs == wanted.max_abs && found[0].largest == wanted.largest && wanted.max_abs > 0);
     for (int n = 1; n < ATTN_TRUTH_RESULTS; n++) assert_true(found[n].max_abs == 0 && found[n].largest == 0);
-    /* `out` is [B, S, H, D], but the array of float64 results is [B, H, S, D] */
+    /* `out` is [B, S, H, D], but the float64 results are [B, H, S, D]. */
     for (int i = 0; i < S; i++)
         for (int h = 0; h < H; h++)
             for (int d = 0; d < D; d++)

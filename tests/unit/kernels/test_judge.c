@@ -1,6 +1,6 @@
 /* test_judge.c: tests the verdicts of a judge (kernels/judge/judge.h), which compares a client's results with exact
- * ones. Results of the reference backend and of the fast kernels must be judged correct, whatever the options. Results
- * of a problem with one option changed must be judged wrong, and the judge must name the change. */
+ * ones. Results of the reference backend and of the fast kernels must be judged correct. Results of a problem with one
+ * option changed must be judged wrong, and the judge must name the change. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 #include "kernels/fake/truth.h"
 #include "kernels/judge/judge.h"
 
-/* Under AddressSanitizer, which makes a judge five times slower, a list of problems is this many times shorter. */
+/* Under AddressSanitizer, which makes a judge five times slower, tests use this many times fewer problems. */
 #ifdef __SANITIZE_ADDRESS__
 enum { SHORTER = 5 };
 #else
@@ -47,8 +47,8 @@ static void compute(const struct bench *bench, const attn_problem *p)
         fail_msg("%s", err.text);
 }
 
-/* Moves the results of a problem into a list, which is the form that a judge expects. (A judge compares a client's
- * results with exact ones.) Returns the problem without these results. */
+/* Moves a problem's results into a list, the form in which the judge reads a client's results. Returns the problem
+ * without them. */
 static attn_problem take_results(const attn_problem *p, attn_tensor results[TENSORS])
 {
     attn_problem bare = *p;
@@ -61,8 +61,8 @@ static attn_problem take_results(const attn_problem *p, attn_tensor results[TENS
     return bare;
 }
 
-/* Lets the judge compare a client's results with exact ones. truth: the float64 results of all rows; NULL: the judge
- * computes them. */
+/* Lets the judge compare a client's results with exact ones. truth: float64 results of all rows, or NULL if the judge
+ * must compute them. */
 static void judge_with(const attn_problem *p, const attn_truth *truth, double seconds, judge_result *result)
 {
     attn_tensor results[TENSORS];
@@ -81,7 +81,7 @@ static void judge_all(const attn_problem *p, judge_result *result)
     judge_with(p, NULL, 1e9, result);
 }
 
-/* Computes the truth (float64 results) of all rows as a device stores it. The arrays are from malloc(). */
+/* Computes the float64 results of all rows as a device stores them, in arrays from malloc(). */
 static attn_truth truth_of(const attn_problem *p)
 {
     attn_tensor results[TENSORS];
@@ -98,8 +98,7 @@ static attn_truth truth_of(const attn_problem *p)
     return t;
 }
 
-/* Removes the gradients of bias, sinks and slopes from the problem, because no device computes their float64
- * results. */
+/* Removes the gradients that no device computes in float64. */
 static void without_sums(attn_problem *p)
 {
     p->dbias = p->dsinks = p->dalibi_slopes = (attn_tensor){ 0 };
@@ -130,7 +129,6 @@ static void print(const judge_result *r)
                 r->explanation[n].now, r->explanation[n].if_so);
 }
 
-/* Returns a random problem. Every option occurs now and then. */
 static struct spec random_spec(uint64_t seed, attn_op op)
 {
     static const double amps[] = { 1, 1, 1, 0.1, 3 };
@@ -295,8 +293,7 @@ static void with_heads_reversed(attn_problem *p)
     p->k.stride[2] *= -1, p->v.stride[2] *= -1;
 }
 
-/* A kernel computes a problem that differs from the given one by one mistake. The judge, which compares the kernel's
- * results with exact ones, must name that mistake first, in each dtype. */
+/* The results are those of a problem with one mistake, which the judge must name first. */
 static void test_a_mistake_is_named(void **state)
 {
     static const struct {
@@ -323,8 +320,8 @@ static void test_a_mistake_is_named(void **state)
     };
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
     (void)state;
-    /* in the second half of the cases the batch has more rows, and the judge gets float64 results, but has only enough
-     * time to compute few rows as a kernel would */
+    /* In the second half of the cases, the judge gets float64 results, but little time to compute rows as a kernel
+     * would. */
     for (size_t n = 0; n < ARRAY_SIZE(cases) * 12; n += SHORTER) {
         const bool sampled = n >= ARRAY_SIZE(cases) * 6;
         const size_t at = n / 6 % ARRAY_SIZE(cases);
@@ -359,8 +356,7 @@ static void test_a_mistake_is_named(void **state)
 
 /* ---- Tests of the judge with float64 results (the truth) that a device has computed ------------------------------ */
 
-/* Checks that two reports of the judge (on a client's results) are equal, bit for bit. This can include padding
- * bytes, because a report is cleared before it is filled. */
+/* Checks that two reports are equal, bit for bit. Their padding bytes are cleared. */
 static void expect_equal(const struct fixture *f, const judge_result *a, const judge_result *b)
 {
     if (memcmp(a, b, sizeof *a) == 0) return;
@@ -370,8 +366,8 @@ static void expect_equal(const struct fixture *f, const judge_result *a, const j
     fail_msg("the report depends on who computed the truth");
 }
 
-/* The judge compares a client's results with the truth (results in float64). Its report must be the same whether the
- * caller gives the truth or the judge computes it. The results in this test are alternately correct and wrong. */
+/* The judge's report must be the same whether the caller gives the float64 results or the judge computes them. The
+ * client's results are alternately correct and wrong. */
 static void test_a_given_truth_makes_no_difference(void **state)
 {
     (void)state;
@@ -393,9 +389,8 @@ static void test_a_given_truth_makes_no_difference(void **state)
     }
 }
 
-/* The judge compares all rows of a client's results with float64 results. To know which rounding errors are usual, it
- * also computes rows as a kernel would, as many as its time allows. Even if there is no time for such rows, it must not
- * call a correct result wrong. */
+/* The judge computes rows as a kernel would, to know which rounding errors are usual. It must not call a correct result
+ * wrong if there is no time for such rows. */
 static void test_right_results_are_right_where_few_rows_are_emulated(void **state)
 {
     int sampled = 0;
@@ -423,10 +418,9 @@ static void test_right_results_are_right_where_few_rows_are_emulated(void **stat
     assert_true(sampled > SAMPLED_SEEDS / 2);
 }
 
-/* The judge explains wrong results by mistakes that a client may make. Some of them are reads of k, v or all tensors at
- * wrong addresses. Two such mistakes must not be combined, because the judge would then read past the end of a tensor,
- * which AddressSanitizer reports. In the test the client reads k transposed, and one head of its results has an error
- * that nothing explains, so the judge tries pairs of mistakes. */
+/* The judge tries mistakes such as reading a tensor at wrong addresses. It must not combine two of these, because it
+ * would read past the end of the tensor. Here the client reads k transposed, and one head has an error that nothing
+ * explains, so the judge tries pairs. */
 static void test_mistakes_of_addresses_are_not_combined(void **state)
 {
     struct spec s = SPEC(.H = 4, .Hk = 4, .Sq = 24, .Sk = 24, .D = 16, .Dv = 16);
@@ -453,8 +447,7 @@ static void test_mistakes_of_addresses_are_not_combined(void **state)
     }
 }
 
-/* k has one head that all heads share (stride 0). Mistakes of layout would read it with the strides of a tensor of four
- * heads, past its end. */
+/* All heads share one head of k (stride 0), which must not be read with the strides of four heads. */
 static void test_a_broadcast_tensor_is_not_read_with_another_layout(void **state)
 {
     const struct spec s = SPEC(.H = 4, .Hk = 4, .Sq = 24, .Sk = 24, .D = 16, .Dv = 16);
@@ -476,8 +469,7 @@ static void test_a_broadcast_tensor_is_not_read_with_another_layout(void **state
 
 /* ---- Tests that a judge compares all rows of all results --------------------------------------------------------- */
 
-/* Returns the verdict on the results of a problem, as judge_with() does, but without a search for mistakes. hurry: the
- * number of steps after which the judge is told to hurry; -1: it is not told. */
+/* As judge_with(), but without a search for mistakes. The judge is told to hurry after `hurry` steps; -1: never. */
 static void only_verdict(const attn_problem *p, const attn_truth *truth, double seconds, int hurry,
                          judge_result *result)
 {
@@ -494,7 +486,7 @@ static void only_verdict(const attn_problem *p, const attn_truth *truth, double 
     judge_close(j);
 }
 
-/* Problems with queries that have no keys, with keys that have no queries, or with padding rows. */
+/* Problems with queries without keys, keys without queries, or padding rows. */
 static const struct spec lonely[] = {
     SPEC(.sequences = 3, .q_lengths = { 4, 3, 5 }, .k_lengths = { 4, 0, 6 }),
     SPEC(.op = ATTN_OP_BACKWARD, .sequences = 2, .q_lengths = { 0, 4 }, .k_lengths = { 4, 4 }),
@@ -517,7 +509,6 @@ static void make_lonely(size_t n, struct fixture *f)
     compute(&reference, &f->p);
 }
 
-/* Makes one number of result `id` wrong. The judge must find this number and no other one. */
 static void expect_found(const struct fixture *f, attn_tensor_id id, int64_t at, const attn_truth *truth,
                          double seconds)
 {
@@ -538,8 +529,8 @@ static void expect_found(const struct fixture *f, attn_tensor_id id, int64_t at,
     tensor_set(t, at, right);
 }
 
-/* The judge must find a wrong number in any row of a result, even where the correct number is always 0 (or -inf for
- * lse). Such rows are out and dq of queries without keys, dk and dv of keys without queries, and padding. */
+/* In these rows the correct number is 0 (or -inf for lse): out and dq of queries without keys, dk and dv of keys
+ * without queries, and padding. */
 static void test_a_wrong_number_is_found_in_any_row(void **state)
 {
     (void)state;
@@ -566,8 +557,6 @@ static void test_a_wrong_number_is_found_in_any_row(void **state)
     }
 }
 
-/* The test changes dk at a key of a sequence without queries. No mistake in the judge's table can explain such an
- * error. */
 static void test_a_wrong_key_without_queries_is_located(void **state)
 {
     struct fixture f;
@@ -588,8 +577,8 @@ static void test_a_wrong_key_without_queries_is_located(void **state)
     fixture_clear(&f);
 }
 
-/* If a judge (which compares a client's results with exact ones) is told to hurry, it leaves out keys whose dk and dv
- * it has not computed yet. It must not call any correct result wrong. */
+/* A judge that is told to hurry leaves out keys whose dk and dv it has not computed yet. It must not call any correct
+ * result wrong. */
 static void test_a_judge_that_hurries_calls_no_right_result_wrong(void **state)
 {
     bool hurried = false;
@@ -613,14 +602,13 @@ static void test_a_judge_that_hurries_calls_no_right_result_wrong(void **state)
 
 /* ---- Tests of long backwards (with many queries and keys) -------------------------------------------------------- */
 
-/* This backward is so long that the judge computes only a few tiles of queries and of keys as a kernel would. Four
- * query heads share a key/value head. */
+/* The backward is so long that the judge computes only a few tiles as a kernel would. Four query heads share a
+ * key/value head. */
 static const struct spec long_backward = SPEC(.op = ATTN_OP_BACKWARD, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16,
                                               .H = 8, .Hk = 2, .Sq = 800, .Sk = 800, .D = 64, .Dv = 64,
                                               .plain_grads = true);
 
-/* A backward of 8192 queries and keys has 5 * 10^10 multiply-adds in each head. This is too much for the judge, so a
- * device must compute the truth (float64 results). */
+/* The judge leaves 5 * 10^10 multiply-adds per head to a device. */
 static void test_the_truth_of_a_long_backward_is_for_a_device(void **state)
 {
     static const attn_tensor_id long_tensors[] = { ATTN_T_q,  ATTN_T_k,  ATTN_T_v, ATTN_T_dout,
@@ -639,8 +627,8 @@ static void test_the_truth_of_a_long_backward_is_for_a_device(void **state)
     fixture_clear(&f);
 }
 
-/* Computes a long backward with the fast kernels, and returns its float64 results. If `change` is not NULL, the
- * kernels compute the problem that `change` makes of it. */
+/* Computes a long backward with the fast kernels, and returns its float64 results. If `change` is given, the kernels
+ * compute the changed problem. */
 static attn_truth make_long(struct fixture *f, bool causal, void (*change)(attn_problem *p))
 {
     struct spec s = long_backward;
@@ -669,8 +657,7 @@ static void test_a_right_long_backward_is_right(void **state)
     }
 }
 
-/* Only a few numbers of one gradient are wrong. The judge must find and locate them wherever they are, and must accept
- * the other two gradients. */
+/* The judge must locate a few wrong numbers of one gradient, and accept the other two gradients. */
 static void test_a_wrong_tile_of_a_long_backward_is_found(void **state)
 {
     static const struct {
@@ -713,10 +700,6 @@ static const judge_explanation *first_explanation(const judge_result *result, co
     return &result->explanation[0];
 }
 
-/* The judge checks a client's backward, in which a mistake has changed lse of all queries. To test whether that mistake
- * explains wrong dk and dv, the judge needs a forward of all query heads that share a key head. It makes this test only
- * for the mistake that explains the client's other results best. Here dq is the only other result, so without dq the
- * judge does not test the mistake. */
 static void test_a_mistake_in_a_long_backward_is_named(void **state)
 {
     const uint64_t gradients = ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv);
@@ -743,8 +726,7 @@ static void with_dk_of_scale_one(attn_tensor *dk, double scale)
         attn_store(dk->dtype, dk->data, n, attn_load(dk->dtype, dk->data, n) / scale);
 }
 
-/* The client's results have a mistake in dk alone, and do not contain dq. The judge then tests mistakes on tiles of
- * keys only, with lse and delta computed in float64. Without dq it computes no tile of queries. */
+/* Only dk is wrong. Without dq the judge tests mistakes on tiles of keys only. */
 static void test_a_mistake_in_long_gradients_is_named(void **state)
 {
     struct fixture f;
@@ -755,22 +737,19 @@ static void test_a_mistake_in_long_gradients_is_named(void **state)
     with_dk_of_scale_one(&f.p.dk, 0.125);
     judge_with(&f.p, &truth, 1, &result);
     assert_int_equal(first_explanation(&result, "scale_missing_in_dk")->tensors, ATTN_TENSOR_BIT(dk));
-    assert_int_equal(result.rows_emulated, 0); /* without dq, the judge need not compute rows of queries as a kernel
-                                                * would */
+    assert_int_equal(result.rows_emulated, 0);
     free_truth(&truth);
     fixture_clear(&f);
 }
 
-/* The client's backward has two mistakes at once. If the client's out and lse are correct, the judge (which looks for
- * mistakes) tests pairs of mistakes on tiles of keys. Otherwise it would have to compute a forward of a whole group of
- * heads, which is too much work. */
+/* The judge tests pairs of mistakes on tiles of keys only if out and lse are correct. Otherwise it would need a forward
+ * of a whole group of heads. */
 static void test_two_mistakes_in_long_gradients_are_named(void **state)
 {
     struct spec s = long_backward;
     struct fixture f;
     judge_result result;
     (void)state;
-    /* skipped under AddressSanitizer to save time: other tests of long gradients run the same code */
     if (SHORTER > 1) skip();
     s.causal = s.dlse = true;
     fixture_make(&f, &s);
@@ -790,14 +769,13 @@ static void test_two_mistakes_in_long_gradients_are_named(void **state)
     fixture_clear(&f);
 }
 
-/* The client computed its backward from the correct lse and out, but with another mask than the problem's. */
 static void test_a_mask_missing_in_long_gradients_is_named(void **state)
 {
     struct spec s = long_backward;
     struct fixture f;
     judge_result result;
     (void)state;
-    /* skipped under AddressSanitizer to save time: other tests of long gradients run the same code */
+    /* Other tests run the same code, so this one is skipped under AddressSanitizer to save time. */
     if (SHORTER > 1) skip();
     s.causal = s.give_forward = true;
     fixture_make(&f, &s);

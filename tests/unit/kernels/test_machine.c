@@ -1,4 +1,4 @@
-/* test_machine.c: tests of the functions that find how many cores and how much memory this process may use. */
+/* test_machine.c: tests of how many cores and how much memory this process may use. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,7 +32,7 @@ static void test_cores_and_memory_are_those_the_cgroup_allows(void **state)
     assert_true(whole.cores >= 1 && whole.memory_bytes > 0);
     assert_non_null(mkdtemp(root));
 
-    /* cgroup version 2: the smallest limit on the path from the group to the root counts */
+    /* cgroup version 2: the smallest limit on the path from the group to the root counts. */
     write_file(root, "/proc/self/cgroup", "0::/a/b\n");
     write_file(root, "/sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
     write_file(root, "/sys/fs/cgroup/a/cpu.max", "50000 100000\n");
@@ -61,7 +61,7 @@ static void test_cores_and_memory_are_those_the_cgroup_allows(void **state)
     assert_int_equal(system(command), 0);
 }
 
-/* Makes a folder that replaces the root of the file system in the test. */
+/* Makes a folder that stands for the root of the file system. */
 static void make_root(char root[32])
 {
     strcpy(root, "/tmp/test_machine_XXXXXX");
@@ -97,7 +97,6 @@ static void test_a_slice_of_version_1_without_a_namespace_is_seen_with_all_group
     assert_int_equal(m.cores, 1);
     assert_int_equal(m.threads, 24);
 
-    /* The parent cgroup may have the smaller limit. */
     write_file(root, "/sys/fs/cgroup/memory/system.slice/memory.limit_in_bytes", "134217728\n");
     attn_machine_look(root, &m);
     assert_int_equal(m.memory_bytes, 134217728);

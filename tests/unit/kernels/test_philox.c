@@ -1,5 +1,5 @@
-/* test_philox.c: tests the Philox random generator against published results, and the mapping of elements to counters,
- * which all backends must share. */
+/* test_philox.c: compares the Philox random generator with published results, and tests the mapping of elements to
+ * counters, which all backends share. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,7 +9,7 @@
 #include "../testing.h"
 #include "kernels/philox.h"
 
-/* The expected numbers come from Random123, the library of Philox's authors (its file kat_vectors). */
+/* The numbers come from kat_vectors of Random123, the library of Philox's authors. */
 static void test_known_answers(void **state)
 {
     static const struct {
@@ -32,8 +32,8 @@ static void test_known_answers(void **state)
     }
 }
 
-/* Philox turns the counter (j div 8, i, head, 0) into eight lanes of 16 bits. Element j of row i gets lane j mod 8.
- * Each 32-bit word has two lanes, the low half first. The key is the seed, its low word first. */
+/* Philox turns the counter (j div 8, i, head, 0) into eight lanes of 16 bits. Element j of row i gets lane j mod 8. The
+ * key is the seed, its low word first. */
 static void test_an_element_has_its_own_lane(void **state)
 {
     const uint64_t seed = UINT64_C(0x299f31d0a4093822);

@@ -121,7 +121,7 @@ static void test_the_six_exact_examples(void **state)
         assert_int_equal(attn_check(&p, &err), ATTN_OK);
         run_reference(&p);
 
-        p.op = ATTN_OP_BACKWARD; /* the backward gets the out and lse of the forward */
+        p.op = ATTN_OP_BACKWARD;
         p.dout = attn_tensor_make(dO, ATTN_F32, 4, (int64_t[]){ 1, 3, 1, 2 });
         p.dlse = attn_tensor_make(dLSE, ATTN_F32, 3, (int64_t[]){ 1, 1, 3 });
         p.dq = attn_tensor_make(dq, ATTN_F32, 4, (int64_t[]){ 1, 3, 1, 2 });
@@ -160,7 +160,6 @@ struct golden {
 
 #include "reference_golden.h"
 
-/* The seeds from which golden_value() makes different data for each tensor, as make_reference_golden.py does. */
 enum { SALT_Q = 1, SALT_K, SALT_V, SALT_DOUT, SALT_DLSE, SALT_BIAS, SALT_SINKS, SALT_ALIBI, SALT_KEEP };
 
 static double golden_value(int64_t n, int salt)
@@ -217,7 +216,7 @@ static void test_it_agrees_with_numpy(void **state)
 
 /* ---- Tests of gradients against finite differences of the forward ------------------------------------------------ */
 
-/* Returns dout . out + dlse . lse, the number whose gradients a backward computes. */
+/* Returns the number whose gradients a backward computes: dout . out + dlse . lse. */
 static double loss(const struct fixture *f)
 {
     attn_problem p = f->p;
@@ -300,8 +299,6 @@ static void test_gradients_are_the_slopes_of_forward(void **state)
 
 /* ---- Tests of problems that must have equal results -------------------------------------------------------------- */
 
-/* Copies the data of q, k, v (and dout) to another problem, whose tensors must have equally many elements in the same
- * order. */
 static void copy_inputs(struct fixture *to, const struct fixture *from)
 {
     static const attn_tensor_id ids[] = { ATTN_T_q, ATTN_T_k, ATTN_T_v, ATTN_T_dout };
@@ -311,8 +308,8 @@ static void copy_inputs(struct fixture *to, const struct fixture *from)
                 tensor_set(&to->p.tensor[ids[i]], e, tensor_get(&from->p.tensor[ids[i]], e));
 }
 
-/* Three documents of 7, 5 and 9 tokens with a causal mask can be expressed in four ways: by cu_seqlens, by FlashMask,
- * by keep_mask and by a bias of -inf. All must give the same numbers. */
+/* Three documents of 7, 5 and 9 tokens are separated by cu_seqlens, by FlashMask, by keep_mask, and by a bias of
+ * -inf. */
 static void test_documents_are_the_same_in_four_ways(void **state)
 {
     enum { S = 21 };
@@ -348,11 +345,9 @@ static void test_documents_are_the_same_in_four_ways(void **state)
     }
 }
 
-/* Dropout must leave lse unchanged, drop the given fraction of the pairs, and scale the other pairs. */
 static void test_dropout_drops_its_share(void **state)
 {
-    /* v has one channel, which is 1 everywhere, and all scores are equal. So out * Sk * (1 - p) is the number of
-     * keys that dropout keeps in a row. */
+    /* v is 1 and all scores are equal, so out * Sk * (1 - p) is the number of keys that dropout keeps. */
     const struct spec s = SPEC(.Sq = 64, .Sk = 1000, .D = 1, .Dv = 1, .has_scale = true, .scale = 0, .dropout_p = 0.3,
                                .seed = 99);
     struct fixture f;
@@ -368,7 +363,7 @@ static void test_dropout_drops_its_share(void **state)
     }
     for (int64_t e = 0; e < tensor_elements(&f.p.lse); e++)
         assert_true(fabs(tensor_get(&f.p.lse, e) - log(1000)) < 1e-6);
-    kept /= 64 * 2 * 1000; /* the standard deviation of the fraction of kept pairs is 0.0013 */
+    kept /= 64 * 2 * 1000;
     if (fabs(kept - 0.7) > 0.006) fail_msg("kept %.4f, must be near 0.7", kept);
     fixture_clear(&f);
 }

@@ -1,5 +1,5 @@
-/* test_tiles.c: tests of tiles.h for all small sizes: the intervals, counts and kinds of tiles are compared with the
- * definition, pair by pair. */
+/* test_tiles.c: compares the intervals, counts and kinds of tiles of tiles.h with the definition, pair by pair, for all
+ * small sizes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +10,7 @@
 
 static const int64_t windows[] = { -1, 0, 1, 2, 5, 9, INT64_MAX };
 
-/* Returns whether a pair of a query and a key counts, by the definition in kernels/README.md, "Which pairs count". */
+/* Which pairs count, by the definition in kernels/README.md. */
 static bool permitted(bool causal, bool top_left, int64_t left, int64_t right, int64_t Sq, int64_t Sk, int64_t i,
                       int64_t j)
 {
@@ -53,7 +53,7 @@ static void test_intervals_and_pairs_are_those_of_the_definition(void **state)
                         }
                         assert_int_equal(attn_pairs_of(&g, &s), pairs);
                         assert_true(attn_flops(&p) == (double)pairs * 2 * 16);
-                        for (int64_t r0 = 0; r0 < Sq; r0++) /* the loops try every tile of rows [r0, r1) */
+                        for (int64_t r0 = 0; r0 < Sq; r0++)
                             for (int64_t r1 = r0 + 1; r1 <= Sq; r1++) {
                                 const attn_range any = attn_keys_of_rows(&g, &s, r0, r1),
                                                  all = attn_keys_of_all_rows(&g, &s, r0, r1);
@@ -86,9 +86,8 @@ static void test_floor_division(void **state)
         for (int64_t b = 1; b <= 6; b++) assert_int_equal(attn_floor_div(a, b), (int64_t)floor((double)a / (double)b));
 }
 
-/* A tile is free if its mask hides no pair, and hidden if it hides every pair. The code may miss a free or a hidden
- * tile. But a tile that it calls free must be free, and a tile that it calls hidden must be hidden, for every kind of
- * mask. In simple cases it must find all free and hidden tiles. */
+/* A mask hides no pair of a free tile, and every pair of a hidden tile. The library may overlook such tiles, but must
+ * never call another tile free or hidden. */
 static void test_tile_kinds_are_never_wrong(void **state)
 {
     static const struct {
@@ -126,8 +125,6 @@ static void test_tile_kinds_are_never_wrong(void **state)
         else if (hides == 0) missed_free++;
         else if (hides == COLUMNS * (r1 - r0)) missed_hidden++;
     }
-    /* the code must have found many free tiles (no pair is hidden) and many hidden ones; otherwise this test shows
-     * little */
     assert_true(free_tiles > 2000 && hidden_tiles > 500);
     (void)missed_free, (void)missed_hidden;
 }

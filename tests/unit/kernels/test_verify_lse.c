@@ -1,6 +1,5 @@
-/* test_verify_lse.c: tests which lse the server accepts for a backward. It must accept the lse of the problem's scores,
- * and the lse of more keys (as in ring attention), whatever the options. verify_lse.c knows other conventions of lse,
- * such as base 2. It must recognise each of them and name it. */
+/* test_verify_lse.c: tests which lse the server accepts for a backward: that of the problem's scores, and that of more
+ * keys (as in ring attention). verify_lse.c must recognise and name other conventions, such as base 2. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -65,8 +64,7 @@ static struct spec random_spec(uint64_t seed)
     return s;
 }
 
-/* Returns a random observe (a request for attention weights) that gets lse as an input. The keys may be in pages, and
- * may be float8 with scales. */
+/* Returns a random observe (a request for attention weights) that gets lse as an input. */
 static struct spec random_observe(uint64_t seed)
 {
     struct rng r = { seed + 4711 };
@@ -119,9 +117,8 @@ static void test_the_lse_of_the_scores_passes_with_every_option(void **state)
     }
 }
 
-/* An observe (a request for attention weights) may get an lse as input. The check must recognise an lse that is in base
- * 2 instead of base e. The tolerances of float8 are wide, so with float8 the check must recognise it only in rows with
- * many keys. */
+/* The lse of an observe (a request for attention weights) is checked too. Float8 has wide tolerances, so only rows with
+ * many keys show that it is in base 2. */
 static void test_an_observe_is_told_that_its_lse_is_in_base_2(void **state)
 {
     static const struct spec specs[] = {
@@ -146,8 +143,6 @@ static void test_an_observe_is_told_that_its_lse_is_in_base_2(void **state)
     }
 }
 
-/* A client may send back an lse that the server answered, so the lse of the server's fastest kernels must pass the
- * check. */
 static void test_the_lse_of_the_kernels_passes(void **state)
 {
     struct bench cpu;
@@ -169,8 +164,7 @@ static void test_the_lse_of_the_kernels_passes(void **state)
     bench_close(&cpu);
 }
 
-/* The lse of a client's forward must pass the check even if the forward used q and k that were not yet rounded to
- * float16 or bfloat16. */
+/* A client's forward may have used q and k in float32, before they were rounded to 16 bits. */
 static void test_the_lse_of_unrounded_tensors_passes(void **state)
 {
     (void)state;
@@ -181,7 +175,7 @@ static void test_the_lse_of_unrounded_tensors_passes(void **state)
         fixture_make(&whole, &s);
         s.dtype = seed % 4 < 2 ? ATTN_BF16 : ATTN_F16;
         s.out_dtype = s.dtype;
-        fixture_make(&rounded, &s); /* `rounded` becomes the same problem as f, with q and k rounded to 16 bits */
+        fixture_make(&rounded, &s); /* the same problem as `whole`, with q and k rounded to 16 bits */
         memcpy(rounded.p.lse.data, whole.p.lse.data, (size_t)tensor_elements(&whole.p.lse) * sizeof(float));
         must_pass(&rounded, "the lse of unrounded tensors");
         fixture_clear(&whole);
@@ -189,7 +183,7 @@ static void test_the_lse_of_unrounded_tensors_passes(void **state)
     }
 }
 
-/* Restricts the problem to keys [first, end). The tensors become views of the same memory. */
+/* Restricts the problem to keys [first, end) without copying. */
 static void cut_keys(struct fixture *f, int64_t first, int64_t end)
 {
     attn_tensor *const of_keys[] = { &f->p.k, &f->p.v, &f->p.dk, &f->p.dv }, *const of_pairs[] = { &f->p.bias,
@@ -209,9 +203,8 @@ static void cut_keys(struct fixture *f, int64_t first, int64_t end)
     }
 }
 
-/* Ring attention sends each part of the keys with the lse of all keys, and the part must pass the check. In this test
- * parts have equal lengths, as is usual. The sum of e^score over all keys is then about a whole number of times the sum
- * over one part. */
+/* Ring attention sends each part of the keys with the lse of all keys. If parts have equal lengths, the sum of e^score
+ * over all keys is about a whole number of times the sum over one part. */
 static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
 {
     (void)state;
@@ -224,21 +217,20 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
         s.alignment = ATTN_BOTTOM_RIGHT;
         const int64_t parts = rng_between(&r, 2, 8), part = rng_between(&r, 0, parts - 1), of_part = s.Sk;
         s.Sk *= parts;
-        /* with a causal mask the queries are the last ones of the sequence, as many as the keys of one part */
+        /* With a causal mask, the queries are as many as the keys of one part, and the last ones of the sequence. */
         if (s.causal) s.Sq = of_part;
         fixture_make(&f, &s);
         cut_keys(&f, part * of_part, (part + 1) * of_part);
         if (f.p.causal && part < parts - 1) f.p.causal = false;
-        /* the lse includes the sinks, but a client may send the backward without them */
+        /* The lse includes the sinks, but a client may send the backward without them. */
         if (f.p.sinks.rank && rng_chance(&r, 0.5)) f.p.sinks.rank = 0, f.p.dsinks.rank = 0;
         must_pass(&f, "a part of the keys");
         fixture_clear(&f);
     }
 }
 
-/* If all scores of all rows are equal, the lse of n keys in base 2 is also the natural lse of some larger number of
- * keys. The check must accept it, because in ring attention a result over some of the keys comes with the lse of all
- * keys. */
+/* If all scores are equal, the lse of n keys in base 2 is also the natural lse of more keys. The check must accept it,
+ * because ring attention sends a part of the keys with the lse of all. */
 static void test_parts_of_equal_scores_pass_whatever_their_number(void **state)
 {
     struct spec s = SPEC(.op = ATTN_OP_BACKWARD, .give_forward = true, .Sq = 16, .Sk = 128, .D = 8, .Dv = 8,
@@ -299,7 +291,6 @@ static const struct {
     { "your lse was computed with no mask at all" OF_FORWARD, 0, ALL },
 };
 
-/* Gives the problem the options of the forward that computed lse. They differ from the options of the backward. */
 static void convert(attn_problem *p, int without)
 {
     switch (without) {
@@ -375,8 +366,7 @@ static void test_a_sum_above_1_is_refused_by_row_sum_and_rule(void **state)
     assert_string_equal(err.text,
                         "lse: [0, 0, 0] is 1, with which the probabilities of the row sum to 1.104, must be at most 1");
     assert_string_equal(err.member, "/lse");
-    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK); /* the check is allowed to look at 0 rows, so it refuses
-                                                             * nothing */
+    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK); /* the check may read 0 rows, so it accepts everything */
     lse[0] = 1.0986123f;
     assert_int_equal(attn_check_lse(&p, PLENTY, &err), ATTN_OK);
 
@@ -391,8 +381,7 @@ static void test_a_sum_above_1_is_refused_by_row_sum_and_rule(void **state)
                         "lse: [0, 2] is -1, with which the probabilities of the row sum to 5.437, must be at most 1");
 }
 
-/* attn_check_lse() reads only some heads and rows. If a request is repeated, the check must find a wrong lse every
- * time, or never. */
+/* attn_check_lse() reads only some heads and rows. It must read the same ones if a request is repeated. */
 static void test_the_same_request_gets_the_same_answer(void **state)
 {
     (void)state;
@@ -408,8 +397,7 @@ static void test_the_same_request_gets_the_same_answer(void **state)
     }
 }
 
-/* Runs only if ATTN_BACKEND is set (to cuda). To check an lse of tensors in a device's memory, the device sums up rows
- * of scores. Its sums must equal those of the host within 1e-9. */
+/* Needs a device, which ATTN_BACKEND names. Its sums over rows of scores must agree with the host's within 1e-9. */
 static void test_a_device_sums_up_what_the_host_does(void **state)
 {
     const char *const backend = getenv("ATTN_BACKEND");

@@ -1,6 +1,5 @@
-/* codec.h: helpers that the tests and fuzz targets of proto-json/ share. One is memory that moves when it grows, and
- * another feeds a parser in pieces. A third writes everything that a parser produced as text, so that strcmp() can
- * compare two runs. */
+/* codec.h: helpers of the tests and fuzz targets of proto-json/: memory that moves when it grows, feeding a parser in
+ * pieces, and everything that a parser produced as text, so that strcmp() can compare two runs. */
 #ifndef TEST_CODEC_H
 #define TEST_CODEC_H
 
@@ -15,11 +14,11 @@
 #define ARRAY_SIZE(array) (sizeof(array) / sizeof *(array))
 #endif
 
-/* Memory for a parser (proto_memory) with a limit. The memory moves at every growth, so that a sanitizer reports any
- * use of a pointer from before the growth. */
+/* Memory for a parser (proto_memory). It moves whenever it grows, so that a sanitizer reports any use of an old
+ * pointer. */
 struct moving_memory {
     void *base;
-    size_t bytes, limit; /* bytes: size of the memory at present; limit: largest size that it may have (0: no limit) */
+    size_t bytes, limit; /* bytes: present size; limit: largest size, or 0 for no limit */
     int growths;
 };
 
@@ -44,18 +43,16 @@ static inline attn_status moving_grow(void *context, size_t bytes, void **base, 
     return ATTN_OK;
 }
 
-/* One decoded body, and the memory that it uses. */
 struct decoded {
     struct moving_memory memory;
     proto_call *call;
     attn_status status;
     attn_error err;
-    /* KServe: all regions of shared memory that the request body names exist, and fill_shared() fills them */
+    /* KServe: fill_shared() fills the regions of shared memory that the body names */
     bool has_regions;
 };
 
-/* Fills each input that lies in shared memory. Each byte depends on the input's name and on the byte's position in
- * the input. */
+/* Fills each input that lies in shared memory. The bytes depend on the input's name and on their position. */
 static inline void fill_shared(struct decoded *d, proto_parser *parser)
 {
     proto_shared *shared;
@@ -74,14 +71,13 @@ static inline void decoded_clear(struct decoded *d)
     memset(d, 0, sizeof *d);
 }
 
-/* Returns 1: feed_in_pieces() then feeds byte by byte. */
 static inline size_t one_byte(void *context, size_t left)
 {
     (void)context, (void)left;
     return 1;
 }
 
-/* Returns the size of the next piece: *context bytes for the first piece, and the rest for the second. */
+/* Returns the size of the next piece: *context bytes first, then the rest. */
 static inline size_t first_then_rest(void *context, size_t left)
 {
     size_t *first = context, piece = *first && *first < left ? *first : left;
@@ -89,8 +85,7 @@ static inline size_t first_then_rest(void *context, size_t left)
     return piece;
 }
 
-/* Returns a random size of the next piece: 1 to 5, or 1 to 60 bytes. The uint32_t *context is the state of the random
- * stream. */
+/* Returns the random size of the next piece. *context, a uint32_t, is the state of the random numbers. */
 static inline size_t some_bytes(void *context, size_t left)
 {
     uint32_t *seed = context;
@@ -99,8 +94,8 @@ static inline size_t some_bytes(void *context, size_t left)
     return piece < left ? piece : left;
 }
 
-/* Feeds the body to the parser in pieces; piece_of(context, left) returns the size of the next piece. Each piece is a
- * copy in memory of its own size, so that the sanitizer sees a read beyond its end. Frees the parser. */
+/* Feeds the body in pieces, whose sizes piece_of(context, left) returns, and frees the parser. Each piece is in memory
+ * of its own size, so that the sanitizer sees a read beyond its end. */
 static inline void feed_in_pieces(struct decoded *d, proto_parser *parser, const void *body, size_t bytes,
                                   size_t (*piece_of)(void *context, size_t left), void *context)
 {
@@ -132,8 +127,7 @@ static inline void decode_in_pieces(struct decoded *d, const proto_format *forma
                    context);
 }
 
-/* Decodes a KServe body in pieces, for the model `model`. json_bytes: the length of the body's JSON, as the request
- * says it; -1: the request does not say the length. */
+/* Decodes a KServe body. json_bytes: the length of its JSON as the request states it, or -1 if it is not stated. */
 static inline void decode_kserve(struct decoded *d, const proto_model *model, int64_t json_bytes,
                                  const proto_limits *limits, const void *body, size_t bytes,
                                  size_t (*piece_of)(void *context, size_t left), void *context)
@@ -150,7 +144,7 @@ static inline void decode_whole(struct decoded *d, proto_op op, const char *body
     decode_in_pieces(d, &proto_json, op, NULL, body, strlen(body), NULL, NULL);
 }
 
-/* Prints one line about a tensor that the problem has, or that the client wants as a result. */
+/* Prints a line about a tensor of the problem, or a result that the client wants. */
 static inline void print_tensor(FILE *f, const struct decoded *d, const char *name, const attn_tensor *t)
 {
     int64_t length = 0;
@@ -163,14 +157,13 @@ static inline void print_tensor(FILE *f, const struct decoded *d, const char *na
         if (data < (unsigned char *)d->memory.base ||
             (size_t)(data - (unsigned char *)d->memory.base) + (size_t)length > d->call->memory_bytes ||
             (size_t)(data - (unsigned char *)d->memory.base) % 64)
-            abort(); /* the tensor lies outside the memory that the parser calls used, or is not aligned */
+            abort();
         fprintf(f, ":");
         for (int64_t b = 0; b < length; b++) fprintf(f, "%02x", data[b]);
     }
     fprintf(f, "\n");
 }
 
-/* Returns everything in the decoded result as text, which the caller frees. */
 static inline char *decoded_text(const struct decoded *d)
 {
     char *text = NULL;
@@ -203,15 +196,15 @@ static inline char *decoded_text(const struct decoded *d)
     return text;
 }
 
-/* A body in any format, and how to decode it. */
+/* A request body in any format, and how to decode it. */
 struct body {
     const proto_format *format;
     proto_op op;
     const void *bytes;
     size_t count;
-    const proto_limits *limits; /* the limits on sizes and counts; NULL: the default limits */
-    const proto_model *model;   /* the model of a KServe body; the model's operation replaces `op` */
-    /* the length of the JSON part of a KServe body, as the request states it; -1: the request does not state it */
+    const proto_limits *limits; /* NULL: the default limits */
+    const proto_model *model;   /* the model of a KServe body, whose operation replaces `op` */
+    /* the length of a KServe body's JSON as the request states it, or -1 if it is not stated */
     int64_t json_bytes;
 };
 
@@ -222,8 +215,8 @@ static inline void decode_body(struct decoded *d, const struct body *b, size_t (
     else decode_in_pieces(d, b->format, b->op, b->limits, b->bytes, b->count, piece_of, context);
 }
 
-/* Decodes the body whole, split in two at every byte, byte by byte, and in random pieces. The result of the whole body
- * stays in *d. Prints each way of splitting that gives another result, and returns the number of these ways. */
+/* Decodes the body whole, split in two at every byte, byte by byte, and in random pieces. *d becomes the result of the
+ * whole body. Prints each way that gives another result, and returns their number. */
 static inline int decode_all_ways(struct decoded *d, const struct body *body)
 {
     int differences = 0;
@@ -247,8 +240,8 @@ static inline int decode_all_ways(struct decoded *d, const struct body *body)
     return differences;
 }
 
-/* Checks that the body is refused with `status`, `member` and the message `says`, however the body is split. Prints
- * differences under the name `shown`, and returns how many there are. */
+/* Checks that the body is refused with `status`, `member` and the message `says`, however it is split. Prints
+ * differences under the name `shown`, and returns their number. */
 static inline int refused_otherwise(const struct body *body, const char *shown, attn_status status, const char *member,
                                     const char *says)
 {

@@ -1,7 +1,6 @@
-/* test_base64.c: compares every variant of the base64 code with the definition.
- *
- * expected_stop() and expected_bytes() express the definition once more, directly from the RFC and without a state
- * machine. Every buffer ends at a page without access rights, so that reading or writing one byte too far crashes. */
+/* test_base64.c: compares every variant of the base64 code with the definition: expected_stop() and expected_bytes(),
+ * which follow the RFC without a state machine. Every buffer ends at a page without access rights, so that an access
+ * one byte too far crashes. */
 #include "proto-json/base64.h"
 
 #include <setjmp.h>
@@ -33,7 +32,7 @@ static struct walled walled_new(void)
     return (struct walled){ base + ROOM };
 }
 
-/* Returns the address of the last `bytes` bytes of the memory. The page without access rights follows them. */
+/* Returns the address of the last `bytes` bytes before the page without access rights. */
 static void *before(struct walled w, size_t bytes)
 {
     return w.end - bytes;
@@ -60,7 +59,7 @@ static int value_of(char c)
     return at ? (int)(at - letters) : -1;
 }
 
-/* Returns the offset of the first character that valid base64 cannot have at its position. */
+/* Returns the offset of the first character that is not valid at its place. */
 static size_t expected_stop(const char *text, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -73,7 +72,7 @@ static size_t expected_stop(const char *text, size_t count)
     return count;
 }
 
-/* Decodes the complete groups of four characters of a valid text. Returns the number of bytes. */
+/* Decodes the complete groups of four characters. Returns the number of bytes. */
 static size_t expected_bytes(const char *text, size_t count, uint8_t *out)
 {
     size_t written = 0;
@@ -98,15 +97,14 @@ static void plain_encode(const uint8_t *bytes, size_t count, char *text)
 }
 
 static uint64_t random_state = 88172645463325252u;
-static uint64_t next_random(void) /* a random number generator (xorshift64) that gives the same numbers in every run */
+static uint64_t next_random(void) /* xorshift64 */
 {
     random_state ^= random_state << 13;
     random_state ^= random_state >> 7;
     return random_state ^= random_state << 17;
 }
 
-/* Decodes one piece of a text. Both the piece and the output end at a page without access rights, so that an access
- * beyond either end crashes. */
+/* Decodes one piece of a text. Both the piece and the output end at a page without access rights. */
 static size_t decode_piece(base64_decoder *d, const char *piece, size_t count, uint8_t *result, size_t *result_bytes)
 {
     char *text = before(text_wall, count);
@@ -118,8 +116,7 @@ static size_t decode_piece(base64_decoder *d, const char *piece, size_t count, u
     return taken;
 }
 
-/* Decodes a text in two pieces, and checks the four results of the decoder (stop, offset, bytes, finish) against the
- * definition. */
+/* Decodes a text in two pieces, and compares stop, offset, bytes and finish with the definition. */
 static void check_split(const char *text, size_t count, size_t split)
 {
     uint8_t want[LONGEST * 3], got[LONGEST * 3];
@@ -174,7 +171,6 @@ static void test_every_length_comes_back_through_every_split(void **state)
         memset(text - 64, 0x55, chars + 64);
         base64_encode(source, bytes, text);
         assert_memory_equal(text, want, chars);
-        /* the bytes before the text must be unchanged */
         for (size_t i = 1; i <= 64; i++) assert_int_equal(text[-(int)i], 0x55);
         for (size_t split = 0; split <= chars; split++) check_split(want, chars, split);
     }
@@ -188,7 +184,7 @@ static void test_every_group_of_bytes_is_encoded_right(void **state)
     uint8_t bytes[BLOCK], back[BASE64_DECODED_MAX(BLOCK / 3 * 4)];
     char text[BLOCK / 3 * 4], want[BLOCK / 3 * 4];
     EACH_VARIANT(name)
-    /* Tests one in 17 of all groups of three bytes. The other groups are decoded by the same arithmetic. */
+    /* One in 17 of all groups of three bytes is tested; the others need the same arithmetic. */
     for (uint32_t group = 0; group < 1u << 24; group += BLOCK / 3 * 17) {
         for (uint32_t i = 0; i < BLOCK / 3; i++) {
             uint32_t g = (group + i) & 0xFFFFFF;
@@ -209,7 +205,7 @@ static void test_every_group_of_bytes_is_encoded_right(void **state)
 static void test_every_wrong_byte_at_every_position_is_found_there(void **state)
 {
     (void)state;
-    /* lengths of the texts in characters; 400 is enough to reach the unrolled loops */
+    /* The lengths are in characters; 400 reaches the unrolled loops. */
     static const size_t lengths[] = { 100, 400 };
     EACH_VARIANT(name)
     for (size_t l = 0; l < ARRAY_SIZE(lengths); l++) {
@@ -294,8 +290,7 @@ static void test_random_texts_of_likely_characters_agree(void **state)
 static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 {
     (void)state;
-    /* Decodes "QU\\/B..." as the JSON scanner does: it stops at the backslash, feeds a '/' to the decoder, and
-     * continues after the escape. */
+    /* The JSON scanner stops decoding at the backslash, decodes '/', and continues after the escape. */
     EACH_VARIANT(name)
     {
         static const char left[] = "QU",
@@ -321,8 +316,8 @@ static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
 {
     (void)state;
-    /* After CHARS characters, the decoder stores whole cache lines that bypass the caches. The test varies the position
-     * within a cache line at which the output then is. */
+    /* A text of this length is stored by whole cache lines, which bypass the caches. The output begins at each position
+     * within a line. */
     enum { CHARS = 5000 };
     static char text[CHARS];
     static uint8_t want[CHARS];
@@ -331,7 +326,7 @@ static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
     for (size_t into_line = 0; into_line < 64; into_line++)
         for (int errors = 0; errors < 4; errors++) {
             size_t count = CHARS - into_line % 7, at = next_random() % count;
-            /* the ends of the text get a wrong character more often, because loops begin and end there */
+            /* More wrong characters are near the ends, where loops begin and end. */
             if (errors < 2) at = (next_random() % 300 + (size_t)errors * (count - 300)) % count;
             char good = text[at];
             if (errors < 3) text[at] = '"';

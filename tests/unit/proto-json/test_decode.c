@@ -1,5 +1,5 @@
-/* test_decode.c: tests how request bodies become problems. Every message of parse.c is compared word for word, every
- * member is decoded, and the result is the same however a body is split. */
+/* test_decode.c: tests how request bodies become problems: every message of parse.c word for word, every member, and
+ * the same result however a body is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,8 +10,7 @@
 #include "codec.h"
 #include "kernels/dtype.h"
 
-/* Small valid tensors with B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1. Their bytes follow patterns that are easy to
- * recognise. */
+/* Small valid tensors with B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1. */
 #define Q    "\"q\":{\"shape\":[1,2,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwAEAAUABgAHAA==\"}"
 #define K    "\"k\":{\"shape\":[1,3,1,2],\"dtype\":\"float16\",\"data\":[1,2,3,4,5,6]}"
 #define V    "\"v\":{\"shape\":[1,3,1,1],\"dtype\":\"float16\",\"data\":[[[[1]],[[2]],[[3]]]]}"
@@ -89,7 +88,6 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "q: unknown member 'parameters' (a tensor has shape, dtype and data)" },
         { FORWARD, T("{\"shape\":[1],\"shape\":[1]}"), "/q/shape", "q: member 'shape' is given twice" },
         { FORWARD, T("{\"data\":" B64 ",\"d\\u0061ta\":" B64 "}"), "/q/data", "q: member 'data' is given twice" },
-        /* a size in a shape must be an integer literal */
         { FORWARD, TENSOR("8", "\"float16\"", B64), "/q/shape",
           "q: shape is 8, must be an array of integers, such as [1, 128, 8, 64]" },
         { FORWARD, TENSOR("[]", "\"float16\"", B64), "/q/shape",
@@ -126,7 +124,6 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "q: shape[2] is true, must be an integer from 0 to 2^31 - 1" },
         { FORWARD, TENSOR("[1,2,2,{}]", "\"float16\"", B64), "/q/shape/3",
           "q: shape[3] is an object, must be an integer from 0 to 2^31 - 1" },
-        /* T1 */
         { FORWARD, TENSOR("[4294967296,4294967296,2,2]", "\"float16\"", B64), "/q/shape",
           "q: shape [4294967296, 4294967296, 2, 2] of float16 is more bytes than can be counted" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float64\"", B64), "/q/dtype",
@@ -152,7 +149,6 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "Array.from(x), or Buffer.from(x.buffer).toString('base64')" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "false"), "/q/data",
           "q: data is false, must be base64 in a string or an array of numbers" },
-        /* B1, B2 */
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAA*\""), "/q/data",
           "q: data is not base64 at character 3 (byte 53 of the body): not a character of the base64 alphabet (RFC "
           "4648 section 4)" },
@@ -160,7 +156,6 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "q: data is not base64 at character 4 (byte 54 of the body): nothing may follow the padding" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAAAA\""), "/q/data",
           "q: data ends after 5 characters of base64, inside a group of four; a character or more is missing" },
-        /* B3 */
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAABAAIAAwAEAAUABgA=\""), "/q/data",
           "q: data has 14 bytes, shape [1, 2, 2, 2] of float16 needs 16" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAABAAIAAwAEAAUABgAHAAA=\""), "/q/data",
@@ -170,7 +165,6 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "dtype?" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"\""), "/q/data",
           "q: data has 0 bytes, shape [1, 2, 2, 2] of float16 needs 16; the string is empty" },
-        /* errors in the data of a tensor that is an array of numbers */
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[1,2,3,4,5,6,7]"), "/q/data",
           "q: data has 7 numbers, shape [1, 2, 2, 2] needs 8" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[]"), "/q/data",
@@ -192,7 +186,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "taken)" },
         { FORWARD, T("{\"data\":[1,2,3,4,5,6,7,8],\"shape\":[1,2,2,2],\"dtype\":\"float17\"}"), "/q/dtype",
           "q: dtype is 'float17', must be float32, float16, bfloat16 or float8_e4m3fn; convert it to float32" },
-        /* The client gets the messages of attn_check() (the kernel library's check of a problem) unchanged. */
+        /* Clients get the messages of attn_check() (the kernel library's check of a problem) unchanged. */
         { FORWARD, "{" K "," V "}", "/q", "q: is required; a problem has q, k and v" },
         { FORWARD, "{}", "/q", "q: is required; a problem has q, k and v" },
         { FORWARD, TENSOR("[1,2,3,2]", "\"float16\"", "[1,2,3,4,5,6,7,8,9,10,11,12]"), "", NULL },
@@ -206,7 +200,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         if (cases[i].says) {
             check_refusals(&cases[i], 1, ATTN_INVALID);
-        } else { /* test_check.c compares the messages of attn_check(); here only the status is compared */
+        } else {
             struct decoded d = { 0 };
             decode_text(&d, cases[i].op, cases[i].body);
             assert_int_equal(d.status, *cases[i].member ? ATTN_INVALID : ATTN_OK);
@@ -323,7 +317,6 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { BACKWARD, "{\"context\":\"a\"," Q "," DOUT "}", "/q", "q: comes from context and cannot be given beside it" },
         { BACKWARD, "{\"causal\":true,\"context\":\"a\"," DOUT "}", "/causal",
           "causal: comes from context and cannot be given beside it" },
-        /* The body has a member that is unknown, or repeated, or belongs to another operation. */
         { FORWARD, O("\"casual\":true"), "/casual", "unknown member 'casual', did you mean 'causal'?" },
         { FORWARD, O("\"key_mask\":true"), "/key_mask",
           "unknown member 'key_mask'; about masks there are 'keep_mask' (1: may attend), 'bias' and "
@@ -373,7 +366,6 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { FORWARD, O("\"out\":1"), "/out", "out: is computed here and cannot be given" },
         { BACKWARD, OB("\"dq\":1"), "/dq", "dq: is computed here and cannot be given" },
         { FORWARD, O("\"dq\":1"), "/dq", "unknown member 'dq'; gradients are POST /v1/attention/backward" },
-        /* errors that concern the body as a whole */
         { FORWARD, "[]", "",
           "the body is an array, must be an object with q, k and v; several problems are {\"requests\": [{...}, "
           "{...}]}" },
@@ -386,7 +378,6 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
           "timeout_ms: cannot stand beside requests" IN_THERE },
         { FORWARD, "{\"causal\":true,\"requests\":[{}]}", "/causal", "causal: cannot stand beside requests" IN_THERE },
         { FORWARD, "{\"requests\":[{}],\"requests\":[{}]}", "/requests", "member 'requests' is given twice" },
-        /* syntax errors, reported with the byte at which they are */
         { FORWARD, O("\"causal\":tru"), "", "not JSON at byte 223: expected true, false or null, found '}'" },
     };
     (void)state;
@@ -468,7 +459,7 @@ static void test_every_member_lands_where_it_belongs(void **state)
 #define FLOAT8_QKV \
     FLOAT8("q", "[1,1,1,2]", "[1,2]") "," FLOAT8("k", "[1,1,1,2]", "[3,4]") "," FLOAT8("v", "[1,1,1,1]", "[5]")
 
-/* A scale may be a JSON number. The parser then stores it as a tensor of one number, in each problem of a body. */
+/* A scale that is a JSON number becomes a tensor in each problem of a body. */
 static void test_a_scale_that_is_a_number_is_a_tensor_of_one(void **state)
 {
     struct decoded d = { 0 };
@@ -557,7 +548,7 @@ static void test_int64_and_bool_become_int32_and_uint8_where_they_fit(void **sta
         const char *body;
         attn_tensor_id id;
         attn_dtype dtype;
-        const char *values; /* the elements that the parser must decode, one digit each */
+        const char *values; /* the decoded elements, one digit each */
     } cases[] = {
         { ONE_MORE("seqlens_k", "[1]", "int64", "\"AwAAAAAAAAA=\""), ATTN_T_seqlens_k, ATTN_I32, "3" },
         { ONE_MORE("seqlens_k", "[1]", "I64", "[2]"), ATTN_T_seqlens_k, ATTN_I32, "2" },
@@ -618,7 +609,7 @@ static void test_names_of_other_programs_are_understood_in_the_message(void **st
         { FORWARD, O("\"Causal\":true"), "/Causal", "unknown member 'Causal', did you mean 'causal'?" },
         { FORWARD, T("{\"datatype\":\"FP32\"}"), "/q/datatype", "q: unknown member 'datatype'; write 'dtype'" },
         { FORWARD, T("{\"is_causal\":1}"), "/q/is_causal",
-          /* inside a tensor the message must not suggest 'causal', which is a member of the body */
+          /* 'causal' is a member of the body, so it must not be suggested inside a tensor. */
           "q: unknown member 'is_causal' (a tensor has shape, dtype and data)" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"torch.float16\"", B64), "/q/dtype",
           "q: dtype is 'torch.float16', must be float32, float16, bfloat16 or float8_e4m3fn; write float16" },
@@ -667,8 +658,7 @@ static void test_bytes_of_the_wrong_length_say_what_they_look_like(void **state)
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAAAAAAAAAA=\""), "/q/data",
           "q: data has 8 bytes, shape [1, 2, 2, 2] of float16 needs 16; 8 would be right for float8_e4m3fn: is that "
           "the array's dtype?" },
-        /* a product in 64 bits would wrap around: the sizes in this shape, multiplied with each other and with eight,
-         * give 16 modulo 2^64 */
+        /* In 64 bits, 8 times the product of these sizes would be 16. */
         { FORWARD, ONE_MORE("keep_mask", "[1,34,14865121,4562284561]", "uint8", "\"AAAAAAAAAAAAAAAAAAAAAA==\""),
           "/keep_mask/data",
           "keep_mask: data has 16 bytes, shape [1, 34, 14865121, 4562284561] of uint8 needs 2305843009213693954" },
@@ -686,7 +676,6 @@ static void test_bytes_of_the_wrong_length_say_what_they_look_like(void **state)
     check_refusals(cases, ARRAY_SIZE(cases), ATTN_INVALID);
 }
 
-/* A safetensors file is distinguished from JSON by its first bytes, however the body is split. */
 static void test_a_safetensors_file_is_told_from_json_however_it_is_split(void **state)
 {
     static const struct {
@@ -737,8 +726,6 @@ static void test_every_tensor_of_the_table_is_known(void **state)
         }
 }
 
-/* Every option of the table proto_options is accepted by its operations. If its value has a wrong type, the error names
- * the option. */
 static void test_every_option_of_the_table_is_known(void **state)
 {
     (void)state;
@@ -756,7 +743,6 @@ static void test_every_option_of_the_table_is_known(void **state)
         }
 }
 
-/* The table proto_options has default values, which the OpenAPI document shows. Decoding must use the same defaults. */
 static void test_the_defaults_of_the_table_are_true(void **state)
 {
     (void)state;
@@ -780,8 +766,6 @@ static void test_the_defaults_of_the_table_are_true(void **state)
         decoded_clear(&silent), decoded_clear(&said);
     }
 }
-
-/* ---- Tests that the tensors of a decoded body have the correct numbers ------------------------------------------- */
 
 static void test_values_arrive_in_any_form_and_order(void **state)
 {
@@ -886,8 +870,7 @@ static void test_an_envelope_has_a_limit(void **state)
     decoded_clear(&d);
 }
 
-/* The parser gets as much memory as proto_memory_for() returns for the length of the body. This memory must suffice,
- * however the body is split. */
+/* However the body is split, the memory that proto_memory_for() returns must suffice. */
 static void test_the_memory_for_a_body_is_known_from_its_length(void **state)
 {
     static const char body[] = "{" Q ",\"k\":{\"shape\":[1,1,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwA=\"},"

@@ -1,5 +1,4 @@
-/* test_encode.c: tests answers. They are compared byte by byte, and must be the same in whatever block sizes they are
- * read. */
+/* test_encode.c: tests answers byte by byte, in whatever block sizes they are read. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,7 +10,6 @@
 
 #include "codec.h"
 
-/* Returns the whole answer and a NUL, read in blocks of `block` bytes. The caller frees it. */
 static char *answer(const proto_call *call, const proto_result *results, size_t block)
 {
     proto_encoder *e = NULL;
@@ -23,7 +21,7 @@ static char *answer(const proto_call *call, const proto_result *results, size_t 
     text = malloc(length + 1);
     assert_non_null(text);
     for (;;) {
-        /* a block of memory with exact bounds, so that the sanitizer sees a write beyond it */
+        /* The block has its exact size, so that the sanitizer sees a write beyond it. */
         char *piece = malloc(block);
         assert_non_null(piece);
         count = proto_encoder_read(e, piece, block);
@@ -91,7 +89,6 @@ static void test_an_answer_of_base64(void **state)
           "avx512\",\"timing_us\":{\"queue\":12.3,\"copy_in\":0.1,\"compute\":123456.8,\"copy_out\":0.0}}");
 }
 
-/* Writes base64 of tensors whose lengths in bytes are 0, 1 and 2 modulo 3, and of empty tensors. */
 static void test_every_remainder_of_three(void **state)
 {
     static const char *const texts[] = {
@@ -138,7 +135,7 @@ static void test_an_empty_tensor_is_flat(void **state)
     const proto_call call = { .answer = &proto_json, .count = 1, .items = &item };
     const proto_result result = { .backend = "cpu" };
     (void)state;
-    /* The tensor has no elements. As nested arrays it would be 2^40 pairs of brackets, so it is written flat. */
+    /* Nested arrays of this shape would be 2^40 pairs of brackets. */
     give(&item, ATTN_T_out, NULL, ATTN_F32, 4, SHAPE(INT64_C(1) << 40, 0, 3, 2));
     check(&call, &result,
           "{\"out\":{\"shape\":[1099511627776,0,3,2],\"dtype\":\"float32\",\"data\":[]},\"backend\":\"cpu\"," TIMING
@@ -167,8 +164,8 @@ static void test_what_else_an_answer_says(void **state)
           "\"backend\":\"cuda:0 sm90\"," TIMING "}");
 }
 
-/* An answer contains the sizes (B, H, Sq, ...) as the server has read them from the shapes. A request with shapes in
- * the wrong layout may be valid. Only the sizes in its answer then show the mistake. */
+/* An answer has the sizes (B, H, Sq, ...) that the server read from the shapes, so that a client sees if it sent
+ * another layout than it meant. */
 static void test_the_sizes_are_told_as_they_were_read(void **state)
 {
     static const int32_t longest[] = { 5, 900, 7 };
@@ -221,7 +218,7 @@ static void test_the_sizes_are_told_as_they_were_read(void **state)
           .v = { 9, 128, 2, 8 },
           .pages = 8,
           .lengths = 3 },
-        { .says = "" }, /* an append has no queries, so its answer has no member `sizes` */
+        { .says = "" }, /* an append has no queries, so its answer has no sizes */
 #undef SAYS
 #undef SMALL
     };
@@ -284,14 +281,12 @@ static void test_a_failed_call_has_no_answer(void **state)
     assert_null(e);
 }
 
-/* A parser must read back exactly what an encoder wrote, in both encodings, for every float16. */
 static void test_answers_can_be_requests(void **state)
 {
     enum { ALL = 1 << 16 };
     uint16_t *out = malloc(ALL * sizeof *out);
     (void)state;
     assert_non_null(out);
-    /* all bit patterns of NaN are replaced by a single one, because the encoder writes every NaN alike */
     for (int i = 0; i < ALL; i++) out[i] = (i & 0x7fff) > 0x7c00 ? 0x7e00 : (uint16_t)i;
     for (int encoding = 0; encoding < 2; encoding++) {
         proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = (proto_encoding)encoding };

@@ -1,5 +1,5 @@
-/* test_errors.c: tests that problem documents (the JSON of errors) are always valid JSON, have the members that they
- * must have, and are cut only where allowed. */
+/* test_errors.c: tests that problem documents (the JSON of errors) are valid JSON, have all members, and are cut only
+ * where allowed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -83,7 +83,7 @@ static void test_texts_are_escaped_and_cleaned(void **state)
         { "\"\\/", "\\\"\\\\/" },
         { "a\tb\nc\x7f\x01", "a\\u0009b\\u000ac\\u007f\\u0001" },
         { "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80", "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80" },
-        { "\xff\x80x\xc3", "??x?" }, /* bytes that are not UTF-8, and a character cut short by the end of the text */
+        { "\xff\x80x\xc3", "??x?" },
         { "\xe2\x82", "??" },
         { "\xed\xa0\x80|\xc0\xaf|\xf4\x90\x80\x80", "???|??|????" },
         { "\xe0\x80\x80|\xf0\x80\x80\x80|\xf5\x80", "???|????|??" },
@@ -97,8 +97,7 @@ static void test_texts_are_escaped_and_cleaned(void **state)
     }
 }
 
-/* Whatever the texts and the size of the buffer, a problem document (the JSON of an error) is one valid JSON object
- * within the buffer. */
+/* A problem document is the JSON of an error. It must be valid JSON in a buffer of any size. */
 static void test_a_problem_document_is_json_in_any_room(void **state)
 {
     char detail[400], pointer[200], request_id[200];
@@ -108,7 +107,7 @@ static void test_a_problem_document_is_json_in_any_room(void **state)
     memset(pointer, '"', sizeof pointer), pointer[sizeof pointer - 1] = '\0';
     memset(request_id, '\x01', sizeof request_id), request_id[sizeof request_id - 1] = '\0';
     for (size_t room = 0; room <= 4096; room++) {
-        /* a block of exactly `room` + 1 bytes, so that the sanitizer sees a write beyond it */
+        /* The block has its exact size, so that the sanitizer sees a write beyond it. */
         char *text = malloc(room + 1);
         size_t length;
         assert_non_null(text);
@@ -126,8 +125,8 @@ static void test_a_problem_document_is_json_in_any_room(void **state)
     }
 }
 
-/* The longest texts of an attn_error fit into the 4 KiB that proto.h promises for a problem document. They are cut only
- * if all characters are control characters, whose escapes are long. */
+/* The longest texts fit into the 4 KiB that proto.h promises. Only control characters, whose escapes are long, may be
+ * cut. */
 static void test_4096_bytes_are_always_enough(void **state)
 {
     attn_error err;

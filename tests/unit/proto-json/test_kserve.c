@@ -1,6 +1,5 @@
 /* test_kserve.c: tests of bodies and answers of KServe v2 with binary tensors. Each body must give the same problem as
- * a JSON body with the same members. Every refusal is compared word for word, and the result must be the same however a
- * body is split. */
+ * a JSON body with the same members, however it is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +16,7 @@ static const proto_model forward = { "attention_forward", ATTN_OP_FORWARD, false
                          single = { "attention_forward_fp32", ATTN_OP_FORWARD, false, true, ATTN_F32 },
                          backward = { "attention_backward", ATTN_OP_BACKWARD, false, false, ATTN_F32 };
 
-/* Small valid inputs with B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1. They are written as numbers, or as 34 bytes. */
+/* Small valid inputs with B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1: as numbers, or as 34 bytes. */
 #define INPUT(name, shape, more) "{\"name\":\"" name "\",\"shape\":" shape ",\"datatype\":\"FP16\"," more "}"
 #define SIZE(bytes)              "\"parameters\":{\"binary_data_size\":" #bytes "}"
 #define REGION(name, size)       "\"parameters\":{\"shared_memory_region\":" name ",\"shared_memory_byte_size\":" size "}"
@@ -31,8 +30,7 @@ static const proto_model forward = { "attention_forward", ATTN_OP_FORWARD, false
 #define QKV                      Q "," K "," V
 #define BINARY_QKV               BINARY_Q "," BINARY_K "," BINARY_V
 enum { QKV_BYTES = 34 };
-/* special lengths of a request's JSON. ALL: the request does not say the length; THE_JSON: the request says the true
- * length */
+/* lengths of the JSON as the request states them. ALL: not stated; THE_JSON: the true length */
 enum { ALL = -1, THE_JSON = -2 };
 
 struct infer {
@@ -42,11 +40,9 @@ struct infer {
     int64_t json_bytes;
 };
 
-/* The numbers of q, k and v as float16, one tensor after the other. */
 static const uint16_t numbers[] = { 0x0000, 0x3c00, 0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x4700, 0x3c00,
                                     0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x3c00, 0x4000, 0x4200 };
 
-/* Makes a request body from its parts. The caller frees the body's bytes. */
 static struct body body_of(const struct infer *infer, const proto_limits *limits)
 {
     const size_t length = strlen(infer->json), count = length + infer->data;
@@ -94,8 +90,7 @@ static void check_refusals(const struct refusal *cases, size_t count)
 
 /* ---- Tests of tensors in shared memory --------------------------------------------------------------------------- */
 
-/* Decodes a body that names shared memory. In this test all regions of shared memory exist, and hold the bytes of the
- * inputs in the body QKV. */
+/* Decodes a body. All regions of shared memory that it names exist, and hold the bytes of the inputs in QKV. */
 static void decode_shared(struct decoded *d, const struct infer *infer, proto_shared **list, int *count,
                           proto_shared copy[8])
 {
@@ -108,8 +103,7 @@ static void decode_shared(struct decoded *d, const struct infer *infer, proto_sh
     if (d->status == ATTN_OK) d->status = proto_parser_shared(parser, list, count, &d->err);
     if (d->status == ATTN_OK) d->status = proto_parser_shared_room(parser, &d->err);
     for (int i = 0; d->status == ATTN_OK && i < *count; i++) {
-        static const size_t at[] = { 0, 8, 14 }; /* for each of q, k and v: the index in `numbers` of its first
-                                                  * number */
+        static const size_t at[] = { 0, 8, 14 };
         copy[i] = (*list)[i];
         if (!copy[i].output && copy[i].bytes > 0) memcpy(copy[i].to, numbers + at[copy[i].id], (size_t)copy[i].bytes);
     }
@@ -190,8 +184,8 @@ static void test_what_lies_in_shared_memory_is_told(void **state)
     decoded_clear(&d);
 }
 
-/* In the answer, an output in shared memory has only its name, shape and type. It has no parameters, because Triton's
- * C++ client would look in them for a size of binary data. */
+/* In the answer, an output in shared memory has no parameters, because Triton's C++ client would look in them for a
+ * size of binary data. */
 static void test_an_output_in_shared_memory_is_only_named(void **state)
 {
     (void)state;
@@ -221,8 +215,6 @@ static void test_an_output_in_shared_memory_is_only_named(void **state)
     decoded_clear(&d);
 }
 
-/* The test sends inputs in shared memory, with sizes that do not fit their shapes. The inputs are refused, and the
- * error points at the size in the body. */
 static void test_faults_of_shared_inputs_name_their_size(void **state)
 {
     (void)state;
@@ -243,8 +235,7 @@ static void test_faults_of_shared_inputs_name_their_size(void **state)
     decoded_clear(&d);
 }
 
-/* For inputs in shared memory, the parser requests memory only after the server has checked that the region of shared
- * memory exists. */
+/* The parser requests memory for inputs in shared memory only after the server has checked that the region exists. */
 static void test_memory_for_shared_inputs_is_asked_for_after_the_body(void **state)
 {
     (void)state;
@@ -273,7 +264,7 @@ static void test_a_region_is_read_from_what_clients_send(void **state)
 {
     (void)state;
     static const struct {
-        const char *body, *member, *says; /* NULL: taken */
+        const char *body, *member, *says; /* NULL: accepted */
     } cases[] = {
         { "{\"key\": \"/x\", \"offset\": 5, \"byte_size\": 64}", NULL, NULL },
         { "{\"byte_size\":64,\"offset\":5,\"key\":\"/x\"}\n", NULL, NULL },
@@ -296,7 +287,6 @@ static void test_a_region_is_read_from_what_clients_send(void **state)
         { "{\"key\":\"/x\",\"bytes_size\":64}", "/bytes_size",
           "unknown member 'bytes_size', did you mean 'byte_size'? the body must be like {\"key\": \"/name\", "
           "\"offset\": 0, \"byte_size\": 4096}" },
-        /* the scanner refuses a NUL in a string, so no key can contain one */
         { "{\"key\":\"/x\\u0000y\",\"byte_size\":64}", "", NULL },
         { "{\"key\":\"/x\"", "", NULL },
     };
@@ -324,7 +314,7 @@ static void test_a_region_of_a_gpu_is_read_from_what_clients_send(void **state)
     static const char no_handle[] =
         "raw_handle: must be {\"b64\": \"...\"}, base64 of the 64 bytes of a cudaIpcMemHandle_t";
     static const struct {
-        const char *body, *member, *says; /* NULL: taken */
+        const char *body, *member, *says; /* NULL: accepted */
     } cases[] = {
         { "{\"raw_handle\":" HANDLE ",\"device_id\":3,\"byte_size\":64}", NULL, NULL },
         { "{\"byte_size\":64, \"device_id\":3, \"raw_handle\":" HANDLE "}\n", NULL, NULL },
@@ -366,13 +356,11 @@ static void test_a_region_of_a_gpu_is_read_from_what_clients_send(void **state)
         snprintf(text, sizeof text, "%s%s", says, goes_on ? example : "");
         assert_string_equal(err.member, cases[i].member);
         assert_string_equal(err.text, text);
-        /* the handle of a GPU's memory is a secret, so it must not appear in a message */
         assert_null(strstr(err.text, "QUJD"));
     }
 }
 
-/* Inputs in the memory of a device get no host memory, and keep the address that the caller gave. The address in this
- * test points to no memory, because nothing reads it. */
+/* Inputs on a device get no host memory, and keep the address that the caller gave. */
 static void test_inputs_on_a_device_stay_there(void **state)
 {
     (void)state;
@@ -426,7 +414,7 @@ static void test_which_inputs_may_lie_on_a_device(void **state)
 
 /* ---- Tests of bodies that are accepted --------------------------------------------------------------------------- */
 
-/* Checks that a KServe body gives the same problem as the JSON body `json` for /v1. */
+/* Checks that a KServe body gives the same problem as the JSON body `json`. */
 static void check_same(const struct infer *body, const char *json)
 {
     struct decoded d = { 0 }, plain = { 0 };
@@ -480,8 +468,6 @@ static void test_numbers_and_bytes_are_the_problem_that_json_makes(void **state)
         { { &forward, BODY(QKV, ",\"parameters\":{\"timeout_ms\":30,\"timeout\":40000}"), 0, ALL },
           "{" PLAIN_QKV ",\"timeout_ms\":30," AS_ARRAY "}" },
         { { &forward, BODY(QKV, ",\"parameters\":{\"timeout\":0}"), 0, ALL }, "{" PLAIN_QKV "," AS_ARRAY "}" },
-        /* In the bodies below, inputs are bytes or numbers in any order, and indices and masks are converted. Some
-         * members are written only by KServe clients. */
         { { &forward,
             BODY("{\"name\":\"keep_mask\",\"data\":[true,false,true],\"datatype\":\"BOOL\",\"shape\":[1,1,1,3]}"
                  "," BINARY_Q "," K "," V,
@@ -574,12 +560,11 @@ static void test_bytes_that_do_not_add_up_are_refused(void **state)
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 12, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(17)) "," BINARY_K "," BINARY_V, ""), QKV_BYTES, THE_JSON },
-          /* the size of q is one byte too large, so v's data would end a byte early; the error must name q, not v */
+          /* q has one byte too much, so v would end a byte early. The error must name q, not v. */
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 17, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(15)) "," BINARY_K "," BINARY_V, ""), QKV_BYTES, THE_JSON },
-          /* the size of q is one byte too small, so one byte of the body is left over; the error must name q, not that
-           * byte */
+          /* q has one byte too little, so a byte of the body is left over. The error must name q. */
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 15, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(BINARY_Q "," INPUT("k", "[1,3,1,2]", SIZE(24)) "," BINARY_V, ""), QKV_BYTES + 12, THE_JSON },
@@ -878,8 +863,7 @@ static void test_tensors_have_a_limit_before_their_bytes_arrive(void **state)
     decoded_clear(&d);
 }
 
-/* The JSON of a KServe body has a limit of its own. The HTTP thread parses the JSON at once, because the JSON says
- * where the bytes after it go. Numbers of tensors in the JSON do not count toward the limit. */
+/* An HTTP thread parses the JSON at once, so the JSON has a limit. Numbers of tensors in it do not count. */
 static void test_the_json_has_a_limit_of_its_own(void **state)
 {
     static char json[2 * PROTO_HEADER_BYTES];
@@ -915,7 +899,7 @@ static void test_memory_grows_with_what_arrives_alone(void **state)
 
 /* ---- Tests of answers -------------------------------------------------------------------------------------------- */
 
-/* Returns the answer to a problem with the results `out` and `lse`, read in blocks of `block` bytes. */
+/* Returns the answer with the results `out` and `lse`, read in blocks of `block` bytes. */
 static char *answer_to(const struct infer *body, const void *out, const void *lse, size_t block, size_t *length,
                        size_t *head)
 {
@@ -956,7 +940,7 @@ static void test_an_answer_is_written_as_it_was_asked_for(void **state)
     static const float lse[] = { 0, 0.5f, -__builtin_inff(), __builtin_inff() };
     static const struct {
         const char *more, *head;
-        size_t bytes; /* behind it */
+        size_t bytes; /* bytes after the JSON */
     } cases[] = {
         { "",
           "{" BEGIN TIMING ",\"outputs\":[" OUT "\"data\":[1,2,3,NaN]}," LSE "\"data\":[0,0.5,-Infinity,Infinity]}]}",

@@ -1,6 +1,5 @@
-/* test_merge.c: tests of the bodies of a merge, which joins results over parts of the keys. The tests cover both ways
- * in which a body can name the parts, every message of parse_parts.c word for word, and the conversion of lse. The
- * result must be the same however a body is split. */
+/* test_merge.c: tests of the bodies of a merge, which joins results over parts of the keys: both ways to name the
+ * parts, every message of parse_parts.c, and the conversion of lse, however a body is split. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -105,8 +104,6 @@ static void test_a_bad_merge_is_named_in_the_error(void **state)
     }
 }
 
-/* There are two ways in which a request can name the results that a merge joins. Both must give the same merge, however
- * the body is split. */
 static void test_parts_have_two_spellings(void **state)
 {
     struct decoded list = { 0 }, named = { 0 };
@@ -138,7 +135,6 @@ static void test_lse_becomes_natural_and_minus_infinity_where_empty(void **state
     decoded_clear(&d);
 }
 
-/* A request with dout gets gradients. The test checks their shapes, dtypes and numbers. */
 static void test_the_answer_has_the_gradients_that_dout_asks_for(void **state)
 {
     struct decoded d = { 0 };
@@ -184,8 +180,6 @@ static void test_names_of_parts_are_exact(void **state)
     assert_string_equal(proto_tensor_name(PROTO_TENSORS - 1, true, name), "parts.63.dlse");
 }
 
-/* A body has several merges (a merge joins results over parts of the keys). If one merge is refused, its parts are
- * freed, and the other merges stay. */
 static void test_a_refused_merge_of_several_leaves_the_others(void **state)
 {
     struct decoded d = { 0 };

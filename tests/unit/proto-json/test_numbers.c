@@ -1,8 +1,6 @@
-/* test_numbers.c: tests of reading arrays of numbers from text, and of writing them to text.
- *
- * The expected values come from other sources. One is the C library's strtof and strtod, which round correctly. The
- * other is the exact decimal expansion of the midpoint between two numbers, with a digit added or removed far after
- * the point. */
+/* test_numbers.c: tests of arrays of numbers, read from text and written to text. Expected values come from the C
+ * library's strtof and strtod, which round correctly, and from exact decimal expansions of midpoints between two
+ * numbers. */
 #include "proto-json/numbers.h"
 
 #include <math.h>
@@ -17,16 +15,16 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof(a)[0])
 
-enum { MOST = 512 }; /* largest number of elements of an array in these tests */
+enum { MOST = 512 };
 
 struct result {
     numbers_status status;
     numbers_reader reader;
-    uint64_t values[MOST]; /* the values of all elements of the array, one after the other */
+    uint64_t values[MOST];
 };
 
-/* Reads a text of `count` characters. The first piece has `first` characters, and later pieces have `piece` characters
- * each. One call of numbers_read() may write at most `room` elements. */
+/* Reads a text in pieces of `first` and then of `piece` characters. Each call of numbers_read() may write `room`
+ * elements. */
 static void read_in_pieces(const char *text, size_t count, numbers_type type, size_t first, size_t piece, size_t room,
                            struct result *result)
 {
@@ -36,7 +34,7 @@ static void read_in_pieces(const char *text, size_t count, numbers_type type, si
     result->status = NUMBERS_MORE;
     for (size_t at = 0, now = first; at < count || now == first; at += now, now = piece) {
         if (now > count - at) now = count - at;
-        /* a block of exactly this many bytes, so that a sanitizer sees a read beyond it */
+        /* The block has its exact size, so that a sanitizer sees a read beyond it. */
         char *exact = malloc(now + 1);
         memcpy(exact, text + at, now);
         char *shrunk = realloc(exact, now ? now : 1);
@@ -72,7 +70,6 @@ static uint32_t code_at(const struct result *r, size_t index)
     return code;
 }
 
-/* Reads the text of one number. Returns false if the reader refuses the text. */
 static bool read_one(const char *number, numbers_type type, uint32_t *code)
 {
     char text[2048];
@@ -85,7 +82,7 @@ static bool read_one(const char *number, numbers_type type, uint32_t *code)
 }
 
 static uint64_t random_state = 88172645463325252u;
-static uint64_t next_random(void) /* a random number generator (xorshift64) that gives the same numbers in every run */
+static uint64_t next_random(void) /* xorshift64 */
 {
     random_state ^= random_state << 13;
     random_state ^= random_state >> 7;
@@ -176,7 +173,7 @@ static const struct refusal refusals[] = {
     { NUMBERS_F32, "[[[1],[2]],[[3],[4],[5]]]", 20, TOO_LONG },
     { NUMBERS_F32, "[[[1],[2]],[[3],[4,5]]]", 19, TOO_LONG },
     { NUMBERS_F32, "[[[[[1]]]]]", 4, "arrays are nested deeper than 4" },
-    /* The number is out of range. The reported offset must be that of its first character. */
+    /* The number is out of range, and the reported offset is that of its first character. */
     { NUMBERS_F32, "[0, 3.4028236e38]", 4, OUT_OF("float32") INFINITE },
     { NUMBERS_F32, "[-1e39]", 1, OUT_OF("float32") INFINITE },
     { NUMBERS_F32, "[1e999999999999999999999]", 1, OUT_OF("float32") INFINITE },
@@ -293,7 +290,7 @@ static void test_without_room_nothing_is_lost(void **state)
     assert_int_equal(numbers_read(&r, text + 1, 6, out, 1, &taken, &written), NUMBERS_FULL);
     assert_int_equal(taken, 3);
     assert_int_equal(written, 1);
-    /* the number 20 arrives in two pieces; when the second piece comes, there is no room to store the number */
+    /* The number 20 is complete only with the second piece, when there is no room for it. */
     assert_int_equal(numbers_read(&r, "2", 1, out + 1, 1, &taken, &written), NUMBERS_MORE);
     assert_int_equal(numbers_read(&r, "0]", 2, out + 1, 0, &taken, &written), NUMBERS_FULL);
     assert_int_equal(taken, 1);
@@ -306,7 +303,7 @@ static void test_without_room_nothing_is_lost(void **state)
 static void test_a_long_array_needs_no_memory_of_its_own(void **state)
 {
     (void)state;
-    enum { PIECE = 65536, PIECES = 512 }; /* 32 MiB of text: "0," again and again */
+    enum { PIECE = 65536, PIECES = 512 };
     static char piece[PIECE];
     static uint16_t out[PIECE / 2 + 1];
     for (size_t i = 0; i < PIECE; i++) piece[i] = i % 2 ? ',' : '0';
@@ -366,7 +363,6 @@ static void test_integers_are_exact_to_their_ends(void **state)
 
 /* ---- Tests of the values that are read --------------------------------------------------------------------------- */
 
-/* The formats with fewer than 32 bits, defined independently of the code under test. */
 static const struct narrow_format {
     numbers_type type;
     int fraction_bits, bias;
@@ -385,16 +381,14 @@ static double value_of(const struct narrow_format *f, uint32_t code)
     return ldexp(fraction + (1 << f->fraction_bits), exponent - f->bias - f->fraction_bits);
 }
 
-/* Writes a number just below x > 0 as text: the exact decimal expansion of x with its last digit decremented, and then
- * nines. */
+/* Writes a number just below x > 0: the decimal expansion of x with its last digit decremented, and then nines. */
 static void text_below(double x, char *text, size_t size)
 {
-    snprintf(text, size, "%.220f", x); /* 2^-150 has 150 digits after the point, so all digits of x fit */
+    snprintf(text, size, "%.220f", x);
     char *last = text + strlen(text) - 1;
     for (; *last == '0' || *last == '.'; last--)
         if (*last == '0') *last = '9';
     --*last;
-    /* removes the leading zero that remains when a digit was borrowed, as in 099.9 from 100 */
     if (text[0] == '0' && text[1] != '.') memmove(text, text + 1, strlen(text));
 }
 
@@ -410,8 +404,6 @@ static void check_code(const char *text, numbers_type type, bool fits, uint32_t 
     if (got != fits || (fits && code != want))
         fail_msg("type %d: %s is %#x (%d), expected %#x (%d)", type, text, code, got, want, fits);
 
-    /* The number is read a second time in another way: as a double while the dtype is unknown, and then converted to
-     * the dtype. */
     char array[1024];
     struct result r;
     uint64_t element;
@@ -439,8 +431,7 @@ static void test_midpoints_of_narrow_formats_round_right(void **state)
              code = code < f->largest && code + stride > f->largest ? f->largest : code + stride) {
             char text[512];
             double middle = (value_of(f, code) + value_of(f, code + 1)) / 2;
-            /* true if the next code is a finite number; if it is not, the reader must refuse the midpoint and numbers
-             * above it */
+            /* If the next code is infinite, numbers from the midpoint on must be refused. */
             bool fits = code < f->largest;
             snprintf(text, sizeof text, "%.220f", middle);
             check_code(text, f->type, fits || code % 2 == 0, code % 2 ? code + 1 : code);
@@ -472,7 +463,6 @@ static void test_midpoints_of_float32_round_right(void **state)
         check_code(text, NUMBERS_F32, true, code);
         text_above(middle, text, sizeof text);
         check_code(text, NUMBERS_F32, fits, code + 1);
-        /* ten digits of the midpoint between two neighbouring float32 numbers */
         snprintf(text, sizeof text, "%.9e", middle);
         float want = strtof(text, NULL);
         memcpy(&code, &want, 4);
@@ -507,10 +497,10 @@ static void test_bare_words_are_read_where_they_are_let(void **state)
 {
     (void)state;
     static const struct {
-        /* becomes: the type to which the numbers are converted, after they were read without a type */
+        /* becomes: the type to which numbers without a type are converted */
         numbers_type type, becomes;
         const char *text, *error;
-        uint32_t want; /* the bit pattern that the array's second element must have */
+        uint32_t want; /* bit pattern of the second element */
     } cases[] = {
         { NUMBERS_F32, NUMBERS_F32, "[1,NaN]", NULL, 0x7FC00000 },
         { NUMBERS_F32, NUMBERS_F32, "[1, Infinity ]", NULL, 0x7F800000 },
@@ -642,7 +632,8 @@ static void test_untyped_numbers_become_what_a_typed_reader_makes_of_them(void *
 
 /* ---- Tests of writing numbers ------------------------------------------------------------------------------------ */
 
-/* Writes values as a JSON array. `text` needs room for count * (NUMBERS_TEXT_MAX + 1) + 2 bytes. Returns the length. */
+/* Writes values as a JSON array, and returns its length. `text` needs room for count * (NUMBERS_TEXT_MAX + 1) + 2
+ * bytes. */
 static size_t put_array(attn_dtype dtype, const void *values, size_t count, char *text)
 {
     char *end = text;

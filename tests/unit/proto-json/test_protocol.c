@@ -1,5 +1,5 @@
-/* test_protocol.c: tests that PROTOCOL.md is true. Every request in the document is decoded (whole, and split at every
- * byte) and computed by the reference backend. The answer must be the one in the document. */
+/* test_protocol.c: tests that PROTOCOL.md is true. Every request in it is decoded (whole, and split at every byte) and
+ * computed by the reference backend, and must give the answer in it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 #include "codec.h"
 #include "proto-json/base64.h"
 
-#define PROTOCOL "proto-json/PROTOCOL.md" /* a path from the top folder of the repository, because tests run there */
+#define PROTOCOL "proto-json/PROTOCOL.md" /* tests run in the repository's top folder */
 
 /* A fenced block of the document: the words after ```json, and the text. The struct owns both. */
 struct block {
@@ -50,11 +50,10 @@ static int read_blocks(struct block blocks[MAX_BLOCKS])
     return count;
 }
 
-/* Returns a safetensors file from its form in PROTOCOL.md: the header, and on the last line the data in base64. The
- * caller frees the file. */
+/* Returns a safetensors file from its form in PROTOCOL.md: the header, and on the last line the data in base64. */
 static char *file_of(const char *text, size_t *bytes)
 {
-    const char *const end = text + strlen(text) - 1; /* the line break that ends the text */
+    const char *const end = text + strlen(text) - 1;
     const char *line = end;
     while (line[-1] != '\n') line--;
     const size_t header = (size_t)(line - text);
@@ -78,7 +77,7 @@ static size_t header_of(const char *file)
     return header;
 }
 
-/* Returns the header of a safetensors file as JSON, with the file's data as a base64 member. */
+/* Returns the header of a safetensors file as JSON, with the data as a base64 member. */
 static cJSON *parse_file(const char *file, size_t bytes)
 {
     char data[1024] = { 0 };
@@ -90,8 +89,7 @@ static cJSON *parse_file(const char *file, size_t bytes)
     return json;
 }
 
-/* Compares the results that a request for a check contains with exact ones, as the server does. Returns the report of
- * the differences. */
+/* Compares the results that a client wants to check with exact ones, as the server does. */
 static judge_result *report_of(const proto_item *item)
 {
     judge_result *const report = malloc(sizeof *report);
@@ -106,7 +104,7 @@ static judge_result *report_of(const proto_item *item)
     return report;
 }
 
-/* Computes the problems of a decoded request. Returns the answer, which the caller frees. */
+/* Computes the problems of a request. The caller frees the answer. */
 static char *answer(struct decoded *d, int *http, size_t *length)
 {
     attn_device *device;
@@ -153,8 +151,8 @@ static char *answer(struct decoded *d, int *http, size_t *length)
     assert_int_equal(attn_stream_wait(stream, &err), ATTN_OK);
     assert_int_equal(proto_encoder_new(d->call, results, "0001", &encoder, &err), ATTN_OK);
     *length = (size_t)proto_encoder_length(encoder);
-    /* KServe's answer is JSON with bytes after it. With 8 bytes before it that hold the length of the JSON, it becomes
-     * a safetensors file, which parse_file() reads. */
+    /* KServe's answer has the form of a safetensors file if the length of its JSON is put before it. parse_file() then
+     * reads it. */
     const size_t head = (size_t)proto_encoder_head_bytes(encoder), front = d->call->model && head < *length ? 8 : 0;
     text = calloc(1, front + *length + 1);
     assert_non_null(text);
@@ -174,7 +172,7 @@ static char *answer(struct decoded *d, int *http, size_t *length)
     return text;
 }
 
-/* Removes a member whose value differs in every run. The member must exist. */
+/* Removes a member whose value differs in every run. */
 static void drop(cJSON *object, const char *name)
 {
     if (!cJSON_GetObjectItemCaseSensitive(object, name)) print_error("%s is missing\n", name);
@@ -189,7 +187,7 @@ static void normalise(cJSON *json)
     cJSON *parameters = cJSON_GetObjectItemCaseSensitive(json, "parameters");
     cJSON *errors = cJSON_GetObjectItemCaseSensitive(json, "errors");
     cJSON *explanations = cJSON_GetObjectItemCaseSensitive(json, "explanations");
-    /* the members `explained` and `limit` depend on how the processor rounds, so they are not compared */
+    /* The members `explained` and `limit` depend on how the processor rounds. */
     cJSON_ArrayForEach(one, errors) drop(one, "explained"), drop(one, "limit");
     cJSON_ArrayForEach(one, explanations) drop(one, "error_if_so");
     if (metadata || parameters) {
@@ -275,13 +273,11 @@ static void test_every_example_of_the_protocol_is_true(void **state)
         free(must);
         free(body);
     }
-    /* PROTOCOL.md has 8 requests and 7 answers; if the test found fewer, it missed some */
     assert_true(requests >= 8 && answers >= 7);
     assert_int_equal(wrong, 0);
     for (int i = 0; i < count; i++) free(blocks[i].mark), free(blocks[i].text);
 }
 
-/* The tables of PROTOCOL.md must name every option and every tensor. */
 static void test_the_protocol_names_every_member(void **state)
 {
     FILE *f = fopen(PROTOCOL, "r");
@@ -303,7 +299,7 @@ static void test_the_protocol_names_every_member(void **state)
         snprintf(name, sizeof name, "`%s`", attn_tensors[id].name);
         if (!proto_takes_tensor(ATTN_OP_BACKWARD, (attn_tensor_id)id) &&
             (proto_operations[ATTN_OP_BACKWARD].usual >> id & 1))
-            continue; /* PROTOCOL.md names dq, dk and dv in a list, not in the table */
+            continue; /* PROTOCOL.md names dq, dk and dv in a list */
         if (!strstr(text, name)) fail_msg("%s does not name %s", PROTOCOL, attn_tensors[id].name);
     }
     for (int e = 0; e < PROTO_ERROR_COUNT; e++) {

@@ -1,6 +1,5 @@
 /* test_safetensors.c: tests of bodies and answers that are safetensors files. Each body must give the same problem as a
- * JSON body with the same members. Every refusal is compared word for word, and the result must be the same however a
- * body is split. */
+ * JSON body with the same members, however it is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +14,7 @@
 #define FORWARD  ATTN_OP_FORWARD
 #define BACKWARD ATTN_OP_BACKWARD
 
-/* Small valid tensors with B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1; they have 34 bytes of data. */
+/* Small valid tensors with B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1, in 34 bytes of data. */
 #define TENSOR(name, dtype, shape, begin, end) \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" #begin "," #end "]}"
 #define Q   TENSOR("q", "F16", "[1,2,2,2]", 0, 16)
@@ -24,13 +23,12 @@
 #define QKV Q "," K "," V
 enum { QKV_BYTES = 34 };
 
-/* Returns byte i of the files' data, which are small float16 numbers. */
 static uint8_t data_byte(size_t i)
 {
     return (uint8_t)(i % 2 ? 0x30 + i % 7 : i * 5);
 }
 
-/* Returns a safetensors file with the header `header` and `data` bytes of data. The caller frees it. */
+/* Returns a safetensors file with this header and `data` bytes of data. The caller frees it. */
 static uint8_t *file_of(const char *header, size_t data, size_t *bytes)
 {
     const size_t length = strlen(header);
@@ -43,7 +41,7 @@ static uint8_t *file_of(const char *header, size_t data, size_t *bytes)
     return body;
 }
 
-/* Writes a tensor as a JSON member. The tensor's data are bytes `begin` to `end` - 1 of the files' data. */
+/* Writes a tensor as JSON. Its data are the bytes `begin` to `end` - 1 of the files' data. */
 static void put_json(FILE *f, const char *name, const char *dtype, const char *shape, size_t begin, size_t end)
 {
     uint8_t data[64];
@@ -73,7 +71,7 @@ static void decode_split(struct decoded *d, attn_op op, const void *bytes, size_
 
 /* ---- Tests of bodies that are accepted --------------------------------------------------------------------------- */
 
-/* Checks that a file with the header `header` gives the same problem as JSON with q, k, v and `members`. */
+/* Checks that a file with this header gives the same problem as JSON with q, k, v and `members`. */
 static void check_same(attn_op op, const char *header, const char *members)
 {
     struct decoded d = { 0 }, json = { 0 };
@@ -110,12 +108,11 @@ static void test_a_file_is_the_same_problem_as_json(void **state)
 {
     (void)state;
     check_same(FORWARD, "{" QKV "}", "");
-    /* tensors may have another order in the header than their data have in the file */
+    /* The header may name tensors in any order. */
     check_same(FORWARD, "{" V "," Q "," K "}", "");
-    /* a client may pad the header with spaces, as the package `safetensors` does */
+    /* The package `safetensors` pads headers with spaces. */
     check_same(FORWARD, "{" QKV "}     ", "");
     check_same(FORWARD, "{\"__metadata__\":{}," QKV "}", "");
-    /* each of a dtype's names is accepted */
     check_same(FORWARD,
                "{\"q\":{\"data_offsets\":[0,16],\"shape\":[1,2,2,2],\"dtype\":\"float16\"}," K ","
                "\"v\":{\"dtype\":\"fp16\",\"data_offsets\":[28,34],\"shape\":[1,3,1,1]}}",
@@ -178,8 +175,7 @@ static void test_what_describes_a_file_is_passed_over(void **state)
     }
 }
 
-/* Sends the member under each of its names, with a value that is wrong for every member. The parser's refusal shows
- * that the parser knows the member. */
+/* Sends the member under each of its names, with a wrong value. A parser that knows the member refuses the value. */
 static void check_member_is_read(attn_op op, const char *name)
 {
     struct decoded d = { 0 };
@@ -224,8 +220,8 @@ static void test_a_context_of_digits_is_a_word(void **state)
     }
 }
 
-/* The parser must place every tensor at an address that is a multiple of 64, even if the tensor before it has 4 or 5
- * bytes or none. decoded_text() ends the program if a tensor lies elsewhere. */
+/* Even after a tensor of 4 or 5 bytes or none, the next one is at a multiple of 64. Otherwise decoded_text() ends the
+ * program. */
 static void test_every_tensor_gets_a_boundary_of_its_own(void **state)
 {
     static const char header[] = "{" TENSOR("q", "F32", "[1,1,1,1]", 5, 9) "," TENSOR(
@@ -343,7 +339,6 @@ static void test_offsets_that_cannot_be(void **state)
           "the body goes on behind its last tensor, which ends at byte 225: 8, the header's 183, and 34 of data" },
         { FORWARD, "{}", 1, "",
           "the body goes on behind its last tensor, which ends at byte 10: 8, the header's 2, and 0 of data" },
-        /* the number of bytes does not match dtype and shape */
         { FORWARD, "{" TENSOR("q", "F32", "[1,2,2,2]", 0, 16) "," K "," V "}", 34, "/q/data",
           "q: data has 16 bytes, shape [1, 2, 2, 2] of float32 needs 32; 16 would be right for float16: is that the "
           "array's dtype?" },
@@ -424,8 +419,7 @@ static void test_options_that_cannot_be(void **state)
         { FORWARD, METADATA("\"verify\":\"every\""), 34, "/verify",
           "verify: is 'every', must be an integer from 0 to 2^53, the number of rows, or \"all\"" },
         { FORWARD, METADATA("\"casual\":\"true\""), 34, "/casual", "unknown member 'casual', did you mean 'causal'?" },
-        /* The parser ignores names that describe a file, such as "format". It must refuse the names below, which
-         * only look similar. */
+        /* The parser ignores names that describe a file, such as "format", but not these similar ones. */
         { FORWARD, METADATA("\"formats\":\"pt\""), 34, "/formats",
           "unknown member 'formats' (/docs lists the members of forward)" },
         { FORWARD, METADATA("\"Format\":\"pt\""), 34, "/Format",
@@ -446,7 +440,6 @@ static void test_options_that_cannot_be(void **state)
     check_refusals(cases, ARRAY_SIZE(cases), NULL, ATTN_INVALID);
 }
 
-/* Tests bodies that end within their header, or that begin with an invalid length of the header. */
 static void test_beginnings_that_cannot_be(void **state)
 {
     static const struct {
@@ -521,15 +514,14 @@ static void test_limits(void **state)
     limits.members = 2;
     check_refusals(&members, 1, &limits, ATTN_INVALID);
     limits = (proto_limits)PROTO_LIMITS_DEFAULT;
-    limits.values = 38; /* the header has 33 JSON values, so five are left for the strings of __metadata__ */
+    limits.values = 38; /* The header has 33 values, so __metadata__ may have five. */
     check_refusals(&values, 1, &limits, ATTN_TOO_LARGE);
     check_refusals(&fine, 1, &limits, ATTN_INVALID);
     limits.values = 4;
     check_refusals(&many, 1, &limits, ATTN_TOO_LARGE);
 }
 
-/* Memory for the data of a file grows with the bytes that have arrived. If the server has no more memory for the data,
- * the client gets this error. */
+/* The parser requests memory as bytes arrive, and not at once. */
 static void test_memory(void **state)
 {
     static const char header[] = "{" TENSOR("q", "F32", "[1,4000,1,1]", 0, 16000) "," TENSOR(
@@ -547,7 +539,7 @@ static void test_memory(void **state)
     decoded_clear(&d);
 
     d.memory.limit = 20000;
-    /* the first piece has 30 bytes and ends inside the header, so the parser needs memory only with the second piece */
+    /* The first piece ends inside the header, so it needs no memory. */
     decode_split(&d, FORWARD, body, 30);
     assert_int_equal(d.memory.growths, 0);
     decoded_clear(&d);
@@ -568,7 +560,6 @@ static void test_memory(void **state)
 
 /* ---- Tests of answers -------------------------------------------------------------------------------------------- */
 
-/* Returns the whole answer, read in blocks of `block` bytes. The caller frees it. */
 static uint8_t *answer_of(const proto_call *call, const proto_result *result, size_t block, size_t *length)
 {
     proto_encoder *e = NULL;
@@ -610,7 +601,6 @@ static void test_an_answer(void **state)
         "\"out\":{\"dtype\":\"BF16\",\"shape\":[1,3,1,1],\"data_offsets\":[12,18]}}";
     uint16_t out[] = { 0x3f80, 0x4000, 0xff80 };
     float lse[] = { 1.0f, 2.0f, 0.5f };
-    /* `encoding` has no effect on a safetensors answer */
     proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = PROTO_ARRAY };
     const proto_call call = { .answer = &proto_safetensors, .count = 1, .items = &item };
     proto_result result = { .backend = "cpu avx2", .context = "c-1", .verified = true };
@@ -652,7 +642,6 @@ static void test_an_answer_without_elements(void **state)
     free(text);
 }
 
-/* An answer can be sent back as a body: out and lse of a forward are valid inputs of a backward. */
 static void test_an_answer_is_a_body(void **state)
 {
     float out[] = { 1, 2, 3, 4 }, lse[] = { 5, 6 };
@@ -665,8 +654,6 @@ static void test_an_answer_is_a_body(void **state)
     give(&item, ATTN_T_out, out, ATTN_F32, 4, (const int64_t[]){ 1, 2, 1, 2 });
     give(&item, ATTN_T_lse, lse, ATTN_F32, 3, (const int64_t[]){ 1, 1, 2 });
     uint8_t *text = answer_of(&call, &result, 1000, &length);
-    /* An answer has members that no request may have, such as its timings. The parser refuses the first of these,
-     * and accepts everything before it. */
     decode_file(&d, BACKWARD, text, length);
     assert_int_equal(d.status, ATTN_INVALID);
     assert_string_equal(d.err.text, "unknown member 'backend'; leave it out, the server decides");

@@ -1,5 +1,5 @@
-/* test_scan.c: tests which texts are JSON, byte by byte, and which JSON remains after the scanner has extracted values.
- * The result must be the same however a body is split. */
+/* test_scan.c: tests which texts are JSON, and which JSON remains after the scanner has extracted values, however a
+ * body is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,7 +34,7 @@ static void scan_begin(struct scanned *r, const proto_limits *limits)
     assert_non_null(r->s);
 }
 
-/* Scans one piece of a body, copied to memory of exactly its size. Does nothing after an error. */
+/* Scans one piece, from memory of exactly its size. */
 static void scan_piece(struct scanned *r, const char *bytes, size_t count)
 {
     char *copy = malloc(count ? count : 1);
@@ -49,7 +49,6 @@ static void scan_end(struct scanned *r)
     if (r->status == ATTN_OK) r->status = scan_finish(r->s, &r->err);
 }
 
-/* Scans the body in three pieces: [0, first), [first, second), [second, bytes). */
 static void scan_split(struct scanned *r, const proto_limits *limits, const char *body, size_t bytes, size_t first,
                        size_t second)
 {
@@ -67,8 +66,8 @@ static void scan_bytes(struct scanned *r, const char *body, size_t bytes)
     scan_end(r);
 }
 
-/* Returns a result of the scanner as text: status, message, remaining JSON, extracted values with their bytes. The
- * caller frees the text. */
+/* Returns a scanner's result as text: status, message, remaining JSON, extracted values with their bytes. The caller
+ * frees it. */
 static char *scanned_text(const struct scanned *r)
 {
     char *text = NULL;
@@ -115,7 +114,7 @@ static char *scanned_text(const struct scanned *r)
     return text;
 }
 
-/* number of bodies with a wrong result so far: a test goes through its whole table before it fails */
+/* number of wrong results; a test goes through its whole table before it fails */
 static int differences;
 
 static int no_differences(void **state)
@@ -126,8 +125,7 @@ static int no_differences(void **state)
     return found ? -1 : 0;
 }
 
-/* Checks that scanning the body gives the result `says`, whether the body is scanned whole, byte by byte, or split in
- * two at any position. */
+/* Checks that scanning the body gives `says`, whether whole, byte by byte, or split in two at any position. */
 static void check_at(const char *file, int line, const char *body, size_t bytes, const char *says)
 {
     bool same = true;
@@ -155,8 +153,6 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
     static const struct {
         const char *body, *says;
     } cases[] = {
-        /* bodies that are not JSON: truncated text, text after the end, a byte order mark, comments, literals that
-         * JSON does not have, superfluous commas */
         { "", "the body is empty, expected a JSON object with q, k and v" },
         { " \n", "the body is empty, expected a JSON object with q, k and v" },
         { "{", "not JSON: the body ends after 1 bytes, before the value is complete (was it cut off?)" },
@@ -216,7 +212,7 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
         { "[1.5.5]", "not JSON at byte 4: expected ',' or ']', found '.'" },
         { "[0x10]", "not JSON at byte 2: expected ',' or ']', found 'x'" },
         { "1.", "not JSON: the body ends after 2 bytes, before the value is complete (was it cut off?)" },
-        /* strings: J6 */
+        /* strings */
         { "[\"a\nb\"]", "not JSON at byte 3: control character 0x0a inside a string" },
         { "[\"\t\"]", "not JSON at byte 2: control character 0x09 inside a string" },
         { "[\"\\u0000\"]", "byte 7: \\u0000 is not accepted (bytes are sent in base64)" },
@@ -235,8 +231,7 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
         { "[\"\xf4\x90\x80\x80\"]", "byte 3: invalid UTF-8" }, /* past U+10FFFF */
         { "[\"\xe2\x82\"]", "byte 4: invalid UTF-8" },         /* cut short */
         { "[\"\xc3\"]", "byte 3: invalid UTF-8" },
-        /* errors inside extracted values (strings and arrays that the scanner takes out of the JSON), and text behind
-         * an error */
+        /* The error is inside an extracted string or array, or text follows it. */
         { "{\"data\":\"AA\nAA\"}",
           "not JSON at byte 11: control character 0x0a inside a string (a line break in base64? "
           "`base64 -w0` writes none)" },
@@ -301,10 +296,10 @@ static void test_every_limit_holds(void **state)
     } cases[] = {
         { "", "[", 32, "]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]", ATTN_OK, "" },
         { "", "[", 33, "", ATTN_INVALID, TOO_DEEP },
-        { "", "[", 1000000, "", ATTN_INVALID, TOO_DEEP }, /* J2 */
+        { "", "[", 1000000, "", ATTN_INVALID, TOO_DEEP },
         { "{", "\"\":0,", 63, "\"a\":0}", ATTN_OK, "" },
         { "{", "\"\":0,", 64, "\"a\":0}", ATTN_INVALID, TOO_WIDE },
-        { "{", "\"\":0,", 100000, "\"a\":0}", ATTN_INVALID, TOO_WIDE }, /* J7 */
+        { "{", "\"\":0,", 100000, "\"a\":0}", ATTN_INVALID, TOO_WIDE },
         { "{\"a\":\"", "x", 2000000, "\"}", ATTN_TOO_LARGE, TOO_MUCH },
         { "[", "0,", 140000, "0]", ATTN_TOO_LARGE, NO_TENSORS },
         { "{\"data\":\"", "AAAA", 33, "\"}", ATTN_OK, "" },
@@ -349,7 +344,7 @@ enum { LARGE_ARRAY = 1 << 20 };
 enum { LARGE_ARRAY = 16 << 20 };
 #endif
 
-/* An array of 32 MiB of text takes memory for its decoded elements only. Its text is not kept. */
+/* The text of an array must take no memory, only its elements. */
 static void test_a_large_array_costs_its_elements(void **state)
 {
     struct scanned r = { 0 };
@@ -388,7 +383,7 @@ static void test_the_skeleton_keeps_everything_but_data(void **state)
           "[\"s\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00e9\\ud83d\\ude00\"]");
     check("[\"\x7f \xc3\xa9 \xe2\x82\xac \xef\xbf\xbf \xf0\x9f\x98\x80 \xf4\x8f\xbf\xbf\"]",
           "[\"s\x7f \xc3\xa9 \xe2\x82\xac \xef\xbf\xbf \xf0\x9f\x98\x80 \xf4\x8f\xbf\xbf\"]");
-    /* the first and the last character of each length of UTF-8, and the characters next to the surrogates */
+    /* The first and last character of each length of UTF-8, and those next to the surrogates, are valid. */
     check("[\"\xc2\x80\xdf\xbf \xe0\xa0\x80\xe0\xbf\xbf\xe1\x80\x80\xec\xbf\xbf \xed\x80\x80\xed\x9f\xbf \xee\x80\x80 "
           "\xf0\x90\x80\x80\xf3\x80\x80\x80\xf4\x80\x80\x80\"]",
           "[\"s\xc2\x80\xdf\xbf \xe0\xa0\x80\xe0\xbf\xbf\xe1\x80\x80\xec\xbf\xbf \xed\x80\x80\xed\x9f\xbf \xee\x80\x80 "
@@ -407,14 +402,12 @@ static void test_data_is_lifted_whatever_surrounds_it(void **state)
     check("{\"data\":\"AAE=\",\"x\":\"y\"}", "{\"data\":0,\"x\":\"sy\"}\n0 @0 0001");
     check("[{\"data\":\"AA==\"},{\"data\":\"AQ==\"},\"AA==\"]",
           "[{\"data\":0},{\"data\":1},\"sAA==\"]\n0 @0 00\n1 @64 01");
-    /* JSON escapes within base64, and within the name "data" */
     check("{\"data\":\"\\/\\/\\u002b\\u002B\"}", "{\"data\":0}\n0 @0 ffffbe");
     check("{\"data\":\"\\/A\\/\\/\\/\\/A\\/\\/\\/\\/\\/AA==\"}", "{\"data\":0}\n0 @0 fc0ffffff03fffffff00");
     check("{\"data\":\"AA==\\/\"}", "{\"data\":0}\n0 base64 4, byte 14: nothing may follow the padding");
     check("{\"data\":\"A\\u0041\\u003d=\"}", "{\"data\":0}\n0 @0 00");
     check("{\"\\u0064at\\u0061\":\"AAEC\"}", "{\"\\u0064at\\u0061\":0}\n0 @0 000102");
-    /* values of members with names similar to "data" are not extracted, nor are values that are neither string nor
-     * array */
+    /* Only members that are named "data", and are strings or arrays, are extracted. */
     check("{\"dat\":\"AA\",\"dataa\":\"AA\",\"DATA\":\"AA\",\"d\":\"data\"}",
           "{\"dat\":\"sAA\",\"dataa\":\"sAA\",\"DATA\":\"sAA\",\"d\":\"sdata\"}");
     check("{\"data\":5,\"a\":{\"data\":null},\"b\":{\"data\":{\"data\":\"AAEC\"}}}",
@@ -452,14 +445,13 @@ static void test_a_fault_in_base64_is_noted_and_the_rest_is_read(void **state)
     check("{\"data\":\"AA=A\"}", "{\"data\":0}\n0 base64 3, byte 12: a second '=' must follow the first");
     check("{\"data\":\"AB==\"}",
           "{\"data\":0}\n0 base64 2, byte 11: padding after a character whose unused bits are not zero");
-    /* the scanner must store the next value at the address of the refused value */
+    /* The next value is stored at the refused value's address. */
     check("[{\"data\":\"AAEC*\"},{\"data\":\"AQ==\"}]",
           "[{\"data\":0},{\"data\":1}]\n0 base64 4, byte 14: not a character of the base64 alphabet (RFC 4648 section "
           "4)\n1 @0 01");
 }
 
-/* Text that is a data URI, hexadecimal or the like instead of base64 is refused with an error that names its form. To
- * recognise the form, the scanner needs the beginning of the text, which may have come in an earlier piece. */
+/* The scanner must recognise a form such as hexadecimal even if the beginning of the text came in an earlier piece. */
 static void test_text_that_is_written_otherwise_is_recognised(void **state)
 {
     static const struct {
@@ -479,8 +471,8 @@ static void test_text_that_is_written_otherwise_is_recognised(void **state)
         { "AA%3D", "base64 2, byte 11: percent-encoding; send base64 as it is" },
         { "AA==\\n", "base64 4, byte 14: a line break; `base64 -w0` and base64.b64encode() write none" },
         { "AAAA\\r\\nAAAA", "base64 4, byte 14: a line break; `base64 -w0` and base64.b64encode() write none" },
-        /* Hexadecimal text whose length is a multiple of four is also valid base64, so the scanner accepts it. parse.c,
-         * which knows the tensor's shape, refuses it because its length is wrong. */
+        /* Hexadecimal of this length is also base64. parse.c later refuses it, because its length does not fit the
+         * shape. */
         { "00000000803f", "@0 d34d34d34d34f34ddf" },
         { "0x0000803f0000004", "ends after 17: this is hexadecimal, base64 is wanted: "
                                "base64.b64encode(x.tobytes()).decode()" },
@@ -506,8 +498,8 @@ static void test_arrays_are_read_in_their_dtype(void **state)
           "{\"dtype\":\"sint32\",\"data\":0}\n0 int32 2 [2,1] @0 ffffffff02000000");
     check("{\"dtype\":\"bfloat16\",\"data\":[\"NaN\",\"Infinity\",\"-Infinity\",-0]}",
           "{\"dtype\":\"sbfloat16\",\"data\":0}\n0 bfloat16 4 [4] @0 c07f807f80ff0080");
-    /* The dtype may come after the data, and the result must be the same. The text must be rounded only once: with a
-     * second rounding, 1.0009765625 + 2^-11 would become another float16. */
+    /* The dtype may come after the data. The text is rounded only once: a second rounding would give another
+     * float16. */
     check("{\"data\":[1,2.5],\"dtype\":\"float16\",\"c\":0}",
           "{\"data\":0,\"dtype\":\"sfloat16\",\"c\":\"n0\"}\n0 float16 2 [2] @0 003c0041");
     check("{\"data\":[1.00048828125000000000001],\"dtype\":\"float16\"}",
@@ -519,7 +511,6 @@ static void test_arrays_are_read_in_their_dtype(void **state)
     check("[{\"data\":[1,2,3],\"dtype\":\"uint8\"},{\"dtype\":\"uint8\",\"data\":[4]}]",
           "[{\"data\":0,\"dtype\":\"suint8\"},{\"dtype\":\"suint8\",\"data\":1}]\n0 uint8 3 [3] @0 010203\n1 uint8 1 "
           "[1] @64 04");
-    /* the dtype is missing or unknown, so the numbers stay doubles */
     check("{\"data\":[1]}", "{\"data\":0}\n0 untyped 1 [1] @0 000000000000f03f");
     check("{\"data\":[1],\"dtype\":\"float17\"}",
           "{\"data\":0,\"dtype\":\"sfloat17\"}\n0 untyped 1 [1] @0 000000000000f03f");

@@ -1,6 +1,5 @@
 /* test_suggestions.c: sends each word of proto-json/suggestions.c (names that clients write by mistake) in a body. The
- * test fails if the server knows a member, a dtype or a choice of that name. It also fails if a word is in two rows,
- * because the second row would never be used. */
+ * server must not know a member, a dtype or a choice of that name, and no word may be in two rows. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +10,7 @@
 #include "codec.h"
 #include "proto-json/suggestions.h"
 
-/* Returns the operation with the name `place`; PROTO_OP_COUNT: there is none. */
+/* Returns the operation with the name `place`, or PROTO_OP_COUNT if there is none. */
 static proto_op op_named(const char *place)
 {
     proto_op op = 0;
@@ -19,8 +18,7 @@ static proto_op op_named(const char *place)
     return op;
 }
 
-/* Writes a body with the member or word `word` at `place`. `place` is a certain part of a body, or the body of a
- * certain operation. */
+/* Writes a body with the member `word` at `place`, an operation or a part of a body. */
 static void body_of(const char *place, const char *word, char *body, size_t capacity)
 {
     static const struct {
@@ -52,7 +50,6 @@ static void body_of(const char *place, const char *word, char *body, size_t capa
     fail_msg("no body for '%s'", place);
 }
 
-/* Decodes a KServe request that must be refused, and fills in the error. */
 static void refuse_kserve(const char *body, attn_error *err)
 {
     static const proto_model model = { .name = "attention_forward", .op = (proto_op)ATTN_OP_FORWARD };
@@ -66,7 +63,6 @@ static void refuse_kserve(const char *body, attn_error *err)
     decoded_clear(&d);
 }
 
-/* Lets the parser of the operation or format `place` refuse the body, and gets the error. */
 static void refuse(const char *place, const char *body, attn_error *err)
 {
     const proto_op op = op_named(place);
@@ -94,8 +90,6 @@ static void check_word(const struct suggestion *suggestion, const char *place, c
     char body[256], end[256];
     body_of(place, word, body, sizeof body);
     refuse(place, body, &err);
-    /* A suggestion must not repeat what the message says already (for example that a member "belongs to backward,
-     * POST /v1/attention/backward"). */
     const char *const path = strstr(suggestion->suggestion, "/v1/attention/"), *const said =
                                                                                    path ? strstr(err.text, path) : NULL;
     if (said && strstr(err.text, ": belongs to ") && strstr(err.text, suggestion->suggestion) == NULL) return;
@@ -105,8 +99,7 @@ static void check_word(const struct suggestion *suggestion, const char *place, c
         fail_msg("%s: %s\nsays: %s\nmust end with: %s", place, body, err.text, end);
 }
 
-/* Checks that a word that a suggestion recommends as a dtype has no suggestion of its own: a client must need only
- * one suggestion. */
+/* A recommended dtype must not have a suggestion of its own. */
 static void check_dtype(const struct suggestion *suggestion, const char *word)
 {
     char name[SUGGESTION_DTYPE_BYTES];
@@ -116,7 +109,6 @@ static void check_dtype(const struct suggestion *suggestion, const char *word)
     assert_null(suggestion_of(SUGGESTION_DTYPE, suggestion->suggestion));
 }
 
-/* Calls `each` for every word of a list whose words are separated by spaces. */
 static void for_each(const char *list, const struct suggestion *suggestion, const char *place,
                      void (*each)(const struct suggestion *suggestion, const char *place, const char *part))
 {
@@ -145,8 +137,7 @@ static void test_every_word_gets_the_suggestion_of_its_row(void **state)
         for_each(suggestion->places, suggestion, NULL, check_words_at);
 }
 
-/* Checks that a client who follows a suggestion is not refused again: the names that the suggestion quotes must be
- * accepted at `place`. A suggestion quotes 'name', or "name": in JSON. */
+/* A suggestion quotes names as 'name', or as "name": in JSON. They must be accepted at `place`. */
 static void check_name(const struct suggestion *suggestion, const char *place, const char *name)
 {
     static const char *const refusals[] = { "unknown member", "belongs to", "is computed here", "takes one problem" };
@@ -186,7 +177,7 @@ static void test_no_suggestion_leads_to_the_next_refusal(void **state)
 static void test_a_name_with_a_known_part_gets_advice_about_that_part(void **state)
 {
     static const struct {
-        const char *place, *word, *says; /* says: the expected suggestion; NULL: there must be none */
+        const char *place, *word, *says; /* says: the expected suggestion; NULL: none */
     } cases[] = {
         { "forward", "valid_mask", "about masks there are 'keep_mask'" },
         { "forward", "validMask", "about masks" },
@@ -249,7 +240,6 @@ static void test_a_word_is_a_whole_one_in_any_case(void **state)
 {
     (void)state;
     assert_string_equal(suggestion_of("forward", "Softmax_Scale"), "write 'scale'");
-    /* the search must also find the last word of a row of the table */
     assert_string_equal(suggestion_of("forward", "scale_factor"), "write 'scale'");
     assert_string_equal(suggestion_of("forward", "softmaxScale"), "write 'scale'");
     assert_string_equal(suggestion_of("forward", "softmax-scale"), "write 'scale'");
@@ -265,12 +255,12 @@ static void test_many_hexadecimal_digits_are_known_by_the_first(void **state)
 {
     static uint8_t bytes[3 << 20];
     (void)state;
-    /* the base64 text of 0xd3 bytes is "09PT" again and again, and P and T are not hexadecimal digits */
+    /* The base64 of 0xd3 bytes is "09PT" again and again. P and T are not hexadecimal digits. */
     memset(bytes, 0xd3, sizeof bytes);
     assert_false(suggestion_is_hex(bytes, sizeof bytes));
     for (size_t i = 0; i < sizeof bytes; i += 3) memcpy(bytes + i, "\xd3\x4d\x34", 3); /* "0000" */
     assert_true(suggestion_is_hex(bytes, sizeof bytes));
-    bytes[sizeof bytes / 2] = 0xff; /* only the first digits are examined, so a byte in the middle changes nothing */
+    bytes[sizeof bytes / 2] = 0xff; /* only the first digits are examined, so this byte does not matter */
     assert_true(suggestion_is_hex(bytes, sizeof bytes));
     bytes[0] = 0xff;
     assert_false(suggestion_is_hex(bytes, sizeof bytes));

@@ -1,6 +1,5 @@
-/* test_tree.c: tests that a client's JSON, once scanned, becomes the tree that cJSON makes of it. The server reads a
- * list of plain words in a string (such as cache ids in a KServe request) without the scanner. The result must be the
- * tree that the scanner would give. */
+/* test_tree.c: compares the trees of clients' JSON with those of cJSON. A list of plain words in a string (such as
+ * cache ids in KServe) is read without the scanner, and must give the same tree. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,7 +23,7 @@ static const char *const texts[] = {
     "[\" !#[]~{}:,\"]",
     "[\"" WORD63 "\"]",
     "[\"" WORD63 "f\"]",
-    /* valid JSON that the fast reader of lists leaves to the scanner */
+    /* These texts are valid JSON, but the fast reader of lists leaves them to the scanner. */
     " [\"a\"]",
     "[]",
     "[ ]",
@@ -39,7 +38,7 @@ static const char *const texts[] = {
     "[\"\x7f\"]",
     "[\"a\",true]",
     "[\"a\",[\"b\"]]",
-    /* no JSON */
+    /* not JSON */
     "",
     "[",
     "[\"",
@@ -72,7 +71,6 @@ static void test_a_list_of_words_is_what_it_is_to_the_scanner(void **state)
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         for (int most = 5; most < 10; most++) {
             cJSON *one, *other;
-            /* a list that begins with white space, which the fast reader of lists leaves to the scanner */
             char behind_a_space[128];
             int values, others;
             struct tree_memory memory = { 0 };
@@ -88,9 +86,8 @@ static void test_a_list_of_words_is_what_it_is_to_the_scanner(void **state)
         }
 }
 
-/* All trees made in one tree_memory are freed together. In this test two trees are made alternately, each in its own
- * tree_memory, as for two bodies that arrive at the same time. Each tree needs more than one block of memory, and has
- * strings longer than a block. */
+/* Trees of two tree_memories are made alternately, as for two bodies that arrive at the same time. Each needs more than
+ * one block of memory. */
 static void test_trees_of_a_memory_go_with_it(void **state)
 {
     (void)state;
@@ -108,7 +105,6 @@ static void test_trees_of_a_memory_go_with_it(void **state)
         cJSON_Delete(cJSON_CreateString(word));
         assert_true(cJSON_AddItemToArray(lists[i % 2], piece));
         tree_leave();
-        /* cJSON_CreateString() takes memory from malloc(), and not from a tree_memory */
         cJSON_Delete(cJSON_CreateString(word));
     }
     for (int m = 0; m < 2; m++) {
@@ -125,7 +121,6 @@ static void test_trees_of_a_memory_go_with_it(void **state)
     }
 }
 
-/* numbers in the bodies below are written as cJSON writes numbers */
 static const char *const bodies[] = {
     "{}",
     "[]",
@@ -174,8 +169,7 @@ static void test_a_body_becomes_what_cjson_makes_of_it(void **state)
     }
 }
 
-/* Strings, numbers that a client wrote, and indices have nodes of different types. A number that a client wrote keeps
- * its text. An index is a plain number. */
+/* Strings, a client's numbers (which keep their text) and indices become nodes of different types. */
 static void test_a_node_is_what_its_type_says(void **state)
 {
     static const char text[] = "[\"sn1\",\"n1e400\",7]";
@@ -195,7 +189,7 @@ static void test_a_node_is_what_its_type_says(void **state)
     tree_forget(&memory);
 }
 
-/* The first node of a list points to the last, as in cJSON, so that nodes can be appended. */
+/* The first node of a list must point to the last, as in cJSON. */
 static void test_a_list_can_be_added_to(void **state)
 {
     struct tree_memory memory = { 0 };

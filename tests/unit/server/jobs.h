@@ -1,13 +1,13 @@
-/* jobs.h: makes bodies, jobs (the problems of one request) and requests for tests of the server without sockets.
- * Everything takes the same path as in the daemon: the decoder reads JSON text into leased staging memory (the memory
- * of request bodies), and check_body() or prepare_job() follows.
+/* jobs.h: makes request bodies, requests and jobs (a job is the problems of one request) for tests of the server
+ * without sockets. As in the daemon, the decoder reads JSON text into leased staging memory, and check_body() or
+ * prepare_job() follows.
  *
  *   struct server server;
  *   struct config config;
- *   server_open(&server, &config);                         // staging memory, contexts, slots; no devices, no loop
- *   char *body = forward_body(5, 4, "\"verify\": 2");      // 5 queries and keys, heads of 4 numbers
+ *   server_open(&server, &config);                      // staging memory, contexts, slots; no devices, no loop
+ *   char *body = forward_body(5, 4, "\"verify\": 2");   // 5 queries and keys, heads of 4 numbers
  *   struct job *job = job_of(&server, ATTN_OP_FORWARD, body);
- *   server_close(&server);                                 // fails if memory is still leased or a slot still counted
+ *   server_close(&server);                              // fails if memory is still leased or a slot still counted
  *
  * A body is allocated with malloc(); the function that takes it frees it. */
 #ifndef TEST_JOBS_H
@@ -38,12 +38,11 @@
 #error "tests run with the program's own assertions"
 #endif
 
-/* the compiler must not warn of unused helpers, because a test may need only some of them */
+/* A test may use only some of the helpers; the compiler must not warn of the others. */
 #define HELPER __attribute__((unused)) static
 
-enum { PATIENCE_MS = 60000 }; /* limit in ms for WAIT_UNTIL(); a test that reaches it fails */
+enum { PATIENCE_MS = 60000 }; /* time limit of WAIT_UNTIL() */
 
-/* Waits until another thread makes `condition` true. */
 #define WAIT_UNTIL(condition)                                                            \
     do {                                                                                 \
         const int64_t until_ms_ = clock_ms() + PATIENCE_MS;                              \
@@ -55,7 +54,7 @@ enum { PATIENCE_MS = 60000 }; /* limit in ms for WAIT_UNTIL(); a test that reach
 
 /* ---- Gates: the fake backend waits until a test opens a gate ----------------------------------------------------- */
 
-/* A gate: a file for which a script of the fake backend waits (hold=PATH) until gate_open() deletes it. */
+/* A file for which the fake backend waits (its script says hold=PATH) until gate_open() deletes the file. */
 struct gate {
     char path[64];
 };
@@ -73,8 +72,8 @@ HELPER void gate_open(struct gate *gate)
     assert_int_equal(unlink(gate->path), 0);
 }
 
-/* Copies `script`, which tells the fake devices what to do, to `text`. Replaces the word GATE in it by the path of the
- * gate's file. A batch waits as long as this file exists. */
+/* Copies `script`, which tells the fake devices what to do, to `text`, and puts the path of the gate's file in place of
+ * GATE. */
 HELPER void gate_script(const struct gate *gate, const char *script, char *text, size_t bytes)
 {
     const char *at = strstr(script, "GATE");
@@ -90,8 +89,7 @@ HELPER void config_default(struct config *config)
     if (config_read(config, 7, argv, why, sizeof why) != CONFIG_RUN) fail_msg("%s", why);
 }
 
-/* Opens a server with the configuration `config`, which config_default() filled in. The server has no devices and no
- * loop. */
+/* Opens a server without devices and without a loop. config_default() must have filled in `config`. */
 HELPER void server_open(struct server *server, const struct config *config)
 {
     *server = (struct server){
@@ -125,14 +123,13 @@ HELPER void put_heads(FILE *f, const char *name, int rows, int heads, int D, int
     fprintf(f, "]}");
 }
 
-/* Writes a JSON tensor of one head. `salt` selects its numbers. */
 HELPER void put_tensor(FILE *f, const char *name, int rows, int D, int salt)
 {
     put_heads(f, name, rows, 1, D, salt);
 }
 
-/* Returns a body with the tensors in `names` (such as "q k v"), and then the members `extra` ("" for none). Each tensor
- * has `rows` rows of `heads` heads of D numbers. */
+/* Returns a body with the tensors in `names` (such as "q k v"), followed by the members `extra`. Each tensor has `rows`
+ * rows of `heads` heads of D numbers. */
 HELPER char *heads_body(const char *names, int rows, int heads, int D, const char *extra)
 {
     char *text = NULL, name[16];
@@ -161,8 +158,8 @@ HELPER char *forward_body(int rows, int D, const char *extra)
     return body_of("q k v", rows, D, extra);
 }
 
-/* Returns a body with 100 queries of one number each, and one key whose value has 64 numbers. The result `out` has
- * 25600 bytes, while the inputs have only a few hundred. */
+/* Returns a body of a few hundred bytes whose result `out` has 25600 bytes: 100 queries of one number, and one key
+ * whose value has 64 numbers. */
 HELPER char *wide_body(void)
 {
     char *text = NULL;
@@ -180,7 +177,7 @@ HELPER char *wide_body(void)
     return text;
 }
 
-/* Returns the body {"requests": [...]} with `count` bodies, and frees these bodies. */
+/* Returns the body {"requests": [...]} with `count` problems, and frees `bodies`. */
 HELPER char *envelope_of(char *const *bodies, int count)
 {
     char *text = NULL;
@@ -197,8 +194,7 @@ HELPER char *envelope_of(char *const *bodies, int count)
     return text;
 }
 
-/* Returns the body of a backward that names the context (saved forward) with this id instead of sending the forward's
- * tensors. */
+/* Returns the body of a backward that names a context (a saved forward) instead of its tensors. */
 HELPER char *backward_body(const char *context, int rows, int D)
 {
     char extra[128];
@@ -219,8 +215,7 @@ HELPER attn_status grow_extent(void *context, size_t bytes, void **base, attn_er
     return status;
 }
 
-/* Returns a request in state RECEIVING whose body is complete. The server's count of requests in that state includes
- * it. The calling thread must have ROLE_HTTP. */
+/* Returns a request in state RECEIVING whose body is complete. The calling thread must have ROLE_HTTP. */
 HELPER struct request *received(struct server *server, attn_op op, char *body)
 {
     attn_error err = { 0 };
@@ -242,7 +237,7 @@ HELPER struct request *received(struct server *server, attn_op op, char *body)
 
 /* ---- Jobs (one request's problems), and the check of their results ----------------------------------------------- */
 
-/* Returns a job (one request's problems) in the state before prepare_job(). */
+/* Returns a job (one request's problems) that is ready for prepare_job(). */
 HELPER struct job *job_of(struct server *server, attn_op op, char *body)
 {
     attn_error err = { 0 };
@@ -256,8 +251,7 @@ HELPER struct job *job_of(struct server *server, attn_op op, char *body)
     return job;
 }
 
-/* Checks every output of problem `i`: the test computes the problem itself on a CPU device, and the bits must be
- * equal. */
+/* Checks that every output of problem `i` has the same bits as when the test computes the problem on a CPU device. */
 HELPER void assert_computed(const struct job *job, int i)
 {
     const attn_device_options one = { .threads = 1 };

@@ -1,7 +1,5 @@
-/* test_answer.c: tests of answers without a connection: the status, headers and body that the server gives
- * libmicrohttpd, and who owns the body's memory. Answers are tensors, problem documents and texts of handlers. The test
- * replaces functions of libmicrohttpd (__wrap_..., see the Makefile), and reads a body piece by piece, as libmicrohttpd
- * would. */
+/* test_answer.c: tests of the status, headers and body that the server gives libmicrohttpd, and of who owns the body's
+ * memory. The test replaces functions of libmicrohttpd (__wrap_..., see the Makefile), so there is no connection. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/device/devices.h"
@@ -17,22 +15,21 @@ enum { PORTION = 10007, LARGE = 256 << 10 };
 /* ---- What the server handed to libmicrohttpd --------------------------------------------------------------------- */
 
 static struct {
-    int count; /* answers queued */
+    int count;
     unsigned status;
-    /* each header as "Name: value
-     * ", in the order in which the server added them */
+    /* each header as "Name: value" and a newline, in the order in which the server added them */
     char headers[4096];
     char *body;
     size_t length;
     uint64_t announced;
-    const void *buffer; /* the memory of an answer's body that is not streamed; NULL: the body is streamed */
+    const void *buffer; /* the body of an answer that is not streamed; NULL: the body is streamed */
     enum MHD_ResponseMemoryMode mode;
     bool streamed;
     size_t block;
     MHD_ContentReaderCallback read;
     void *context;
 } sent;
-/* true: the next time that the server creates a response from a buffer, libmicrohttpd fails */
+/* true: libmicrohttpd fails the next time that the server creates a response from a buffer */
 static bool no_response;
 
 struct MHD_Response *__real_MHD_create_response_from_buffer(size_t size, void *buffer,
@@ -84,8 +81,7 @@ static enum MHD_Result note_header(void *context, enum MHD_ValueKind kind, const
     return MHD_YES;
 }
 
-/* Reads the whole streamed body in pieces of PORTION bytes. The pieces end at other positions than the encoder's
- * blocks. */
+/* Reads the streamed body in pieces that end at other positions than the encoder's blocks. */
 static void read_stream(void)
 {
     free(sent.body);
@@ -102,7 +98,7 @@ static void read_stream(void)
 
 enum MHD_Result __wrap_MHD_queue_response(struct MHD_Connection *mhd, unsigned status, struct MHD_Response *response)
 {
-    assert_null(mhd); /* the test's requests have no connection, so the pointer is NULL */
+    assert_null(mhd);
     sent.count++;
     sent.status = status;
     sent.headers[0] = '\0';
@@ -111,7 +107,7 @@ enum MHD_Result __wrap_MHD_queue_response(struct MHD_Connection *mhd, unsigned s
     return MHD_YES;
 }
 
-/* Returns the value of a header in static memory, or NULL if the answer does not have the header. */
+/* Returns the value of a header in static memory, or NULL if the answer does not have it. */
 static const char *header(const char *name)
 {
     static char value[1024];
@@ -184,7 +180,6 @@ static struct request *begin(struct bench *b, const char *method)
     return request;
 }
 
-/* Returns a request whose forward has been computed, so that its outputs hold numbers. */
 static struct request *computed(struct bench *b, char *body)
 {
     attn_error err = { 0 };
@@ -200,7 +195,6 @@ static struct request *computed(struct bench *b, char *body)
     return request;
 }
 
-/* Returns the whole text that the encoder makes for the request's answer. */
 static char *encoded(const struct request *request, size_t *length)
 {
     proto_encoder *encoder;
@@ -214,7 +208,6 @@ static char *encoded(const struct request *request, size_t *length)
     return text;
 }
 
-/* Answers the request, and checks that the body of the answer is the text that the encoder makes. */
 static void answer_tensors(struct request *request)
 {
     size_t length;
@@ -264,8 +257,7 @@ static void test_an_answer_that_is_longer_than_the_inputs_has_memory_of_its_own(
     struct request *request = computed(&b, wide_body());
     answer_tensors(request);
     assert_int_equal(sent.mode, MHD_RESPMEM_MUST_FREE);
-    assert_null(request->job->inputs); /* the memory of the request's inputs was given back before the answer is read */
-    /* the answer is the only memory that the request still has in the pool for request bodies */
+    assert_null(request->job->inputs);
     assert_int_equal(staging_leased_bytes(b.server.staging), sent.length);
     request_free(request);
     close_bench(&b);
@@ -306,7 +298,6 @@ static void test_a_context_of_which_no_answer_tells_is_not_kept(void **state)
     assert_int_equal(sent.status, 503);
     assert_int_equal(ready_contexts(&b), 0);
     request_free(request);
-    /* the client's connection breaks before libmicrohttpd has read the answer, so the request is freed */
     request_free(computed(&b, forward_body(40, 8, "\"save\": true")));
     assert_int_equal(ready_contexts(&b), 0);
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
@@ -349,10 +340,9 @@ static void test_a_large_answer_is_encoded_while_it_is_sent(void **state)
     answer_tensors(request);
     assert_true(sent.streamed);
     assert_true(sent.announced > LARGE && sent.block == 192 << 10);
-    /* the sweep, which closes slow connections, must see how many bytes the client has received */
+    /* The server must see how much the client has received, because it closes slow connections. */
     assert_int_equal(atomic_load(&b.connection.progress_bytes), sent.announced);
-    /* the answer, now read to its end, has given back its reference to the job; the request and the test still have
-     * theirs */
+    /* The request and the test still hold the job; the answer, which was read to its end, no longer does. */
     assert_int_equal(atomic_load(&job->references), 2);
     request_free(request);
     job_release(job);
@@ -367,14 +357,12 @@ static void test_many_numbers_as_text_are_sent_in_smaller_blocks(void **state)
     struct request *request = computed(&b, forward_body(1000, 16, "\"encoding\": \"array\""));
     attn_error err;
     assert_true(request->job->wants_measure);
-    /* The server's loop makes the encoder if the answer's length must be known before it is sent. No loop runs in this
-     * test, so the test makes the encoder. */
     assert_int_equal(proto_encoder_new(request->job->call, request->job->results, request->id, &request->encoder, &err),
                      ATTN_OK);
     answer_tensors(request);
-    assert_null(request->encoder); /* the answer's */
+    assert_null(request->encoder);
     assert_true(sent.streamed);
-    /* the answer is shorter than LARGE bytes, but it is streamed in blocks of 32 KiB, because its numbers are text */
+    /* The answer is short, but is streamed in blocks of 32 KiB, because its numbers are text. */
     assert_true(sent.announced < LARGE);
     assert_int_equal(sent.block, 32 << 10);
     request_free(request);
@@ -436,8 +424,6 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
     struct bench b;
     attn_error err;
     open_bench(&b);
-    /* Retry-After is computed from the number of queued requests (3) and from the time that each of them takes (2.5
-     * s) */
     queue_learn(&b.server.queue, 1, 2.5);
     for (int i = 0; i < 3; i++) queue_enter(&b.server.queue, CALLER_WAITING, &b.server.everybody, &err);
     struct request *request = begin(&b, "POST");
@@ -449,8 +435,8 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
     close_bench(&b);
 }
 
-/* A body may be a single problem, without an envelope {"requests": [...]}. If this problem fails, the answer's status
- * is that of the problem's error, not 200. */
+/* A body may be a single problem, without {"requests": [...]}. If this problem fails, its error decides the answer's
+ * status. */
 static void test_a_job_whose_only_problem_failed_is_answered_with_its_error(void **state)
 {
     (void)state;
@@ -510,12 +496,11 @@ static void test_what_a_handler_wrote_is_sent(void **state)
         struct request *request = asks(&b, &hello, head ? "HEAD" : "GET");
         assert_int_equal(answer_queue(request, head), MHD_YES);
         assert_int_equal(sent.status, 200);
-        assert_int_equal(sent.announced, 5); /* HEAD has the same Content-Length as GET; libmicrohttpd omits the body */
+        assert_int_equal(sent.announced, 5);
         assert_string_equal(sent.body, "hello");
         assert_int_equal(exchange_of(request)->sent_bytes, head ? 0 : 5);
         assert_header("Content-Type", "text/plain; charset=utf-8");
         assert_header("Content-Security-Policy", "default-src 'none'");
-        /* the header Connection says whether the connection stays open after the answer */
         assert_header("Connection", head ? "close" : NULL);
         request_free(request);
     }
@@ -574,8 +559,8 @@ static void test_pages_of_other_origins_are_told_what_they_may(void **state)
     } cases[] = {
         { NULL, false, false, 200, NULL, NULL, NULL },
         { "*", true, false, 200, NULL, "*", NULL },
-        /* the first three columns: the server's option --cors-origin, whether a page of another site sends the request,
-         * and whether the request is a preflight */
+        /* The first three columns are the option --cors-origin, whether another site's page sends the request, and
+         * whether it is a preflight. */
         { "https://a.example", false, false, 200, "Origin", NULL, NULL },
         { "https://a.example", true, false, 200, "Origin", "https://a.example", NULL },
         { "https://a.example", true, true, 204, "Origin", "https://a.example", "GET, HEAD, DELETE" },

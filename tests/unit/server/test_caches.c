@@ -1,7 +1,6 @@
-/* test_caches.c: tests of pages and caches (keys and values that stay on a device between requests). They test who owns
- * which page, what a step (a decode or an append) does, and that nothing is lost. The memory is real: the test itself
- * makes the copies and writes that a step requests. It compares a cache's contents with a model, which is a sequence of
- * numbers. */
+/* test_caches.c: tests of pages and caches (keys and values that stay on a device between requests): who owns which
+ * page, what a decode or an append does, and that nothing is lost. The test itself makes the copies and writes that a
+ * step (a decode or an append) requests, in real memory. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -37,7 +36,7 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *t)
 
 /* ---- Allocations that tests can make fail ------------------------------------------------------------------------ */
 
-static size_t refused_bytes; /* the next calloc() of this many bytes fails; 0: no calloc() fails */
+static size_t refused_bytes; /* the next calloc() of this many bytes fails; 0: none fails */
 
 void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
@@ -64,14 +63,12 @@ static void test_pages_are_runs_of_granules(void **state)
         taken[i] = pages_take(pages, 3);
         assert_int_equal(taken[i], 3 * i);
     }
-    /* a page of three granules (units of the pool) does not fit, because only one granule is free */
     assert_int_equal(pages_take(pages, 3), -1);
     assert_int_equal(pages_take(pages, 1), 99);
     assert_int_equal(pages_used(pages), 100 * 4096);
     assert_int_equal(pages_take(pages, 1), -1);
     assert_true(pages_drop(pages, taken[7], 3, NULL));
     assert_true(pages_drop(pages, taken[9], 3, NULL));
-    /* a page of four granules (units of the pool) does not fit: six granules are free, but in two pieces */
     assert_int_equal(pages_take(pages, 4), -1);
     assert_true(pages_drop(pages, taken[8], 3, NULL));
     assert_int_equal(pages_take(pages, 9), 21);
@@ -125,7 +122,7 @@ struct rig {
 
 static const struct cache_shape shape = { HEADS, DIM, DIM_V, ATTN_F32, false, PAGE };
 
-/* Gives the pool its device's memory. The pool must call this function only when it needs memory, and only once. */
+/* Gives the pool its device's memory, which the pool must ask for only once. */
 static attn_status give(void *context, size_t bytes, void **memory, attn_error *err)
 {
     struct rig *rig = context;
@@ -140,7 +137,6 @@ static int set_up(void **state)
 {
     struct rig *rig = calloc(1, sizeof *rig);
     rig->memory = aligned_alloc(64, POOL_BYTES);
-    /* fills the new memory with bytes other than 0, like memory that another program has used */
     memset(rig->memory, 0xee, POOL_BYTES);
     rig->caches = caches_new(CACHES_MAX_COUNT);
     rig->caller = caller_new();
@@ -177,7 +173,7 @@ static struct cache_info made(struct rig *rig, struct caller *caller)
     return info;
 }
 
-/* A step (a decode or an append) on caches, with the memory that it needs. */
+/* a step (a decode or an append) on caches, with the memory that it needs */
 struct trial {
     struct cache_step step;
     char ids[8][CACHE_ID_BYTES];
@@ -185,8 +181,8 @@ struct trial {
     void *table;
 };
 
-/* Looks up the caches of a step (a decode or an append) that appends `append` positions to each of `rows` rows. The new
- * positions of row b hold the numbers tags[b], tags[b] + 1, and so on. */
+/* Looks up `rows` caches for a step (a decode or an append) that appends `append` positions to each. The new positions
+ * of cache b hold the numbers tags[b], tags[b] + 1, and so on. */
 static attn_status look(struct rig *rig, struct trial *t, int rows, const struct cache_info *infos, int64_t append,
                         const int *tags, attn_error *err)
 {
@@ -242,8 +238,8 @@ static attn_status append(struct rig *rig, const struct cache_info *info, int64_
     return status;
 }
 
-/* Reads a cache with a step (a decode) that appends nothing, and compares every position. Memory behind the last
- * position must be cleared, or hold data of the same cache. */
+/* Reads a cache with a decode that appends nothing, and compares every position. Memory behind the last position must
+ * be cleared, or hold data of the same cache. */
 static void assert_holds(struct rig *rig, const struct cache_info *info, const int *want, int64_t length)
 {
     struct trial t;
@@ -282,7 +278,7 @@ static void test_positions_are_where_the_table_says(void **state)
     assert_holds(rig, &info, want, 64);
     assert_int_equal(append(rig, &info, 200, 64, true, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
-    /* the device fails in this step (an append), so the positions that the step appends do not count */
+    /* Because the device fails in this append, the appended positions do not count. */
     assert_int_equal(append(rig, &info, 36, 9999, false, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
     assert_int_equal(caches_get(rig->caches, rig->caller, info.id, &info, &err), ATTN_OK);
@@ -311,11 +307,10 @@ static void test_a_fork_shares_pages_until_one_of_them_writes(void **state)
     struct caches_totals totals;
     caches_totals(rig->caches, &totals);
     assert_int_equal(totals.pages, 3);
-    /* another cache shares the second page, so the append copies that page */
+    /* Another cache shares the second page, so the append copies that page. */
     assert_int_equal(append(rig, &b, 100, 5000, true, &err), ATTN_OK);
     assert_holds(rig, &b, other, 200);
     assert_holds(rig, &a, want, 130);
-    /* no other cache shares the cache's last page, so the page is not copied */
     assert_int_equal(append(rig, &a, 70, 130, true, &err), ATTN_OK);
     assert_holds(rig, &a, want, 200);
     assert_holds(rig, &b, other, 200);
@@ -326,8 +321,6 @@ static void test_a_fork_shares_pages_until_one_of_them_writes(void **state)
     assert_string_equal(err.text, "length: is 201, the cache has 200 positions");
 }
 
-/* A step (a decode or an append) looks up its caches once, in caches_look(). If a cache was deleted after
- * caches_look(), caches_begin() must look up the caches again. */
 static void test_what_goes_between_look_and_begin_is_gone(void **state)
 {
     struct rig *rig = *state;
@@ -337,14 +330,12 @@ static void test_what_goes_between_look_and_begin_is_gone(void **state)
     bool wait;
     for (int i = 0; i < 2; i++) assert_int_equal(append(rig, &two[i], 10, 100 * i, true, &err), ATTN_OK);
 
-    /* after a step (a decode) has looked up two caches, another cache is deleted */
     assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK);
     assert_int_equal(caches_delete(rig->caches, rig->caller, third.id, &err), ATTN_OK);
     assert_int_equal(begin(&t, 0, &wait, &err), ATTN_OK);
     assert_int_equal(t.step.table_lengths[1], 10);
     end(&t, true);
 
-    /* after a step (a decode) has looked up two caches, one of them is deleted, so the step must fail */
     assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK);
     assert_int_equal(caches_delete(rig->caches, rig->caller, two[1].id, &err), ATTN_OK);
     assert_int_equal(caches_ask(&t.step, 1, &wait, &err), ATTN_NOT_FOUND);
@@ -374,8 +365,7 @@ static void test_a_step_knows_what_its_rows_have_in_common(void **state)
     assert_memory_equal(t.step.prefix_keys, reading, sizeof reading);
     assert_false(t.step.shares);
     end(&t, true);
-    /* An append to a fork (a cache that shares pages with another) first copies the fork's last page, because this page
-     * is shared and only partly filled. The forks then share only their full pages, with 128 of the 150 positions. */
+    /* The append first copies the last page of each fork, because that page is shared and only partly filled. */
     assert_int_equal(look(rig, &t, 4, infos, 1, tags, &err), ATTN_OK);
     assert_int_equal(begin(&t, 2, &wait, &err), ATTN_OK);
     const int32_t appending[] = { 0, 128, 128, 0 };
@@ -383,8 +373,8 @@ static void test_a_step_knows_what_its_rows_have_in_common(void **state)
     end(&t, true);
 }
 
-/* All forks together may have only a limited number of page numbers (page-table entries). Otherwise many forks of one
- * long cache, which share its pages, could use up the host's memory. */
+/* Forks are caches that share pages. Their page-table entries are limited, because forks of one long cache could use up
+ * the host's memory. */
 static void test_forks_of_a_long_cache_have_a_limit(void **state)
 {
     struct rig *rig = *state;
@@ -416,8 +406,8 @@ static attn_status give_all(void *context, size_t bytes, void **memory, attn_err
     return ATTN_OK;
 }
 
-/* A step (a decode or an append) has the largest allowed number of rows. After each of its caches has grown by a page,
- * the step's page table has the largest allowed number of page numbers. */
+/* The caches of a step (a decode or an append) with the most rows each grow by a page. Its page table then has the
+ * largest size. */
 static void test_a_table_has_its_limit_when_its_caches_have_grown(void **state)
 {
     enum { PAGES = CACHES_STEP_PAGES / CACHES_ROWS };
@@ -463,7 +453,7 @@ static void add_several(struct several *s, struct caller *caller)
 
 static void drop_several(struct several *s)
 {
-    for (int64_t more = 1; more > 0;) { /* grows the cache by a few positions at a time, until no position fits */
+    for (int64_t more = 1; more > 0;) {
         struct caches_totals totals;
         caches_expire(s->rig.caches, INT64_MAX);
         caches_totals(s->rig.caches, &totals);
@@ -474,8 +464,6 @@ static void drop_several(struct several *s)
     for (int i = 0; i < POOLS; i++) free(s->memory[i]);
 }
 
-/* New caches are spread over all devices, even before they are filled. In an earlier version all caches were placed on
- * the first device, which was full while the other devices were empty. */
 static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(void **state)
 {
     struct rig *rig = *state;
@@ -492,10 +480,8 @@ static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(
     for (int i = 0; i < 64; i++) assert_int_equal(append(&s.rig, &infos[i], 4 * PAGE, 0, true, &err), ATTN_OK);
     struct caches_totals totals;
     caches_totals(s.rig.caches, &totals);
-    assert_int_equal(totals.used_bytes, POOLS * POOL_BYTES); /* all memory of all devices is in use */
+    assert_int_equal(totals.used_bytes, POOLS * POOL_BYTES);
 
-    /* New caches go to the devices with the fewest caches. Here the test makes more caches than the emptiest device has
-     * room for. At the end all devices are equally full. */
     for (int i = 0; i < 64; i++)
         if (infos[i].device[0] != 'a' || i % 8 == 0)
             assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[i].id, &err), ATTN_OK);
@@ -516,22 +502,18 @@ static void test_a_token_has_its_share_of_all_devices_together(void **state)
     add_several(&s, rig->caller);
     rig->caller->percent = 50;
     for (int i = 0; i < 3; i++) infos[i] = made(&s.rig, rig->caller);
-    /* the cache fills all pages of one device, so it has 64 page numbers (page-table entries) */
+    /* The cache fills all pages of one device, and so has 64 page-table entries. */
     assert_int_equal(append(&s.rig, &infos[0], 64 * PAGE, 0, true, &err), ATTN_OK);
     assert_int_equal(append(&s.rig, &infos[1], 63 * PAGE, 0, true, &err), ATTN_OK);
     assert_int_equal(append(&s.rig, &infos[2], 2 * PAGE, 0, true, &err), ATTN_QUOTA);
     assert_string_equal(err.text, "this token's caches hold 520192 bytes of pages and may hold 524288 (--token-share), "
                                   "this request needs 8192 more; delete or truncate caches");
     assert_int_equal(append(&s.rig, &infos[2], PAGE, 0, true, &err), ATTN_OK);
-    /* CACHES_NUMBERS limits the page numbers (page-table entries) of all caches on a device. Each fork has 64 page
-     * numbers, and all forks are on one device. */
     for (int i = 0; i < CACHES_NUMBERS / 64 - 1; i++)
         assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_OK);
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_FULL);
     rig->caller->percent = 25;
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_QUOTA);
-    /* One of four devices fails. The caller may use 50 percent of the memory. This is now half of the memory of the
-     * other three devices. */
     assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[1].id, &err), ATTN_OK);
     rig->caller->percent = 50;
     caches_lose(s.rig.caches, infos[0].device[0] - 'a');
@@ -555,8 +537,7 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     for (int i = 0; i < 3; i++) {
         struct cache_info info;
         attn_error err;
-        /* The pool asks the device for memory again for each new cache, because some memory may be free by then. give()
-         * would fail in its second call, so the test resets the count of calls. */
+        /* The pool asks the device for memory again for each new cache, and give() would fail at its second call. */
         refusing.given = 0;
         assert_int_equal(caches_create(caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_OK);
         assert_string_equal(info.device, "a");
@@ -578,8 +559,6 @@ static void test_a_full_pool_changes_nothing(void **state)
     assert_int_equal(append(rig, &infos[0], 60, 0, true, &err), ATTN_OK);
     struct caches_totals before, after;
     caches_totals(rig->caches, &before);
-    /* 63 pages are free. That is enough for the positions that the step (a decode) appends to row 0, but not for the
-     * positions of rows 0 and 1 together. So neither row may grow. */
     struct trial t;
     bool wait;
     const int tags[2] = { 60, 0 };
@@ -613,8 +592,8 @@ static void test_a_token_may_use_its_share(void **state)
     assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
 }
 
-/* A step (a decode or an append) that needs more memory than the whole pool has must be refused as too large. In an
- * earlier version the message said that the pool was full, although nothing was in use. */
+/* A step (a decode or an append) that needs more memory than the whole pool has is refused as too large, however much
+ * is free. */
 static void test_what_can_never_fit_is_too_large(void **state)
 {
     struct rig *rig = *state;
@@ -647,15 +626,11 @@ static void test_room_that_is_in_pieces_is_said_to_be(void **state)
     assert_string_equal(err.text,
                         "the pool of cpu has 131072 of 262144 bytes free (--kv-bytes), but in pieces between "
                         "pages: this request does not find 3 times 8192 bytes there; delete or truncate caches");
-    /* The test frees one more page. The append's first page now fits, but not its second and third. The message must
-     * name the memory that was free before the append. */
     assert_int_equal(caches_delete(rig->caches, rig->caller, infos[1].id, &err), ATTN_OK);
     assert_int_equal(append(rig, &two, 3 * PAGE, 0, true, &err), ATTN_FULL);
     assert_memory_equal(err.text, "the pool of cpu has 135168 of ", 30);
 }
 
-/* Expired caches must not count toward the memory that a caller may use: the server removes them before it refuses a
- * caller. */
 static void test_what_has_expired_is_in_nobodys_way(void **state)
 {
     struct rig *rig = *state;
@@ -719,8 +694,8 @@ static void test_a_sequence_belongs_to_who_started_it(void **state)
     assert_string_equal(sequence(rig, rig->other, "7", false, again), theirs);
     assert_int_equal(caches_get(rig->caches, rig->other, mine, &info, &err), ATTN_NOT_FOUND);
     assert_null(sequence(rig, rig->caller, "70", false, again));
-    /* Starting a sequence (a named cache of KServe) replaces the caller's older sequence of the same name. Another
-     * caller's sequence of that name stays. */
+    /* A new sequence (a named cache of KServe) replaces the caller's older one of that name, but not another
+     * caller's. */
     assert_string_not_equal(sequence(rig, rig->other, "7", true, again), theirs);
     assert_int_equal(caches_get(rig->caches, rig->other, theirs, &info, &err), ATTN_NOT_FOUND);
     assert_string_equal(sequence(rig, rig->caller, "7", false, again), mine);
@@ -729,7 +704,6 @@ static void test_a_sequence_belongs_to_who_started_it(void **state)
     assert_non_null(sequence(rig, rig->other, "7", false, again));
 }
 
-/* Names of 4096 sequences (named caches) that would all fall into one bucket if the hash had no key. */
 static void test_names_that_meet_under_a_known_hash_do_not_share_a_bucket(void **state)
 {
     struct rig *rig = *state;
@@ -748,8 +722,8 @@ static void test_names_that_meet_under_a_known_hash_do_not_share_a_bucket(void *
         if (names > longest) longest = names;
         if (ids > longest) longest = ids;
     }
-    assert_in_range(longest, 1, 8); /* the table's hash key is random: nine names in one bucket would occur once in
-                                     * 10^11 runs */
+    assert_in_range(longest, 1, 8); /* Because the hash key is random, nine names in one bucket would occur once in
+                                     * 10^11 runs. */
     for (int more = 1; more > 0; more = rig->caches->count) caches_expire(rig->caches, INT64_MAX);
 }
 
@@ -772,12 +746,10 @@ static void test_the_names_of_one_caller_say_nothing_about_those_of_another(void
         assert_non_null(sequence(rig, rig->other, name, true, id));
         same += bucket_of_name(rig->caches, rig->caller, name) == bucket_of_name(rig->caches, rig->other, name);
     }
-    /* the hash key is random, so the probability that five of the names have equal hashes is 10^-16 */
     assert_in_range(same, 0, 4);
 }
 
-/* Starting a sequence (a named cache) again leaves no old entry. In an earlier version each start left an entry until
- * the next removal of expired caches, and a lookup walked through all entries. */
+/* Starting a sequence (a named cache) again must leave no old entry of that name. */
 static void test_a_name_is_never_there_twice(void **state)
 {
     struct rig *rig = *state;
@@ -804,12 +776,12 @@ static void test_a_sequence_that_nobody_goes_on_with_expires(void **state)
     memcpy(info.id, used, sizeof info.id);
     late_s += CACHES_TTL_MS / 1000 - 1;
     assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
-    /* looking up a sequence (a named cache) does not count as using the sequence */
+    /* Looking up a sequence (a named cache) does not count as using it. */
     assert_string_equal(sequence(rig, rig->caller, "idle", false, again), idle);
     late_s += 2;
     assert_null(sequence(rig, rig->caller, "idle", false, again));
     assert_string_equal(sequence(rig, rig->caller, "used", false, again), used);
-    /* an expired sequence (a named cache) still exists beside the new sequence of the same name */
+    /* The expired sequence (a named cache of KServe) still exists beside the new one of the same name. */
     assert_non_null(sequence(rig, rig->caller, "idle", true, again));
     assert_string_not_equal(again, idle);
     caches_expire(rig->caches, clock_ms());
@@ -831,8 +803,7 @@ static void test_an_id_is_forty_digits_in_small_letters(void **state)
             id[at] = (char)c;
             const attn_status want = id[at] == one.id[at] ? ATTN_OK : ATTN_NOT_FOUND;
             assert_int_equal(caches_get(rig->caches, rig->caller, id, &info, &err), want);
-            /* An id has hexadecimal digits only. If other characters occur, the error must not say that the id is from
-             * another process. */
+            /* Only for an id of hexadecimal digits may the error say that it is from another process. */
             const bool digit = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
             if (want != ATTN_OK && at < 8) assert_true(digit == (strstr(err.text, "another process") != NULL));
         }
@@ -849,8 +820,6 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     const int tags[1] = { 0 };
     bool wait;
     assert_int_equal(look(rig, &tries, 1, &a, 1, tags, &err), ATTN_OK);
-    /* No step (a decode or an append) has waited for this new cache yet. The cache stores the number of the last queue
-     * scan in which a step waited for it. The initial 0 must not be taken for scan number 0. */
     assert_int_equal(begin(&tries, 0, &wait, &err), ATTN_OK);
     assert_false(wait);
     carry_out(&tries);
@@ -862,8 +831,7 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     assert_true(wait);
     end(&writes, false);
     assert_int_equal(look(rig, &next, 1, &a, 1, tags, &err), ATTN_OK);
-    /* An earlier scan of the queue found a step (an append) that waits for the cache. The present scan has not tried
-     * that step. The step that begins here must therefore not wait for it. */
+    /* An append waits for the cache, but only an earlier scan of the queue has found it, so `next` need not wait. */
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
     assert_false(wait);
     end(&next, false);
@@ -888,8 +856,7 @@ static void test_steps_on_one_cache_come_one_after_the_other(void **state)
     assert_false(wait);
     assert_int_equal(begin(&reads, 2, &wait, &err), ATTN_OK);
     assert_true(wait);
-    /* An older step (an append) waits for caches a and b, so later steps on b must wait too. A step on cache c alone
-     * begins at once. */
+    /* An older append waits for caches a and b. A later append to b must wait too, but not an append to c alone. */
     assert_int_equal(look(rig, &waits, 2, ab, 1, tags, &err), ATTN_OK);
     assert_int_equal(look(rig, &behind, 2, bc, 1, tags, &err), ATTN_OK);
     assert_int_equal(look(rig, &apart, 1, &c, 1, tags, &err), ATTN_OK);
@@ -903,7 +870,7 @@ static void test_steps_on_one_cache_come_one_after_the_other(void **state)
     carry_out(&writes);
     end(&writes, true);
     free(reads.table);
-    assert_int_equal(begin(&reads, 5, &wait, &err), ATTN_OK); /* readers share */
+    assert_int_equal(begin(&reads, 5, &wait, &err), ATTN_OK);
     assert_false(wait);
     assert_int_equal(reads.step.lengths[0], 1);
     assert_int_equal(look(rig, &also, 1, &a, 0, tags, &err), ATTN_OK);
@@ -941,7 +908,7 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 10, &info, &err), ATTN_OK);
     assert_int_equal(info.length, 10);
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 11, &info, &err), ATTN_INVALID);
-    /* the pool keeps 2 pages, because a step still reads the page after the cache's new end */
+    /* A step still reads the page after the cache's new end, so the pool keeps it. */
     assert_int_equal(info.pages, 2);
     assert_int_equal(look(rig, &next, 1, &a, 0, NULL, &err), ATTN_OK);
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
@@ -955,7 +922,7 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     struct caches_totals totals;
     caches_totals(rig->caches, &totals);
     assert_int_equal(totals.caches, 0);
-    /* the device still writes to the deleted cache's pages, so the pool keeps them */
+    /* The device still writes to the deleted cache's pages, so the pool keeps them. */
     assert_int_equal(totals.pages, 2);
     end(&t, true);
 }
@@ -971,7 +938,6 @@ static void test_a_device_that_is_lost_takes_its_caches_with_it(void **state)
     assert_int_equal(caches_fork(rig->caches, rig->caller, a.id, -1, &fork, &err), ATTN_OK);
     struct trial t;
     assert_int_equal(look(rig, &t, 1, &a, 5, (const int[]){ 70 }, &err), ATTN_OK);
-    /* the device has begun a step (an append) that writes to cache `a`, and then fails */
     assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK);
     caches_lose(rig->caches, 0);
     caches_lose(rig->caches, 0);
@@ -1004,8 +970,8 @@ static void test_what_nobody_uses_expires(void **state)
     assert_int_equal(totals.expired, 1);
 }
 
-/* The clock leaps by more than a cache's lifetime between two readings. Caches that a step (a decode or an append)
- * uses must then not expire, even if the step fails. */
+/* Caches that a step (a decode or an append) uses must not expire, even if the clock jumps ahead by more than a cache's
+ * lifetime. */
 static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void **state)
 {
     (void)state;
@@ -1021,7 +987,7 @@ static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void
         attn_error err;
         rig.given = 0;
         rig.caller = caller;
-        /* the server has room for one cache only, so the fork below first looks for expired caches to remove */
+        /* There is room for one cache, so the fork below looks for expired caches to remove. */
         rig.caches = caches_new(1);
         caches_add_pool(rig.caches, 0, "cpu", &(struct caches_source){ give, &rig }, POOL_BYTES);
         assert_int_equal(caches_create(rig.caches, caller, &shape, scales, scales, CACHES_TTL_MS, &info, &err),
@@ -1085,14 +1051,12 @@ static void test_a_device_without_memory_has_no_caches(void **state)
     assert_int_equal(caches_held_bytes(rig->caches), POOL_BYTES);
 }
 
-/* If the pool cannot allocate its own tables, it must not ask the device for memory. In an earlier version the device
- * gave its memory first, the tables failed, and the device's memory was lost. */
+/* If the pool cannot allocate its own tables, it must not ask the device for memory, which would then be lost. */
 static void test_a_device_gives_nothing_before_there_is_memory_for_the_account_of_it(void **state)
 {
     struct rig *rig = *state;
     struct cache_info info;
     attn_error err;
-    /* calloc() refuses the memory for the pool's table of reference counts */
     refused_bytes = (POOL_BYTES / 4096 + 1) * sizeof(int32_t);
     assert_int_equal(caches_create(rig->caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_NO_MEMORY);
     assert_string_equal(err.text, "no memory to keep account of pages");
@@ -1102,7 +1066,7 @@ static void test_a_device_gives_nothing_before_there_is_memory_for_the_account_o
     assert_int_equal(rig->given, 1);
 }
 
-/* A device driver that takes long to give memory, because it waits until other threads have used the caches. */
+/* A device driver that gives memory only after other threads have used the caches. */
 struct slow {
     struct caches *caches;
     struct caller *caller;
@@ -1153,10 +1117,9 @@ static void test_nobody_waits_while_a_device_gives_memory(void **state)
     for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&makers[i], NULL, maker, &slow), 0);
     for (int i = 0; i < 4; i++) pthread_join(makers[i], NULL);
     pthread_join(slow.thread, NULL);
-    /* other calls (as from /metrics and the scheduler's loop) must not wait for the slow driver */
+    /* /metrics and the scheduler's loop must not wait for the slow driver. */
     assert_true(atomic_load(&slow.seen));
     assert_int_equal(atomic_load(&slow.made), 4);
-    /* several threads needed the device's memory, but the device was asked for it only once */
     assert_int_equal(atomic_load(&slow.asked), 1);
     caches_expire(slow.caches, INT64_MAX);
     caches_free(slow.caches);
@@ -1166,8 +1129,7 @@ static void test_nobody_waits_while_a_device_gives_memory(void **state)
 
 /* ---- Tests of shared pages and of several threads ---------------------------------------------------------------- */
 
-/* Each page has 64 positions and takes one granule, the pool's unit of 4096 bytes. MANY_PAGES pages are enough for four
- * lists of several blocks of page numbers. */
+/* A page has 64 positions and 4096 bytes. MANY_PAGES are enough for four lists of several blocks of page numbers. */
 enum { MANY_PAGES = 1 << 13, FORKERS = 9, FORK_STEPS = 3000 };
 static const struct cache_shape slim = { 1, 1, 1, ATTN_F8E4M3, false, PAGE };
 
@@ -1175,11 +1137,11 @@ static attn_status give_nothing_to_touch(void *context, size_t bytes, void **mem
 {
     static char page;
     (void)context, (void)bytes, (void)err;
-    *memory = &page; /* the test copies nothing to or from this pool, so any address will do */
+    *memory = &page; /* the test does not use this memory, so any address will do */
     return ATTN_OK;
 }
 
-/* Counts for each page how many caches use it, and checks that the pool has counted the same. */
+/* Counts for each page how many caches use it, and compares with the pool's own counts. */
 static void assert_counted(struct caches *caches, struct caller *caller)
 {
     static int times[MANY_PAGES];
@@ -1206,7 +1168,6 @@ static void assert_counted(struct caches *caches, struct caller *caller)
     assert_int_equal(caller->cache_bytes, pages * 4096);
 }
 
-/* A step (a decode or an append) that is under way while other operations change its caches. */
 struct under_way {
     struct cache_step step;
     char ids[1][CACHE_ID_BYTES];
@@ -1222,7 +1183,7 @@ static void begin_one(struct caches *caches, struct caller *caller, const char *
     assert_int_equal(caches_look(caches, caller, w->ids, 1, append, false, &w->step, &err), ATTN_OK);
     assert_int_equal(caches_table_bytes(&w->step, &bytes, &err), ATTN_OK);
     w->table = aligned_alloc(64, bytes);
-    w->step.k = w->step.v = w->table; /* this test does not read k and v, so any address will do */
+    w->step.k = w->step.v = w->table;
     const attn_status status = caches_begin(&w->step, 0, w->table, &wait, &err);
     assert_true(status == ATTN_OK || status == ATTN_FULL);
 }
@@ -1234,8 +1195,7 @@ static void end_one(struct under_way *w, bool commit)
     free(w->table);
 }
 
-/* Returns a random length of a cache. The length is often near the end of a block of page numbers. In half of all cases
- * the length is a multiple of the page size. */
+/* Returns a random length of a cache, often near the end of a block of page numbers. */
 static int64_t some_length(unsigned *seed, int64_t most)
 {
     const int64_t blocks = rand_r(seed) % 4 * PAGE_BLOCK + rand_r(seed) % 3 - 1;
@@ -1244,7 +1204,6 @@ static int64_t some_length(unsigned *seed, int64_t most)
     return length < 0 ? 0 : length < most ? length : most;
 }
 
-/* Does a random operation on a cache, even if a step (a decode or an append) uses the cache at the same time. */
 static void do_something(struct caches *caches, struct caller *caller, struct cache_info *of, struct cache_info *other,
                          unsigned *seed)
 {
@@ -1289,8 +1248,6 @@ static void test_shared_pages_are_counted_right_whatever_is_forked_and_cut(void 
     caller_release(caller);
 }
 
-/* A fork (a cache that shares the pages of another) of the longest possible cache also shares that cache's blocks of
- * page numbers. Only few page numbers are the fork's own. */
 static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
 {
     struct caches *const caches = caches_new(10);
@@ -1306,15 +1263,11 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     assert_int_equal(caches_fork(caches, caller, a.id, -1, &b, &err), ATTN_OK);
     const struct page_list *const one = &caches->oldest->list, *const two = &caches->newest->list;
     assert_ptr_equal(one->blocks[0], two->blocks[0]);
-    /* The last page has room, so the fork (a cache that shares pages with another) has its own copy of that page. The
-     * page number of the copy stands in a block of page numbers that belongs to the fork alone. */
     assert_ptr_not_equal(one->blocks[1], two->blocks[1]);
     assert_int_equal(one->blocks[1]->shared, PAGE_BLOCK);
     assert_int_equal(b.shared_pages, 2 * PAGE_BLOCK);
 
-    /* After either call below, the list of page numbers would end within a block that it shares with another list, so
-     * it would need a block of its own for its last numbers. Without memory for that block the call fails, and changes
-     * nothing. */
+    /* Each call below needs memory for a block of page numbers. Without it the call fails, and changes nothing. */
     refused_bytes = sizeof(struct page_block);
     assert_int_equal(caches_truncate(caches, caller, b.id, PAGE, &b, &err), ATTN_NO_MEMORY);
     assert_int_equal(caches_get(caches, caller, b.id, &b, &err), ATTN_OK);

@@ -1,5 +1,5 @@
 /* test_config.c: tests of options from the command line and the environment, and of defaults that depend on the
- * machine. Every refusal is compared word for word. */
+ * machine. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,7 +23,6 @@
 
 extern char **environ;
 
-/* Splits a text at its spaces, puts "attnd" before the words, and reads the configuration from them. */
 static enum config_result read_text(struct config *config, const char *text, char message[512])
 {
     char *argv[32] = { "attnd" }, copy[512];
@@ -92,7 +91,7 @@ static void test_a_flag_wins_over_the_environment_and_that_over_the_default(void
     char message[512];
     setenv("ATTND_QUEUE_DEPTH", "7", 1);
     setenv("ATTND_MAX_BATCH", "9", 1);
-    setenv("ATTND_LOG_LEVEL", "", 1); /* an empty environment variable counts as unset */
+    setenv("ATTND_LOG_LEVEL", "", 1);
     setenv("ATTND_SUPERVISE", "true", 1);
     assert_int_equal(read_text(&c, "--queue-depth=8", message), CONFIG_RUN);
     assert_int_equal(c.queue_depth, 8);
@@ -293,12 +292,12 @@ static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
           "ATTND_VERBOSE is not an option; write ATTND_LOG_LEVEL=debug (attnd --help lists them)" },
         { "ATTND_ZZZZZZZZZZZZZZZ", "1", "ATTND_ZZZZZZZZZZZZZZZ is not an option (attnd --help lists them)" },
         { "ATTND_", "1", "ATTND_ is not an option (attnd --help lists them)" },
-        { "ATTND_ZZZZZZZZZZZZZZZ", "", NULL }, /* not set */
-        /* the kernels library has this variable; it is not an option of the server, so it is ignored */
+        { "ATTND_ZZZZZZZZZZZZZZZ", "", NULL },
+        /* a variable of the kernels library, not of the server */
         { "ATTN_CPU_ISA", "portable", NULL },
-        /* ATTND_INHERITED_SOCKETS is not an option: the supervisor sets it for the server that it starts */
+        /* a variable that the supervisor sets for the server */
         { "ATTND_INHERITED_SOCKETS", "3", NULL },
-        /* variables that Kubernetes and Docker set for a service named attnd are not options, so they are ignored */
+        /* variables that Kubernetes and Docker set for a service named attnd */
         { "ATTND_PORT", "tcp://10.0.0.1:8080", NULL },
         { "ATTND_SERVICE_HOST", "10.0.0.1", NULL },
         { "ATTND_SERVICE_PORT", "8080", NULL },
@@ -311,9 +310,8 @@ static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
         { "ATTND_NAME", "/client/attnd", NULL },
         { "ATTND_CPU_NAME", "/client/attnd-cpu", NULL },
         { "ATTND_ENV_PATH", "/bin", NULL },
-        /* variables of this project's tests and scripts are not options, so they are ignored */
         { "ATTND_BINARY", "/x/build/attnd", NULL },
-        { "ATTND_URL", "http://127.0.0.1:8080", NULL }, /* of deploy/examples/pytest_attnd.py */
+        { "ATTND_URL", "http://127.0.0.1:8080", NULL },
         { "ATTND_TOKEN", "secret", NULL },
         { "ATTND_SLOWER", "10", NULL },
         { "ATTND_PUBLISH", "0.0.0.0:8080", NULL },
@@ -384,12 +382,11 @@ static void test_a_default_body_limit_follows_a_smaller_staging_memory(void **st
     assert_int_equal(c.max_body_bytes, 8 << 20);
 }
 
-/* Without --max-connections, the server allows as many connections as its limit on open files leaves room for. */
 static void test_with_few_open_files_there_are_fewer_connections(void **state)
 {
     (void)state;
     static const struct {
-        /* connections: the number of connections that the server allows; 0: the server does not start */
+        /* connections: how many the server allows; 0: the server does not start */
         int limit, http_threads, connections;
     } cases[] = { { 300, 16, 172 }, { 256, 16, 128 }, { 255, 16, 94 }, { 128, 16, 31 },   { 128, 8, 39 },
                   { 98, 16, 16 },   { 96, 16, 0 },    { 128, 40, 0 },  { 1000, 128, 872 } };
@@ -413,7 +410,7 @@ static void test_with_few_open_files_there_are_fewer_connections(void **state)
     }
 }
 
-/* A process that has lowered its limit on open files cannot raise the limit again, so a child process lowers it. */
+/* A process cannot raise its limit on open files again, so a child process lowers it. */
 static void test_connections_fit_the_limit_on_open_files(void **state)
 {
     (void)state;
@@ -479,7 +476,6 @@ static void test_help_fits_100_columns_and_shows_flag_and_variable(void **state)
     free(table);
 }
 
-/* OPTIONS.md must contain the table that `attnd --help-markdown` prints. */
 static void test_options_md_has_this_table(void **state)
 {
     (void)state;

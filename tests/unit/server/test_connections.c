@@ -1,5 +1,5 @@
-/* test_connections.c: tests which connections are too slow, and what the server sends on a connection before it closes
- * it. The test uses socket pairs without a web server. */
+/* test_connections.c: tests which connections are too slow, and what the server sends before it closes one. The test
+ * uses socket pairs without a web server. */
 #include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,20 +27,12 @@ static void test_how_long_each_phase_may_take(void **state)
         int64_t elapsed_ms;
         bool expired;
     } cases[] = {
-        { CONNECTION_OPENED, 0, 10000, false },
-        { CONNECTION_OPENED, 0, 10001, true },
-        { CONNECTION_HEAD, 0, 10001, true },
-        { CONNECTION_IDLE, 0, 75000, false },
-        { CONNECTION_IDLE, 0, 75001, true },
-        { CONNECTION_BODY, 0, 30000, false },
-        { CONNECTION_BODY, 0, 30001, true },
-        { CONNECTION_BODY, 1024 * 1000, 31000, false }, /* a body at 1 MB/s is never too slow */
-        { CONNECTION_BODY, 1024 * 1000, 31001, true },
-        /* after 31 s, a client that reads its answer at 5 KB/s is too slow */
-        { CONNECTION_SEND, 5000 * 31, 31000, true },
-        /* the request is being computed, so the wait is not the client's fault */
-        { CONNECTION_WORK, 0, 1000000, false },
-        { CONNECTION_CUT, 0, 1000000, false },
+        { CONNECTION_OPENED, 0, 10000, false },        { CONNECTION_OPENED, 0, 10001, true },
+        { CONNECTION_HEAD, 0, 10001, true },           { CONNECTION_IDLE, 0, 75000, false },
+        { CONNECTION_IDLE, 0, 75001, true },           { CONNECTION_BODY, 0, 30000, false },
+        { CONNECTION_BODY, 0, 30001, true },           { CONNECTION_BODY, 1024 * 1000, 31000, false },
+        { CONNECTION_BODY, 1024 * 1000, 31001, true }, { CONNECTION_SEND, 5000 * 31, 31000, true },
+        { CONNECTION_WORK, 0, 1000000, false },        { CONNECTION_CUT, 0, 1000000, false },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_int_equal(connection_expired(cases[i].phase, 5, cases[i].bytes, 5 + cases[i].elapsed_ms, &limits),
@@ -86,7 +78,7 @@ static void test_a_slow_body_hears_408_and_its_thread_learns_that_it_was_cut(voi
     assert_non_null(strstr(text, "\"code\":\"request-timeout\""));
     assert_int_equal(recv(p.client, text, sizeof text, 0), 0);
     assert_false(connection_enter(p.connection, CONNECTION_WORK));
-    assert_int_equal(connections_sweep(&p.connections, clock_ms() + 80000, &limits, NULL), 0); /* once */
+    assert_int_equal(connections_sweep(&p.connections, clock_ms() + 80000, &limits, NULL), 0);
     close_pair(&p);
 }
 
@@ -111,9 +103,8 @@ static void test_a_body_that_stands_still_is_cut_and_one_that_waits_for_us_is_no
     assert_true(connection_enter(p.connection, CONNECTION_BODY));
     assert_int_equal(connections_sweep(&p.connections, now, &limits, NULL), 0);
     assert_int_equal(connections_sweep(&p.connections, now + 5000, &limits, NULL), 0);
-    connection_progress(p.connection, 1); /* one byte counts as progress */
+    connection_progress(p.connection, 1);
     assert_int_equal(connections_sweep(&p.connections, now += 5001, &limits, NULL), 0);
-    /* the client is not too slow, because it has sent a byte that the server did not read yet */
     assert_int_equal(send(p.client, "x", 1, 0), 1);
     assert_int_equal(connections_sweep(&p.connections, now + 6000, &limits, NULL), 0);
     assert_int_equal(recv(p.connection->fd, text, sizeof text, 0), 1);
@@ -140,8 +131,7 @@ static void test_a_request_that_was_sent_and_not_read_is_not_late(void **state)
     }
 }
 
-/* If libmicrohttpd has no memory for a connection, it closes the socket without telling the server. The server must
- * nevertheless notice that the connection is gone. */
+/* Without memory for a connection, libmicrohttpd closes the socket and does not tell the server, which must notice. */
 static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_counted_for_ever(void **state)
 {
     (void)state;
@@ -153,15 +143,13 @@ static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_count
     assert_non_null(connections_add(&connections, fds[0], true, &thread, &http));
     assert_int_equal(atomic_load(&connections.totals.count) + thread + http, 3);
     for (int i = 0; i < 3; i++) connections_sweep(&connections, clock_ms() + i * 100000, &limits, NULL);
-    /* the server may notice that the socket is closed only at a later sweep over all connections */
+    /* The server may notice a closed socket only at a later check of all connections. */
     assert_int_equal(atomic_load(&connections.totals.count), 1);
 
     close(fds[0]);
     for (int i = 0; i < 2; i++) connections_sweep(&connections, clock_ms() + 300000, &limits, NULL);
     assert_int_equal(atomic_load(&connections.totals.count) + thread + http, 0);
 
-    /* Before the server's next sweep over all connections, another descriptor gets the number of a closed one. The
-     * first time this descriptor belongs to another connection, and the second time to something else. */
     assert_int_equal(dup2(fds[1], fds[0]), fds[0]);
     assert_non_null(connections_add(&connections, fds[0], true, &thread, &http));
     close(fds[0]);
@@ -195,8 +183,7 @@ static void test_a_thousand_descriptors_find_their_peers(void **state)
     connections_clear(&connections);
 }
 
-/* If a client sends bytes and closes its connection at once, libmicrohttpd 0.9.75 may not notice the end of the
- * connection. The server must notice it. */
+/* libmicrohttpd 0.9.75 may not notice that a client sends bytes and closes at once. The server must. */
 static void test_a_client_that_left_in_the_middle_of_a_body_is_found(void **state)
 {
     (void)state;
@@ -207,12 +194,11 @@ static void test_a_client_that_left_in_the_middle_of_a_body_is_found(void **stat
     assert_int_equal(send(p.client, "bytes", 5, 0), 5);
     shutdown(p.client, SHUT_WR);
     for (int i = 0; i < 3; i++) connections_sweep(&p.connections, clock_ms(), &limits, NULL);
-    /* the server has not read the client's last bytes yet, so the connection stays */
     assert_int_equal(recv(p.client, text, sizeof text, MSG_DONTWAIT), -1);
     assert_int_equal(recv(p.connection->fd, text, sizeof text, 0), 5);
     connection_progress(p.connection, 5);
     for (int i = 0; i < 2; i++) connections_sweep(&p.connections, clock_ms(), &limits, NULL);
-    assert_int_equal(recv(p.client, text, sizeof text, MSG_DONTWAIT), 0); /* shut down */
+    assert_int_equal(recv(p.client, text, sizeof text, MSG_DONTWAIT), 0);
     close_pair(&p);
 }
 
@@ -224,7 +210,7 @@ static void test_a_drain_waits_for_who_moves_and_not_for_who_stands_still(void *
     open_pair(&p, true);
     int64_t now = clock_ms();
     assert_true(connection_enter(p.connection, CONNECTION_BODY));
-    /* two bytes per second are too slow in the long run, but the client is not silent, so the connection stays */
+    /* Two bytes per second would be too slow in the long run, but a drain closes only silent connections. */
     for (int i = 1; i < 50; i++) {
         connection_progress(p.connection, (uint64_t)i);
         assert_int_equal(connections_sweep(&p.connections, now + i * 500, &limits, &drain_limits), 0);
@@ -243,8 +229,7 @@ static void test_a_drain_waits_for_who_moves_and_not_for_who_stands_still(void *
     close_pair(&p);
 }
 
-/* During a drain (the server is about to end), idle connections stay open as long as any of them gets requests, for
- * example from a load balancer. When no connection gets a request any more, the server closes all idle connections. */
+/* During a drain (the server is about to end), idle connections stay open as long as any of them gets requests. */
 static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any_more(void **state)
 {
     (void)state;
@@ -255,8 +240,7 @@ static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any
         open_pair(&p, true);
         assert_true(connection_enter(p.connection, silent[i]));
         const int64_t now = clock_ms();
-        /* other connections still get requests at the time now + ms, but this connection has had no request for a long
-         * time */
+        /* This connection has had no request for a long time, but others still get requests. */
         for (int ms = 0; ms <= 5000; ms += 400) {
             drain_limits.quiet_since_ms = now + ms;
             assert_int_equal(connections_sweep(&p.connections, now + ms, &limits, &drain_limits), 0);
@@ -270,7 +254,7 @@ static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any
 
 enum { CROWD = 3 * CONNECTIONS_OLD };
 
-/* Returns the index of the connection that was closed since the last call of this function, or -1 if none was. */
+/* Returns the index of the connection that was closed since the last call, or -1. */
 static int cut_now(struct connection *const *crowd, bool *gone)
 {
     for (int i = 0; i < CROWD; i++)
@@ -281,9 +265,8 @@ static int cut_now(struct connection *const *crowd, bool *gone)
     return -1;
 }
 
-/* When the server needs room for a new connection, it closes connections without a token first, and of these the
- * oldest first. Here every third connection has shown a token, every seventh has a request under way, and their ages
- * are mixed. */
+/* To make room for a new connection, the server closes connections without a token first, and of these the oldest
+ * first. */
 static void test_room_is_made_by_strangers_first_and_then_by_age(void **state)
 {
     (void)state;
@@ -321,8 +304,6 @@ static void test_room_is_made_by_strangers_first_and_then_by_age(void **state)
     connections_clear(&connections);
 }
 
-/* A connection with a request that has arrived but was not read yet counts as busy, so it is not closed to make
- * room. */
 static void test_a_connection_with_an_unread_request_makes_no_room(void **state)
 {
     (void)state;

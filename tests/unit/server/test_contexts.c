@@ -1,5 +1,4 @@
-/* test_contexts.c: tests of saved contexts (forwards whose tensors a backward will use): how long contexts live, their
- * limits, and whose memory they use. */
+/* test_contexts.c: tests of contexts (forwards saved for a later backward): their lifetime, limits and memory. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -36,8 +35,7 @@ static void close_bench(struct bench *b)
     staging_free(b->staging);
 }
 
-/* Returns a job (one request's problems) as a forward makes it, with `items` problems. Its memory counts as `bytes`
- * bytes. */
+/* Returns a job (one request's problems) with `items` forwards. Its memory counts as `bytes` bytes. */
 static struct job *make_job(struct bench *b, struct caller *caller, int items, size_t bytes)
 {
     struct staging_block *block;
@@ -51,8 +49,8 @@ static struct job *make_job(struct bench *b, struct caller *caller, int items, s
     return job;
 }
 
-/* Returns a finished job (one request's problems) that holds one ready context (saved forward) for each problem. id[i]
- * becomes the id of context i. The forward was answered, so its request no longer holds the job. */
+/* Returns a job (one request's problems) whose forwards are saved as contexts for a later backward. id[i] becomes the
+ * id of context i. */
 static struct job *saved_job(struct bench *b, struct caller *caller, int items, size_t bytes,
                              char id[][PROTO_CONTEXT_BYTES])
 {
@@ -91,18 +89,17 @@ static void test_saved_taken_used(void **state)
     assert_int_equal(contexts_take(b.contexts, &everybody, id, 0, &taken, &item, &err), ATTN_NOT_FOUND); /* not ready */
     assert_string_equal(err.text, "context: unknown, expired or already used");
     contexts_fill(b.contexts, id, 0);
-    job_release(job); /* the forward has been answered, but the contexts (saved forwards) keep its memory */
+    job_release(job); /* the context (saved forward) keeps the memory of its job */
     assert_true(staging_leased_bytes(b.staging) > 0);
     assert_int_equal(contexts_take(b.contexts, &everybody, id, 1, &taken, &item, &err), ATTN_OK);
     assert_ptr_equal(taken, job);
-    assert_int_equal(contexts_take(b.contexts, &everybody, id, 1, &second, &item, &err),
-                     ATTN_IN_USE); /* one backward */
+    assert_int_equal(contexts_take(b.contexts, &everybody, id, 1, &second, &item, &err), ATTN_IN_USE);
     assert_string_equal(err.member, "/context");
     assert_string_equal(err.text, "context: another backward uses it and is not answered yet; it can be used again "
                                   "only if that one does not run");
     contexts_finish(b.contexts, id, true);
     assert_int_equal(count(&b), 0);
-    assert_true(staging_leased_bytes(b.staging) > 0); /* the backward still reads the memory of the saved forward */
+    assert_true(staging_leased_bytes(b.staging) > 0);
     job_release(taken);
     assert_int_equal(staging_leased_bytes(b.staging), 0);
     close_bench(&b);
@@ -146,8 +143,7 @@ static void test_time_runs_out(void **state)
     close_bench(&b);
 }
 
-/* Tries to reserve a context (memory of a saved forward) of `bytes` bytes for a new job. This must fail. Returns the
- * error, and frees the job. */
+/* Tries to save a forward of `bytes` bytes. This must fail; returns the error. */
 static attn_status refusal(struct bench *b, struct caller *caller, size_t bytes, attn_error *err)
 {
     struct job *job = make_job(b, caller, 1, bytes);
@@ -164,8 +160,7 @@ static void test_bounds_in_bytes_and_in_number(void **state)
     char id[MAX][PROTO_CONTEXT_BYTES];
     attn_error err = { 0 };
     open_bench(&b);
-    /* a context (saved forward) that is larger than the limit can never be saved, so the error is TOO_LARGE, not
-     * BUSY */
+    /* A forward that is larger than the limit can never be saved, so the error is TOO_LARGE, not BUSY. */
     assert_int_equal(refusal(&b, &everybody, 1001, &err), ATTN_TOO_LARGE);
     assert_string_equal(err.text, "save: the request holds 1001 bytes, saved contexts may hold 1000 bytes");
     assert_int_equal(refusal(&b, &everybody, 1000, &err), ATTN_OK);
@@ -218,8 +213,7 @@ static void test_a_context_is_its_callers_alone(void **state)
     assert_int_equal(contexts_take(b.contexts, other, id[0], clock_ms(), &taken, &item, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.text, "context: unknown, expired or already used");
     assert_int_equal(contexts_take(b.contexts, one, id[0], clock_ms(), &taken, &item, &err), ATTN_OK);
-    /* Another caller tries to use a context (saved forward) that is in use. The server must answer this caller as if
-     * the context did not exist. */
+    /* For another caller, a context (saved forward) that is in use does not exist. */
     struct job *second;
     assert_int_equal(contexts_take(b.contexts, other, id[0], clock_ms(), &second, &item, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.text, "context: unknown, expired or already used");
@@ -273,11 +267,9 @@ static void test_finishing_twice_does_nothing(void **state)
     assert_int_equal(contexts_take(b.contexts, &everybody, id[0], clock_ms(), &backward->saved[0], &item, NULL),
                      ATTN_OK);
     backward->holds_contexts = true;
-    /* `false` means that the backward's client has left without its answer, so another backward may take the context
-     * (saved forward) */
+    /* `false` means that the client left without an answer, so another backward may use the context (saved forward). */
     contexts_finish_job(backward, false);
     assert_int_equal(count(&b), 1);
-    /* a second call for the same job changes nothing, even with the argument `true` (the client gets an answer) */
     contexts_finish_job(backward, true);
     assert_int_equal(count(&b), 1);
     job_release(backward);

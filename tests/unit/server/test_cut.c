@@ -1,6 +1,6 @@
-/* test_cut.c: tests of problems that are cut over several devices by groups of heads, by batch rows or by queries. The
- * results have the same bits as on one device, short problems are not cut, and nothing is copied twice. The devices are
- * those of the fake backend, with memory of their own. The tests take the place of the server's loop. */
+/* test_cut.c: tests of problems that are cut over several devices of the fake backend, by heads, batch rows or queries.
+ * Results must have the same bits as on one device, and nothing may be copied twice. The tests take the place of the
+ * server's loop. */
 #include "tests/unit/server/jobs.h"
 #include "tests/unit/testing.h"
 
@@ -27,7 +27,7 @@ struct site {
     struct server server;
     uv_loop_t uv;
     struct mailbox box;
-    int back; /* number of batches that devices have given back, and that the test has not collected yet */
+    int back; /* number of finished batches that the test has not collected yet */
     struct batch *batches[MOST_DEVICES];
 };
 
@@ -38,7 +38,7 @@ static void on_message(void *context, struct message *message)
     s->batches[s->back++] = (struct batch *)message;
 }
 
-/* Opens devices with `bytes` bytes of memory each; 0: with as many bytes as a fake device has by default. */
+/* Opens devices with `bytes` bytes of memory each; 0 stands for the fake backend's default. */
 static void open_small_site(struct site *s, int devices, const char *script, int64_t bytes)
 {
     char number[8];
@@ -70,8 +70,8 @@ static void close_site(struct site *s)
     server_close(&s->server);
 }
 
-/* Returns a job (one request's problems) with the single problem p. Its expected time is set to one second, because
- * shorter jobs are not cut over several devices. */
+/* Returns a job (one request's problems) with the problem p. Its expected time is one second, because the server does
+ * not cut shorter jobs. */
 static struct job *job_with(struct site *s, const attn_problem *p)
 {
     struct job *job = job_of(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
@@ -87,7 +87,7 @@ static int cut(struct site *s, struct job *job, struct device *over[CONFIG_MAX_D
     return cut_over_devices(s->server.devices, devices_pick(s->server.devices, 0), job, clock_ns(), over);
 }
 
-/* Gives the device the next part of a job that is cut over several devices. Returns the part. */
+/* Gives a device the next part of a job that is cut over several devices. */
 static struct job_part *send_part(struct site *s, struct job *job, struct device *device)
 {
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
@@ -98,15 +98,14 @@ static struct job_part *send_part(struct site *s, struct job *job, struct device
     return batch->parts[0];
 }
 
-/* Handles the messages of the devices. Returns the number of batches that devices have given back. */
+/* Handles the devices' messages. Returns the number of finished batches that the test has not collected yet. */
 static int look(struct site *s)
 {
     uv_run(&s->uv, UV_RUN_NOWAIT);
     return s->back;
 }
 
-/* Waits for the next batch that a device gives back. The batch contains a single part of a job. Frees the batch, and
- * returns the part. */
+/* Waits until a device finishes a batch, which consists of one part of a job. Returns the part. */
 static struct job_part *part_back(struct site *s)
 {
     WAIT_UNTIL(look(s) > 0);
@@ -121,19 +120,16 @@ static struct job_part *part_back(struct site *s)
     return part;
 }
 
-/* Waits for the next part of a job that a device gives back. The test fails unless this is `part`, and the device has
- * computed it. */
+/* Fails unless the next part of a job that a device finishes is `part`, and has no error. */
 static void assert_back(struct site *s, const struct job_part *part)
 {
     assert_ptr_equal(part_back(s), part);
     if (!part->ran) fail_msg("%s", part->error.text);
 }
 
-/* Runs the parts of a job, each on its device, and joins their results. */
 static void run_parts(struct site *s, struct job *job, struct device *const *over, int parts)
 {
     for (int n = 0; n < parts; n++) send_part(s, job, over[n]);
-    /* no part of the job is left for device 0, because every part was sent to a device already */
     assert_null(job_part_for(job, 0));
     for (int n = 0; n < parts; n++) {
         const struct job_part *const part = part_back(s);
@@ -141,8 +137,8 @@ static void run_parts(struct site *s, struct job *job, struct device *const *ove
     }
 }
 
-/* Lets the devices add up those gradients that are sums over queries. Each part of the job has computed the sums over
- * its own queries only. All parts must have been computed. Does nothing if the job has no such gradients. */
+/* Lets the devices add up gradients that are sums over queries. Each part of the job has computed the sum over its own
+ * queries. */
 static void add_up(struct site *s, struct job *job, int parts)
 {
     struct device *over[CONFIG_MAX_DEVICES];
@@ -154,7 +150,6 @@ static void add_up(struct site *s, struct job *job, int parts)
     assert_false(sums_begin(job));
 }
 
-/* Returns the bytes of memory in use on all devices of the test. */
 static int64_t bytes_in_use(struct site *s)
 {
     int64_t bytes = 0;
@@ -166,8 +161,7 @@ static int64_t bytes_in_use(struct site *s)
     return bytes;
 }
 
-/* Returns the problem with only some of its outputs: those that are sums over queries if `sums` is true, and all others
- * if it is false. */
+/* Returns the problem with only those outputs that are sums over queries (`sums` is true), or only the others. */
 static struct fixture with_outputs(const struct fixture *f, bool sums)
 {
     struct fixture some = *f;
@@ -177,9 +171,8 @@ static struct fixture with_outputs(const struct fixture *f, bool sums)
     return some;
 }
 
-/* Cuts the problem into ranges of queries, and runs each range on a device. `parts` becomes a copy of the fixture (the
- * problem and its tensors) with the results. Returns the number of ranges; 1: the problem was not cut, and nothing
- * ran. */
+/* Cuts the problem into ranges of queries, and runs each on a device. `parts` becomes a copy of the fixture with the
+ * results. Returns the number of ranges; 1: nothing was cut, and nothing ran. */
 static int run_by_queries(struct site *s, const struct fixture *whole, struct fixture *parts)
 {
     struct device *over[CONFIG_MAX_DEVICES];
@@ -196,7 +189,6 @@ static int run_by_queries(struct site *s, const struct fixture *whole, struct fi
     return count;
 }
 
-/* Returns a random problem with several key/value heads. */
 static struct spec spec_of(uint64_t seed)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
@@ -240,8 +232,7 @@ static struct spec spec_of(uint64_t seed)
     return s;
 }
 
-/* Runs the problem over all devices of the test. Returns the number of parts into which the problem was cut; 1: the
- * problem was not cut. */
+/* Runs the problem over all devices of the test. Returns the number of parts; 1: the problem was not cut. */
 static int run_over(struct site *s, const struct fixture *whole, int *unused)
 {
     struct device *over[CONFIG_MAX_DEVICES];
@@ -262,7 +253,6 @@ static int run_over(struct site *s, const struct fixture *whole, int *unused)
     return count;
 }
 
-/* 500 random problems must have the same bits on 2, 3 and 4 devices as on one device. */
 static void test_problems_have_the_same_bits_over_any_number_of_devices(void **state)
 {
     static struct site sites[MOST_DEVICES + 1];
@@ -286,11 +276,9 @@ static void test_problems_have_the_same_bits_over_any_number_of_devices(void **s
     for (int devices = 2; devices <= MOST_DEVICES; devices++) close_site(&sites[devices]);
     bench_close(&cpu);
     assert_true(parts[2] > tried / 2 && parts[3] > tried / 3 && parts[4] > tried / 10);
-    /* at least half of the random problems can be cut; those with the gradient of a bias that all heads share cannot */
     assert_true(whole_ones < tried / 2);
 }
 
-/* Returns a random problem that can be cut by queries. It has one or two key/value heads. */
 static struct spec spec_of_queries(uint64_t seed)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
@@ -325,8 +313,8 @@ static struct spec spec_of_queries(uint64_t seed)
     return s;
 }
 
-/* 500 random problems on 2, 3 and 4 devices: out, lse and dq must have the same bits as on one device. Gradients that
- * are sums over queries must be correct within rounding, and have the same bits in each run. */
+/* On 2 to 4 devices, out, lse and dq must have the same bits as on one. Gradients that are sums over queries must be
+ * correct within rounding, and have the same bits in each run. */
 static void test_queries_have_the_same_bits_over_any_number_of_devices(void **state)
 {
     static struct site sites[MOST_DEVICES + 1];
@@ -365,8 +353,7 @@ static void test_queries_have_the_same_bits_over_any_number_of_devices(void **st
     assert_true(with_sums > PROBLEMS);
 }
 
-/* Returns element n of the sum of three arrays, added in the order and precision in which the parts of a job must be
- * added up. */
+/* Returns element n of the sum of three arrays, as the devices must add it up. */
 static float sum_of(const float *parts, int64_t elements, int64_t n)
 {
     float sum = parts[n];
@@ -375,8 +362,7 @@ static float sum_of(const float *parts, int64_t elements, int64_t n)
 }
 
 /* The devices must add the parts' sums in the order of the parts, in float32, and round once. The test replaces each
- * part's sums by numbers whose total depends on the order. Each device adds up a range of elements. The gradient of
- * sinks has so few elements that one range is empty. */
+ * part's sums by numbers whose total depends on the order. */
 static void test_parts_are_added_in_their_order(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -398,8 +384,7 @@ static void test_parts_are_added_in_their_order(void **state)
         float *const parts = malloc(3 * (size_t)elements * sizeof *parts);
         for (int64_t n = 0; n < 3 * elements; n++)
             parts[n] = (float)((rng_uniform(&r) - 0.5) * pow(2, (double)rng_between(&r, -8, 8)));
-        /* dk is the first of the sums in the memory of a job's part. The fake device's memory is the host's, so the
-         * test can write to it. */
+        /* dk is the first of a part's sums. The fake device's memory is the host's, so the test can write to it. */
         for (const struct job_part *part = &job->part; part; part = part->next)
             memcpy(part->sums, parts + part->number * elements, (size_t)elements * sizeof *parts);
         add_up(&s, job, 3);
@@ -416,14 +401,13 @@ static void test_parts_are_added_in_their_order(void **state)
     close_site(&s);
 }
 
-/* Two devices compute the parts of a job. The sums of each part stay on the part's device until the job is over. If one
- * device is lost before the sums are added up, nothing is added up, and the memory of the other part's sums is freed
- * too. */
+/* A part of a job keeps its sums over queries on its device until the job is over. If a device is lost before that, the
+ * sums of all parts are freed. */
 static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 512, 32));
-    /* Sizes in bytes for one gradient (dk and dv have equal sizes). own: the sums that a part computes. share: half of
-     * this size. Each device receives this half of the other part's sums, and of the results. */
+    /* Bytes of one gradient. own: the sums of a part; share: the half of them that a device receives from the other
+     * part. */
     const int64_t own = 512 * 32 * 4, share = own / 2;
     struct site s;
     struct fixture f;
@@ -449,16 +433,13 @@ static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
     close_site(&s);
 }
 
-/* ---- Devices with little memory ---------------------------------------------------------------------------------- */
-
-/* The tests below have devices with this much memory. A part of the problem SUMS keeps a quarter of the memory until
- * the job is over. A part of the problem LARGE needs more than three quarters. */
+/* Memory of each device below. A part of SUMS keeps a quarter of it until the job is over, and a part of LARGE needs
+ * more than three quarters. */
 enum { SMALL_BYTES = 8 << 20 };
 #define SUMS  SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 4096, 32))
 #define LARGE SPEC(HEADS(2, 2), SIZES(12500, 100, 64))
 
-/* Makes a job (one request's problems) of the problem, and cuts the job into two parts. over[0] and over[1] become the
- * devices of the parts. */
+/* Cuts a new job into two parts, one for each of the devices over[0] and over[1]. */
 static struct job *job_in_two(struct site *s, struct fixture *f, const struct spec *spec,
                               struct device *over[CONFIG_MAX_DEVICES])
 {
@@ -469,8 +450,7 @@ static struct job *job_in_two(struct site *s, struct fixture *f, const struct sp
     return job;
 }
 
-/* Waits until the device holds the part back, because too little memory was free when the device last tried to start
- * it. */
+/* Waits until the device holds the part back, because too little memory was free. */
 static void assert_held(struct site *s, struct device *device, const struct job_part *part)
 {
     bool held = false;
@@ -483,8 +463,7 @@ static void assert_held(struct site *s, struct device *device, const struct job_
     if (!held) fail_msg("a batch came back: %s", s->batches[0]->parts[0]->error.text);
 }
 
-/* Device 1 has computed its part of a job and keeps the part's sums. A batch that needs this memory waits until the
- * loop frees the sums, even if another batch of the device ends earlier. */
+/* A batch waits for memory that holds the sums of a part of another job. */
 static void test_a_batch_waits_for_the_sums_of_another_job(void **state)
 {
     struct site s;
@@ -509,8 +488,6 @@ static void test_a_batch_waits_for_the_sums_of_another_job(void **state)
     close_site(&s);
 }
 
-/* A device that hangs may still read the sums of a job's parts, so the memory of these sums cannot be freed as long as
- * the device hangs. A batch that waits for this memory must fail. */
 static void test_a_batch_does_not_wait_for_sums_that_a_device_that_hangs_may_read(void **state)
 {
     struct site s;
@@ -533,8 +510,6 @@ static void test_a_batch_does_not_wait_for_sums_that_a_device_that_hangs_may_rea
     close_site(&s);
 }
 
-/* One device computes both parts of a job. A batch waits for the memory that the first part's sums occupy. Meanwhile
- * the second part may run. */
 static void test_parts_pass_a_batch_that_waits_for_their_sums(void **state)
 {
     struct site s;
@@ -558,9 +533,8 @@ static void test_parts_pass_a_batch_that_waits_for_their_sums(void **state)
     close_site(&s);
 }
 
-/* A batch is held back, because too little memory is free while another batch runs. A part of a job may run before the
- * held batch, but it cannot get enough memory either. The device then holds this part back too. When memory is free,
- * the part runs first, and then the batch. */
+/* A part of a job may run before a batch that waits for memory. If there is too little memory for the part too, both
+ * wait, and the part runs first. */
 static void test_a_part_that_passes_a_held_batch_may_be_held_itself(void **state)
 {
     const struct spec half = SPEC(HEADS(2, 2), SIZES(6500, 100, 64));
@@ -594,8 +568,8 @@ static void test_a_part_that_passes_a_held_batch_may_be_held_itself(void **state
     close_site(&s);
 }
 
-/* A device computes a batch, and holds another one back until memory is free. It is then told to add up the sums of a
- * job, but cannot allocate memory for that. The job's part must fail at once, and the held batch must run later. */
+/* The device cannot allocate memory for adding up a job's sums, and another batch waits for memory there. The job fails
+ * at once, and the batch runs later. */
 static void test_a_part_that_adds_up_takes_no_place_of_a_held_batch(void **state)
 {
     const struct spec little = SPEC(HEADS(2, 2));
@@ -629,9 +603,7 @@ static void test_a_part_that_adds_up_takes_no_place_of_a_held_batch(void **state
     close_site(&s);
 }
 
-/* The parts of a job leave the queue only if there is enough memory for the sums of all parts. This memory may be
- * spread over several devices, but each of them must be able to take a batch now. If too few devices are usable, the
- * job is not cut. */
+/* A job is cut only if there is memory for the sums of all its parts, on devices that can take a batch now. */
 static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(512, 4096, 32));
@@ -647,7 +619,7 @@ static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
     assert_int_equal(job->sum_parts, MOST_DEVICES);
     struct devices *const all = s.server.devices;
     for (int busy = 1; busy < MOST_DEVICES; busy++) {
-        all->device[busy]->outstanding += 1000; /* the device has no room for a further batch */
+        all->device[busy]->outstanding += 1000; /* no room for another batch */
         assert_int_equal(cut_may_leave(all, all->device[0], job, clock_ns(), &wait_ns), busy < 3);
     }
     for (int n = 1; n < MOST_DEVICES; n++) all->device[n]->outstanding = 0;
@@ -663,8 +635,6 @@ static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
     close_site(&s);
 }
 
-/* A device already has seven batches of other clients, and gets all four parts of a job. These are more batches than a
- * device may otherwise have at once from several clients. */
 static void test_a_device_with_little_room_may_get_all_parts(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(512, 512, 32));
@@ -687,8 +657,6 @@ static void test_a_device_with_little_room_may_get_all_parts(void **state)
     close_site(&s);
 }
 
-/* A causal problem is cut into ranges of queries with equal work. A late query sees more keys than an early one, so the
- * later ranges have fewer queries than the earlier ones. */
 static void test_ranges_of_queries_have_equal_work(void **state)
 {
     static const int64_t lengths[] = { 4096, 32768, 131072 };
@@ -703,8 +671,6 @@ static void test_ranges_of_queries_have_equal_work(void **state)
         assert_true(attn_queries_divide(&p) && attn_queries_share(&p, MOST_DEVICES, ends, shares));
         for (int part = 0; part < MOST_DEVICES; part++) {
             assert_true(ends[part] > first && ends[part] % ATTN_QUERY_UNIT == 0);
-            /* a part ends at a multiple of ATTN_QUERY_UNIT queries, so its work may differ from a quarter of all
-             * work */
             assert_true(fabs(shares[part] - 0.25) <= 2.0 * ATTN_QUERY_UNIT / (double)lengths[n]);
             sum += shares[part];
             first = ends[part];
@@ -714,7 +680,6 @@ static void test_ranges_of_queries_have_equal_work(void **state)
     }
 }
 
-/* The sums of a job's parts must have the same bits, however many of the server's devices can compute. */
 static void test_sums_over_queries_do_not_depend_on_which_devices_have_room(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16, HEADS(3, 1),
@@ -744,7 +709,7 @@ static void test_what_cannot_be_cut_or_is_short_goes_to_one_device(void **state)
         const char *what;
         struct spec spec;
         double seconds;
-        int parts, devices; /* devices: number of the server's devices; 0: 4 devices */
+        int parts, devices; /* devices: number of the server's devices; 0 stands for 4 */
     } cases[] = {
         { "four heads", SPEC(HEADS(4, 4)), 1, 4, 0 },
         { "queries of more heads", SPEC(HEADS(8, 2)), 1, 2, 0 },
@@ -810,8 +775,8 @@ static struct device *device_at(struct site *s, int number)
     return devices_pick(s->server.devices, ~(UINT64_C(1) << number));
 }
 
-/* Devices that failed, or that have no room for a further batch, get no part of a problem. If --split-above-ms is 0, no
- * problem is cut into parts. */
+/* Devices that failed or have no room for a further batch get no part of a problem. With --split-above-ms 0, no problem
+ * is cut. */
 static void test_devices_that_have_room_share_a_problem(void **state)
 {
     const struct spec spec = SPEC(HEADS(6, 6));
@@ -828,15 +793,12 @@ static void test_devices_that_have_room_share_a_problem(void **state)
     assert_int_equal(cut(&s, job, over), 1);
     assert_int_equal(cut_most_parts(s.server.devices, job), 1);
     s.server.devices->split_above_ms = s.config.split_above_ms;
-    /* each of three devices gets two of the six heads; with a fourth device, the largest part would still have two
-     * heads */
+    /* Each of three devices gets two of the six heads. A fourth device would not make the largest part smaller. */
     assert_int_equal(cut_most_parts(s.server.devices, job), 3);
     assert_true(device_disable(device_at(&s, 1)));
     assert_int_equal(cut(&s, job, over), 3);
     for (int n = 0; n < 3; n++) assert_int_equal(device_number(over[n]), n == 0 ? 0 : n + 1);
     job_join(job);
-    /* device 2 has no room: it gets as many batches as one flow (one caller's work) may have on a device, and none of
-     * them ends */
     struct device *const full = device_at(&s, 2);
     struct job *const other = job_with(&s, &f.p);
     int64_t wait_ns = INT64_MAX;
@@ -913,8 +875,7 @@ static void test_the_backend_of_an_answer_names_the_devices(void **state)
     close_site(&s);
 }
 
-/* Each device gets the tensors of its own heads only. All devices together receive as many bytes as a single device
- * would, with one copy command per tensor and device. */
+/* Each device gets only the tensors of its heads, with one copy command per tensor. */
 static void test_a_device_has_memory_for_its_heads_alone(void **state)
 {
     const struct spec spec = SPEC(.B = 2, SIZES(64, 64, 64), HEADS(8, 4), .causal = true);
@@ -932,7 +893,6 @@ static void test_a_device_has_memory_for_its_heads_alone(void **state)
     assert_int_equal(parts_take(over[1], slot, &job->more_parts[0], &part, &err), ATTN_OK);
     attn_device_info info;
     attn_device_describe(over[1]->handle, &info);
-    /* sizes in bytes of half of the heads: of q, of k or v, and of lse */
     const int64_t q = 2 * 64 * 4 * 64 * 4, k = q / 2, lse = 2 * 4 * 64 * 4;
     assert_int_equal(info.memory_used, q + 2 * k + q + lse);
     assert_int_equal(part.q.shape[2], 4);

@@ -1,5 +1,4 @@
-/* test_deadlines.c: tests that the heap of deadlines finds the same earliest deadline as a search through all
- * deadlines. */
+/* test_deadlines.c: compares the heap of deadlines with a search through all deadlines. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -33,7 +32,7 @@ static void test_the_next_is_always_the_earliest(void **state)
             deadlines_remove(&all, d);
             in--;
         } else {
-            d->at_ns = rand() % 300; /* deadlines come from a small range, so that many are equal */
+            d->at_ns = rand() % 300; /* a small range, so that many deadlines are equal */
             assert_true(deadlines_add(&all, d));
             in++;
         }

@@ -1,6 +1,5 @@
-/* test_devices.c: tests of batches (jobs that are computed together) on devices. They test which device gets a batch,
- * and when and with which results the device gives the batch back. The devices are those of the fake backend, with
- * memory of their own. The tests take the place of the server's loop. */
+/* test_devices.c: tests of batches (jobs that are computed together) on devices of the fake backend: which device gets
+ * a batch, when and with which results it ends. The tests take the place of the server's loop. */
 #include <pthread.h>
 
 #include "tests/unit/server/jobs.h"
@@ -19,7 +18,7 @@ struct bench {
     uv_loop_t uv;
     struct mailbox box;
     int back_count;
-    struct batch *back[LOG_MAX]; /* batches in the order in which the devices gave them back */
+    struct batch *back[LOG_MAX]; /* batches in the order in which devices finished them */
 };
 
 static void on_message(void *context, struct message *message)
@@ -30,8 +29,7 @@ static void on_message(void *context, struct message *message)
     b->back[b->back_count++] = (struct batch *)message;
 }
 
-/* Prepares the configuration and the mailbox of a test. The test may then change the configuration, before
- * open_devices() opens the server and its devices. */
+/* Prepares a test's configuration, which the test may change before open_devices(). */
 static void begin(struct bench *b)
 {
     *b = (struct bench){ 0 };
@@ -57,8 +55,7 @@ static void open_bench(struct bench *b, int count, const char *script)
     open_devices(b, count, script);
 }
 
-/* Opens fake devices that follow the script. The word GATE in the script is replaced by the path of `gate`, a file. A
- * batch with hold=GATE waits until the test deletes this file. */
+/* Opens fake devices that follow the script. A batch with hold=GATE waits until the test opens the gate. */
 static void open_gated(struct bench *b, int count, const char *script, struct gate *gate)
 {
     char text[256];
@@ -77,7 +74,7 @@ static void close_bench(struct bench *b)
     server_close(&b->server);
 }
 
-/* Returns a job (one request's problems) that is ready to run on devices with any amount of memory. */
+/* Returns a job (one request's problems) that is ready to run, whatever memory the devices have. */
 static struct job *ready(struct bench *b, attn_op op, char *body)
 {
     attn_error err = { 0 };
@@ -93,7 +90,7 @@ static struct job *ready_forward(struct bench *b, int rows)
     return ready(b, ATTN_OP_FORWARD, forward_body(rows, 4, ""));
 }
 
-/* Returns a batch of the jobs in `jobs`. The batch owns the jobs, and its cost is set to `flops` operations. */
+/* Returns a batch that owns the jobs. Its cost is set to `flops` operations. */
 static struct batch *batch_of(struct job *const *jobs, int count, double flops)
 {
     struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->parts[0]);
@@ -103,7 +100,6 @@ static struct batch *batch_of(struct job *const *jobs, int count, double flops)
     return batch;
 }
 
-/* Makes a batch of one small forward, and gives it to the device. */
 static struct batch *submit_one(struct bench *b, struct device *device, double flops)
 {
     struct job *job = ready_forward(b, 5);
@@ -112,7 +108,6 @@ static struct batch *submit_one(struct bench *b, struct device *device, double f
     return batch;
 }
 
-/* Waits for the next batch that a device gives back, and collects it. */
 static struct batch *next_back(struct bench *b)
 {
     while (b->back_count == 0) uv_run(&b->uv, UV_RUN_ONCE);
@@ -172,7 +167,6 @@ static void test_numbers_come_back_right_through_memory_of_the_device(void **sta
     assert_ptr_equal(next_back(&b), batch);
     assert_ran(batch);
     assert_int_equal(strncmp(jobs[0]->results[0].backend, "fake:0 ", 7), 0);
-    /* the job's third problem was refused before the batch went to the device, so no device computed it */
     assert_string_equal(jobs[2]->results[2].backend, "");
     assert_true(batch->started_ns > 0 && batch->ended_ns >= batch->started_ns);
     batch_note_times(batch, jobs[0]);
@@ -203,8 +197,8 @@ static void test_what_the_kernels_launch_takes_is_not_their_own_time(void **stat
     close_bench(&b);
 }
 
-/* The tensors of a context (a saved forward) lie in the memory of the forward's job. The server copies this memory to
- * the device once, for all batches that use the context. */
+/* The tensors of contexts (saved forwards) lie in the memory of the forwards' job, which is copied to the device once
+ * for all their backwards. */
 static void test_a_backward_of_a_saved_forward_finds_its_tensors_on_the_device(void **state)
 {
     (void)state;
@@ -241,8 +235,7 @@ static void test_memory_of_the_device_goes_back_after_each_batch(void **state)
     for (int i = 0; i < 5; i++) {
         submit_one(&b, devices_pick(b.server.devices, 0), 1);
         forget(next_back(&b));
-        /* Every batch uses the first of the device's streams, and only that stream keeps its scratch memory. So the
-         * device uses as much memory after each batch as after the first one. */
+        /* Every batch uses the device's first stream, so no other stream has scratch memory. */
         if (i == 0) used = state_of(&b, 0).info.memory_used;
         assert_int_equal(state_of(&b, 0).info.memory_used, used);
     }
@@ -256,7 +249,6 @@ static bool can_wait(const struct device *device)
     return device_can_wait(device, clock_ns(), &wait_ns);
 }
 
-/* Returns whether the device with the least work would accept a batch of this flow (one caller's work) now. */
 static bool has_room(const struct bench *b, struct flow *flow)
 {
     const struct job job = { .flow = flow };
@@ -264,8 +256,6 @@ static bool has_room(const struct bench *b, struct flow *flow)
     const struct device *device = devices_pick(b->server.devices, 0);
     return device && device_has_room(device, &job, clock_ns(), &wait_ns);
 }
-
-/* ---- Tests of the choice of a device ----------------------------------------------------------------------------- */
 
 static void test_the_device_with_the_least_work_is_picked_until_all_are_full(void **state)
 {
@@ -279,8 +269,7 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         const char *device;
     } picks[] = {
         { 100, "fake:0" }, { 10, "fake:1" }, { 50, "fake:1" },
-        { 30, "fake:1" },  { 20, "fake:1" }, /* after these two picks, fake:1 has four batches, one on each of its
-                                              * streams */
+        { 30, "fake:1" },  { 20, "fake:1" }, /* after these, fake:1 has a batch on each of its four streams */
         { 1, "fake:0" },   { 1, "fake:0" },  { 1, "fake:0" },
     };
     for (size_t i = 0; i < sizeof picks / sizeof *picks; i++) {
@@ -298,7 +287,6 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         assert_ran(batch);
         forget(batch);
     }
-    /* a batch that a device has finished no longer counts as load of this device */
     assert_string_equal(device_name(devices_pick(b.server.devices, 0)), "fake:0");
     assert_int_equal(state_of(&b, 1).running_requests, 0);
     close_bench(&b);
@@ -343,7 +331,7 @@ static void test_an_error_that_passes_fails_one_batch(void **state)
         struct batch *first = batch_of(jobs, 2, 1);
         devices_submit(b.server.devices, first, devices_pick(b.server.devices, 0));
         assert_ptr_equal(next_back(&b), first);
-        assert_failed(first, ATTN_DEVICE); /* the device's error fails every request in the batch */
+        assert_failed(first, ATTN_DEVICE);
         assert_non_null(strstr(jobs[1]->part.error.text, "(error 1)"));
         struct batch *second = submit_one(&b, devices_pick(b.server.devices, 0), 1);
         assert_ptr_equal(next_back(&b), second);
@@ -370,7 +358,7 @@ static void test_a_sticky_error_loses_the_device_and_every_batch_that_it_has(voi
         forget(batch);
     }
     assert_true(device_disable(lost));
-    assert_false(device_disable(lost)); /* the device was disabled already, so a second call changes nothing */
+    assert_false(device_disable(lost));
     assert_true(devices_usable(b.server.devices));
     assert_false(state_of(&b, 0).usable);
     for (int i = 0; i < 2; i++) {
@@ -387,8 +375,7 @@ static void test_a_sticky_error_loses_the_device_and_every_batch_that_it_has(voi
     close_bench(&b);
 }
 
-/* A gate (a file for which a device waits) holds the first batch. The second batch gets memory for its tensors, but no
- * scratch memory. It must wait for the first batch, and then run. */
+/* A batch for which scratch memory is missing must wait for the batch beside it, and then run. */
 static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_again(void **state)
 {
     (void)state;
@@ -397,8 +384,8 @@ static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_a
     char script[256];
     gate_shut(&run);
     gate_shut(&size);
-    /* Each batch allocates three times: inputs, outputs and scratch memory. The script lets the sixth allocation
-     * fail, which is the scratch memory of the second batch. */
+    /* Each batch makes three allocations, of which the last is scratch memory. Allocation 6 is that of the second
+     * batch. */
     snprintf(script, sizeof script, "hold=%s@1,size.hold=%s@2,alloc.fail@6", run.path, size.path);
     open_bench(&b, 1, script);
     struct job *jobs[] = { ready_forward(&b, 5), ready_forward(&b, 7) };
@@ -407,13 +394,12 @@ static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_a
     const int64_t regions[] = { (int64_t)(jobs[0]->inputs_used + jobs[0]->outputs.bytes),
                                 (int64_t)(jobs[1]->inputs_used + jobs[1]->outputs.bytes) };
     devices_submit(b.server.devices, first, device);
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used > regions[0]); /* waits until the first batch has its scratch memory */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used > regions[0]);
     const int64_t of_first = state_of(&b, 0).info.memory_used;
     devices_submit(b.server.devices, second, device);
     WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first + regions[1]);
     gate_open(&size);
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first); /* waits until the second batch has given back its
-                                                               * memory */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first);
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
     gate_open(&run);
@@ -438,7 +424,7 @@ static void test_a_batch_that_has_no_memory_alone_fails(void **state)
     devices_submit(b.server.devices, large, devices_pick(b.server.devices, 0));
     next_back(&b);
     assert_failed(large, ATTN_NO_MEMORY);
-    assert_int_equal(state_of(&b, 0).info.memory_used, 0); /* the failed batch has left no memory allocated */
+    assert_int_equal(state_of(&b, 0).info.memory_used, 0);
     struct batch *small = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     next_back(&b);
     assert_ran(small);
@@ -456,10 +442,9 @@ static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
     begin(&b);
     b.config.watchdog_ms = 1;
     open_gated(&b, 2, "1:hold=GATE", &gate);
-    assert_null(devices_to_disable(b.server.devices, &is_overdue)); /* nothing runs */
+    assert_null(devices_to_disable(b.server.devices, &is_overdue));
     struct device *first = devices_pick(b.server.devices, 0);
     struct job *job = ready_forward(&b, 5);
-    /* the first device has a load of 1e9 operations now, so the next batch goes to the other device */
     struct batch *batch = batch_of(&job, 1, 1e9);
     devices_submit(b.server.devices, batch, first);
     struct device *stuck = devices_pick(b.server.devices, 0);
@@ -473,10 +458,9 @@ static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
     assert_ptr_equal(device_batches(overdue), never);
     assert_null(never->next);
     assert_true(device_disable(overdue));
-    /* a device whose batch is overdue is reported only once */
     assert_null(devices_to_disable(b.server.devices, &is_overdue));
     gate_open(&gate);
-    assert_ptr_equal(next_back(&b), never); /* the hung device gives the batch back after all */
+    assert_ptr_equal(next_back(&b), never);
     assert_ran(never);
     assert_null(device_batches(overdue));
     forget(never);
@@ -493,11 +477,10 @@ static void test_a_device_that_has_time_left_is_not_overdue(void **state)
     b.config.watchdog_ms = 3600000;
     open_gated(&b, 1, "hold=GATE", &gate);
     submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0); /* waits until the batch has begun on the device */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0);
     assert_null(devices_to_disable(b.server.devices, &is_overdue));
     gate_open(&gate);
     forget(next_back(&b));
-    /* an HTTP thread has called device 0, and the call failed with the error of a lost device */
     devices_note_lost(b.server.devices, 0);
     assert_non_null(devices_to_disable(b.server.devices, &is_overdue));
     assert_false(is_overdue);
@@ -524,13 +507,11 @@ static void test_a_batch_that_nobody_waits_for_ends_between_two_launches(void **
     open_gated(&b, 1, "hold=GATE@1", &gate);
     struct batch *batch = four_launches(&b);
     devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
-    /* waits until the batch has memory: its first problem is then launched at once */
     WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0);
     attn_cancel(&batch->cancel);
     gate_open(&gate);
     assert_ptr_equal(next_back(&b), batch);
     assert_failed(batch, ATTN_CANCELLED);
-    /* the cancelled batch has left the stream usable */
     struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     next_back(&b);
     assert_ran(next);
@@ -541,8 +522,7 @@ static void test_a_batch_that_nobody_waits_for_ends_between_two_launches(void **
 
 /* ---- Tests of devices that verify their outputs in float64 ------------------------------------------------------- */
 
-/* Returns a request with three problems. The device computes the first and the third again in float64 (a "truth") to
- * verify them, each in one step. */
+/* Returns a job with three problems. The device computes the first and the third again in float64 to verify them. */
 static struct job *two_truths(struct bench *b)
 {
     char *bodies[] = { forward_body(9, 4, "\"verify\": \"all\""), forward_body(5, 4, "\"verify\": 2"),
@@ -558,8 +538,7 @@ static struct batch *submit_two_truths(struct bench *b)
     return batch;
 }
 
-/* Checks that only the workspace of each stream is still allocated on the device, as after the same work without
- * verification. */
+/* Only the workspaces of the streams may still be allocated on the device. */
 static void assert_only_workspace_is_left(struct bench *b)
 {
     const int64_t used = state_of(b, 0).info.memory_used;
@@ -620,7 +599,6 @@ static void test_an_error_in_the_middle_of_the_truth_fails_its_batch(void **stat
         assert_ptr_equal(next_back(&b), batch);
         assert_failed(batch, cases[c].status);
         assert_true(batch->charged_ns > 0);
-        /* the failed batch must leave no error behind, so the next batch succeeds */
         if (cases[c].status == ATTN_DEVICE) {
             struct batch *next = submit_two_truths(&b);
             assert_ptr_equal(next_back(&b), next);
@@ -640,12 +618,10 @@ static void test_a_truth_that_nobody_waits_for_ends_between_two_steps(void **sta
     struct bench b;
     struct gate gate;
     begin(&b);
-    /* In its second step the verification would make the device fail, as this script says. The verification must
-     * therefore end before that step. */
+    /* A second step of the verification would make the device fail, so the verification must end before it. */
     open_gated(&b, 1, "truth.hold=GATE@1,truth.err=700@2", &gate);
     struct batch *batch = submit_two_truths(&b);
     struct batch *beside = submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    /* the device finishes the batch `beside` first, because no batch waits until another batch is verified */
     assert_ptr_equal(next_back(&b), beside);
     assert_ran(beside);
     attn_cancel(&batch->cancel);
@@ -682,7 +658,7 @@ static void test_a_truth_needs_memory_of_its_device(void **state)
 {
     (void)state;
     struct bench b;
-    /* allocations for the tensors and the kernels' workspace succeed, and those for the verification fail */
+    /* Allocation 3 is the first one for the verification. */
     open_bench(&b, 1, "alloc.fail@3+");
     struct batch *batch = submit_two_truths(&b);
     assert_ptr_equal(next_back(&b), batch);
@@ -691,8 +667,8 @@ static void test_a_truth_needs_memory_of_its_device(void **state)
     close_bench(&b);
 }
 
-/* A copy from the device fails with an error that leaves the device usable. Earlier work on the same stream has failed
- * with an error that makes the device unusable. The device must then count as lost. */
+/* An error of earlier work has made the device unusable. The device must count as lost, although a copy then fails with
+ * an error after which a device is usable. */
 static void test_a_device_that_fails_for_good_after_an_error_that_passes_is_lost(void **state)
 {
     (void)state;
@@ -714,7 +690,7 @@ static void test_work_in_several_launches_comes_back_whole(void **state)
 {
     (void)state;
     struct bench b;
-    /* Each batch has four kernel launches. The eighth launch, which is the last of the second batch, fails. */
+    /* A batch has four launches, so the eighth launch is the last of the second batch. */
     open_bench(&b, 1, "launch.err=1@8");
     for (int round = 0; round < 2; round++) {
         struct batch *batch = four_launches(&b);
@@ -727,8 +703,7 @@ static void test_work_in_several_launches_comes_back_whole(void **state)
     close_bench(&b);
 }
 
-/* The caller "Busy" has two batches on streams of a GPU. While another caller has a batch on the GPU, only one of
- * Busy's two batches may continue. */
+/* While another caller has a batch on a GPU, the caller `busy` may run only one of its two batches there. */
 static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_another_flow(void **state)
 {
     (void)state;
@@ -740,8 +715,7 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     begin(&b);
     gate_shut(&busy_gate);
     gate_shut(&other_gate);
-    /* A gate holds a launch until the test opens the gate. One gate holds the first launch of the batch of caller
-     * `other`. Another gate holds the first launch of the first batch of caller `busy`. Each batch has four
+    /* The gates hold the first launch of the batch of `other`, and of the first batch of `busy`. A batch has four
      * launches. */
     snprintf(script, sizeof script, "hold=%s@1,hold=%s@2", other_gate.path, busy_gate.path);
     open_devices(&b, 1, script);
@@ -752,15 +726,13 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
         batches[i]->seconds = 1;
         const int64_t used = state_of(&b, 0).info.memory_used;
         devices_submit(b.server.devices, batches[i], device);
-        WAIT_UNTIL(state_of(&b, 0).info.memory_used > used); /* it begins */
+        WAIT_UNTIL(state_of(&b, 0).info.memory_used > used);
     }
-    /* sleeps long enough for the second batch of the caller `busy` to run, if nothing held it back */
     nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
     gate_open(&other_gate);
     assert_ptr_equal(next_back(&b), batches[0]);
-    /* batches[2] runs, because the batches of the other flow (caller's work) have left the device */
     assert_ptr_equal(next_back(&b), batches[2]);
     gate_open(&busy_gate);
     assert_ptr_equal(next_back(&b), batches[1]);
@@ -773,8 +745,8 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     flow_release(other);
 }
 
-/* A caller that is alone on a GPU does not queue all its batches there, because the next caller would have to wait for
- * all of them. */
+/* Even alone on a GPU, a caller does not queue all its batches there, because the next caller would have to wait for
+ * them. */
 static void test_long_batches_of_one_flow_take_turns_on_a_gpu(void **state)
 {
     (void)state;
@@ -794,9 +766,9 @@ static void test_long_batches_of_one_flow_take_turns_on_a_gpu(void **state)
         batches[i]->seconds = 1;
         const int64_t used = state_of(&b, 0).info.memory_used;
         devices_submit(b.server.devices, batches[i], devices_pick(b.server.devices, 0));
-        WAIT_UNTIL(state_of(&b, 0).info.memory_used > used); /* it begins */
+        WAIT_UNTIL(state_of(&b, 0).info.memory_used > used);
     }
-    /* sleeps for the time that the third batch would take if nothing held it back */
+    /* Another batch could run in this time, if nothing held it back. */
     nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
@@ -825,7 +797,6 @@ static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void
     assert_int_equal(b.back_count, 0);
     gate_open(&gate);
     assert_true(devices_stop(b.server.devices, PATIENCE_MS));
-    /* the device has put the finished batch into the mailbox, where this call collects it */
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 1);
     assert_ptr_equal(next_back(&b), batch);
@@ -836,8 +807,7 @@ static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void
 
 /* ---- Tests of the CPU's streams ---------------------------------------------------------------------------------- */
 
-/* A problem of a hundred thousand rows would keep one core busy for minutes. When its job is cancelled, the next batch
- * must not wait until the whole problem is computed. */
+/* While a CPU device computes for minutes, other batches must run, and the long one must end when it is cancelled. */
 static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **state)
 {
     (void)state;
@@ -850,10 +820,8 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     struct job *job = ready_forward(&b, 100000);
     struct batch *longer = batch_of(&job, 1, job->flops);
     devices_submit(b.server.devices, longer, cpu);
-    /* a long job must go to its device at once, without a wait for requests that could join its batch */
     assert_false(can_wait(cpu));
     struct batch *shorter = submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    /* The next batch must end while the long job still computes. Only after that does the test cancel the long job. */
     struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     assert_false(has_room(&b, NULL));
     assert_ptr_equal(next_back(&b), shorter);
@@ -869,7 +837,7 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     close_bench(&b);
 }
 
-/* Gives the device a batch of the flow (one caller's work) `flow`, whose job has `rows` rows. */
+/* Gives the device a batch of one job with `rows` rows, from the caller whose work is `flow`. */
 static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
 {
     struct job *job = ready_forward(b, rows);
@@ -880,8 +848,8 @@ static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
     return batch;
 }
 
-/* If several callers have batches on a device, a short batch of another caller may run beside them, as a guest. A guest
- * may begin only after one of the other batches has been on the device for much longer than the guest needs. */
+/* Batches of several callers run on a device. A short batch of another caller may run beside them, after one of them
+ * has run for much longer than the short one needs. */
 static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does(void **state)
 {
     (void)state;
@@ -896,13 +864,11 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     for (int i = 0; i < 3; i++) longer[i] = submit_for(&b, flows[i], 100000);
     const struct device *cpu = devices_pick(b.server.devices, 0);
     const int64_t oldest_ns = longer[0]->left_ns, later_ns = longer[2]->left_ns + DEVICE_GUEST_AFTER_NS;
-    /* 1000 s, because making the three batches takes seconds under a sanitizer on a busy machine */
     const struct job equal = { .flow = flows[3], .seconds = 1000 }, shorter = { .flow = flows[3], .seconds = 1e-3 };
     int64_t wait_ns = INT64_MAX;
     assert_true(device_has_room(cpu, &shorter, later_ns, &wait_ns));
     assert_false(device_has_room(cpu, &equal, later_ns, &wait_ns));
-    /* Batches of three flows (callers' work) run on the device. A further flow's batch that needs 1000 s may start
-     * only when the oldest running batch has run for this many ns. */
+    /* With four callers, a batch that needs 1000 s may start when the oldest batch has run for this many ns. */
     const int64_t needs_ns = DEVICE_GUEST_FACTOR * 4 * INT64_C(1000000000000);
     assert_int_equal(wait_ns, oldest_ns + needs_ns - later_ns);
     assert_true(device_has_room(cpu, &equal, oldest_ns + needs_ns, &wait_ns));
@@ -912,8 +878,8 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     for (int i = 0; i < 4; i++) flow_release(flows[i]);
 }
 
-/* A caller has a batch on each of the device's two streams, and a third batch that waits. A batch of another caller
- * must be computed nevertheless. */
+/* One caller has a batch on each of the device's two streams, and one that waits. A batch of another caller must run
+ * nevertheless. */
 static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams(void **state)
 {
     (void)state;
@@ -932,7 +898,6 @@ static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams
     int64_t wait_ns = INT64_MAX;
     const struct device *cpu = devices_pick(b.server.devices, 0);
     const struct job of_other = { .flow = other, .seconds = 1e6 }, of_busy = { .flow = busy };
-    /* the device has no room for this caller's batch now, but it has room after wait_ns */
     assert_false(device_has_room(cpu, &of_other, longer[2]->left_ns, &wait_ns));
     assert_int_equal(wait_ns, DEVICE_GUEST_AFTER_NS);
     assert_true(device_has_room(cpu, &of_other, longer[2]->left_ns + wait_ns, &wait_ns));
@@ -1016,11 +981,11 @@ static void test_small_problems_wait_for_a_gpu_that_does_not_read_staging_memory
     close_bench(&b);
 }
 
-/* Opens devices that read staging memory (the memory of request bodies) directly. */
+/* Opens devices that read staging memory (the memory of request bodies) in place. */
 static void open_readers(struct bench *b, int count, const char *script, struct gate *gate)
 {
     begin(b);
-    /* with two HTTP threads, a device has two inline slots (streams for HTTP threads) */
+    /* For two HTTP threads, a device has two streams on which they run small problems themselves. */
     b->config.http_threads = 2;
     setenv("ATTN_FAKE_READS_STAGING", "1", 1);
     if (gate) open_gated(b, count, script, gate);
@@ -1032,8 +997,6 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
 {
     (void)state;
     struct bench b;
-    /* the script lets the first copy fail, but these devices read staging memory (the memory of request bodies)
-     * directly, and copy nothing */
     open_readers(&b, 1, "copy.err=700", NULL);
     assert_false(inline_near(b.server.devices));
     struct job *job = ready_forward(&b, 5), *large = ready_forward(&b, 5000);
@@ -1046,7 +1009,7 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
     close_bench(&b);
 }
 
-/* Returns a forward whose input numbers differ from those of all other forwards in this test. */
+/* Returns a forward whose numbers differ from those of all others in the test. */
 static struct job *own_forward(struct bench *b, int rows, const char *extra, int number)
 {
     struct job *job = ready(b, ATTN_OP_FORWARD, forward_body(rows, 4, extra));
@@ -1061,8 +1024,7 @@ static void test_equal_small_problems_leave_as_one(void **state)
     (void)state;
     struct bench b;
     struct job *jobs[9];
-    /* these devices read request bodies in place; the script makes every copy fail, so this test passes only if
-     * nothing is copied */
+    /* Every copy would fail, but these devices read request bodies in place. */
     open_readers(&b, 1, "copy.err=700", NULL);
     for (int n = 0; n < 9; n++) jobs[n] = own_forward(&b, n % 3 ? 12 : 8, n % 3 == 1 ? "\"causal\": true" : "", n);
     struct batch *batch = batch_of(jobs, 9, 1);
@@ -1074,8 +1036,8 @@ static void test_equal_small_problems_leave_as_one(void **state)
     close_bench(&b);
 }
 
-/* Tests problems that cannot be joined into one. They differ in an option, or their lse has a size that is not a
- * multiple of 16 bytes, or a body has two problems. The device copies the tensors of each problem separately. */
+/* Problems are not joined into one if they differ in an option, share a body, or have an lse whose size is no multiple
+ * of 16 bytes. */
 static void test_problems_that_differ_are_computed_side_by_side(void **state)
 {
     (void)state;
@@ -1104,7 +1066,7 @@ static void test_problems_that_left_as_one_fail_together(void **state)
     (void)state;
     struct bench b;
     struct job *jobs[3];
-    open_readers(&b, 1, "launch.err=2@1", NULL); /* the first launch fails with CUDA's error 2, out of memory */
+    open_readers(&b, 1, "launch.err=2@1", NULL); /* CUDA's error 2: out of memory */
     for (int n = 0; n < 3; n++) jobs[n] = own_forward(&b, 4, "", n);
     struct batch *batch = batch_of(jobs, 3, 1);
     devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
@@ -1148,7 +1110,6 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     assert_int_equal(inline_run(b.server.devices, late), INLINE_LATE);
     assert_non_null(late->part.handed_over);
     assert_false(late->part.ran);
-    /* the device has another free inline slot (a stream for HTTP threads), so the job runs at once */
     assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE);
     assert_computed(other, 0);
     struct batch *batch = batch_of(&late, 1, 1);
@@ -1159,7 +1120,6 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     assert_ran(batch);
     assert_true(batch->compute_us > 0 && batch->copy_in_us == 0 && batch->copy_out_us == 0);
     forget(batch);
-    /* every inline slot (a stream for HTTP threads) is free again, so no try is refused */
     for (int n = 0; n < 8; n++) assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE);
     job_release(other);
     close_bench(&b);
@@ -1185,7 +1145,6 @@ static void test_what_is_late_and_never_ends_is_overdue(void **state)
         nanosleep(&(struct timespec){ 0, 500000 }, NULL);
     assert_true(is_overdue && device_disable(overdue));
     struct job *job = ready_forward(&b, 5);
-    /* the lost device must not be used any more */
     assert_int_equal(inline_run(b.server.devices, job), INLINE_NOT);
     assert_null(job->part.handed_over);
     job_release(job);
@@ -1214,13 +1173,11 @@ static void test_who_cannot_hand_a_late_job_over_waits_for_its_end(void **state)
     assert_non_null(late->part.handed_over);
     assert_int_equal(pthread_create(&opens, NULL, open_soon, &gate), 0);
     inline_settle(late);
-    /* The file of the gate is deleted, so the gate was opened. The batch waited for the gate, so inline_settle() has
-     * waited for the batch. */
     assert_int_not_equal(access(gate.path, F_OK), 0);
     assert_null(late->part.handed_over);
     assert_computed(late, 0);
     pthread_join(opens, NULL);
-    inline_settle(late); /* a second call does nothing, because the first call has waited for the job's batch already */
+    inline_settle(late);
     job_release(late);
     close_bench(&b);
 }
@@ -1232,16 +1189,13 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
     open_readers(&b, 2, "0:sync.err=700@1", NULL);
     struct job *job = ready_forward(&b, 5), *jobs[4] = { 0 };
     int lost = -1;
-    /* Inline slots (streams for HTTP threads) alternate between the two devices, so four tries usually reach both
-     * devices. */
     for (int n = 0; n < 4 && lost < 0; n++) {
         jobs[n] = ready_forward(&b, 5);
         const enum inline_outcome here = inline_run(b.server.devices, jobs[n]);
         assert_true(here == INLINE_DONE || here == INLINE_LOST);
         if (here == INLINE_LOST) lost = n;
     }
-    /* Which inline slot (a stream for HTTP threads) is used depends on the core of this thread. So possibly no try has
-     * reached the device that fails. */
+    /* This thread's core decides which device gets a job, so possibly none reached the device that fails. */
     if (lost >= 0) {
         assert_int_equal(jobs[lost]->part.device, 0);
         struct job *held = job_hold(jobs[lost]);
@@ -1258,7 +1212,6 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
 
 /* ---- Tests of jobs that are cut into parts for several devices --------------------------------------------------- */
 
-/* Sends a device its part of a job that several devices compute, and waits for the part. */
 static void run_part(struct bench *b, struct job *job, int device)
 {
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
@@ -1279,13 +1232,12 @@ static void test_a_job_is_over_when_all_its_parts_are(void **state)
     (void)state;
     static const struct {
         const char *script;
-        const char *error; /* NULL: none */
+        const char *error;
     } cases[] = {
         { "", NULL },
         { "0:launch.err=1@1", "launch" },
         { "1:copy.err=1@1", "copy" },
-        /* Several parts of a job fail on different devices. The job gets the error of the first failed part in its
-         * list, even if another part failed earlier. */
+        /* A job gets the error of its first failed part in the list, even if another part failed earlier. */
         { "0:launch.err=1@1,1:copy.err=1@1", "launch" },
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -1293,14 +1245,12 @@ static void test_a_job_is_over_when_all_its_parts_are(void **state)
         open_bench(&b, 2, cases[c].script);
         struct job *job = ready_forward(&b, 5);
         struct job_part second = { .job = job, .device = 1 };
-        /* the device that had this part of the job is lost, so another device may compute the part */
         assert_ptr_equal(job_part_for(job, 1), &job->part);
         job->part.device = 0;
         assert_null(job_part_for(job, 1));
         job->part.next = &second;
         assert_true(job_needs_device(job, 0) && job_needs_device(job, 1) && !job_needs_device(job, 2));
         run_part(&b, job, 1);
-        /* a part of a job that was sent to a device once is not sent again */
         assert_true(!job_needs_device(job, 1) && job_part_for(job, 1) == NULL);
         assert_false(job_ran(job));
         run_part(&b, job, 0);

@@ -21,12 +21,11 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-/* A server for one connection: it reads a request, sends `answer` and closes the connection. If `answer` is NULL, the
- * server stays silent until the client leaves. */
+/* A server for one connection: it reads a request, sends `answer` and closes the connection. */
 struct connection {
     int listener, port;
-    char path[64];      /* path of a unix socket; empty: the server listens on TCP */
-    const char *answer; /* NULL: silence */
+    char path[64];      /* a unix socket; if empty, the server listens on TCP */
+    const char *answer; /* NULL: the server stays silent until the client leaves */
     size_t answer_bytes;
     char request[2048];
     pthread_t thread;
@@ -84,13 +83,12 @@ static void connection_open(struct connection *p, int family, const char *answer
 
 static void connection_close(struct connection *p)
 {
-    shutdown(p->listener, SHUT_RDWR); /* wakes the thread that waits in accept(), if no client connected */
+    shutdown(p->listener, SHUT_RDWR);
     pthread_join(p->thread, NULL);
     close(p->listener);
     if (p->path[0]) unlink(p->path);
 }
 
-/* Runs `attnd healthcheck`, and stores everything that the command prints in `said`. */
 static int run(const char *argument, char said[1024])
 {
     char name[] = "healthcheck", copy[512];
@@ -130,7 +128,7 @@ static void test_the_answer_decides(void **state)
     static const struct {
         const char *answer;
         int status;
-        const char *says; /* after "http://127.0.0.1:PORT/readyz" */
+        const char *says;
     } cases[] = {
         { "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok\n", 0, " answered 200\n" },
         { "HTTP/1.0 204 No Content\r\n\r\n", 0, " answered 204\n" },
@@ -138,7 +136,7 @@ static void test_the_answer_decides(void **state)
         { "HTTP/1.1 301 Moved\r\n\r\n", 1, " answered 301\n" },
         { "HTTP/1.1 401 Unauthorized\r\n\r\n", 1, " answered 401\n" },
         { "", 1, ": the connection was closed without an answer\n" },
-        { "HTTP/1.1 200", 1, ": the answer is not HTTP\n" }, /* cut */
+        { "HTTP/1.1 200", 1, ": the answer is not HTTP\n" },
         { "SSH-2.0-OpenSSH_9.2\r\n", 1, ": the answer is not HTTP\n" },
         { "HTTP/2 200\r\n", 1, ": the answer is not HTTP\n" },
         { "HTTP/1.1 2\r\n", 1, ": the answer is not HTTP\n" },
@@ -190,7 +188,7 @@ static void test_ipv6_has_its_brackets(void **state)
     struct connection p;
     char text[160], said[1024];
     connection_open(&p, AF_INET6, "HTTP/1.1 200 OK\r\n\r\n");
-    snprintf(text, sizeof text, "[::]:%d", p.port); /* for a wildcard address the command connects to loopback */
+    snprintf(text, sizeof text, "[::]:%d", p.port); /* The command connects to loopback for a wildcard address. */
     assert_int_equal(run(text, said), 0);
     assert_non_null(strstr(p.request, "\r\nHost: [::1]:"));
     assert_non_null(strstr(said, "http://[::1]:"));
@@ -258,9 +256,9 @@ static void test_tls_is_recognised_by_its_records(void **state)
         size_t bytes;
         int status;
     } cases[] = {
-        { "\x15\x03\x03\x00\x02\x02\x28", 7, 0 },      /* a TLS alert: the handshake failed */
-        { "\x16\x03\x03\x00\x0a\x02", 6, 0 },          /* a TLS handshake record whose length byte is a line feed */
-        { "HTTP/1.1 400 Bad Request\r\n\r\n", 28, 1 }, /* plain HTTP */
+        { "\x15\x03\x03\x00\x02\x02\x28", 7, 0 }, /* a TLS alert: the handshake failed */
+        { "\x16\x03\x03\x00\x0a\x02", 6, 0 },     /* a TLS handshake record whose length byte is a line feed */
+        { "HTTP/1.1 400 Bad Request\r\n\r\n", 28, 1 },
         { "", 0, 1 },
     };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {

@@ -1,5 +1,4 @@
-/* test_heartbeat.c: tests that the server finds threads that spend too long on one piece of work (one request or one
- * event). */
+/* test_heartbeat.c: tests that the server finds threads that spend too long on one request or event. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -41,8 +40,7 @@ static void test_a_thread_that_waits_for_work_is_never_stuck(void **state)
     (void)state;
     heartbeat_busy(HEARTBEAT_HTTP);
     assert_int_equal(heartbeat_stuck(clock_ms() + HEARTBEAT_LIMIT_MS + 1, &busy_ms), HEARTBEAT_HTTP);
-    /* this thread begins its next piece of work (as an HTTP thread), so the time that it has spent counts from 0
-     * again */
+    /* The thread begins its next request, so the time of the previous one no longer counts. */
     heartbeat_busy(HEARTBEAT_HTTP);
     assert_int_equal(heartbeat_stuck(clock_ms(), &busy_ms), HEARTBEAT_KINDS);
     heartbeat_idle();

@@ -1,5 +1,5 @@
-/* test_http_head.c: tests of request heads that two readers (a proxy and the server) could understand differently, and
- * of the parsers of header values. */
+/* test_http_head.c: tests of request heads that a proxy and the server could understand differently, and of the parsers
+ * of header values. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,11 +11,10 @@
 #include "server/http/http_head.h"
 #include "server/routes/media.h"
 
-/* Returns whether a request with these headers is accepted. In `head`, '|' separates the headers, and the first ':'
- * separates a name from its value. */
+/* Returns whether a request with these headers is accepted. In `head`, '|' separates the headers. */
 static bool sound(struct http_head *f, const char *version, const char *head)
 {
-    static char text[512]; /* static, because http_head keeps pointers into the text */
+    static char text[512]; /* http_head keeps pointers into this text */
     strcpy(text, head);
     http_head_begin(f, version);
     for (char *at = text, *next; at && *at; at = next) {
@@ -87,10 +86,10 @@ static void test_values(void **state)
     http_head_begin(&f, "HTTP/1.1");
     memset(value, 'x', sizeof value - 2);
     strcpy(value + sizeof value - 2, " ");
-    /* the value is followed by white space, so it is copied; the copy and its NUL fill the room for copies exactly */
+    /* The value ends in white space, so it is copied. The copy fills the room for copies exactly. */
     http_head_header(&f, "Host", 4, value, sizeof value - 1);
     assert_int_equal(strlen(f.value[HEADER_HOST]), HTTP_CONNECTION_BYTES - 1);
-    /* the value "a " ends in white space, so it must be copied, but no room for copies is left */
+    /* This value ends in white space too, and no room for a copy is left. */
     http_head_header(&f, "Authorization", 13, "a ", 2);
     assert_false(http_head_end(&f));
     assert_string_equal(f.fault, "Authorization is too long");
@@ -101,7 +100,7 @@ static void test_a_list_in_one_line_may_be_long_and_one_in_several_may_not(void 
     struct http_head f;
     char text[HTTP_HEAD_LIST_BYTES];
     (void)state;
-    for (int end = 0; end < 2; end++) { /* white space after the value must change nothing */
+    for (int end = 0; end < 2; end++) {
         http_head_begin(&f, "HTTP/1.0");
         memset(text, 'x', sizeof text);
         text[sizeof text - 1] = '\0';
@@ -111,7 +110,7 @@ static void test_a_list_in_one_line_may_be_long_and_one_in_several_may_not(void 
         http_head_begin(&f, "HTTP/1.0");
         http_head_header(&f, "Accept", 6, text, sizeof text - 4 + (size_t)end);
         http_head_header(&f, "Accept", 6, "y ", 1 + (size_t)end);
-        assert_true(http_head_end(&f)); /* with its last line, the head has exactly the allowed length */
+        assert_true(http_head_end(&f));
         assert_int_equal(strlen(f.value[HEADER_ACCEPT]), HTTP_HEAD_LIST_BYTES - 1);
         http_head_header(&f, "Accept", 6, "", 0);
         assert_false(http_head_end(&f));
@@ -176,8 +175,7 @@ static void test_what_accept_wants(void **state)
     (void)state;
     static const struct {
         const char *accept;
-        /* json: 1 if the header prefers application/json to application/x-b, 0 if it accepts both equally, -1
-         * otherwise */
+        /* 1: the header prefers application/json to application/x-b; 0: it accepts both equally; -1: otherwise */
         int json;
         bool none;
     } cases[] = {
@@ -225,7 +223,7 @@ static void test_a_page_is_of_this_server_where_host_and_port_are_the_same(void 
         { "http://localhost", "localhost:80", true },
         { "http://localhost:80", "localhost", true },
         { "https://example.org", "example.org:443", true },
-        /* the origin is https because a proxy speaks TLS in front of the server */
+        /* The origin is https if a proxy speaks TLS in front of the server. */
         { "https://example.org", "example.org", true },
         { "http://[::1]:8080", "[::1]:8080", true },
         { "http://localhost:8081", "localhost:8080", false },
@@ -307,7 +305,7 @@ static void test_escapes_that_would_change_the_target_stay(void **state)
         { "/%6Civez", "/livez" },
         { "/livez%00x", "/livez%00x" },
         { "/v1%2fattention%2Fforward", "/v1%2fattention%2Fforward" },
-        { "/%252f", "/%2f" }, /* once */
+        { "/%252f", "/%2f" }, /* decoded once */
         { "/%", "/%" },
         { "/%6", "/%6" },
         { "/%6g%zz", "/%6g%zz" },

@@ -49,7 +49,6 @@ static void test_a_connection_goes_to_the_least_busy_thread(void **state)
 {
     (void)state;
     struct http_threads threads;
-    /* the program was given no list of cores, so threads belong to no core, however many cores the machine has */
     assert_true(http_threads_init(&threads, NULL, 3, 1));
     assert_int_equal(threads.cores, 0);
     int given[3] = { 0 };
@@ -69,20 +68,18 @@ static void test_a_core_with_a_lead_gives_to_the_others(void **state)
     (void)state;
     struct http_threads threads;
     assert_true(http_threads_init(&threads, NULL, 6, 1));
-    threads.cores = 2; /* makes the code under test believe that there are 2 cores */
+    threads.cores = 2;
     for (int i = 0; i < 6; i++) threads.list[i].core = i % 2;
     int given[2] = { 0 };
-    for (int i = 0; i < 48; i++) { /* in this test all connections come from core 0 */
+    for (int i = 0; i < 48; i++) {
         struct http_thread *thread = http_threads_pick_on(&threads, 0);
         atomic_fetch_add(&thread->connections, 1);
         given[thread->core]++;
-        /* first the 3 threads of core 0 get 4 connections each (12 in all), then the 3 threads of the other core, and
-         * so on */
+        /* Blocks of 12 connections (3 threads of a core with 4 each) go to core 0 and to the other core alternately. */
         const int blocks = i / 12, in_block = i % 12 + 1;
         assert_int_equal(given[blocks % 2], blocks / 2 * 12 + in_block);
     }
     for (int i = 0; i < 6; i++) assert_int_equal(threads.list[i].connections, 8);
-    /* Connections come from both cores alternately, and each goes to a thread of the core from which it comes. */
     for (int i = 0; i < 12; i++) {
         struct http_thread *thread = http_threads_pick_on(&threads, i % 2);
         assert_int_equal(thread->core, i % 2);
@@ -103,7 +100,7 @@ static void test_load(void **state)
         enum http_threads_load want;
     } cases[] = {
         { { 0, 0 }, 2, 200, false, HTTP_THREADS_IDLE },
-        /* the server counts as idle below 1000 requests per second, or below 500 if its threads are pinned (`held`) */
+        /* Below 1000 requests per second the load counts as idle; if threads are pinned (`held`), below 500. */
         { { 100, 99 }, 2, 200, false, HTTP_THREADS_IDLE },
         { { 100, 99 }, 2, 200, true, HTTP_THREADS_EVEN },
         { { 50, 49 }, 2, 200, true, HTTP_THREADS_IDLE },
@@ -141,8 +138,8 @@ static int cores_of(const struct http_thread *thread)
     return CPU_COUNT(&set);
 }
 
-/* Pretends that each thread of core 0 completed `first` requests in 200 ms, and each other thread `others` requests.
- * Then the server decides whether to pin threads to their cores. */
+/* Pretends that in 200 ms each thread of core 0 completed `first` requests, and each other thread `others`, and lets
+ * the server react. */
 static void look(struct http_threads *threads, int64_t *now_ms, uint32_t first, uint32_t others)
 {
     for (int i = 0; i < threads->count; i++)
@@ -156,8 +153,7 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
     const int n = allowed_cores(), count = n * n;
     struct http_threads threads;
     int64_t now_ms = 1000;
-    /* With one core, threads are not pinned. Above 16 cores, the test would make hundreds of threads and show nothing
-     * more. */
+    /* With one core nothing is pinned; above 16 cores the test would make hundreds of threads. */
     if (n == 1 || n > 16) skip();
     assert_true(http_threads_init(&threads, NULL, count, n));
     pthread_t posix[256];
@@ -175,22 +171,21 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
         assert_int_equal(CPU_COUNT(&set), 1);
         assert_true(CPU_ISSET(threads.cpu[threads.list[i].core], &set));
     }
-    /* 50 ms later it is too early to measure the load again, so nothing changes */
+    /* After 50 ms it is too early to measure the load again. */
     http_threads_balance(&threads, now_ms + 50);
     assert_int_equal(cores_of(&threads.list[0]), 1);
-    look(&threads, &now_ms, 1000, 100); /* the load is uneven in one measurement only, so nothing changes yet */
+    look(&threads, &now_ms, 1000, 100); /* the load is uneven only once, so threads stay pinned */
     look(&threads, &now_ms, 1000, 100);
     assert_int_equal(cores_of(&threads.list[0]), 1);
     look(&threads, &now_ms, 1000, 900);
-    for (int i = 0; i < 3; i++) look(&threads, &now_ms, 1000, 100); /* for long */
+    for (int i = 0; i < 3; i++) look(&threads, &now_ms, 1000, 100);
     for (int i = 0; i < count; i++) assert_int_equal(cores_of(&threads.list[i]), n);
-    /* the load is even again too soon after the last change, so the threads stay unpinned */
     look(&threads, &now_ms, 1000, 900);
     assert_int_equal(cores_of(&threads.list[0]), n);
     now_ms += 2000;
     look(&threads, &now_ms, 1000, 900);
     assert_int_equal(cores_of(&threads.list[0]), 1);
-    /* without requests, the threads must not be pinned to cores */
+    /* Without requests, threads are not pinned. */
     look(&threads, &now_ms, 0, 0);
     assert_int_equal(cores_of(&threads.list[0]), n);
     look(&threads, &now_ms, 1000, 900);
@@ -208,8 +203,8 @@ static void *write_later(void *fd)
     return NULL;
 }
 
-/* A thread that expects an event polls for a while, and then sleeps, at most for the time that it was given. It must
- * get the event whether the event comes while it polls or while it sleeps. */
+/* A thread that waits for an event polls at first, and then sleeps for at most the given time. It must get the event in
+ * either phase. */
 static void test_who_is_expected_may_come_or_not(void **state)
 {
     (void)state;
@@ -227,7 +222,7 @@ static void test_who_is_expected_may_come_or_not(void **state)
     assert_int_equal(pthread_create(&writer, NULL, write_later, &events), 0);
     assert_int_equal(epoll_wait(set, &event, 1, 60000), 1);
     http_threads_expect();
-    assert_int_equal(epoll_wait(set, &event, 1, 60000), 1); /* the previous wait has not consumed the event */
+    assert_int_equal(epoll_wait(set, &event, 1, 60000), 1);
     pthread_join(writer, NULL);
     close(events);
     close(set);

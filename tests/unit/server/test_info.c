@@ -56,7 +56,7 @@ static cJSON *openapi(void)
     return openapi_of(&config);
 }
 
-/* Returns the member of a JSON tree at a path such as "a/b/c". In a name, ~1 stands for /. */
+/* Returns the member at a path such as "a/b/c". In a name, ~1 stands for /. */
 static cJSON *at(cJSON *tree, const char *path)
 {
     char copy[256];
@@ -141,7 +141,6 @@ static void test_every_route_and_method_is_there(void **state)
     cJSON_Delete(doc);
 }
 
-/* Routes that exist only with an option of the command line are documented only with that option. */
 static void test_without_shared_memory_its_routes_are_not_there(void **state)
 {
     (void)state;
@@ -201,8 +200,7 @@ static void test_without_tokens_nothing_is_said_of_them(void **state)
     cJSON_Delete(doc);
 }
 
-/* Two routes with the same path and different methods are one entry of the OpenAPI document. In this test the path
- * has a parameter, which the entry must document. */
+/* One path with two methods is one entry of the OpenAPI document, with the path's parameter. */
 static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented(void **state)
 {
     (void)state;
@@ -231,7 +229,7 @@ static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented
         cJSON *operation = cJSON_GetObjectItemCaseSensitive(path, operations[i].method);
         const cJSON *parameters = at(operation, "parameters"), *last = cJSON_GetArrayItem(parameters, 2);
         assert_string_equal(cJSON_GetStringValue(at(operation, "operationId")), operations[i].id);
-        /* every route takes two headers as parameters, and this route also has a parameter in its path */
+        /* two headers, which every route takes, and the path's parameter */
         assert_int_equal(cJSON_GetArraySize(parameters), 3);
         assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(last, "in")), "path");
         assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(last, "name")), "name");
@@ -265,7 +263,6 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
     return ATTN_OK;
 }
 
-/* Decodes a body of the document's examples with the program's own decoder. */
 static attn_status decode(const proto_format *format, proto_op op, const cJSON *body, int *problems, attn_error *err)
 {
     struct memory m = { 0 };
@@ -327,7 +324,6 @@ static void test_every_example_is_accepted_as_it_stands(void **state)
     cJSON_Delete(doc);
 }
 
-/* The schema of a problem lists exactly the members that the decoder accepts. */
 static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
 {
     (void)state;
@@ -341,7 +337,6 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
             const bool takes = proto_takes_tensor(op, (attn_tensor_id)t);
             expected += takes;
-            /* `map` is an option and also an output; the `for` loop over options below checks it */
             const proto_option *o = proto_options;
             while (o->name && strcmp(o->name, attn_tensors[t].name) != 0) o++;
             if (o->name && !takes) continue;
@@ -349,7 +344,6 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
                 fail_msg("%s", attn_tensors[t].name);
         }
         for (const proto_option *o = proto_options; o->name; o++) {
-            /* `context` is a member of another schema, BackwardOfContext */
             const bool takes = (o->ops >> op & 1) && strcmp(o->name, "context") != 0;
             expected += takes;
             if ((cJSON_GetObjectItemCaseSensitive(properties, o->name) != NULL) != takes) fail_msg("%s", o->name);
@@ -364,8 +358,6 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
     cJSON_Delete(doc);
 }
 
-/* All tensors share one schema. The description beside each use of the schema gives the axes and dtypes of the tensor.
- * test_check.c tests that attn_check() wants the same ranks. */
 static void test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes(void **state)
 {
     (void)state;
@@ -403,8 +395,7 @@ static void test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes(void **
     cJSON_Delete(doc);
 }
 
-/* Tensors of caches have shapes of their own. In an earlier version, AppendRequest.k was described as "[B, Sk, Hk, D]
- * ... with page_table", which the server refuses. */
+/* Caches' tensors have shapes of their own, so the general description of k and v would be wrong there. */
 static void test_tensors_of_caches_say_what_they_are_there(void **state)
 {
     (void)state;
@@ -432,9 +423,8 @@ static void test_tensors_of_caches_say_what_they_are_there(void **state)
     cJSON_Delete(doc);
 }
 
-/* The OpenAPI document must list the special answers to requests that change something. These are 403 if another site's
- * page sends the request, 400 if its URL has a query, and 507 if the operation infer finds no page for a sequence. An
- * answer about a new resource must have a header with the resource's path. */
+/* Requests that change something have special answers: 403 for another site's page, 400 for a query in the URL, 507 if
+ * infer finds no page for a sequence. */
 static void test_statuses_and_headers_of_what_changes_something(void **state)
 {
     (void)state;
@@ -477,7 +467,6 @@ static void test_what_a_sequence_wants_is_among_the_parameters_of_infer(void **s
     cJSON_Delete(doc);
 }
 
-/* Checks that a name is an identifier in any programming language. */
 static void check_name(const char *name)
 {
     if (!isalpha((unsigned char)name[0])) fail_msg("%s", name);
@@ -485,8 +474,7 @@ static void check_name(const char *name)
         if (!isalnum((unsigned char)*c) && *c != '_') fail_msg("%s", name);
 }
 
-/* Checks the enums of the document. Code generators make a constant in capitals of each value, so the values must
- * differ in capitals too. */
+/* Code generators make a constant in capitals of each enum value, so the values must differ in capitals too. */
 static void check_enums(const cJSON *tree)
 {
     const cJSON *child;
@@ -547,7 +535,6 @@ static void test_errors_of_one_status_are_one_response(void **state)
 
 /* ---- Tests of /v1/info ------------------------------------------------------------------------------------------- */
 
-/* Checks that `value` has the form that `schema` describes. Fails on any keyword that the schema Info does not use. */
 static void check_schema(const cJSON *schema, const cJSON *value, const char *where)
 {
     const cJSON *keyword, *item;
@@ -602,7 +589,6 @@ static bool has_code(const cJSON *tree, const char *code)
     return false;
 }
 
-/* Every error must be listed on the routes that return it. Errors that no route returns are named in this test. */
 static void test_every_error_that_is_answered_is_on_some_route(void **state)
 {
     (void)state;
@@ -674,13 +660,12 @@ static void test_info_has_the_form_that_the_document_says(void **state)
     assert_int_equal(cJSON_GetObjectItem(first, "running_requests")->valueint, 2);
     assert_int_equal(cJSON_GetObjectItem(first, "errors")->valueint, 0);
     assert_true(cJSON_GetObjectItem(first, "peak_flops")->valuedouble == 1e12);
-    /* /v1/info omits a device's figure if the figure is not known */
     assert_null(cJSON_GetObjectItem(first, "peak_bytes_per_s"));
     assert_string_equal(cJSON_GetObjectItem(first, "peak_from")->valuestring, "a test");
     assert_true(cJSON_IsFalse(cJSON_GetObjectItem(first, "verifies")));
     assert_true(at(info, "limits/verify_multiply_adds")->valuedouble == (double)VERIFY_MAX_MULTIPLY_ADDS);
     assert_true(at(info, "limits/verify_head_elements")->valuedouble == (double)VERIFY_MAX_HEAD_ELEMENTS);
-    /* The reference backend computes everything, so it must accept every problem by which /v1/info probes a backend. */
+    /* The reference backend must accept every problem by which /v1/info probes a backend. */
     for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
         if (!proto_operations[op].computes && !proto_operations[op].merges) continue;
         char where[64];
@@ -688,7 +673,6 @@ static void test_info_has_the_form_that_the_document_says(void **state)
         cJSON *f = at(info, where);
         assert_true(lists(cJSON_GetObjectItem(f, "dtypes"), "bfloat16"));
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
-            /* attn_check() refuses a backward with scales of q, k or v */
             const bool forward_only = t == ATTN_T_q_scale || t == ATTN_T_k_scale || t == ATTN_T_v_scale ||
                                       t == ATTN_T_page_table;
             const bool takes = proto_takes_tensor(op, (attn_tensor_id)t) && !(forward_only && op == ATTN_OP_BACKWARD);
@@ -697,8 +681,8 @@ static void test_info_has_the_form_that_the_document_says(void **state)
         }
         for (const proto_option *o = proto_options; o->name; o++)
             if (lists(cJSON_GetObjectItem(f, "options"), o->name) != (o->ops >> op & 1)) fail_msg("%s", o->name);
-        /* one kernel computes all merges (results over parts of the keys joined), so merges are not in the table of
-         * kernels */
+        /* One kernel computes all merges (joins of results over parts of the keys), so merges are not in the table of
+         * kernels. */
         if (proto_operations[op].merges) {
             assert_false(lists(cJSON_GetObjectItem(f, "dtypes"), "float8_e4m3fn"));
             assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(f, "kernels")), 0);

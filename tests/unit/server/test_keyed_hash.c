@@ -1,4 +1,4 @@
-/* test_keyed_hash.c: tests of the keyed hash: published results of SipHash-2-4, and that key and owner change the
+/* test_keyed_hash.c: compares the keyed hash with published results of SipHash-2-4. Key and owner must change the
  * hash. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,8 +10,8 @@
 
 #include "server/base/keyed_hash.h"
 
-/* The test vectors of SipHash's authors: the key is 00 01 .. 0f, and the message of n bytes is 00 01 .. (n - 1).
- * keyed_hash() takes the first eight bytes of the message as the owner. */
+/* SipHash's test vectors: the key is 00 01 .. 0f, and the message of n bytes is 00 01 .. (n - 1). keyed_hash() takes
+ * the first eight bytes of the message as the owner. */
 static void test_the_hash_has_the_published_answers_of_siphash(void **state)
 {
     static const struct {

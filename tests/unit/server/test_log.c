@@ -1,5 +1,5 @@
-/* test_log.c: tests of log lines as text and as JSON, of strings from clients, and of sinks (pipes or files) that are
- * full, closed or slow. Each test redirects standard error into a pipe of its own, and restores it afterwards. */
+/* test_log.c: tests of log lines as text and as JSON, of strings from clients, and of pipes and files that are full,
+ * closed or slow. Each test redirects standard error into a pipe. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -40,7 +40,7 @@ static int redirect(void **state)
     return 0;
 }
 
-/* Restores the real standard error, so that a failed assertion is visible. */
+/* Restores standard error, so that a failed assertion is visible. */
 static void restore(void)
 {
     if (real_stderr < 0) return;
@@ -59,7 +59,6 @@ static int finish(void **state)
     return 0;
 }
 
-/* Closes the log, and returns what was written to the pipe. */
 static const char *written(void)
 {
     static char text[1 << 20];
@@ -79,7 +78,7 @@ static int count_of(const char *text, const char *part)
     return count;
 }
 
-/* Returns how many lines of `event` the log has left out: the sum of the numbers that the log reports. */
+/* Returns how many lines of `event` the log says it has left out. */
 static uint64_t left_out_of(const char *event, const char *text)
 {
     char said[64];
@@ -136,7 +135,7 @@ static void test_a_json_line_is_an_object_with_typed_members(void **state)
     assert_true(cJSON_GetObjectItem(line, "tiny")->valuedouble == 1e-5);
     assert_true(cJSON_IsTrue(cJSON_GetObjectItem(line, "ok")));
     assert_string_equal(cJSON_GetObjectItem(line, "path")->valuestring, "/v1/x");
-    /* the log writes an id as a JSON string, even if the id has only digits */
+    /* An id is a JSON string even if it has only digits. */
     assert_string_equal(cJSON_GetObjectItem(line, "span")->valuestring, "1234567812345678");
     assert_string_equal(cJSON_GetObjectItem(line, "client")->valuestring, "a \"b\\c\\x1b=d e");
     assert_string_equal(cJSON_GetObjectItem(line, "empty")->valuestring, "");
@@ -213,14 +212,12 @@ static void test_client_strings_are_cleaned(void **state)
         { "a\"b\\c", "a\\\"b\\\\c" },
         { "line\nfeed\t\x1b[31m\x7f", "line\\x0afeed\\x09\\x1b[31m\\x7f" },
         { "caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80", "caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80" },
-        { "\xff\xc3", "\\xff\\xc3" }, /* bytes that are not UTF-8, and a truncated character */
+        { "\xff\xc3", "\\xff\\xc3" },
         { "\xc0\xaf\xed\xa0\x80", "\\xc0\\xaf\\xed\\xa0\\x80" }, /* overlong, surrogate */
-        /* the control sequence introducer (CSI) as a single character */
         { "\xc2\x9b"
           "31m",
           "\\xc2\\x9b"
           "31m" },
-        /* a line separator, and a change of writing direction, which are escaped */
         { "a\xe2\x80\xa8z\xe2\x80\xae", "a\\xe2\\x80\\xa8z\\xe2\\x80\\xae" },
     };
     char buffer[LOG_CLEAN_BYTES];
@@ -233,12 +230,12 @@ static void test_client_strings_are_cleaned(void **state)
     big[sizeof big - 1] = '\0';
     snprintf(want, sizeof want, "%.128s...", big);
     assert_string_equal(log_clean(buffer, sizeof buffer, big), want);
-    big[128] = '\0'; /* the string is exactly as long as allowed, so it is not cut */
+    big[128] = '\0';
     assert_string_equal(log_clean(buffer, sizeof buffer, big), big);
-    memset(big, '\n', 200); /* log_clean() writes each newline as an escape, and no character has a longer escape */
+    memset(big, '\n', 200);
     big[200] = '\0';
     assert_int_equal(strlen(log_clean(buffer, sizeof buffer, big)), LOG_CLEAN_BYTES - 1);
-    for (size_t capacity = 0; capacity < 40; capacity++) { /* nothing may be written beyond the given capacity */
+    for (size_t capacity = 0; capacity < 40; capacity++) {
         char small[41];
         memset(small, '#', sizeof small);
         log_clean(small, capacity, "caf\xc3\xa9\n\"0123456789");
@@ -262,7 +259,7 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
     big[sizeof big - 1] = '\0';
     log_open("text", "info");
     double worst = 0;
-    /* the 8000 lines have 7.4 MB, while the pipe holds 1 MiB and the log's buffers 2 MiB */
+    /* The lines have 7.4 MB in all, but the pipe holds 1 MiB and the log's buffers hold 2 MiB. */
     for (int i = 0; i < 8000; i++) {
         const double start = seconds();
         log_event(LOG_INFO, NULL, "flood", "text=%s", big);
@@ -271,10 +268,9 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
     }
     assert_true(log_dropped() - before > 1000);
     assert_true(log_dropped() - before < 8000);
-    assert_true(worst < 0.5); /* if log_event() waited for the reader of the pipe, this test would not end */
+    assert_true(worst < 0.5);
 
-    /* When the reader of the pipe continues, the log reports how many lines were lost, and the call that closes the log
-     * returns. */
+    /* When the pipe is read again, the log must say how many lines were lost. */
     static char pipe_text[1 << 16];
     size_t told = 0;
     const double start = seconds();
@@ -288,7 +284,7 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
             usleep(2000);
         }
     }
-    close(read_end); /* closing the pipe makes the writer's write() return */
+    close(read_end);
     read_end = -1;
     assert_true(told);
 }
@@ -299,7 +295,7 @@ static void test_closing_gives_up_on_a_stuck_sink(void **state)
 #ifdef __SANITIZE_THREAD__
     skip(); /* ThreadSanitizer does not let a child process start a thread */
 #endif
-    /* nobody reads the full pipe, so the log's writer thread hangs for ever, and a child process must run it */
+    /* Nobody reads the full pipe, so the log's writer thread hangs for ever, and only a child process can end it. */
     pid_t child = fork();
     if (child == 0) {
         char big[900];
@@ -312,7 +308,7 @@ static void test_closing_gives_up_on_a_stuck_sink(void **state)
         const double start = seconds();
         log_close();
         const double took = seconds() - start;
-        log_event(LOG_INFO, NULL, "after", "%s", ""); /* a call after log_close() must not block */
+        log_event(LOG_INFO, NULL, "after", "%s", "");
         _exit(took > 0.5 && took < 3 && log_dropped() > 0 ? 0 : 1);
     }
     int status;
@@ -325,7 +321,7 @@ static void test_a_sink_that_is_gone_is_only_counted(void **state)
     (void)state;
     const uint64_t before = log_dropped();
     log_open("text", "info");
-    close(read_end); /* from now on every write fails with EPIPE */
+    close(read_end); /* every write fails with EPIPE now */
     read_end = -1;
     for (int i = 0; i < 10; i++) log_event(LOG_INFO, NULL, "lost", "n=%d", i);
     log_close();
@@ -371,9 +367,9 @@ static void test_repeats_of_a_warning_are_counted_instead_of_written(void **stat
     log_event(LOG_WARN, NULL, "other", "n=%d", 1);
     const char *text = written();
     const int http = count_of(text, " WARN http text=");
-    assert_int_equal(count_of(text, " INFO done n="), 1000); /* lines about requests are never left out */
+    assert_int_equal(count_of(text, " INFO done n="), 1000);
     assert_int_equal(count_of(text, " WARN other n=1\n"), 1);
-    /* the log allows 20 lines of the event "http" per second, and the test takes two seconds at most */
+    /* The log allows 20 lines per second, and the test takes at most two seconds. */
     assert_true(http >= 20 && http <= 40);
     assert_int_equal(left_out_of("http", text), 1000 - http);
 }
@@ -387,7 +383,7 @@ static void test_repeats_are_told_while_nothing_else_happens(void **state)
     uint64_t events = 0;
     size_t used = 0;
     int64_t second;
-    /* repeats until all lines were written in one second, because the log reports omitted lines in the next second */
+    /* Repeats until all lines fall into one second, because the log reports omitted lines in the next one. */
     do {
         for (second = second_now(); second_now() == second;) nanosleep(&pause, NULL);
         second = second_now();
@@ -426,7 +422,7 @@ static void test_lines_of_threads_stay_whole_and_in_order(void **state)
         char name;
         int n;
         if (sscanf(line + 24, " INFO req=%c thread n=%d", &name, &n) != 2)
-            continue; /* skips the log's own line about lines that it left out in an earlier test */
+            continue; /* this line is the log's own report of lines omitted in an earlier test */
         assert_true(n >= next[name - 'a']);
         next[name - 'a'] = n + 1;
         lines++;

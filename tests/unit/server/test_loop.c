@@ -2,9 +2,8 @@
  * server's loop runs in a thread of its own. The tests take the place of the HTTP threads: they post requests to the
  * loop, and get them back. Devices are those of the fake backend.
  *
- * No test depends on speed. A gate (hold=PATH in a script) keeps a batch waiting until the test deletes the file PATH.
- * Requests that are posted before the loop starts arrive in its first iteration. turns() waits for two iterations of
- * the loop, which has then handled everything that was posted before. */
+ * No test depends on speed: a gate (hold=PATH in a device's script) keeps a batch waiting until the test deletes the
+ * file PATH, and turns() waits until the loop has handled everything that was posted before. */
 #include "tests/unit/server/jobs.h"
 
 #include <fcntl.h>
@@ -25,10 +24,9 @@ enum { MOST = 16 };
 
 struct scene {
     struct config config;
-    struct server server; /* on_resume() finds the struct scene by the address of its member `server` */
+    struct server server; /* on_resume() finds the struct scene by the address of this member */
     struct gate gate;
-    /* work that occupies the only thread of libuv's thread pool until the test opens the gate `pool` (deletes its
-     * file) */
+    /* blocks the only thread of libuv's thread pool until the test opens the gate `pool` */
     uv_work_t blocker;
     struct gate pool;
     pthread_t thread;
@@ -82,18 +80,16 @@ static void on_close_metrics(void *context)
 
 /* ---- A server with a scheduler's loop, for one test -------------------------------------------------------------- */
 
-/* The settings of a test's scene (server, loop and devices). A member that is 0 selects the default. */
+/* The settings of a test's server, loop and devices. 0 stands for the default. */
 struct opening {
-    /* What the fake devices do, in the language of kernels/fake/fake.c. The script may contain the word GATE, which the
-     * test replaces by the path of a file. With hold=GATE a batch waits until the test deletes the file. */
+    /* What the fake devices do (kernels/fake/fake.c). With hold=GATE a batch waits until the test opens the gate. */
     const char *script;
     int devices;   /* 0: one */
     int max_batch; /* 1 makes every request a batch of its own */
     int64_t batch_window_us, drain_ms, watchdog_ms, kv_bytes;
 };
 
-/* The setup of every test. Before the call *state is the test's struct opening (options of the scene), and afterwards
- * its struct scene. */
+/* Sets up a test. *state is first the test's struct opening, and then its struct scene. */
 static int open_scene(void **state)
 {
     static struct scene scene;
@@ -141,8 +137,7 @@ static void start(struct scene *s)
     assert_int_equal(pthread_create(&s->thread, NULL, run_loop, s), 0);
 }
 
-/* Waits for two iterations of the scheduler's loop, which has then handled everything that was posted before the
- * call. */
+/* Waits until the loop has handled everything that was posted before the call. */
 static void turns(struct scene *s)
 {
     for (int i = 0; i < 2; i++) {
@@ -152,8 +147,7 @@ static void turns(struct scene *s)
     }
 }
 
-/* Waits until the scheduler's loop has ended, and returns its exit status. If `tell` is true, tells the loop to end
- * first. */
+/* Waits until the loop has ended, and returns its exit status. If `tell` is true, tells the loop to end first. */
 static int end(struct scene *s, bool tell)
 {
     atomic_store(&s->connections, 0);
@@ -175,10 +169,9 @@ static int end(struct scene *s, bool tell)
 
 /* ---- Allocations that tests can make fail ------------------------------------------------------------------------ */
 
-/* one call of calloc() for exactly this many bytes fails; 0: none fails. The test's calloc() replaces that of the C
- * library */
+/* One calloc() of this many bytes fails; 0: none fails. */
 static _Atomic size_t refused_bytes;
-static atomic_int passed_calls; /* this many calls of calloc() for refused_bytes bytes succeed before one fails */
+static atomic_int passed_calls; /* number of calls of calloc() for refused_bytes bytes that succeed before one fails */
 
 void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
@@ -196,13 +189,12 @@ void *__wrap_calloc(size_t count, size_t bytes)
 
 /* ---- What a test does in place of HTTP threads ------------------------------------------------------------------- */
 
-/* Suspends a request's connection, as body_done() of server/http/body.c does: from now on the request waits for the
- * scheduler's loop. */
+/* Suspends a request's connection as body_done() of server/http/body.c does. The request then waits for the scheduler's
+ * loop. */
 static void suspend(struct scene *s, struct request *request, enum request_state state)
 {
     attn_error err = { 0 };
-    /* a checked request goes through the state COMPUTING, in which the server's HTTP threads compute small requests
-     * themselves */
+    /* In this state an HTTP thread of the daemon computes a small request itself. */
     if (request->job) request_move(request, REQUEST_COMPUTING);
     assert_int_equal(request_enter(request, CALLER_WAITING, &err), ATTN_OK);
     atomic_fetch_add(&s->server.suspended, 1);
@@ -210,7 +202,7 @@ static void suspend(struct scene *s, struct request *request, enum request_state
     loop_post(s->server.loop, request);
 }
 
-/* Returns a request whose body was checked, and which is not posted to the scheduler's loop yet. */
+/* Returns a request whose body was checked, but which was not posted to the scheduler's loop. */
 static struct request *checked(struct scene *s, attn_op op, char *body)
 {
     struct check_result result;
@@ -241,7 +233,7 @@ static int position(const struct scene *s, const struct request *request)
     return -1;
 }
 
-/* Waits until the scheduler's loop gives `request` back, because it can be answered. */
+/* Waits until the scheduler's loop returns `request`, because it can be answered. */
 static void answered(struct scene *s, struct request *request)
 {
     const int64_t until_ns = clock_ns() + PATIENCE_MS * CLOCK_NS_PER_MS;
@@ -310,7 +302,6 @@ static void test_a_request_is_computed_and_given_back(void **state)
     assert_true(request->job->part.ran);
     assert_computed(request->job, 0);
     assert_true(request->job->results[0].timing_us[PROTO_STAGE_queue] > 0);
-    /* only the request has a reference to its job (its problems), so the job's memory may be reused for the answer */
     assert_int_equal(atomic_load(&request->job->references), 1);
     assert_null(request->watch);
     assert_int_equal(request->deadline.place, 0);
@@ -318,9 +309,8 @@ static void test_a_request_is_computed_and_given_back(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* The requests of this test are of two kinds, A and B, which have different head sizes. At most two requests of one
- * kind go to the device together, the oldest first: A A, then B B, then A. The script makes the second batch fail, and
- * the error message must name the requests of that batch. */
+/* Requests alternate between two head sizes. At most two of one size go to the device together, the oldest first. The
+ * second batch fails. */
 static void test_what_waits_leaves_in_batches_of_one_kind(void **state)
 {
     struct scene *const s = *state;
@@ -343,7 +333,6 @@ static void test_with_a_window_a_batch_waits_until_it_is_full(void **state)
     struct request *requests[3];
     for (int i = 0; i < 2; i++) requests[i] = posted_forward(s);
     turns(s);
-    /* a device is free, but the two requests wait for a third one that fits into their batch */
     assert_int_equal(request_count(REQUEST_QUEUED), 2);
     requests[2] = posted_forward(s);
     for (int i = 0; i < 3; i++) assert_ok(s, requests[i]);
@@ -370,7 +359,7 @@ static void test_batches_go_to_every_device(void **state)
     struct request *requests[8];
     for (int i = 0; i < 8; i++) requests[i] = posted_forward(s);
     start(s);
-    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 8); /* each of the two devices runs four batches, one on each stream */
+    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 8);
     gate_open(&s->gate);
     for (int i = 0; i < 8; i++) assert_ok(s, requests[i]);
     assert_true(batches_of("fake:0") - before[0] == 4);
@@ -403,8 +392,6 @@ static void test_a_refused_problem_of_an_envelope_does_not_keep_the_others(void 
 
 /* ---- Tests of deadlines ------------------------------------------------------------------------------------------ */
 
-/* Four batches fill the device, and a fifth request waits for it. When its deadline passes, the fifth request is
- * answered with an error. */
 static void test_a_deadline_ends_the_wait_for_a_device(void **state)
 {
     struct scene *const s = *state;
@@ -422,8 +409,7 @@ static void test_a_deadline_ends_the_wait_for_a_device(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* The loop checks deadlines in the iteration after the one in which it gave a batch to its device. A request whose
- * deadline has passed is then answered, although its batch still runs. */
+/* A request whose deadline passes while its batch runs must be answered at once. */
 static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
 {
     struct scene *const s = *state;
@@ -434,7 +420,6 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     strcpy(id, forward->job->results[0].context);
     contexts_finish_job(forward->job, true);
     request_free(forward);
-    /* the memory of the saved forward alone; the small backward below leases another block */
     const int64_t saved_bytes = staging_leased_bytes(s->server.staging);
 
     struct request *late = checked(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
@@ -443,22 +428,16 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     answered(s, late);
     assert_true(late->failed);
     assert_string_equal(late->why.text, "the deadline passed while the request was running");
-    /* the request was answered without its job (its problems), because the device may still write to the job's
-     * memory */
     assert_null(late->job);
     request_free(late);
     assert_int_equal(staging_leased_bytes(s->server.staging), 2 * saved_bytes);
     gate_open(&s->gate);
-    /* when the device has finished, the server frees the job's memory */
     WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes);
-    /* the context (saved forward) is free for another backward, although the first backward missed its deadline */
+    /* Although the first backward missed its deadline, another backward may use the context (saved forward). */
     assert_ok(s, posted(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4)));
     assert_int_equal(end(s, true), 0);
 }
 
-/* ---- Tests of clients that leave --------------------------------------------------------------------------------- */
-
-/* Connects a client to this request. Closing ends[1] means that the client hangs up. */
 static void connect_client(struct request *request, int ends[2])
 {
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
@@ -509,7 +488,7 @@ static void unblocked(uv_work_t *work, int status)
     (void)work, (void)status;
 }
 
-/* Blocks the only thread of libuv's thread pool until gate_open(&s->pool). Call it before start(). */
+/* Blocks the only thread of libuv's pool until gate_open(&s->pool). Must be called before start(). */
 static void block_pool(struct scene *s)
 {
     gate_shut(&s->pool);
@@ -527,15 +506,14 @@ static void test_what_is_verified_is_compared_with_float64(void **state)
         assert_true(result->verified);
         assert_int_equal(result->verification.rows, 4);
         if (round == 0) assert_true(result->verification.max_abs < 1e-6);
-        /* the device answered NaN, so the largest error must not be a finite number */
         else assert_false(result->verification.max_abs < 1e300);
         request_free(request);
     }
     assert_int_equal(end(s, true), 0);
 }
 
-/* The device verifies all rows of the first request. The CPU verifies all rows of the second request, whose device
- * cannot compute results in float64 ("truth"). */
+/* The first request is verified by its device, and the second by the CPU, because its device cannot compute in
+ * float64. */
 static void test_all_rows_are_verified_where_they_were_computed_or_on_the_cpu(void **state)
 {
     struct scene *const s = *state;
@@ -569,15 +547,12 @@ static void test_a_client_that_leaves_during_the_truth_is_found_out(void **state
     struct request *request = checked(s, ATTN_OP_FORWARD, envelope_of(bodies, 2));
     connect_client(request, client);
     suspend(s, request, REQUEST_QUEUED);
-    /* A gate (a file for which the device waits) holds the verification of the first request. Other requests must be
-     * computed meanwhile. */
     assert_ok(s, posted_forward(s));
     close(client[1]);
     assert_gone(s, request);
     gate_open(&s->gate);
     close(client[0]);
-    /* The verification ended before its second step. In that step the script would have made the device fail, so the
-     * device is still usable. */
+    /* The verification ended before the step in which the device would fail, so the device is still usable. */
     WAIT_UNTIL(batches_of("fake:0") >= 2);
     assert_int_equal(end(s, true), 0);
 }
@@ -615,7 +590,6 @@ static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void
     answered(s, request);
     assert_false(request->failed);
     assert_non_null(request->encoder);
-    /* the scheduler's loop has measured the length of the answer already, so nothing is left to measure */
     assert_true(proto_encoder_measure(request->encoder, 0));
     const uint64_t length = proto_encoder_length(request->encoder);
     uint64_t sum = 0;
@@ -627,8 +601,7 @@ static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void
     assert_int_equal(end(s, true), 0);
 }
 
-/* Two requests wait to be verified. The client of the first leaves, so the server drops the first request at once. The
- * second waits for its verification and is answered. */
+/* If the client of a request that waits to be verified leaves, the server drops the request at once. */
 static void test_nobody_waits_for_a_verification_whose_client_has_left(void **state)
 {
     struct scene *const s = *state;
@@ -650,12 +623,10 @@ static void test_nobody_waits_for_a_verification_whose_client_has_left(void **st
     assert_int_equal(end(s, true), 0);
 }
 
-/* ---- Tests of outputs in shared memory --------------------------------------------------------------------------- */
-
 enum { OBJECT_BYTES = 8 << 20 };
 static const char object_key[] = "/attn_unit_loop";
 
-/* Registers a region "r" of shared memory, with 8 MiB. Returns a descriptor of the region's object. */
+/* Registers a region "r" of 8 MiB of shared memory. Returns a descriptor of the region's object. */
 static int begin_shared(struct scene *s)
 {
     static const char *const prefixes[] = { "attn_unit_" };
@@ -680,8 +651,7 @@ static void end_shared(struct scene *s, int fd)
     close(fd);
 }
 
-/* Returns a forward request of 9 rows, whose body was checked. Its result `out` is to be written to the region "r" of
- * shared memory. */
+/* Returns a checked forward whose `out` is to be written to the region "r" of shared memory. */
 static struct request *checked_to_region(struct scene *s)
 {
     struct request *request = checked(s, ATTN_OP_FORWARD, forward_body(9, 4, ""));
@@ -714,10 +684,10 @@ static void test_outputs_are_in_shared_memory_when_the_request_is_given_back(voi
     answered(s, request);
     assert_false(request->failed);
     assert_true(is_written(fd, request));
-    assert_null(request->job->shared); /* the request was answered and no longer holds the region of shared memory */
+    assert_null(request->job->shared);
     assert_computed(request->job, 0);
     request_free(request);
-    assert_int_equal(ftruncate(fd, 10), 0); /* makes the shared memory object too short for the next request */
+    assert_int_equal(ftruncate(fd, 10), 0);
     request = checked_to_region(s);
     suspend(s, request, REQUEST_QUEUED);
     assert_fails(s, request, PROTO_E_INVALID_REQUEST,
@@ -726,8 +696,8 @@ static void test_outputs_are_in_shared_memory_when_the_request_is_given_back(voi
     end_shared(s, fd);
 }
 
-/* A client that has its answer may reuse its memory. So even after its deadline, a request is answered only when the
- * last byte is written to shared memory. */
+/* A client that has its answer may reuse its shared memory. So even after its deadline, a request is answered only when
+ * the last byte is written there. */
 static void test_a_deadline_that_passes_while_outputs_are_written_is_answered_after_it(void **state)
 {
     struct scene *const s = *state;
@@ -776,8 +746,8 @@ static void test_a_second_signal_waits_for_what_is_being_written(void **state)
     end_shared(s, fd);
 }
 
-/* Returns a KServe request whose q has `rows` rows, and whose k and v have one row, with one head of 64 numbers. q, k
- * and v lie in the same bytes of the region of shared memory. */
+/* Returns a KServe request whose q has `rows` rows of 64 numbers, and whose k and v have one. All three lie in the same
+ * bytes of the region of shared memory. */
 static struct request *received_from_region(struct scene *s, int rows)
 {
     static const proto_model model = { .name = "attention_forward", .op = ATTN_OP_FORWARD };
@@ -823,7 +793,7 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     close(client[1]);
     WAIT_UNTIL(metrics_sum(METRIC_CANCELLED, "checking") - before == 1);
     assert_ok(s, posted_forward(s));
-    /* no memory is leased for the inputs before they are read from the region of shared memory */
+    /* No memory is leased for inputs before they are read from shared memory. */
     assert_int_equal(staging_leased_bytes(s->server.staging) < OBJECT_BYTES, 1);
     gate_open(&s->pool);
     assert_ok(s, much);
@@ -833,8 +803,7 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     end_shared(s, fd);
 }
 
-/* In one iteration the scheduler's loop reads only as much of a region of shared memory as its time allows. The request
- * body must be checked after its last piece was read. */
+/* The loop reads a region of shared memory in pieces, and checks the body after the last one. */
 static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 {
     struct scene *const s = *state;
@@ -855,8 +824,8 @@ static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 
 /* ---- Tests of the check of a large body -------------------------------------------------------------------------- */
 
-/* Returns an envelope (a body with several problems) of 200 problems, the last of which is `last`. The envelope has too
- * many names and shapes to be checked by an HTTP thread. */
+/* Returns a body of 200 problems, the last of which is `last`. It has too many names and shapes to be checked by an
+ * HTTP thread. */
 static char *long_body(char *last)
 {
     char *bodies[200];
@@ -878,7 +847,6 @@ static void test_a_body_that_takes_long_to_check_is_checked_beside_the_loop(void
     request->deadline.at_ns = check_deadline(request, NULL);
     suspend(s, request, REQUEST_CHECKING);
     WAIT_UNTIL(request_count(REQUEST_CHECKING) == 1);
-    /* the scheduler's loop must serve other requests while another thread checks the long body */
     assert_ok(s, posted_forward(s));
     assert_int_equal(request_count(REQUEST_CHECKING), 1);
     gate_open(&s->pool);
@@ -890,14 +858,11 @@ static void test_what_the_check_finds_is_answered(void **state)
 {
     struct scene *const s = *state;
     start(s);
-    /* If an envelope {"requests": [...]} is itself invalid, there is one error for the whole request, not one for each
-     * problem. */
     struct request *bad = received(&s->server, ATTN_OP_FORWARD, body_of("q k", 5, 4, ""));
     bad->deadline.at_ns = check_deadline(bad, NULL);
     suspend(s, bad, REQUEST_CHECKING);
     assert_fails(s, bad, PROTO_E_INVALID_REQUEST, NULL);
-    /* If every problem of an envelope {"requests": [...]} is refused, nothing is queued, and the answer still has
-     * status 200. */
+    /* If every problem is refused, nothing is queued, and the answer still has status 200. */
     char *bodies[] = { body_of("q k", 5, 4, ""), body_of("q v", 5, 4, "") };
     struct request *none = received(&s->server, ATTN_OP_FORWARD, envelope_of(bodies, 2));
     none->deadline.at_ns = check_deadline(none, NULL);
@@ -910,8 +875,7 @@ static void test_what_the_check_finds_is_answered(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* The check of a body goes on in another thread after the deadline, so the request is answered only when the check has
- * ended. */
+/* The check runs in another thread. Only after it has ended is the request answered. */
 static void test_a_deadline_that_passes_during_the_check_is_answered_after_it(void **state)
 {
     struct scene *const s = *state;
@@ -954,12 +918,10 @@ static void test_a_drain_finishes_what_there_is_and_what_still_comes(void **stat
     assert_int_equal(atomic_load(&s->hurries), 0);
     assert_false(is_answered(s, held));
     assert_true(atomic_load(&s->server.drain_since_ms) > 0);
-    assert_ok(s, posted_forward(s)); /* a request on a connection that was opened before the drain (the server is about
-                                      * to end) */
+    assert_ok(s, posted_forward(s)); /* its connection was opened before the server began to stop */
     gate_open(&s->gate);
     assert_ok(s, held);
-    assert_int_equal(end(s, false), 0); /* a draining server (one that is to stop) ends when its last connection is
-                                         * closed */
+    assert_int_equal(end(s, false), 0);
     assert_int_equal(atomic_load(&s->hurries), 1);
     assert_int_equal(atomic_load(&s->drains), 1);
 }
@@ -981,7 +943,6 @@ static void test_a_second_signal_answers_what_waits(void **state)
     WAIT_UNTIL(atomic_load(&s->hurries) == 1);
     assert_true(s->server.stopping);
     for (int i = 0; i < 5; i++) assert_fails(s, requests[i], PROTO_E_DRAINING, "the server is stopping");
-    /* Two requests arrive after the server began to stop: one is queued, and the other is about to be checked. */
     struct request *later = posted_forward(s);
     struct request *unchecked = received(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
     suspend(s, unchecked, REQUEST_CHECKING);
@@ -990,7 +951,6 @@ static void test_a_second_signal_answers_what_waits(void **state)
     assert_false(is_answered(s, requests[5]));
     gate_open(&s->pool);
     assert_fails(s, requests[5], PROTO_E_DRAINING, "the server is stopping");
-    /* nobody waits for the four batches on the device any more, so the server ends before these batches do */
     assert_int_equal(end(s, false), 0);
 }
 
@@ -1006,8 +966,6 @@ static void test_a_drain_ends_when_its_time_is_over(void **state)
     assert_int_equal(atomic_load(&s->hurries), 1);
     assert_int_equal(end(s, false), 0);
 }
-
-/* ---- Tests of steps (transactions) on caches --------------------------------------------------------------------- */
 
 static struct cache_info new_cache(struct scene *s)
 {
@@ -1027,7 +985,7 @@ static int64_t length_of(struct scene *s, struct cache_info info)
     return info.length;
 }
 
-/* Returns a decode request that was checked, and that appends `rows` positions to a cache. */
+/* Returns a checked decode that appends `rows` positions to a cache. */
 static struct request *checked_decode(struct scene *s, const struct cache_info *info, int rows, const char *more)
 {
     char extra[128];
@@ -1060,9 +1018,7 @@ static void test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was(
     assert_int_equal(end(s, true), 0);
 }
 
-/* A client closes its connection after the device has computed its step (a decode or an append), while the length of
- * the answer is being measured. The cache must stay as it was before the step. The next step on the cache waits until
- * the first step is over. */
+/* If a client leaves before its answer is finished, the cache must stay as it was before the decode. */
 static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cache_as_it_was(void **state)
 {
     struct scene *const s = *state;
@@ -1093,7 +1049,7 @@ static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cac
     assert_int_equal(end(s, true), 0);
 }
 
-/* Posts a decode request that appends nothing, with one row for each of the caches. */
+/* Posts a decode that appends nothing, with one row for each of the caches. */
 static struct request *posted_rows(struct scene *s, int rows, const struct cache_info *infos)
 {
     char text[256];
@@ -1104,9 +1060,8 @@ static struct request *posted_rows(struct scene *s, int rows, const struct cache
     return posted(s, (attn_op)PROTO_OP_DECODE, strdup(text));
 }
 
-/* A step (a decode or an append) must wait behind an older step that waits for the same cache. Here a first step writes
- * cache a, and a second step on caches a and b waits for it. A third step on cache b waits behind the second one. A
- * step on cache c begins at once. */
+/* The first decode writes cache a, the second needs a and b, and the third needs b, so each waits for the one before
+ * it. A decode on cache c begins at once. */
 static void test_steps_that_come_wait_behind_older_ones_and_for_nobody_else(void **state)
 {
     struct scene *const s = *state;
@@ -1174,7 +1129,7 @@ static void test_who_waits_for_a_device_that_does_not_end_is_answered(void **sta
     start(s);
     for (int i = 0; i < 2; i++)
         assert_fails(s, requests[i], PROTO_E_UNAVAILABLE, "fake:0 did not finish in the time it may take");
-    /* the device may still write the job's outputs, so their memory stays leased */
+    /* The device may still write the job's outputs, so their memory stays leased. */
     assert_true(staging_leased_bytes(s->server.staging) > 0);
     assert_int_equal(end(s, false), 70);
 }
@@ -1186,7 +1141,7 @@ static double parts_of(const char *device)
     return metrics_sum(METRIC_DEVICE_PARTS, device);
 }
 
-/* Returns a request of four heads with an expected time of one second, so that it is cut over several devices. */
+/* Returns a request whose expected time is one second, so that the server cuts it over several devices. */
 static struct request *checked_long(struct scene *s, attn_op op, char *body)
 {
     struct request *request = checked(s, op, body);
@@ -1201,13 +1156,13 @@ static struct request *posted_long(struct scene *s, attn_op op, char *body)
     return request;
 }
 
-/* Posts a request of four heads with `verify` for 19 of its 20 rows. The CPU verifies these rows. */
+/* Posts a request of four heads. The CPU verifies 19 of its 20 rows. */
 static struct request *posted_heads(struct scene *s)
 {
     return posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": 19"));
 }
 
-/* Checks that the results in the answer are correct, and that exactly the devices in `devices` computed them. */
+/* Checks that the answer is correct, and that exactly the devices in `devices` computed it. */
 static void assert_by_heads(struct scene *s, struct request *request, const char *devices)
 {
     char backend[80];
@@ -1232,10 +1187,8 @@ static void test_a_long_problem_is_cut_over_all_devices(void **state)
     assert_by_heads(s, posted_heads(s), "0-3");
     assert_by_heads(s, posted_long(s, ATTN_OP_BACKWARD, heads_body("q k v dout", 9, 4, 8, "\"causal\": true")), "0-3");
     assert_true(parts_of("fake:0") - before[0] == 2 && parts_of("fake:3") - before[1] == 2);
-    assert_ok(s, posted(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""))); /* a short problem is not cut over
-                                                                                 * several devices */
+    assert_ok(s, posted(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "")));
     assert_true(parts_of(NULL) - before[2] == 8);
-    /* each device verifies all rows of the heads that it has computed */
     assert_by_heads(s, posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": \"all\"")), "0-3");
     assert_true(parts_of(NULL) - before[2] == 12);
     assert_int_equal(end(s, true), 0);
@@ -1257,8 +1210,6 @@ static void test_a_saved_forward_and_its_backward_are_both_cut(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* If a device is lost, the other devices compute the whole problem. The test does this with a device that is lost
- * before it gets its part of the problem, at the part's start, and at its end. */
 static void test_a_problem_whose_device_is_lost_is_computed_by_the_others(void **state)
 {
     struct scene *const s = *state;
@@ -1288,7 +1239,7 @@ static void test_a_problem_that_loses_all_devices_is_answered(void **state)
     assert_int_equal(end(s, false), 70);
 }
 
-/* A problem whose device is lost is queued again. Here the queue is full, so the problem is answered with an error. */
+/* A problem whose device is lost is queued again, or answered with an error if the queue is full. */
 static void test_a_problem_that_loses_a_device_while_the_queue_is_full_is_answered(void **state)
 {
     struct scene *const s = *state;
@@ -1305,8 +1256,6 @@ static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(
     struct scene *const s = *state;
     start(s);
     struct request *request = posted_heads(s);
-    /* A device may still compute the other part of the problem. The server answers only when that part has ended, so
-     * the test opens the gate that holds it. */
     gate_open(&s->gate);
     answered(s, request);
     assert_true(request->failed);
@@ -1349,8 +1298,6 @@ static void test_a_client_that_leaves_cancels_all_parts(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* One of two parts of a problem never ends. The server finds the hung device, and answers the request with an error.
- * The other part ends in time, so its device stays in use. */
 static void test_a_part_that_never_ends_fails_the_problem_and_no_other(void **state)
 {
     struct scene *const s = *state;
@@ -1366,7 +1313,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 {
     struct scene *const s = *state;
     start(s);
-    /* the server gets no memory for batch number `before` (0 or 1) of the problem's two batches */
+    /* There is no memory for the first, or for the second of the problem's two batches. */
     for (int before = 0; before < 2; before++) {
         struct request *request = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
         atomic_store(&passed_calls, before);
@@ -1376,7 +1323,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
         assert_true(atomic_load(&refused_bytes) == 0);
     }
     struct request *whole = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
-    /* if the list of a problem's parts cannot be allocated, one device computes the whole problem */
+    /* Without memory for the list of parts, one device computes the whole problem. */
     atomic_store(&refused_bytes, sizeof(struct job_part));
     suspend(s, whole, REQUEST_QUEUED);
     assert_ok(s, whole);
@@ -1390,7 +1337,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 
 int main(void)
 {
-    setenv("UV_THREADPOOL_SIZE", "1", 1); /* see block_pool() */
+    setenv("UV_THREADPOOL_SIZE", "1", 1);
     const struct CMUnitTest tests[] = {
         SCENE(test_a_request_is_computed_and_given_back),
         SCENE(test_what_waits_leaves_in_batches_of_one_kind, .script = "launch.err=1@2", .max_batch = 2),

@@ -1,5 +1,4 @@
-/* test_mailbox.c: tests that the mailbox delivers every message once and in order, even if several wake-ups merge into
- * one. */
+/* test_mailbox.c: tests that the mailbox delivers every message once and in order. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,7 +21,7 @@ struct reader {
     uv_loop_t loop;
     struct mailbox box;
     int received, next[SENDERS];
-    int extra; /* number of messages that the handler itself must still post */
+    int extra; /* number of messages that the handler itself must post */
 };
 
 static void on_note(void *context, struct message *message)
@@ -33,7 +32,7 @@ static void on_note(void *context, struct message *message)
     assert_int_equal(note->number, reader->next[note->sender]);
     reader->next[note->sender]++;
     reader->received++;
-    if (reader->extra > 0) { /* the handler may post a message itself, which is then delivered in a later wake-up */
+    if (reader->extra > 0) { /* a message that the handler posts is delivered in a later wake-up */
         reader->extra--;
         note->number++;
         mailbox_post(&reader->box, message);

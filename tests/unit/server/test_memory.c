@@ -1,17 +1,16 @@
-/* test_memory.c: tests of mirrors, which are copies on a device of regions of host memory. The mirror of each tensor
- * of a large batch must be found quickly. */
+/* test_memory.c: tests of mirrors (copies on a device of blocks of host memory), which must be found quickly even for a
+ * large batch. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/device/internal.h"
 
-/* JOBS: the largest number of jobs that --max-batch allows. REGION: bytes of a region (a block in the jobs' memory),
- * which a gap of the same size follows. */
+/* JOBS: the most that --max-batch allows; REGION: bytes of each block of a job's memory */
 enum { JOBS = 1024, REGION = 256 };
 
 struct scene {
     struct device device;
     struct slot slot;
-    /* memory of the jobs; inputs, tables and outputs of a job lie in separate blocks of this memory, called regions */
+    /* memory of the jobs; each job has one block for inputs, one for tables and one for outputs */
     char *memory;
     struct staging_block inputs[JOBS], tables[JOBS];
     struct job jobs[JOBS];
@@ -25,7 +24,7 @@ static void open_scene(struct scene *s)
     setenv("ATTN_FAKE_DEVICES", "1", 1);
     setenv("ATTN_FAKE_SCRIPT", "", 1);
     if (attn_device_open("fake", 0, NULL, &s->device.handle, &err) != ATTN_OK) fail_msg("%s", err.text);
-    /* orders the jobs in memory as if at random; 619 has no common factor with the number of jobs */
+    /* 619 has no common factor with JOBS, so the order is as if random. */
     for (int i = 0; i < JOBS; i++) {
         char *const at = s->memory + (size_t)(i * 619 % JOBS) * 2 * REGION, *const next = at + JOBS * 2 * REGION;
         s->inputs[i] = (struct staging_block){ .memory = at, .bytes = REGION };
@@ -47,8 +46,7 @@ static void close_scene(struct scene *s)
     free(s->memory);
 }
 
-/* An earlier, slower way to find an address: it looks at all mirrors (copies on the device). The fast search must find
- * the same address. */
+/* Finds the address by a search through all mirrors, to check the fast search. */
 static void *address_by_looking_at_all(const struct slot *slot, char *address)
 {
     for (int i = 0; i < slot->mirror_count; i++) {
@@ -66,24 +64,21 @@ static void test_every_address_of_a_large_batch_has_its_place_on_the_device(void
     void *scratch;
     (void)state;
     open_scene(s);
-    /* nothing is mirrored (copied to the device) yet, so memory_address() returns the given address */
     assert_ptr_equal(memory_address(&s->slot, s->memory), s->memory);
     for (int i = 0; i < JOBS; i++) {
         assert_int_equal(memory_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
         if (i % 100 == 0) assert_int_equal(memory_take(&s->device, &s->slot, REGION, &scratch, &err), ATTN_OK);
     }
     assert_int_equal(s->slot.region_count, 3 * JOBS);
-    /* asks for mirrors (copies on the device) of regions that already have them, which must change nothing */
     for (int i = 0; i < JOBS; i += 7)
         assert_int_equal(memory_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
     assert_int_equal(s->slot.region_count, 3 * JOBS);
     assert_int_equal(s->slot.mirror_count, 3 * JOBS + 11);
-    /* addresses in the gaps between the blocks of REGION bytes are tested too */
     for (int at = 0; at < 3 * JOBS * 2 * REGION; at += 37)
         assert_ptr_equal(memory_address(&s->slot, s->memory + at), address_by_looking_at_all(&s->slot, s->memory + at));
     for (int i = 0; i < JOBS; i++) {
         char *const end = (char *)s->inputs[i].memory + REGION - 1;
-        /* a tensor without elements may have the address right after a block of REGION bytes */
+        /* A tensor without elements may have the address right after a block. */
         assert_ptr_equal(memory_address(&s->slot, end), end);
         assert_ptr_not_equal(memory_address(&s->slot, end - 1), end - 1);
     }

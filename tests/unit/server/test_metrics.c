@@ -1,5 +1,5 @@
-/* test_metrics.c: tests that everything that the server counts appears on the metrics page, in Prometheus' form. The
- * metrics belong to the process, so each test uses rows or labels that no other test uses. */
+/* test_metrics.c: tests that everything the server counts appears on the metrics page, in Prometheus' form. All tests
+ * share one process's metrics, so each uses labels of its own. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -28,7 +28,6 @@ static char *page(void)
     return text;
 }
 
-/* Returns whether the page contains exactly the line `line`. */
 static bool has_line(const char *text, const char *line)
 {
     const size_t length = strlen(line);
@@ -104,7 +103,7 @@ static void test_label_values_are_escaped_and_cut(void **state)
     big[sizeof big - 1] = '\0';
     metrics_add(METRIC_CANCELLED, "a\"b\\c\nd", NULL, 1);
     metrics_add(METRIC_CANCELLED, big, NULL, 1);
-    /* the second call must find the series of the truncated label, and make no other series */
+    /* The second call must find the series of the truncated label. */
     metrics_add(METRIC_CANCELLED, big, NULL, 1);
     char line[200];
     snprintf(line, sizeof line, "attnd_cancelled_total{state=\"%.63s\"} 2", big);
@@ -115,7 +114,7 @@ static void test_too_many_label_sets_are_counted_together(void **state)
 {
     (void)state;
     for (int i = 0; i < METRICS_MAX_SERIES + 50; i++) {
-        /* the next iteration of the loop overwrites this array, so metrics_add() must copy the text */
+        /* The next iteration overwrites this text, so metrics_add() must copy it. */
         char reason[24];
         snprintf(reason, sizeof reason, "reason%d", i);
         metrics_add(METRIC_REJECTED, reason, NULL, 1);
@@ -177,7 +176,7 @@ static void test_nothing_is_lost_between_threads(void **state)
     enum { THREADS = 4 };
     pthread_t threads[THREADS];
     for (int i = 0; i < THREADS; i++) assert_int_equal(pthread_create(&threads[i], NULL, count_many, NULL), 0);
-    for (int i = 0; i < 20; i++) free(page()); /* this thread makes metrics pages while other threads count */
+    for (int i = 0; i < 20; i++) free(page());
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
     must_have((const char *const[]){ "attnd_flops_total{device=\"cuda:0\",op=\"backward\"} 40000",
                                      "attnd_flops_total{device=\"cuda:1\",op=\"backward\"} 40000",
@@ -185,7 +184,7 @@ static void test_nothing_is_lost_between_threads(void **state)
                                      "attnd_stage_duration_seconds_count{stage=\"queue\"} 53332", NULL });
 }
 
-/* This test runs last, because by then every metric has at least one time series. */
+/* This test must run last, when every metric has a series. */
 static void test_promtool_finds_no_fault(void **state)
 {
     (void)state;

@@ -30,7 +30,7 @@ static void sha256_base64(const char *text, size_t count, char out[48])
     const size_t blocks = (count + 8) / 64 + 1;
     for (size_t b = 0; b < blocks; b++) {
         uint32_t w[64], s[8];
-        /* SHA-256 pads a message with 0x80, zeros, and the message's length in bits */
+        /* SHA-256 pads a message with 0x80, zeros, and the message's length in bits. */
         for (size_t i = 0; i < 64; i++) {
             const size_t n = b * 64 + i;
             const uint8_t byte = n < count              ? (uint8_t)text[n]
@@ -76,7 +76,7 @@ static char *page_text(enum page which)
     return page;
 }
 
-/* Checks that the page's Content-Security-Policy contains the hash of its only style or script. */
+/* Checks that the page's Content-Security-Policy has the hash of its only style or script. */
 static void check_policy(enum page which, const char *element)
 {
     char open[16], shut[16], want[96], hash[48];
@@ -90,7 +90,7 @@ static void check_policy(enum page which, const char *element)
     sha256_base64(begin, (size_t)(end - begin), hash);
     snprintf(want, sizeof want, "%s-src 'sha256-%s'", element, hash);
     if (strstr(page_csp(which), want) == NULL) fail_msg("the policy of page %d must have: %s", (int)which, want);
-    assert_null(strstr(end + 1, open)); /* no other element of the page has this tag */
+    assert_null(strstr(end + 1, open));
     free(page);
 }
 
@@ -122,7 +122,6 @@ static void check_needs_nothing(const char *page)
     assert_null(strstr(page, "style=")); /* the page's Content-Security-Policy forbids style attributes */
     for (const char *p = page; (p = strstr(p, "href=\"")) != NULL; p++)
         assert_true(p[6] == '/' || strncmp(p + 6, "data:,", 6) == 0);
-    /* every element that the script looks up must exist in the page */
     for (const char *p = page; (p = strstr(p, "byId('")) != NULL; p++) {
         char id[64];
         snprintf(id, sizeof id, "id=\"%.*s\"", (int)strcspn(p + 6, "'"), p + 6);
@@ -149,7 +148,7 @@ static void test_a_page_is_whole_and_names_the_version(void **state)
         assert_string_equal(page + strlen(page) - 8, "</html>\n");
         assert_non_null(strstr(page, "<span id=\"version\">" ATTND_VERSION "</span>"));
         for (const char *at = page; (at = strchr(at, '@')) != NULL; at++)
-            /* no @PLACEHOLDER may be left in the page; @media is not a placeholder */
+            /* No @PLACEHOLDER may be left in the page (@media is none). */
             assert_false(at[1] >= 'A' && at[1] <= 'Z');
         free(page);
     }

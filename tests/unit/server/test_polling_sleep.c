@@ -1,5 +1,4 @@
-/* test_polling_sleep.c: tests of naps (short sleeps between polls of a thread that waits). A nap ends when an event
- * comes or the wait's time is over. The length of a nap cannot be tested. */
+/* test_polling_sleep.c: tests that a nap (a short sleep between polls) ends when an event comes or its time is over. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,7 +24,7 @@ static void test_a_wait_in_naps_ends_with_an_event_or_at_its_end(void **state)
     polling_sleep_until(set, clock_ns() - 1);
     assert_int_equal(write(events, &(uint64_t){ 1 }, 8), 8);
     polling_sleep_until(set, INT64_MAX);
-    /* the nap (a short sleep while polling) has not consumed the event */
+    /* The event is still there after the sleep. */
     assert_int_equal(epoll_wait(set, &event, 1, 0), 1);
     close(events);
     close(set);

@@ -1,6 +1,5 @@
-/* test_prepare.c: tests how a decoded body becomes a job (one request's problems) that a device can run. They test
- * where the outputs lie, which jobs are of one kind, what happens to contexts and references, and what is refused. They
- * also test when a job's memory is given back. */
+/* test_prepare.c: tests how a decoded body becomes a job (one request's problems) that a device can run: where its
+ * outputs lie, which jobs are of one kind, which memory and contexts it holds, and what is refused. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/intake/prepare.h"
@@ -29,7 +28,6 @@ static void close_bench(struct bench *b)
     server_close(&b->server);
 }
 
-/* Returns a job (one request's problems) for which prepare_job() succeeded. */
 static struct job *prepared(struct bench *b, attn_op op, char *body)
 {
     attn_error err = { 0 };
@@ -38,8 +36,7 @@ static struct job *prepared(struct bench *b, attn_op op, char *body)
     return job;
 }
 
-/* Checks that a job (one request's problems) is refused with `status`, and with the message `text` unless that is
- * NULL. */
+/* Checks that a job (one request's problems) is refused with this status and, unless it is NULL, this message. */
 static void assert_refused(struct bench *b, attn_op op, char *body, attn_status status, const char *text)
 {
     attn_error err = { 0 };
@@ -92,10 +89,10 @@ static void test_the_outputs_of_an_envelope_lie_one_after_the_other(void **state
     const char *at = job->outputs.memory;
     assert_ptr_equal(items[0].problem.out.data, at);
     assert_ptr_equal(items[0].problem.lse.data, at + 64);
-    assert_int_equal(items[1].problem.out.rank, 0); /* the output is not wanted, so it has no memory and no shape */
+    assert_int_equal(items[1].problem.out.rank, 0);
     assert_ptr_equal(items[1].problem.lse.data, at + 128);
     assert_ptr_equal(items[2].problem.out.data, at + 192);
-    assert_ptr_equal(items[2].problem.lse.data, at + 192 + 320); /* 272 bytes */
+    assert_ptr_equal(items[2].problem.lse.data, at + 192 + 320);
     assert_int_equal(job->outputs.bytes, 192 + 320 + 128);
     assert_int_equal(job->runnable, 3);
     job_release(job);
@@ -130,8 +127,7 @@ static void test_outputs_for_which_there_is_no_memory_are_refused_as_busy(void *
     assert_int_equal(staging_lease(b.server.staging, NULL, (size_t)left / 8 * 7, &rest, &err), ATTN_OK);
     struct staging_block *more;
     while (staging_lease(b.server.staging, NULL, 25600, &more, NULL) == ATTN_OK) {
-        /* makes a list of the leased blocks, by their member next_in_class, which is free for use while a block is
-         * leased */
+        /* The leased blocks are linked by next_in_class, which is unused while a block is leased. */
         more->next_in_class = rest->next_in_class;
         rest->next_in_class = more;
     }
@@ -157,7 +153,7 @@ static job_kind kind_of(struct bench *b, attn_op op, char *body)
     return kind;
 }
 
-/* Returns a body whose heads have D numbers in q and k, and Dv numbers in v. */
+/* Returns a body with D numbers per head of q and k, and Dv per head of v. */
 static char *mixed_body(int D, int Dv)
 {
     char *text = NULL;
@@ -188,8 +184,7 @@ static void test_small_problems_of_one_op_dtype_and_head_are_of_one_kind(void **
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(8, 4)));
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(4, 8)));
     assert_true(kind != kind_of(&b, ATTN_OP_BACKWARD, body_of("q k v dout", 5, 4, "")));
-    /* a body that is one problem, and an envelope {"requests": [...]} with one such problem, may be computed in one
-     * batch */
+    /* A problem alone and an envelope with one problem can be computed in one batch. */
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(one, 1)), kind);
     char *two[] = { forward_body(5, 4, ""), forward_body(5, 4, "") };
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(two, 2)), 0);
@@ -208,11 +203,9 @@ static void test_what_a_job_wants_is_noted(void **state)
         { 5, "\"verify\": 0", false, false, false },
         { 5, "\"verify\": 2", true, false, false },
         { 5, "\"save\": true", false, false, true },
-        /* the arrays have at most 4096 numbers (3200 of out, 200 of lse), so the length of the answer is not computed
-         * beforehand */
+        /* The answer has at most 4096 numbers, so its length is not measured beforehand. */
         { 200, "\"encoding\": \"array\"", false, false, false },
-        /* the arrays have more than 4096 numbers (4000 of out, 250 of lse), so the length of the answer is computed
-         * beforehand */
+        /* The answer has more than 4096 numbers, so its length is measured beforehand. */
         { 250, "\"encoding\": \"array\"", false, true, false },
         { 250, "\"encoding\": \"array\", \"outputs\": [\"out\"]", false, false, false },
         { 250, "\"encoding\": \"base64\"", false, false, false },
@@ -233,8 +226,7 @@ static void test_what_a_job_wants_is_noted(void **state)
     close_bench(&b);
 }
 
-/* A forward without a seed gets a random one, and a backward of its context (saved forward) uses the same seed. In
- * an earlier version the seed was always 0, so each layer dropped the same elements in each training step. */
+/* A forward without a seed gets a random one, and a backward of its context (saved forward) uses the same seed. */
 static void test_a_forward_without_a_seed_draws_one_and_a_backward_of_its_context_has_it(void **state)
 {
     (void)state;
@@ -249,10 +241,9 @@ static void test_a_forward_without_a_seed_draws_one_and_a_backward_of_its_contex
         job_release(job);
     }
     struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"dropout_p\": 0.5, \"seed\": 0"));
-    assert_true(job->call->items[0].problem.seed == 0); /* a seed of 0 is a seed like any other */
+    assert_true(job->call->items[0].problem.seed == 0); /* a seed of 0 is like any other */
     job_release(job);
     job = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"dropout_p\": 0"));
-    /* without dropout no seed is drawn, and the answer contains no seed */
     assert_true(job->call->items[0].problem.seed == 0);
     job_release(job);
 
@@ -294,10 +285,9 @@ static void test_what_no_device_has_memory_for_is_refused_with_the_bytes(void **
     assert_int_equal(attn_plan_make(attn_device_capabilities(b.device), &job->call->items[0].problem, &plan, &err),
                      ATTN_OK);
     assert_int_equal(attn_workspace(attn_device_capabilities(b.device), &plan, 1, &scratch, &err), ATTN_OK);
-    /* a device with its own memory counts inputs, outputs and scratch memory toward its limit */
+    /* A device with its own memory needs room for inputs, outputs and scratch memory. */
     assert_int_equal(bytes, job->inputs_used + job->outputs.bytes + scratch);
     job_release(job);
-    /* a problem that fits the device's memory is still accepted */
     struct job *small = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, ""));
     job_release(small);
     close_bench(&b);
@@ -345,7 +335,6 @@ static void test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_
     assert_true(job->flops == 2.0 * 8 * (5 * 5 + 7 * 7));
     assert_true(job->seconds > 0 && job->seconds < 1 && job->worst_seconds >= job->seconds);
     assert_string_equal(job->because, "");
-    /* the outputs of all problems lie one after the other in memory */
     assert_ptr_equal(items[2].problem.out.data, (char *)items[0].problem.lse.data + 64);
     job_release(job);
     assert_refused(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"outputs\": [\"lse\"], \"verify\": 1"), ATTN_UNSUPPORTED,
@@ -355,8 +344,8 @@ static void test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_
 
 /* ---- Tests of which jobs are verified ---------------------------------------------------------------------------- */
 
-/* Returns a forward of 4097 queries and keys with D = Dv = 64, of which `rows` rows are to be verified. The CPU may
- * verify 2048 rows. Nothing reads the tensors. */
+/* Returns a forward of 4097 queries and keys with heads of 64 numbers, whose `rows` rows are to be verified. The CPU
+ * may verify 2048. */
 static struct job *verifying(struct bench *b, int64_t rows)
 {
     struct job *job = job_of(&b->server, ATTN_OP_FORWARD, forward_body(5, 64, "\"verify\": 1"));
@@ -399,7 +388,7 @@ static void test_a_device_verifies_all_rows_and_more_than_the_cpu_may(void **sta
         assert_int_equal(status, cases[c].refused ? ATTN_UNSUPPORTED : ATTN_OK);
         assert_string_equal(err.text, cases[c].refused ? cases[c].refused : "");
         assert_int_equal(job->truths != NULL, cases[c].device);
-        /* the device verifies the results, so the job's time includes the verification, and the job runs alone */
+        /* If the device verifies the results, the job's time includes this, and the job runs alone. */
         if (cases[c].device) {
             assert_true(job->truth_seconds > 0 && job->seconds > job->truth_seconds && job->kind == 0);
             assert_string_equal(job->because, "verify");
@@ -430,7 +419,7 @@ static void test_a_truth_that_no_device_can_hold_is_refused(void **state)
     job = verifying(&b, -1);
     assert_int_equal(prepare_job(job, attn_device_capabilities(b.device), &b.info, &err), ATTN_TOO_LARGE);
     job_release(job);
-    /* the device's memory is one byte too small for out in float64 */
+    /* The device's memory is now one byte too small for `out` in float64. */
     b.info.memory_limit -= 4097 * 64 * (int64_t)sizeof(double) - 1;
     job = verifying(&b, 5);
     assert_int_equal(prepare_job(job, attn_device_capabilities(b.device), &b.info, &err), ATTN_OK);
@@ -440,12 +429,12 @@ static void test_a_truth_that_no_device_can_hold_is_refused(void **state)
 
 /* ---- Tests of contexts (saved forwards) -------------------------------------------------------------------------- */
 
-/* Runs a forward with `save` and answers it, so that a backward can use its context (the saved forward). */
+/* Runs and answers a forward with `save`, so that a backward can use its context (the saved forward). */
 static void save(struct bench *b, char id[PROTO_CONTEXT_BYTES], int rows, int D)
 {
     struct job *job = prepared(b, ATTN_OP_FORWARD, forward_body(rows, D, "\"save\": true, \"outputs\": [\"out\"]"));
     assert_int_equal(strspn(job->results[0].context, "0123456789abcdef"), 32);
-    /* a backward needs lse, so the saved forward computes lse although the client did not ask for it */
+    /* A backward needs lse, so it is computed although the client did not ask for it. */
     assert_int_equal(job->call->items[0].problem.lse.rank, 3);
     assert_in_range((uintptr_t)job->call->items[0].problem.lse.data, (uintptr_t)job->outputs.memory,
                     (uintptr_t)job->outputs.memory + job->outputs.bytes - 1);
@@ -464,13 +453,13 @@ static void test_a_context_is_taken_by_a_backward_and_gone_when_it_ran(void **st
     open_bench(&b, "fake", 0);
     save(&b, id, 5, 4);
     const int64_t leased = staging_leased_bytes(b.server.staging);
-    assert_true(leased > 0); /* the forward's request was freed, but the memory of its tensors stays for the context
-                              * (saved forward) */
+    assert_true(leased > 0); /* the context (saved forward) keeps this memory, although the forward's request was
+                              * freed */
     struct job *job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     const attn_problem *p = &job->call->items[0].problem, *forward = &job->saved[0]->call->items[0].problem;
     assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 1);
     assert_int_equal(p->op, ATTN_OP_BACKWARD);
-    assert_ptr_equal(p->q.data, forward->q.data); /* the backward reads q where the forward left it */
+    assert_ptr_equal(p->q.data, forward->q.data);
     assert_ptr_equal(p->out.data, forward->out.data);
     assert_in_range((uintptr_t)p->dout.data, (uintptr_t)job->inputs->memory,
                     (uintptr_t)job->inputs->memory + job->inputs_used - 1);
@@ -482,7 +471,6 @@ static void test_a_context_is_taken_by_a_backward_and_gone_when_it_ran(void **st
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4), ATTN_NOT_FOUND,
                    "context: unknown, expired or already used");
     assert_int_equal(contexts_in(&b, CONTEXT_FREE), CONTEXTS_MAX_COUNT);
-    /* the answer may still be encoded, so the job's own memory stays leased */
     assert_true(staging_leased_bytes(b.server.staging) > leased);
     job_release(job);
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
@@ -499,7 +487,6 @@ static void test_a_context_is_given_back_when_the_backward_did_not_run(void **st
     struct job *job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     contexts_finish_job(job, false);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
-    /* contexts_finish_job() has an effect only in the first call for a job */
     contexts_finish_job(job, true);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
     job_release(job);
@@ -513,11 +500,9 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     char id[PROTO_CONTEXT_BYTES];
     open_bench(&b, "fake", 0);
     save(&b, id, 5, 4);
-    /* the shape of dout differs from that of out, so the problem is refused */
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 6, 4), ATTN_INVALID, NULL);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
-    /* The backward is refused after its context (saved forward) was looked up, because the device has too little
-     * memory. The context must be given back. */
+    /* The backward is refused for lack of memory, after its context (saved forward) was looked up. */
     const attn_device_info whole = b.info;
     b.info.memory_limit = 100;
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4), ATTN_TOO_LARGE, NULL);
@@ -529,9 +514,8 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     close_bench(&b);
 }
 
-/* An envelope (a body with several problems) has three backwards that name contexts (saved forwards). The first uses
- * its context. The second is refused, and must give its context back. The third names the context that the first has
- * taken, so it is refused too. */
+/* The second of three backwards is refused, so its context (saved forward) can be used again. The third names the
+ * context of the first, so it is refused too. */
 static void test_contexts_are_given_back_problem_by_problem(void **state)
 {
     (void)state;
@@ -546,7 +530,6 @@ static void test_contexts_are_given_back_problem_by_problem(void **state)
     assert_int_equal(job->call->items[1].error.status, ATTN_INVALID);
     assert_int_equal(job->call->items[2].error.status, ATTN_NOT_FOUND);
     assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 1);
-    /* the context (saved forward) of the refused problem can be used again at once */
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
     assert_null(job->saved[1]);
     contexts_finish_job(job, true);
@@ -559,9 +542,7 @@ static void test_contexts_are_given_back_problem_by_problem(void **state)
     close_bench(&b);
 }
 
-/* A problem that is refused after its context (saved forward) was looked up must give the context back. The test sets
- * `verify` in a backward, so that the problem is refused. No body can do so, because the decoder refuses `verify` in a
- * backward. */
+/* A problem may be refused after its context (saved forward) was looked up. It must then give the context back. */
 static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_later(void **state)
 {
     (void)state;
@@ -583,8 +564,8 @@ static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_lat
     close_bench(&b);
 }
 
-/* If a problem ran but could not be verified afterwards, the client gets an error, and the problem's contexts (saved
- * forwards) are deleted. */
+/* If a problem ran but could not be verified, the client gets an error, and the problem's context (saved forward) is
+ * deleted. */
 static void test_a_problem_that_fails_after_it_ran_keeps_no_context(void **state)
 {
     (void)state;
@@ -626,8 +607,8 @@ static void test_a_save_without_room_is_refused_and_its_neighbours_are_not(void 
 
 /* ---- Tests of rows whose scores leave float32's range ------------------------------------------------------------ */
 
-/* Rows whose scores leave float32's range are slow, and the sizes of a problem do not tell whether it has such rows.
- * The server therefore examines the scores of problems that would take long if their rows were slow. */
+/* Rows whose scores leave float32's range are slow. The server looks for such rows if the problem would take long with
+ * them. */
 static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_long(void **state)
 {
     (void)state;
@@ -636,11 +617,9 @@ static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_lo
     struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(200, 1, "\"scale\": 3e38, \"outputs\": [\"lse\"]"));
     const double seconds = job->seconds, worst = job->worst_seconds;
     prepare_look_closer(job, &b.info);
-    /* even if all rows were slow, the problem would take only a millisecond, so the scores were not examined and the
-     * times are as before */
+    /* Even with slow rows only, the problem would take a millisecond, so the server does not look for them. */
     assert_true(job->seconds == seconds && job->worst_seconds == worst);
-    job->worst_seconds = 1e6; /* the problem would take long if it had slow rows (scores beyond float32), so its scores
-                               * are examined */
+    job->worst_seconds = 1e6;
     prepare_look_closer(job, &b.info);
     assert_true(job->seconds > 1.5 * seconds && job->worst_seconds == worst);
     assert_string_equal(job->because, "rows whose scores leave float32");
@@ -660,7 +639,7 @@ static void test_the_last_reference_gives_the_memory_back(void **state)
     assert_ptr_equal(job_hold(job), job);
     job_release(job);
     assert_int_equal(staging_leased_bytes(b.server.staging), leased);
-    job_release_memory(job); /* frees the job's memory: no other job reads its tensors any more */
+    job_release_memory(job);
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
     assert_null(job->inputs);
     assert_null(job->spare);

@@ -1,4 +1,4 @@
-/* test_queue.c: tests of the queue, without devices or sockets: which requests it admits, and which jobs leave it
+/* test_queue.c: tests of the queue without devices or sockets: which requests it admits, and which jobs leave it
  * together. */
 #include <pthread.h>
 #include <setjmp.h>
@@ -107,26 +107,17 @@ static void test_slots_hold_among_threads(void **state)
     assert_int_equal(atomic_load(&q.places[CALLER_WAITING].count), 0);
 }
 
-/* Tests which jobs (each is the problems of one request) leave the queue together. In `waiting` each letter is a job,
- * in order of arrival. Jobs with equal letters are of one kind; a '-' is a job that always leaves alone. */
+/* Jobs arrive in the order of `waiting`. Each letter is a job; jobs with equal letters may leave together, and a '-'
+ * leaves alone. */
 static void test_batches(void **state)
 {
     (void)state;
     static const struct {
-        /* waiting: one letter for each queued job; batches: the batches in which the jobs leave the queue, separated by
-         * spaces */
         const char *waiting, *batches;
         int max_batch;
     } cases[] = {
-        { "", "", 8 },
-        { "a", "a", 8 },
-        { "aaa", "aaa", 8 },
-        { "aaaaa", "aa aa a", 2 },
-        /* the second job of kind a leaves with the first, before the job of kind b between them */
-        { "abab", "aa bb", 8 },
-        { "baaab", "bb aaa", 8 }, /* the oldest job is of kind b, so all jobs of kind b leave first */
-        { "-a-a", "- aa -", 8 },  /* a large job ('-') leaves the queue in a batch of its own */
-        { "--", "- -", 8 },
+        { "", "", 8 },          { "a", "a", 8 },          { "aaa", "aaa", 8 },     { "aaaaa", "aa aa a", 2 },
+        { "abab", "aa bb", 8 }, { "baaab", "bb aaa", 8 }, { "-a-a", "- aa -", 8 }, { "--", "- -", 8 },
         { "a", "a", 1 },
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -161,7 +152,7 @@ static void test_the_work_of_a_batch_is_bounded(void **state)
         jobs[i] = make(1, 0.3e9);
         queue_push(&q, &jobs[i], 0);
     }
-    /* a batch may have at most 1e9 operations: 3 * 0.3e9 <= 1e9 < 4 * 0.3e9 */
+    /* A batch has at most 1e9 operations: 3 * 0.3e9 <= 1e9 < 4 * 0.3e9. */
     assert_int_equal(queue_take(&q, &any, 0, batch, &wait_ns), 3);
 }
 
@@ -177,19 +168,18 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
     assert_int_equal(queue_take(&q, &any, 300, batch, &wait_ns), 0);
     assert_int_equal(wait_ns, 800);
     queue_push(&q, &jobs[1], 400);
-    assert_int_equal(queue_take(&q, &any, 1100, batch, &wait_ns), 2); /* old enough */
+    assert_int_equal(queue_take(&q, &any, 1100, batch, &wait_ns), 2);
     assert_int_equal(wait_ns, 0);
     for (int i = 0; i < 3; i++) queue_push(&q, &jobs[i], 2000);
     assert_int_equal(queue_take(&q, &any, 2001, batch, &wait_ns), 3); /* full */
     jobs[3].kind = 0;
     queue_push(&q, &jobs[3], 3000);
-    /* no queued job could join a batch with this job, so this job leaves the queue at once */
+    /* No other job can join this one, so it need not wait. */
     assert_int_equal(queue_take(&q, &any, 3000, batch, &wait_ns), 1);
 }
 
-/* come: in order of arrival, each job's caller and priority; S is a step (a decode or an append) on caches of caller
- * a. leave: the jobs' numbers, in the order in which the jobs must leave. A priority changes only the order among
- * the jobs of one caller. */
+/* come: the jobs in order of arrival, each with its caller and priority; S is a decode on caches of caller a. leave:
+ * the jobs' numbers in the order in which they leave the queue. */
 static void test_priority_is_among_the_jobs_of_one_caller(void **state)
 {
     static const struct {
@@ -202,8 +192,7 @@ static void test_priority_is_among_the_jobs_of_one_caller(void **state)
         { "a5 S1 S1", "012" },     { "a2 a2 a9 a2 a1 a5", "401352" },
     };
     struct caller *callers[2] = { caller_new(), caller_new() };
-    /* the queue looks only whether a job has a transaction (a step on caches), and never reads it, so any address
-     * will do */
+    /* The queue never reads this memory, so any address will do. */
     struct job_transaction *const some = (struct job_transaction *)callers;
     (void)state;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -237,7 +226,7 @@ static void test_priority_is_among_the_jobs_of_one_caller(void **state)
 
 enum { FLOWS = 3, SECOND = 1000000000 };
 
-/* Flows (callers' work) a, b and c, and their jobs. Each job takes a device for some seconds. */
+/* Three callers a, b and c. Each has a flow, which is the caller's queued jobs. */
 struct fair {
     struct queue q;
     struct flow *flows[FLOWS];
@@ -270,8 +259,7 @@ static void fair_push(struct fair *fair, const char *whose)
     }
 }
 
-/* Takes the next job from the queue. Returns the name ('a', 'b' or 'c') of the flow to which the job belongs, or '-' if
- * the queue gives out no job. A flow is the jobs of one client. */
+/* Takes the next job from the queue. Returns the name ('a', 'b' or 'c') of its caller, or '-' if there is none. */
 static char fair_take(struct fair *fair, const struct queue_taker *taker)
 {
     struct job *batch[1];
@@ -280,7 +268,7 @@ static char fair_take(struct fair *fair, const struct queue_taker *taker)
     return batch[0]->flow->name[0];
 }
 
-/* Takes the next job from the queue, and pretends that the job runs alone for a second. */
+/* Takes the next job, and pretends that it runs for a second. */
 static char fair_run(struct fair *fair)
 {
     const char who = fair_take(fair, &any);
@@ -315,8 +303,7 @@ static void test_a_flow_that_asked_for_nothing_has_saved_up_nothing(void **state
     fair_begin(&fair);
     fair_push(&fair, "bbbbbbbb");
     fair_run_all(&fair, "bbbb");
-    /* Flow a (the work of caller a) had no jobs while flow b had four turns. It must not get four turns in a row to
-     * make up for that. */
+    /* Caller a had no jobs while b had four turns. It must not get four turns in a row now. */
     fair_push(&fair, "aaaa");
     fair_run_all(&fair, "abababab-");
     fair_end(&fair);
@@ -379,7 +366,6 @@ static void test_priority_goes_before_fairness_among_the_flows_of_one_caller_alo
     for (int several = 0; several < 2; several++) {
         struct fair fair;
         fair_begin(&fair);
-        /* flow b (the work of caller b) has used more device time than flow a */
         flow_charge(fair.flows[1], FLOW_DEVICE, SECOND);
         fair_push(&fair, "c");
         fair_run_all(&fair, "c");
@@ -388,8 +374,6 @@ static void test_priority_goes_before_fairness_among_the_flows_of_one_caller_alo
             fair.jobs[i] = make(0, 1);
             fair.jobs[i].flow = fair.flows[i];
             fair.jobs[i].caller = callers[several ? i : 0];
-            /* the job of flow b (the work of caller b) is more urgent, with priority 1, than that of flow a, with
-             * priority 2 */
             fair.jobs[i].priority = 2 - i;
             queue_push(&fair.q, &fair.jobs[i], fair.now_ns);
         }
@@ -430,7 +414,6 @@ static void test_retry_after_is_between_1_and_30_seconds(void **state)
     assert_int_equal(queue_retry_after_s(&q, 1), 1);
     queue_learn(&q, 1, 0.5);
     for (int i = 0; i < 9; i++) enter(&q);
-    /* the nine queued jobs take one device 4.5 s, so clients are told to try again after 5 s */
     assert_int_equal(queue_retry_after_s(&q, 1), 5);
     assert_int_equal(queue_retry_after_s(&q, 3), 2);
     for (int i = 0; i < 900; i++) enter(&q);

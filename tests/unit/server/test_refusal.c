@@ -1,5 +1,4 @@
-/* test_refusal.c: tests of answers that bypass the web server. Their text is compared word for word, and sending must
- * never block. */
+/* test_refusal.c: tests of answers that bypass the web server. Sending them must never block. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -56,7 +55,7 @@ static void test_every_error_fits_and_has_its_reason(void **state)
     };
     char detail[5000], id[129];
     (void)state;
-    memset(detail, '\x01', sizeof detail - 1); /* no character has a longer escape than this one */
+    memset(detail, '\x01', sizeof detail - 1);
     detail[sizeof detail - 1] = '\0';
     memset(id, 'x', sizeof id - 1);
     id[sizeof id - 1] = '\0';
@@ -86,7 +85,7 @@ static void test_nobody_waits_for_a_client_that_does_not_read(void **state)
     assert_true(errno == EAGAIN || errno == EWOULDBLOCK);
     refusal_send(fds[0], PROTO_E_UNAVAILABLE, NULL, NULL, NULL);
     close(fds[1]);
-    /* no signal (SIGPIPE) may be raised if the client has left */
+    /* If the client has left, there must be no SIGPIPE. */
     refusal_send(fds[0], PROTO_E_UNAVAILABLE, NULL, NULL, NULL);
     close(fds[0]);
 }

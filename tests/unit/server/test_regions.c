@@ -1,5 +1,5 @@
-/* test_regions.c: tests of regions of shared memory: which regions are accepted, which caller sees a region, and how
- * long it lives. Other tests read and write objects in pieces while these objects change. */
+/* test_regions.c: tests of regions of shared memory: which are accepted, which caller sees a region, how long it lives,
+ * and how it is read and written in pieces while it changes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,8 +44,7 @@ static void object_clear(struct object *o)
     close(o->fd);
 }
 
-/* Returns how many descriptors of this process refer to the object, whether the object still has a name or not. One of
- * them is the test's own. Reads only the names in /proc/self/fd, because another thread may be closing descriptors. */
+/* Returns how many descriptors of this process, the test's own included, refer to the object. */
 static int holders(const struct object *o)
 {
     int count = 0;
@@ -61,7 +60,6 @@ static int holders(const struct object *o)
     return count;
 }
 
-/* Waits until the server's thread that closes released objects has closed the object. */
 static void wait_until_closed(const struct object *o)
 {
     const int64_t until_ms = clock_ms() + 60000;
@@ -115,7 +113,6 @@ static void test_a_region_is_seen_by_its_caller_alone(void **state)
     must_register(r, anna, "b", &o, 100, 1);
     must_register(r, bert, "a", &p, 4095, 1);
     assert_int_equal(register_as(r, anna, "a", p.key, 0, 64), PROTO_E_CONFLICT);
-    /* the object belongs to the caller Anna, so the caller Bert cannot register it */
     assert_int_equal(register_as(r, bert, "c", o.key, 0, 64), PROTO_E_CONFLICT);
     assert_int_equal(register_as(r, &everybody, "c", o.key, 0, 64), PROTO_E_CONFLICT);
     assert_int_equal(seen_by(r, anna, NULL), 2);
@@ -130,7 +127,7 @@ static void test_a_region_is_seen_by_its_caller_alone(void **state)
     assert_int_equal(regions_unregister(r, REGION_SYSTEM, anna, "a"), 1);
     assert_int_equal(regions_unregister(r, REGION_SYSTEM, anna, "a"), 0);
     object_clear(&p);
-    regions_free(r); /* regions_free() must also free a region of shared memory that is still registered */
+    regions_free(r);
     assert_int_equal(holders(&o), 1);
     object_clear(&o);
     caller_release(anna);
@@ -182,7 +179,7 @@ static void test_which_keys_and_ranges_are_taken(void **state)
     assert_int_equal(seen_by(r, &everybody, NULL), 0);
     wait_until_closed(&o);
     must_register(r, &everybody, "r", &o, 4095, 1);
-    /* o.key begins with a slash; without the slash, it still names the object */
+    /* The slash at the beginning of o.key may be left out. */
     assert_int_equal(register_as(r, &everybody, "s", o.key + 1, 0, 4096), PROTO_ERROR_COUNT);
     regions_free(r);
     object_clear(&o);
@@ -234,8 +231,7 @@ static void test_a_use_lies_within_its_region_and_outlives_it(void **state)
     object_clear(&o);
 }
 
-/* Registers an output for the region "r" of shared memory. The output has `elements` float32 numbers at `data`. Returns
- * this use of the region. */
+/* Registers `elements` float32 numbers at `data` as an output that goes to the region "r" of shared memory. */
 static struct region_uses *output_use(struct regions *r, const struct caller *caller, void *data, int64_t elements)
 {
     struct region_uses *uses;
@@ -249,7 +245,7 @@ static struct region_uses *output_use(struct regions *r, const struct caller *ca
     return uses;
 }
 
-/* 2.5 MiB are read and written in pieces. With a time limit of 0 each call moves one piece of 1 MiB. */
+/* With a time limit of 0, each call moves one piece of 1 MiB. */
 static void test_much_is_moved_in_pieces(void **state)
 {
     (void)state;
@@ -307,8 +303,7 @@ static void test_an_object_that_becomes_shorter_between_two_pieces(void **state)
     region_uses_place(uses, &(proto_shared){ .to = memory });
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(ftruncate(o.fd, MIB + 10), 0);
-    /* the shared memory object ends 10 bytes after the first piece, so the second call reads 10 bytes, and the
-     * third fails */
+    /* The object ends 10 bytes after the first piece, so the second call reads 10 bytes, and the third fails. */
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_INVALID);
     assert_string_equal(err.text,
@@ -322,7 +317,6 @@ static void test_an_object_that_becomes_shorter_between_two_pieces(void **state)
     assert_int_equal(ftruncate(o.fd, 2 * MIB - 1), 0);
     assert_int_equal(region_uses_write(uses, 0, &done, &err), ATTN_INVALID);
     assert_int_equal(fstat(o.fd, &st), 0);
-    /* the object of shared memory is one byte too short, and writing must not extend it */
     assert_int_equal(st.st_size, 2 * MIB - 1);
     region_uses_free(uses);
     regions_free(r);
@@ -373,8 +367,7 @@ static attn_device *device_with(const char *script)
     return device;
 }
 
-/* Returns how often this process has mapped the object. Only the server maps the object; the test owns it, but does not
- * map it. */
+/* Returns how often this process has mapped the object. */
 static int mappings(const struct object *o)
 {
     char line[512];
@@ -404,7 +397,6 @@ static proto_error lend_as(struct regions *r, struct caller *caller, const char 
     snprintf((char *)wanted.handle, sizeof wanted.handle, "0%.60s", o->key);
     if (regions_register_cuda(r, caller, name, &wanted, device, number, &error, &why)) return PROTO_ERROR_COUNT;
     assert_true(why.text[0] != '\0' && error < PROTO_ERROR_COUNT);
-    /* the handle of a GPU's memory is a secret, so it must not appear in messages */
     assert_null(strstr(why.text, o->key));
     return error;
 }
@@ -425,9 +417,7 @@ static void test_memory_of_a_gpu_is_open_as_long_as_its_region(void **state)
     int seen = 0, count;
     int64_t bytes;
     assert_int_equal(lend_as(r, anna, "a", &o, 4096, device, 0), PROTO_ERROR_COUNT);
-    /* the name of the region is taken, so the call fails before it opens the memory */
     assert_int_equal(lend_as(r, anna, "a", &p, 64, device, 0), PROTO_E_CONFLICT);
-    /* the call is refused, because the memory belongs to the caller Anna */
     assert_int_equal(lend_as(r, &everybody, "b", &o, 64, device, 0), PROTO_E_CONFLICT);
     assert_int_equal(lend_as(r, &everybody, "b", &p, 65, device, 0), PROTO_E_INVALID_REQUEST);
     assert_int_equal(lend_as(r, &everybody, "b", &p, 64, device, 0), PROTO_E_INVALID_REQUEST);
@@ -443,15 +433,14 @@ static void test_memory_of_a_gpu_is_open_as_long_as_its_region(void **state)
     attn_error err = { 0 };
     assert_int_equal(use(r, anna, "a", ATTN_T_q, false, 0, 64, &uses, &err), ATTN_OK);
     assert_int_equal(regions_unregister(r, REGION_CUDA, anna, "a"), 1);
-    /* region_uses_drop_inputs() drops the regions of inputs that were copied. It must not drop the region of q, which
-     * the job reads in place, because it is a GPU's memory. */
+    /* This must not drop the region of q, which the job reads in the GPU's memory. */
     region_uses_drop_inputs(&uses);
     assert_non_null(uses);
     assert_int_equal(mappings(&o), 1);
     region_uses_free(uses);
     wait_until_unmapped(&o);
     regions_free(r);
-    attn_device_close(device); /* attn_device_close() aborts if the device still has imported memory */
+    attn_device_close(device); /* aborts if the device still has imported memory */
     object_clear(&o);
     object_clear(&p);
     caller_release(anna);
@@ -467,18 +456,18 @@ static void test_what_lies_in_a_gpus_memory_stays_there(void **state)
     const int64_t shape[] = { 1, 4, 1, 2 }, lse[] = { 1, 1, 4 };
     assert_int_equal(lend_as(r, &everybody, "a", &o, 4096, device, 0), PROTO_ERROR_COUNT);
     assert_int_equal(lend_as(r, &everybody, "b", &p, 4096, device, 1), PROTO_ERROR_COUNT);
-    /* one block of memory may be registered under two names */
+    /* One block of memory may have two names. */
     assert_int_equal(lend_as(r, &everybody, "c", &o, 4096, device, 0), PROTO_ERROR_COUNT);
     must_register(r, &everybody, "s", &s, 0, 4096);
     static const struct {
         const char *q, *out, *lse;
         int64_t out_at, lse_at;
         size_t alignment;
-        const char *says; /* the message of the refusal; NULL: the server accepts the tensors */
+        const char *says;
     } cases[] = {
         { "a", "a", "a", 64, 96, 1, NULL },
         { "a", "s", "s", 0, 32, 1, NULL },
-        /* q lies in system memory, and the server copies it before the job runs, so lse may be written over q */
+        /* q lies in system memory and is copied before the job runs, so lse may overwrite it. */
         { "s", "a", "s", 0, 0, 1, NULL },
         { "a", "a", "a", 64, 92, 1, "lse: would be written over out, in the region 'a'" },
         { "a", "c", "s", 8, 0, 1, "out: would be written over q, in the region 'c'" },

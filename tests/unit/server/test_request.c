@@ -16,14 +16,12 @@
 #include "server/work/request.h"
 #include "server/work/server.h"
 
-/* The table says which state of a request may follow which state. A row is the state before, a column the state
- * after. */
 static void test_the_owner_table(void **state)
 {
     (void)state;
     static const char *const may[REQUEST_STATE_COUNT] = {
-        /* A row of eight characters for each state. An x means that the column's state may follow the row's state. The
-         * columns are receiving, computing, checking, queued, running, finishing, answering, freed. */
+        /* An x means that the column's state may follow the row's. The columns are receiving, computing, checking,
+         * queued, running, finishing, answering, freed. */
         [REQUEST_RECEIVING] = ".xx...xx", [REQUEST_COMPUTING] = "...xx.xx", [REQUEST_CHECKING] = "...x..x.",
         [REQUEST_QUEUED] = "....x.x.",    [REQUEST_RUNNING] = "...x.xx.",   [REQUEST_FINISHING] = "......x.",
         [REQUEST_ANSWERING] = ".......x", [REQUEST_FREED] = "........",
@@ -33,8 +31,7 @@ static void test_the_owner_table(void **state)
             assert_int_equal(request_may_move((enum request_state)from, (enum request_state)to), may[from][to] == 'x');
 }
 
-/* Makes a server that can only hold requests. It has room for two requests whose bodies arrive, and for two that wait
- * for a device. */
+/* A server with room for two requests that are received and two that wait for a device. */
 static void open_places(struct server *server)
 {
     *server = (struct server){ .everybody = CALLER_EVERYBODY };
@@ -76,8 +73,7 @@ static void test_a_place_is_held_exactly_in_the_states_that_have_one(void **stat
     request_set_role(ROLE_HTTP);
     request_free(r);
 
-    /* A request first counts as one whose body arrives. When it begins to wait for a device, it counts as waiting
-     * instead. */
+    /* A request that begins to wait for a device no longer counts as received. */
     r = begin(&server);
     assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
     assert_int_equal(places(&server, CALLER_RECEIVING), 0);
@@ -89,7 +85,7 @@ static void test_a_place_is_held_exactly_in_the_states_that_have_one(void **stat
     request_free(r);
 
     r = begin(&server);
-    request_free(r); /* the client has left, so the request is freed */
+    request_free(r);
     assert_int_equal(places(&server, CALLER_RECEIVING), 0);
 }
 
@@ -101,8 +97,7 @@ static void test_a_life_is_counted(void **state)
     open_places(&server);
     request_set_role(ROLE_HTTP);
     struct request *r = begin(&server);
-    /* as long as the route of a request is unknown, the request may have no tensors, so it does not count as
-     * receiving */
+    /* A request whose route is unknown does not count as received yet, because it may have no tensors. */
     assert_int_equal(request_count(REQUEST_RECEIVING), 0);
     request_count_in(r);
     assert_int_equal(request_count(REQUEST_RECEIVING), 1);
@@ -120,8 +115,8 @@ static void test_a_life_is_counted(void **state)
     for (int s = 0; s < REQUEST_STATE_COUNT; s++) assert_int_equal(request_count((enum request_state)s), 0);
 }
 
-/* Only the thread that owns a request may move it to another state. In any other thread an assertion fails and ends the
- * process, so the test tries it in a child process. */
+/* Only the thread that owns a request may move it to another state. In any other thread an assertion ends the process,
+ * so the test tries it in a child process. */
 static void test_only_the_owner_moves_it(void **state)
 {
     (void)state;
@@ -131,7 +126,6 @@ static void test_only_the_owner_moves_it(void **state)
     request_set_role(ROLE_HTTP);
     struct request *r = begin(&server);
     assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
-    /* the request belongs to the scheduler's loop now, so an HTTP thread must not move it */
     request_move(r, REQUEST_CHECKING);
     const pid_t child = fork();
     if (child == 0) {

@@ -1,5 +1,5 @@
-/* test_routes.c: tests of the table of URLs: every row is valid. Other tests look up a path and a method in tables of
- * their own. */
+/* test_routes.c: tests that every row of the table of URLs is valid, and of the lookup of a path and a method in tables
+ * of their own. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@
 
 /* ---- Tests of the program's table of routes ---------------------------------------------------------------------- */
 
-/* Checks that each parameter of a pattern is a whole segment, with a name that the row's documentation uses. */
+/* Checks that each parameter of a pattern is a whole segment of the path, with a name that is documented. */
 static void check_parameters(const struct route *r)
 {
     int count = 0;
@@ -36,8 +36,7 @@ static void check_parameters(const struct route *r)
     for (int i = count; i < REQUEST_PARAMETERS; i++) assert_null(r->doc.parameters[i].name);
 }
 
-/* Returns whether two patterns differ only in the names of their parameters, so that the second pattern would never be
- * reached. */
+/* Returns whether two patterns differ only in the names of their parameters. */
 static bool is_the_same_but_for_names(const char *a, const char *b)
 {
     for (; *a && *a == *b; a++, b++)
@@ -64,8 +63,6 @@ static void test_every_row_is_sound(void **state)
         assert_true((r->answer != NULL) == (operation ? !proto_is_run(operation) : r->bodies == NULL));
         assert_true(r->bodies == NULL || (r->method == ROUTE_POST && r->token == r->ports && r->doc.body != NULL));
         assert_non_null(r->doc.tag);
-        /* the documentation of an operation stands in proto_operations[], so the route of an operation must have
-         * none */
         if (operation) assert_true(!r->doc.summary && !r->doc.description && !r->doc.answer);
         else assert_true(r->doc.summary && r->doc.description && r->doc.answer);
         assert_true((r->doc.media != NULL) == (r->doc.schema != NULL));
@@ -84,8 +81,6 @@ static void test_every_row_is_sound(void **state)
     }
 }
 
-/* Messages and the log name an operation by its row in proto_operations[], while clients name it by its route. So every
- * operation must have a route with the operation's name and path. */
 static void test_every_operation_has_a_route_with_its_name_and_path(void **state)
 {
     (void)state;
@@ -146,8 +141,7 @@ static void test_methods(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char text[ROUTE_ALLOW_BYTES];
         const struct route_match match = routes_find(PORT_MAIN, cases[i].path, cases[i].method);
-        /* metrics label each request by the route of its path, so the search must find a route even for a wrong
-         * method */
+        /* Metrics label a request by the route of its path, even if the method is wrong. */
         assert_non_null(match.route);
         assert_int_equal(match.answers, cases[i].answers);
         assert_string_equal(route_allow(match.methods, text), cases[i].allow);
@@ -230,7 +224,7 @@ static void test_the_content_types_of_a_route_are_told(void **state)
 
 enum { LIST, MAKE, ONE, DROP, MINE, APPEND, PART, OTHER, DEEP, ELSEWHERE };
 static const struct route table[] = {
-    /* the patterns (with {id}) stand before literal paths that match them too, but a literal path must win */
+    /* The patterns (with {id}) come before a literal path, which must win nevertheless. */
     [LIST] = { ROUTE_GET, "/v1/caches", "caches", PORT_MAIN },
     [MAKE] = { ROUTE_POST, "/v1/caches", "caches", PORT_MAIN },
     [ONE] = { ROUTE_GET, "/v1/caches/{id}", "cache", PORT_MAIN },
@@ -261,7 +255,7 @@ static void test_a_path_finds_its_row_and_its_parameters(void **state)
         { "GET", "/v1/caches/a", ONE, { "a" } },
         { "HEAD", "/v1/caches/a", ONE, { "a" } },
         { "DELETE", "/v1/caches/a", DROP, { "a" } },
-        { "GET", "/v1/caches/mine", MINE, { 0 } }, /* a literal path wins over a pattern that stands earlier */
+        { "GET", "/v1/caches/mine", MINE, { 0 } },
         { "GET", "/v1/caches/mines", ONE, { "mines" } },
         { "GET", "/v1/caches/min", ONE, { "min" } },
         { "GET", "/v1/caches/{id}", ONE, { "{id}" } },
@@ -270,7 +264,6 @@ static void test_a_path_finds_its_row_and_its_parameters(void **state)
         { "GET", "/v1/caches/a/b", PART, { "a", "b" } },
         { "GET", "/v1/caches/x/appendix", PART, { "x", "appendix" } },
         { "GET", "/v1/tables/x/append", OTHER, { "tables" } },
-        /* a pattern with the largest number of parameters */
         { "GET", "/v1/caches/x/y/end", DEEP, { "v1", "caches", "x", "y" } },
         { "GET", "/v1/caches/a%2Fb", ONE, { "a%2Fb" } },
         { "GET", "/v1/caches/..", ONE, { ".." } },
@@ -293,16 +286,11 @@ static void test_a_wrong_method_is_told_all_methods_of_the_path(void **state)
     (void)state;
     static const struct {
         const char *method, *path, *allow;
-        int row; /* index of the first row of the table that matches `path` */
+        int row;
     } cases[] = {
-        { "DELETE", "/v1/caches", "GET, HEAD, POST", LIST },
-        { "POST", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
-        { "OPTIONS", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
-        { "delete", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
-        /* the path belongs to the row with the literal path /v1/caches/mine, not to the row of /v1/caches/{id} */
-        { "DELETE", "/v1/caches/mine", "GET, HEAD", MINE },
-        /* the path belongs to the row of /v1/caches/{id}/append: "append" is not a parameter's value */
-        { "GET", "/v1/caches/a/append", "POST", APPEND },
+        { "DELETE", "/v1/caches", "GET, HEAD, POST", LIST },     { "POST", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
+        { "OPTIONS", "/v1/caches/a", "GET, HEAD, DELETE", ONE }, { "delete", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
+        { "DELETE", "/v1/caches/mine", "GET, HEAD", MINE },      { "GET", "/v1/caches/a/append", "POST", APPEND },
     };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char text[ROUTE_ALLOW_BYTES];
@@ -352,7 +340,7 @@ static void test_a_parameter_has_a_longest_length(void **state)
     }
 }
 
-/* Before the server looks for the route, it decodes all percent-escapes in a path except that of a slash. */
+/* The server decodes all percent-escapes in a path except that of a slash. */
 static void test_an_escaped_slash_separates_nothing(void **state)
 {
     (void)state;
@@ -407,7 +395,7 @@ static void test_who_asks_for_a_path_that_is_not_there_is_shown_the_nearest(void
         { PORT_MAIN, "/info", ", did you mean /v1/info?" },
         { PORT_MAIN, "/v1/metrics", ", did you mean /metrics?" },
         { PORT_METRICS, "/v1/metrics", ", did you mean /metrics?" },
-        /* only the main port has a similar path, so nothing is suggested to a client of the metrics port */
+        /* Only the main port has a similar path, so nothing is suggested. */
         { PORT_METRICS, "/v1/attention/foward", "" },
         { PORT_MAIN, "/v1/chat/completions", MODELS },
         { PORT_MAIN, "/v2/models/attention/generate", "; a model has /infer, /ready, /config and /stats" },
@@ -415,7 +403,6 @@ static void test_who_asks_for_a_path_that_is_not_there_is_shown_the_nearest(void
         { PORT_MAIN, "/v1/attention", "; " ROUTES_WHERE_TO },
         { PORT_MAIN, "/ping", ", did you mean /livez?" },
         { PORT_MAIN, "/openapi.yaml", ", did you mean /openapi.json?" },
-        /* a suggestion must be a path of the requested port, and the metrics port has no similar path */
         { PORT_METRICS, "/ping", "" },
         { PORT_MAIN, "/v1/nothing", "" },
         { PORT_MAIN, "//", "" },
@@ -428,7 +415,7 @@ static void test_who_asks_for_a_path_that_is_not_there_is_shown_the_nearest(void
         if (strcmp(routes_hint(cases[i].port, cases[i].path, hint), cases[i].hint) != 0)
             fail_msg("%s: %s", cases[i].path, hint);
     }
-    /* a pattern with parameters is never suggested */
+    /* A pattern with parameters is never suggested. */
     assert_null(route_nearest(table, ARRAY_SIZE(table), PORT_MAIN, "/v1/caches/a/b/append"));
 }
 

@@ -1,4 +1,4 @@
-/* test_staging.c: tests of the staging pool (memory of request bodies): its limit, the memory that it keeps for reuse,
+/* test_staging.c: tests of the staging pool (memory of request bodies): its limit, memory that it keeps for reuse,
  * growing blocks, and use by several threads. */
 #include <pthread.h>
 #include <setjmp.h>
@@ -19,8 +19,7 @@
 #define KIB ((size_t)1024)
 #define MIB (1024 * KIB)
 
-/* A leased block (extent) has the wanted size and wastes an eighth at most. A block of few pages may waste more,
- * because its size is rounded to whole pages. */
+/* A leased block wastes an eighth at most, apart from rounding to whole pages. */
 static void test_an_extent_holds_what_was_asked_for_and_wastes_an_eighth_at_most(void **state)
 {
     (void)state;
@@ -48,8 +47,7 @@ static int mappings(void)
     return lines;
 }
 
-/* The pool counts the bytes that are mapped, and unmaps all these bytes. It unmaps whole pages only, even on systems
- * with pages of 64 KiB. */
+/* The pool must count and unmap whole pages, even on systems with pages of 64 KiB. */
 static void test_a_block_is_whole_pages_of_this_system_and_all_of_it_is_given_back(void **state)
 {
     (void)state;
@@ -69,8 +67,6 @@ static void test_a_block_is_whole_pages_of_this_system_and_all_of_it_is_given_ba
     staging_free(staging);
 }
 
-/* Returns the resident bytes of this process. They include shared libraries, whose bytes do not change during a
- * test. */
 static size_t resident_bytes(void)
 {
     char line[256];
@@ -83,8 +79,8 @@ static size_t resident_bytes(void)
     return kib * KIB;
 }
 
-/* Fills the pool with blocks of `bytes` bytes, and writes every byte. With `grown`, each block starts at half of that
- * size and then grows. */
+/* Fills the pool with blocks of `bytes` bytes, and writes every byte. If `grown` is true, each block starts at half of
+ * that size. */
 static void fill_and_measure(size_t bytes, bool grown)
 {
     const size_t limit = 256 * MIB;
@@ -111,7 +107,7 @@ static void test_what_is_resident_is_no_more_than_the_limit_whatever_the_size_of
 {
     (void)state;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    skip(); /* a sanitizer uses memory itself, so the measured bytes would say nothing about the pool */
+    skip();
 #endif
     static const size_t sizes[] = { 1300 * KIB, 2200 * KIB, 2304 * KIB, 4608 * KIB, 9216 * KIB };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -144,12 +140,11 @@ static void test_the_bound_holds_and_says_why(void **state)
     assert_int_equal(staging_lease(staging, NULL, MIB + 1, &a, &err), ATTN_TOO_LARGE);
     assert_string_equal(err.text, "1048577 bytes of tensors are needed, the limit is 1048576 (--staging-bytes)");
     assert_null(a);
-    /* leases the whole pool (5 bytes less, which are rounded up) */
     assert_int_equal(staging_lease(staging, NULL, MIB - 5, &a, &err), ATTN_OK);
     assert_int_equal(staging_lease(staging, NULL, 1, &b, &err), ATTN_BUSY);
     assert_string_equal(err.text, "1 bytes of staging memory are needed, and other requests hold them");
     staging_release(staging, a);
-    /* the pool unmaps a released block that it has kept, to make room for this lease */
+    /* The pool unmaps a free block that it had kept for reuse. */
     assert_int_equal(staging_lease(staging, NULL, 1, &b, &err), ATTN_OK);
     assert_true(staging_leased_bytes(staging) + staging_warm_bytes(staging) <= (int64_t)MIB);
     staging_release(staging, b);
@@ -188,7 +183,6 @@ static void test_growing_keeps_what_is_there(void **state)
     }
     assert_true(staging_leased_bytes(staging) == (int64_t)e->bytes);
     assert_int_equal(staging_grow(staging, &e, used, 257 * MIB, NULL), ATTN_TOO_LARGE);
-    /* a growth that failed must leave the contents of the block unchanged */
     assert_int_equal(((uint8_t *)e->memory)[used - 1], (uint8_t)((used - 1) * 7));
     staging_release(staging, e);
     staging_free(staging);
@@ -209,7 +203,7 @@ static void test_growing_over_the_bound_is_refused_and_leaves_the_extent(void **
     staging_free(staging);
 }
 
-/* A source of memory that counts its calls, and fails when told to. */
+/* A source of memory that counts mapped bytes, and fails when told to. */
 struct counted {
     int64_t mapped;
     bool fail;
@@ -259,7 +253,7 @@ static void test_a_system_without_memory_is_told_apart_from_a_full_pool(void **s
     c.fail = false;
     assert_int_equal(staging_lease(staging, NULL, MIB / 4, &e, &err), ATTN_OK);
     memset(e->memory, 5, MIB / 4);
-    /* the source of memory in this test has no function to grow a block, so the pool copies the block */
+    /* This source cannot grow a block, so the pool copies it. */
     assert_int_equal(staging_grow(staging, &e, MIB / 4, MIB / 2, &err), ATTN_OK);
     assert_int_equal(((char *)e->memory)[MIB / 4 - 1], 5);
     staging_release(staging, e);
@@ -305,26 +299,25 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     assert_true(staging_ahead_bytes(staging) == 16 * (int64_t)MIB);
     assert_false(staging_lease_ahead(staging, NULL, 16 * KIB, &e[4]));
     assert_null(e[4]);
-    /* Memory that is leased before its bytes have arrived has a limit of its own. Here this limit is reached, but an
-     * ordinary lease still succeeds. */
+    /* Memory that is leased before its bytes arrive has a limit of its own, which is reached. Other leases still
+     * succeed. */
     assert_int_equal(staging_lease(staging, NULL, 40 * MIB, &e[4], NULL), ATTN_OK);
     staging_arrived(staging, e[0]);
-    staging_arrived(staging, e[0]); /* a second call for the same extent (leased block) does nothing */
+    staging_arrived(staging, e[0]);
     assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[5]));
-    /* the bytes of this block have arrived, so it no longer counts as leased in advance, and it may grow */
+    /* Memory whose bytes have arrived may grow. */
     assert_int_equal(staging_grow(staging, &e[1], 100, 5 * MIB, NULL), ATTN_OK);
     assert_true(staging_ahead_bytes(staging) == 12 * (int64_t)MIB);
     for (int i = 0; i < 6; i++) staging_release(staging, e[i]);
     assert_true(staging_ahead_bytes(staging) == 0 && staging_leased_bytes(staging) == 0);
-    /* the pool has kept a released block, and leases this block again */
     assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[0]));
     staging_release(staging, e[0]);
     assert_true(staging_ahead_bytes(staging) == 0);
     staging_free(staging);
 }
 
-/* The pool keeps a released block for its caller. Then the caller's share of the pool becomes smaller than this block.
- * A lease that fits the share must still succeed. */
+/* The caller's new share of the pool is smaller than a free block that the pool has kept. A lease that fits the share
+ * must succeed. */
 static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
 {
     (void)state;
@@ -332,8 +325,7 @@ static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
     struct caller *caller = caller_new();
     struct staging_block *block;
     attn_error err;
-    /* 18.5 MiB, for which the pool leases a block of 20 MiB. The caller's limit below, 30 percent of the pool, is 19.2
-     * MiB. */
+    /* The pool leases 20 MiB for these 18.5 MiB. The caller's limit below is 30 percent of the pool, 19.2 MiB. */
     const size_t bytes = 37 << 19;
     assert_int_equal(staging_lease(pool, caller, bytes, &block, &err), ATTN_OK);
     assert_int_equal(block->bytes, 20 << 20);
@@ -364,8 +356,6 @@ static void test_each_caller_has_a_share_of_the_pool(void **state)
                                   "(--token-share)");
     assert_int_equal(staging_lease(staging, one, MIB, &b, &err), ATTN_OK);
     assert_int_equal(staging_grow(staging, &b, 0, MIB + 1, &err), ATTN_QUOTA);
-    /* each caller has a limit of its own, so another caller may lease the rest of the staging pool (memory of request
-     * bodies) */
     assert_int_equal(staging_lease(staging, other, 2 * MIB, &c, &err), ATTN_OK);
     staging_release(staging, a);
     assert_int_equal(staging_grow(staging, &b, 0, MIB + 1, &err), ATTN_OK);

@@ -112,7 +112,7 @@ static void test_a_name_is_utf8_whatever_the_comment_is(void **state)
     assert_non_null(t);
     struct caller *first = tokens_find(t, "Bearer first"), *second = tokens_find(t, "Bearer second");
     assert_string_equal(first->flow->name, "caf? \xc3\xa9??");
-    /* a name has at most 63 bytes, so 31 characters of 2 bytes fit */
+    /* A name may have 63 bytes, so 31 characters of 2 bytes fit. */
     assert_int_equal(strlen(second->flow->name), 62);
     caller_release(first);
     caller_release(second);
@@ -149,7 +149,7 @@ static void test_a_bad_file_is_refused_in_one_line(void **state)
     snprintf(want, sizeof want, "--token-file %s: line 2 contains %s", path, "a space");
     assert_string_equal(why, want);
     file = fopen(path, "w");
-    fwrite("good\nwith\0init", 1, 14, file); /* a file without a line feed at its end, and with a NUL */
+    fwrite("good\nwith\0init", 1, 14, file);
     fclose(file);
     assert_null(tokens_open(path, 50, why, sizeof why));
     snprintf(want, sizeof want, "--token-file %s: line 2 contains the byte 0x00%s", path, NOT_ASCII);
@@ -197,8 +197,7 @@ static void test_many_tokens(void **state)
     tokens_close(t);
 }
 
-/* Returns how much of a resource with the limit `bound` a caller may use now, if the caller sends the header
- * Authorization with the value `authorization`. */
+/* Returns how much of a resource with the limit `bound` may be used by the caller with this Authorization header. */
 static int64_t share_of(struct tokens *tokens, const char *authorization, int64_t bound)
 {
     struct caller *caller = tokens_find(tokens, authorization);
@@ -220,8 +219,8 @@ static void test_each_token_has_an_account_that_survives_a_reload(void **state)
     assert_true(tokens_reload(t, why, sizeof why));
     struct caller *again = tokens_find(t, "Bearer b"), *c = tokens_find(t, "Bearer c");
     assert_ptr_equal(again, b);
-    /* token `a` is no longer in the file, but a request still holds its account, so token `c` must not get this
-     * account */
+    /* Token `a` is no longer in the file, but a request still holds its account, so token `c` must get another
+     * account. */
     assert_ptr_not_equal(c, a);
     assert_null(tokens_find(t, "Bearer a"));
     caller_release(a);

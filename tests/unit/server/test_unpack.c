@@ -1,4 +1,4 @@
-/* test_unpack.c: tests of compressed bodies: the result does not depend on how a body is split, each fault has its own
+/* test_unpack.c: tests of compressed bodies: the result does not depend on how a body is split, each fault has a
  * message, and limits are exact. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,7 +14,6 @@
 
 enum { WINDOW = 15, GZIP = 16 };
 
-/* Compresses the bytes with gzip or deflate. The caller frees the result. */
 static char *packed(enum unpack_coding coding, const char *bytes, size_t count, size_t *size)
 {
     z_stream z = { 0 };
@@ -31,8 +30,8 @@ static char *packed(enum unpack_coding coding, const char *bytes, size_t count, 
     return to;
 }
 
-/* Unpacks the whole body, which arrives in parts of `part` bytes. Stores the length of the result in *out. If `want` is
- * given, checks that the result equals it. */
+/* Unpacks a body that arrives in parts of `part` bytes. *out becomes the length of the result, which must equal `want`,
+ * if that is given. */
 static attn_status unpack_all(enum unpack_coding coding, uint64_t limit, const char *body, size_t count, size_t part,
                               const char *want, uint64_t *out, attn_error *err)
 {
@@ -53,7 +52,7 @@ static attn_status unpack_all(enum unpack_coding coding, uint64_t limit, const c
         else assert_int_equal(size, 0);
     }
     if (status == ATTN_OK) status = unpack_finish(u, err);
-    if (status != ATTN_OK) { /* after a failed call every further call must give the same error */
+    if (status != ATTN_OK) {
         const char *bytes = body, *piece;
         size_t left = count, size;
         attn_error again = { 0 };
@@ -96,13 +95,12 @@ static void test_a_body_without_a_byte_is_not_this_file_s_to_refuse(void **state
     assert_int_equal(unpack_all(UNPACK_GZIP, 10, "", 0, 1, NULL, &out, &err), ATTN_OK);
 }
 
-/* Each case takes the gzip or zlib form of "hello", and changes one byte of it, truncates it, or appends to it. */
+/* Each case changes one byte of the compressed form of "hello", cuts it off, or appends to it. */
 static void test_every_fault_is_named_and_is_the_same_however_it_is_split(void **state)
 {
     static const struct {
         enum unpack_coding coding;
-        /* at: index of the byte to change (-1: the last byte); to: the new value of that byte (negative: no byte
-         * changes) */
+        /* at: index of the byte to change (-1: the last); to: its new value (negative: no change) */
         int at, to;
         int cut;
         const char *more, *says;
@@ -162,7 +160,7 @@ static void test_every_fault_is_named_and_is_the_same_however_it_is_split(void *
 
 static void test_a_zlib_stream_that_wants_a_dictionary_is_refused(void **state)
 {
-    /* the FDICT bit of RFC 1950 is set, which asks for a preset dictionary */
+    /* These bytes set the FDICT bit of RFC 1950, which asks for a preset dictionary. */
     static const char body[] = { 0x78, (char)0xbb, 1, 2, 3, 4, 5, 6 };
     attn_error err = { 0 };
     uint64_t out;
@@ -172,8 +170,7 @@ static void test_a_zlib_stream_that_wants_a_dictionary_is_refused(void **state)
                                   "dictionary, and there is none");
 }
 
-/* All bytes up to the limit must be unpacked, because an error in the JSON of these bytes is reported before the error
- * about the limit. */
+/* All bytes up to the limit are unpacked, because a JSON error in them is reported before the error about the limit. */
 static void test_the_limit_of_what_a_body_unpacks_to_is_kept_to_the_byte(void **state)
 {
     enum { LIMIT = UNPACK_PIECE_BYTES + 5 };

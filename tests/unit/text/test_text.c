@@ -1,5 +1,4 @@
-/* test_text.c: tests every limit and every failure of text.c. The test includes text.c itself, so that it can make
- * memory fail. */
+/* test_text.c: tests every limit and every failure of text.c, which it includes to make memory fail. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -40,7 +39,7 @@ static void test_a_buffer_holds_its_bytes_and_a_nul_and_not_one_more(void **stat
     assert_int_equal(t.failure, TEXT_FULL);
     assert_int_equal(t.used, 7);
     assert_string_equal(t.at, "abcdefg");
-    assert_int_equal(buffer[8], '\0'); /* nothing was written beyond the buffer's eight bytes */
+    assert_int_equal(buffer[8], '\0');
 }
 
 static void test_nothing_follows_a_piece_that_did_not_fit(void **state)
@@ -49,8 +48,8 @@ static void test_nothing_follows_a_piece_that_did_not_fit(void **state)
     struct text t = text_in(buffer, sizeof buffer);
     (void)state;
     text_put_string(&t, "abc");
-    text_put_string(&t, "12345"); /* the buffer is one character too small for the text */
-    text_put_char(&t, 'd');       /* would fit */
+    text_put_string(&t, "12345");
+    text_put_char(&t, 'd'); /* would fit */
     text_put(&t, "", 0);
     text_printf(&t, "%d", 1);
     text_put_number(&t, 1);
@@ -81,7 +80,7 @@ static void test_printf_is_whole_or_not_at_all(void **state)
     char buffer[8];
     struct text t = text_in(buffer, sizeof buffer);
     (void)state;
-    text_printf(&t, "%d-%s", 12, "abcd"); /* exactly seven */
+    text_printf(&t, "%d-%s", 12, "abcd");
     assert_int_equal(t.failure, TEXT_FINE);
     assert_string_equal(t.at, "12-abcd");
     t = text_in(buffer, sizeof buffer);
@@ -107,12 +106,12 @@ static void test_a_growing_text_grows_to_its_limit(void **state)
             assert_int_equal(t.used, wanted);
             assert_true(t.size <= limits[i] + 1);
             if (wanted > 0) assert_int_equal(strlen(t.at), wanted);
-            text_put(&t, bytes, piece); /* adding this piece makes the text longer than its limit */
+            text_put(&t, bytes, piece);
             assert_int_equal(t.failure, TEXT_FULL);
             assert_int_equal(t.used, wanted);
             assert_null(text_take(&t, &length));
             assert_int_equal(t.used, 0);
-            assert_int_equal(t.failure, TEXT_FINE); /* the text can be used again after the reset */
+            assert_int_equal(t.failure, TEXT_FINE); /* usable again */
         }
 }
 
@@ -185,7 +184,7 @@ static void test_strings_in_json_are_escaped_and_are_utf8(void **state)
         struct text t = text_in(buffer, sizeof buffer);
         text_put_json(&t, cases[i].string, cases[i].room);
         assert_string_equal(buffer, cases[i].json);
-        assert_int_equal(t.failure, TEXT_FINE); /* text that fills the buffer exactly is not a failure */
+        assert_int_equal(t.failure, TEXT_FINE);
     }
 }
 
@@ -331,7 +330,7 @@ static void test_a_number_is_all_digits_and_at_most_so_much(void **state)
         { " 1", 99, false },
         { "", 99, false },
         { "-0", 99, false },
-        { "\xd9\xa3", 99, false }, /* a digit of another script (Arabic) */
+        { "\xd9\xa3", 99, false },
     };
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
@@ -353,7 +352,7 @@ static void test_hexadecimal_digits(void **state)
 
 /* ---- Tests of characters in UTF-8 -------------------------------------------------------------------------------- */
 
-/* Encodes a code point as UTF-8 by RFC 3629, written independently of text.c. */
+/* Encodes a code point by RFC 3629, independently of text.c. */
 static size_t encode(uint32_t code, char bytes[5])
 {
     memset(bytes, 0, 5);
@@ -462,7 +461,7 @@ static void test_the_nearest_name_is_near_enough_or_none(void **state)
         { "casual", "causal" },
         { "key_mask", "keep_mask" },
         { "scales", "scale" },
-        /* "x" differs from "q" by one letter only, but names without a common letter do not count as similar */
+        /* "x" differs from "q" by one letter, but names without a common letter are not similar. */
         { "x", NULL },
         { "softcap", NULL },
     };
