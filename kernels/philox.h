@@ -19,6 +19,12 @@
 
 #include "dtype.h"
 
+/* In each round, words 0 and 2 are multiplied by their factors, and each half of the key grows by its step. */
+#define ATTN_PHILOX_FACTOR0 0xd2511f53u
+#define ATTN_PHILOX_FACTOR2 0xcd9e8d57u
+#define ATTN_PHILOX_STEP0   0x9e3779b9u
+#define ATTN_PHILOX_STEP1   0xbb67ae85u
+
 typedef struct attn_philox {
     uint32_t word[4];
 } attn_philox;
@@ -26,14 +32,15 @@ typedef struct attn_philox {
 ATTN_HD attn_philox attn_philox4x32_10(attn_philox counter, uint32_t key0, uint32_t key1)
 {
     for (int round = 0; round < 10; round++) {
-        const uint64_t p0 = (uint64_t)0xd2511f53u * counter.word[0], p1 = (uint64_t)0xcd9e8d57u * counter.word[2];
+        const uint64_t p0 = (uint64_t)ATTN_PHILOX_FACTOR0 * counter.word[0];
+        const uint64_t p1 = (uint64_t)ATTN_PHILOX_FACTOR2 * counter.word[2];
         const uint32_t c1 = counter.word[1], c3 = counter.word[3];
         counter.word[0] = (uint32_t)(p1 >> 32) ^ c1 ^ key0;
         counter.word[1] = (uint32_t)p1;
         counter.word[2] = (uint32_t)(p0 >> 32) ^ c3 ^ key1;
         counter.word[3] = (uint32_t)p0;
-        key0 += 0x9e3779b9u;
-        key1 += 0xbb67ae85u;
+        key0 += ATTN_PHILOX_STEP0;
+        key1 += ATTN_PHILOX_STEP1;
     }
     return counter;
 }

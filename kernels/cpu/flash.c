@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "kernels/backend.h"
-#include "kernels/philox.h"
 
 /* ---- Scratch memory ---------------------------------------------------------------------------------------------- */
 
@@ -129,50 +128,9 @@ double flash_scale(const struct flash *f, int64_t b, int64_t hk)
 
 /* ---- Which pairs dropout keeps ----------------------------------------------------------------------------------- */
 
-enum { GROUPS = 16 }; /* number of groups (8 keys each) for which random bits of dropout are drawn together */
-
-/* Draws the random words of dropout for GROUPS consecutive groups of keys. The words are the same as those of
- * attn_dropout_words(), but compilers can vectorise the loops here. */
-static void draw(uint64_t seed, int64_t head_index, int64_t i, int64_t group, uint32_t word[4][GROUPS])
+static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t group, float kept[SIMD_DROPS])
 {
-    uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
-    for (int g = 0; g < GROUPS; g++) {
-        word[0][g] = (uint32_t)(group + g);
-        word[1][g] = (uint32_t)i;
-        word[2][g] = (uint32_t)head_index;
-        word[3][g] = 0;
-    }
-    for (int round = 0; round < 10; round++) {
-        for (int g = 0; g < GROUPS; g++) {
-            const uint64_t p0 = (uint64_t)0xd2511f53u * word[0][g], p1 = (uint64_t)0xcd9e8d57u * word[2][g];
-            word[0][g] = (uint32_t)(p1 >> 32) ^ word[1][g] ^ key0;
-            word[2][g] = (uint32_t)(p0 >> 32) ^ word[3][g] ^ key1;
-            word[1][g] = (uint32_t)p1;
-            word[3][g] = (uint32_t)p0;
-        }
-        key0 += 0x9e3779b9u;
-        key1 += 0xbb67ae85u;
-    }
-}
-
-enum { HALVES = 8 * GROUPS };
-
-/* Writes HALVES numbers to `kept`, one for each key from key 8 * `group` on: 1 if dropout keeps the key, otherwise
- * 0. */
-static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t group, float kept[HALVES])
-{
-    const uint32_t threshold = f->drop_threshold;
-    const float one = 1;
-    uint32_t word[4][GROUPS], m[GROUPS][8], bits;
-    memcpy(&bits, &one, sizeof bits);
-    draw(f->p->seed, head_index, i, group, word);
-    /* bit masks instead of branches, which would depend on random numbers and often be mispredicted */
-    for (int w = 0; w < 4; w++)
-        for (int g = 0; g < GROUPS; g++) {
-            m[g][2 * w] = bits & -(uint32_t)((word[w][g] & 0xffffu) >= threshold);
-            m[g][2 * w + 1] = bits & -(uint32_t)(word[w][g] >> 16 >= threshold);
-        }
-    memcpy(kept, m, sizeof m);
+    f->simd->drop(f->p->seed, head_index, i, group, f->drop_threshold, kept);
 }
 
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
@@ -180,20 +138,21 @@ void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, c
 {
     /* j begins a group of 8 keys, for which dropout draws bits together */
     const int64_t j = j0 + block->c0;
-    float m[HALVES];
+    float m[SIMD_DROPS];
     for (int r = 0; r < t->rows; r++) {
         const int64_t head_index = attn_dropout_head(f->p, f->g.dims.H, t->b, t->h + r / t->n), i = t->i0 + r % t->n;
-        for (int c = 0; c < block->cols; c += HALVES) {
+        for (int c = 0; c < block->cols; c += SIMD_DROPS) {
             drop(f, head_index, i, (j + c) / 8, m);
-            memcpy(kept + r * ld + c, m, (size_t)(block->cols - c < HALVES ? block->cols - c : HALVES) * sizeof *m);
+            memcpy(kept + r * ld + c, m,
+                   (size_t)(block->cols - c < SIMD_DROPS ? block->cols - c : SIMD_DROPS) * sizeof *m);
         }
     }
 }
 
 void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int64_t j, int n, float *kept)
 {
-    static_assert(FLASH_MASK_BLOCK + 7 <= HALVES, "keys of a row that are drawn at once");
-    float m[HALVES];
+    static_assert(FLASH_MASK_BLOCK + 7 <= SIMD_DROPS, "keys of a row that are drawn at once");
+    float m[SIMD_DROPS];
     drop(f, attn_dropout_head(f->p, f->g.dims.H, b, h), i, j / 8, m);
     memcpy(kept, m + j % 8, (size_t)n * sizeof *m);
 }

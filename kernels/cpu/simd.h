@@ -99,6 +99,8 @@ enum {
  * float32 (2^-24). */
 #define SIMD_EXP2_LEAST (-110.0f)
 
+enum { SIMD_DROPS = 128 }; /* number of keys for which drop() draws random bits */
+
 /* The options and masks of scores, for the function score() of struct simd. */
 struct simd_score {
     float scale;   /* s = scale * S is the score before other options, in natural logarithms (not in base 2); S is the
@@ -278,6 +280,11 @@ struct simd {
     /* Computes y[i] = exp2(x[i]), the exponential of softmax, with a relative error below 2e-7. exp2(0) is exactly 1.
      * The result is 0 for -inf and for x below SIMD_EXP2_LEAST, and NaN for NaN. y may be x. */
     void (*exp2)(int64_t n, const float *x, float *y);
+
+    /* Draws the random bits of dropout (philox.h) for query i and the SIMD_DROPS keys from key 8 * `group` on. Writes
+     * 1 for each key that dropout keeps, otherwise 0. */
+    void (*drop)(uint64_t seed, int64_t head_index, int64_t i, int64_t group, uint32_t threshold,
+                 float kept[SIMD_DROPS]);
 
     /* Updates the running maximum, sum and entropy of each row by the scores z = c * S in base 2, with c > 0; c is 1
      * after score().

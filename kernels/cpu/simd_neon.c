@@ -25,6 +25,7 @@ const struct simd simd_neon = {
     .store_t = store_t,
     .close = close_rows,
     .exp2 = exp2_all,
+    .drop = drop_bits,
     .observe = observe,
     .weigh = weigh,
     .add_rows = add_rows,

@@ -5,6 +5,7 @@
  * sums of a row of 32 columns in an array, so that every compiler vectorises the loop. */
 #include "kernels/cpu/simd_scalar.h"
 #include "kernels/cpu/simd_variants.h"
+#include "kernels/philox.h"
 
 #define LOG2E 1.44269504088896340736f
 
@@ -288,6 +289,15 @@ static bool close_rows(int n, const float *m, const float *l, float *inverse, fl
     return tame;
 }
 
+static void drop_bits(uint64_t seed, int64_t head_index, int64_t i, int64_t group, uint32_t threshold,
+                      float kept[SIMD_DROPS])
+{
+    for (int j = 0; j < SIMD_DROPS; j += 8) {
+        const attn_philox words = attn_dropout_words(seed, head_index, i, group + j / 8);
+        for (int half = 0; half < 8; half++) kept[j + half] = attn_dropout_half(words, half) >= threshold ? 1.0f : 0.0f;
+    }
+}
+
 static void exp2_all(int64_t n, const float *x, float *y)
 {
     for (int64_t i = 0; i < n; i++) y[i] = exp2_one(x[i]);
@@ -341,6 +351,7 @@ const struct simd simd_portable = {
     .store_t = store_t,
     .close = close_rows,
     .exp2 = exp2_all,
+    .drop = drop_bits,
     .observe = observe,
     .weigh = weigh,
     .add_rows = add_rows,

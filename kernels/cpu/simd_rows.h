@@ -5,6 +5,8 @@
  * A function over elements of any dtype is written once, as an inline function with the dtype as a constant. FOR_DTYPE
  * makes one copy for each dtype, so the loops have no branch on the dtype. */
 
+#include "kernels/philox.h"
+
 #define LOG2E 1.44269504088896340736f
 
 #define FOR_DTYPE(dtype, call)            \
@@ -524,6 +526,36 @@ static void exp2_all(int64_t n, const float *x, float *y)
     int64_t i = 0;
     for (; i + V_LANES <= n; i += V_LANES) v_store(y + i, v_exp2(v_load(x + i)));
     if (i < n) v_store_n(y + i, v_exp2(v_load_n(x + i, (int)(n - i))), (int)(n - i));
+}
+
+/* ---- Random bits of dropout -------------------------------------------------------------------------------------- */
+
+/* Philox4x32-10 as in attn_dropout_words(). Each lane draws the four words of one group of 8 keys. */
+static void drop_bits(uint64_t seed, int64_t head_index, int64_t i, int64_t group, uint32_t threshold,
+                      float kept[SIMD_DROPS])
+{
+    uint16_t halves[SIMD_DROPS];
+    for (int g = 0; g < SIMD_DROPS / 8; g += V_LANES) {
+        vi w0 = v_add_i(v_set_i((int32_t)(uint32_t)(group + g)), v_iota_i()), w1 = v_set_i((int32_t)(uint32_t)i);
+        vi w2 = v_set_i((int32_t)(uint32_t)head_index), w3 = v_set_i(0);
+        uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32), words[4 * V_LANES];
+        for (int round = 0; round < 10; round++) {
+            vi high0, high2;
+            const vi low0 = v_mul_wide(w0, ATTN_PHILOX_FACTOR0, &high0),
+                     low2 = v_mul_wide(w2, ATTN_PHILOX_FACTOR2, &high2);
+            w0 = v_xor_i(v_xor_i(high2, w1), v_set_i((int32_t)key0));
+            w1 = low2;
+            w2 = v_xor_i(v_xor_i(high0, w3), v_set_i((int32_t)key1));
+            w3 = low0;
+            key0 += ATTN_PHILOX_STEP0;
+            key1 += ATTN_PHILOX_STEP1;
+        }
+        v_store4_i(words, w0, w1, w2, w3);
+        memcpy(halves + 8 * g, words, sizeof words);
+    }
+    const vi last_dropped = v_set_i((int32_t)threshold - 1);
+    for (int j = 0; j < SIMD_DROPS; j += V_LANES)
+        v_store(kept + j, v_select(v_less_i(last_dropped, v_load_u16(halves + j)), v_set(1.0f), v_zero()));
 }
 
 /* ---- Functions for an observe (statistics of probabilities) ------------------------------------------------------ */

@@ -147,6 +147,35 @@ VEC vf v_exp2(vf x)
     return v_select(below, v_zero(), v_mul(y, v_of_bits(i)));
 }
 
+/* ---- Integers of 32 bits, for random bits ------------------------------------------------------------------------ */
+
+VEC vi v_xor_i(vi a, vi b)
+{
+    return veorq_s32(a, b);
+}
+
+/* returns the low halves of the products of unsigned numbers x and c, and writes the high halves */
+VEC vi v_mul_wide(vi x, uint32_t c, vi *high)
+{
+    const uint32x4_t u = vreinterpretq_u32_s32(x);
+    const uint32x4_t first = vreinterpretq_u32_u64(vmull_n_u32(vget_low_u32(u), c));
+    const uint32x4_t last = vreinterpretq_u32_u64(vmull_n_u32(vget_high_u32(u), c));
+    *high = vreinterpretq_s32_u32(vuzp2q_u32(first, last));
+    return vreinterpretq_s32_u32(vuzp1q_u32(first, last));
+}
+
+/* stores lane after lane: the first lanes of a, b, c and d, then the second lanes, and so on */
+VEC void v_store4_i(uint32_t *p, vi a, vi b, vi c, vi d)
+{
+    vst4q_u32(p, (uint32x4x4_t){ { vreinterpretq_u32_s32(a), vreinterpretq_u32_s32(b), vreinterpretq_u32_s32(c),
+                                   vreinterpretq_u32_s32(d) } });
+}
+
+VEC vi v_load_u16(const uint16_t *p)
+{
+    return vreinterpretq_s32_u32(vmovl_u16(vld1_u16(p)));
+}
+
 /* ---- Loading and storing numbers of the floating dtypes ---------------------------------------------------------- */
 
 VEC vf v_from_f16(uint16x4_t h)

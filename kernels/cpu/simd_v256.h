@@ -137,6 +137,40 @@ VEC vf v_exp2(vf x)
     return _mm256_and_ps(enough, _mm256_mul_ps(y, _mm256_castsi256_ps(_mm256_slli_epi32(i, 23))));
 }
 
+/* ---- Integers of 32 bits, for random bits ------------------------------------------------------------------------ */
+
+VEC vi v_xor_i(vi a, vi b)
+{
+    return _mm256_xor_si256(a, b);
+}
+
+/* returns the low halves of the products of unsigned numbers x and c, and writes the high halves */
+VEC vi v_mul_wide(vi x, uint32_t c, vi *high)
+{
+    const __m256i factor = _mm256_set1_epi64x(c);
+    const __m256i even = _mm256_mul_epu32(x, factor), odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), factor);
+    *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+    return _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+}
+
+/* stores lane after lane: the first lanes of a, b, c and d, then the second lanes, and so on */
+VEC void v_store4_i(uint32_t *p, vi a, vi b, vi c, vi d)
+{
+    const __m256i ab = _mm256_unpacklo_epi32(a, b), AB = _mm256_unpackhi_epi32(a, b);
+    const __m256i cd = _mm256_unpacklo_epi32(c, d), CD = _mm256_unpackhi_epi32(c, d);
+    const __m256i lanes[4] = { _mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd),
+                               _mm256_unpacklo_epi64(AB, CD), _mm256_unpackhi_epi64(AB, CD) };
+    for (int i = 0; i < 4; i++) {
+        _mm_storeu_si128((__m128i *)(p + 4 * i), _mm256_castsi256_si128(lanes[i]));
+        _mm_storeu_si128((__m128i *)(p + 16 + 4 * i), _mm256_extracti128_si256(lanes[i], 1));
+    }
+}
+
+VEC vi v_load_u16(const uint16_t *p)
+{
+    return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+}
+
 /* ---- Loading and storing numbers of the floating dtypes ---------------------------------------------------------- */
 
 VEC vf v_from_e4m3(__m128i bytes)

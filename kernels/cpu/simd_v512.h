@@ -144,6 +144,42 @@ VEC vf v_exp2(vf x)
     return _mm512_maskz_scalef_ps(enough, _mm512_fmadd_ps(_mm512_mul_ps(r, power), q, power), x);
 }
 
+/* ---- Integers of 32 bits, for random bits ------------------------------------------------------------------------ */
+
+VEC vi v_xor_i(vi a, vi b)
+{
+    return _mm512_xor_si512(a, b);
+}
+
+/* returns the low halves of the products of unsigned numbers x and c, and writes the high halves */
+VEC vi v_mul_wide(vi x, uint32_t c, vi *high)
+{
+    const __m512i factor = _mm512_set1_epi64(c);
+    const __m512i even = _mm512_mul_epu32(x, factor), odd = _mm512_mul_epu32(_mm512_srli_epi64(x, 32), factor);
+    *high = _mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xaaaa, odd);
+    return _mm512_mask_mov_epi32(even, 0xaaaa, _mm512_slli_epi64(odd, 32));
+}
+
+/* stores lane after lane: the first lanes of a, b, c and d, then the second lanes, and so on */
+VEC void v_store4_i(uint32_t *p, vi a, vi b, vi c, vi d)
+{
+    const __m512i ab = _mm512_unpacklo_epi32(a, b), AB = _mm512_unpackhi_epi32(a, b);
+    const __m512i cd = _mm512_unpacklo_epi32(c, d), CD = _mm512_unpackhi_epi32(c, d);
+    const __m512i lanes[4] = { _mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd),
+                               _mm512_unpacklo_epi64(AB, CD), _mm512_unpackhi_epi64(AB, CD) };
+    for (int i = 0; i < 4; i++) {
+        _mm_storeu_si128((__m128i *)(p + 4 * i), _mm512_castsi512_si128(lanes[i]));
+        _mm_storeu_si128((__m128i *)(p + 16 + 4 * i), _mm512_extracti32x4_epi32(lanes[i], 1));
+        _mm_storeu_si128((__m128i *)(p + 32 + 4 * i), _mm512_extracti32x4_epi32(lanes[i], 2));
+        _mm_storeu_si128((__m128i *)(p + 48 + 4 * i), _mm512_extracti32x4_epi32(lanes[i], 3));
+    }
+}
+
+VEC vi v_load_u16(const uint16_t *p)
+{
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+}
+
 /* ---- Loading and storing numbers of the floating dtypes ---------------------------------------------------------- */
 
 VEC vf v_from_e4m3(__m128i bytes)

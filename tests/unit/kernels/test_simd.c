@@ -15,6 +15,7 @@
 
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/simd_scalar.h"
+#include "kernels/philox.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
@@ -301,6 +302,31 @@ static void test_exp2_is_within_2e_7_and_keeps_special_values(void **state)
         }
     }
     area_free(&x), area_free(&y);
+}
+
+static void test_dropout_keeps_the_pairs_that_philox_says(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t seed;
+        int64_t head_index, i, group;
+    } draws[] = {
+        { 0, 0, 0, 0 },
+        { UINT64_MAX, INT32_MAX, INT32_MAX, INT32_MAX / 8 },
+        { UINT64_C(0x123456789abcdef0), 7, 1000000007, 12345 },
+    };
+    static const uint32_t thresholds[] = { 0, 1, 6554, 32768, 65535, 65536 };
+    FOR_TABLES(simd)
+    for (size_t d = 0; d < ARRAY_SIZE(draws); d++)
+        for (size_t t = 0; t < ARRAY_SIZE(thresholds); t++) {
+            float kept[SIMD_DROPS];
+            simd->drop(draws[d].seed, draws[d].head_index, draws[d].i, draws[d].group, thresholds[t], kept);
+            for (int j = 0; j < SIMD_DROPS; j++)
+                near_(kept[j],
+                      attn_dropout_keep(draws[d].seed, draws[d].head_index, draws[d].i, draws[d].group * 8 + j,
+                                        thresholds[t]),
+                      0, simd->name, "drop", j);
+        }
 }
 
 /* ---- Tests of packed operands (matrices in the form that products read) and their products ----------------------- */
@@ -972,6 +998,7 @@ int main(void)
         cmocka_unit_test(test_saving_rounds_to_nearest_even),
         cmocka_unit_test(test_close_ends_rows),
         cmocka_unit_test(test_exp2_is_within_2e_7_and_keeps_special_values),
+        cmocka_unit_test(test_dropout_keeps_the_pairs_that_philox_says),
         cmocka_unit_test(test_operands_have_the_forms_of_the_header),
         cmocka_unit_test(test_gemm_is_the_product),
         cmocka_unit_test(test_a_row_of_gemm_does_not_depend_on_its_neighbours),
