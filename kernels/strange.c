@@ -268,9 +268,9 @@ static bool reaches_bound(const struct look *look, const struct row *row, attn_r
     return !((double)q_most * k_most * (double)D * scale_of(look, row) < look->bound_from);
 }
 
-/* Returns whether dq of a row of huge scores exceeds the range of float32, or nearly does. In such a row, all weight is
- * on the keys whose score is `largest`. The limit is halved, because dq of neighbouring rows may differ by a factor of
- * two. */
+/* Returns whether an element of the row's dq may exceed FLT_MAX / 2. The caller has found huge scores in the row. The
+ * softmax of huge scores is 0, except for the keys whose score is `largest`, so only these keys are read. The limit is
+ * half of FLT_MAX, because dq of a neighbouring row may be twice as large. */
 static bool gradient_leaves(const struct look *look, const struct row *row, attn_range keys, const float *q,
                             double largest)
 {

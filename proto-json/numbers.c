@@ -159,7 +159,8 @@ static int big_compare(const struct big *a, const struct big *b)
 static int compare_big(const struct decimal *d, uint32_t m, int q)
 {
     struct big left = { 0, { 0 } }, right = { 1, { m } };
-    /* the exponent of the 19th significant digit; the loop below makes it that of the last digit */
+    /* The power of ten of the last digit of d->w, which has at most W_DIGITS digits. The loop makes it the power of ten
+     * of the last digit of d->text. */
     int exponent = d->exponent;
     int significant = 0, pending = 0;
     uint32_t chunk = 0;

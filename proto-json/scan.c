@@ -59,7 +59,7 @@ struct frame {
 struct scan {
     proto_limits limits;
     bool plain;       /* true: the scanner extracts nothing, because the JSON has no tensor values */
-    bool kserve;      /* true: JSON as KServe's clients write it */
+    bool kserve;      /* true: the body is JSON in KServe's format */
     attn_error error; /* the first error of the body, which all later calls return */
     uint64_t offset;  /* number of bytes of the body before the current piece */
 
@@ -93,8 +93,9 @@ struct scan {
     int extract_count, extract_capacity;
     base64_decoder base64;
     numbers_reader numbers;
-    int numbers_extract;    /* index of the extracted value that is an unfinished array; NO_EXTRACT: none */
-    uint64_t numbers_begin; /* offset in the body of the '[' of the unfinished array */
+    /* index in `extracts` of the array that `numbers` reads, or has read last; NO_EXTRACT: none yet */
+    int numbers_extract;
+    uint64_t numbers_begin; /* offset in the body of the '[' of that array */
 };
 
 /* ---- Error messages ---------------------------------------------------------------------------------------------- */

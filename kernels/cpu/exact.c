@@ -103,8 +103,8 @@ static void look_at_mask(const struct row *row, struct keys *at)
     for (int x = 0; kind != ATTN_TILE_HIDDEN && x < at->n; x++) at->sees[x] &= !mask_hides(row, at->j + x);
 }
 
-/* Fills the members sees, seen and bias of `at` for n keys of the row: from key j up to the next multiple of KEYS, or
- * to `end`. Entries behind the last of these keys become 0. */
+/* Finds out which keys the row sees, from key j up to the next multiple of KEYS, but before `end`. Writes j, the number
+ * of these keys, `sees`, `seen` and `bias` to *at. Elements of `sees` behind the last of these keys become 0. */
 static void look(const struct row *row, int64_t j, int64_t end, struct keys *at)
 {
     const struct flash *f = row->f;

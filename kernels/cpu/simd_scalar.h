@@ -131,10 +131,10 @@ static inline const void *simd_row(const void *X, attn_dtype dtype, int64_t stri
     return (const char *)X + r * stride * simd_dtype_bytes(dtype);
 }
 
-/* Packing reads the rows of one head, and rows of other heads lie between these rows in memory. Processors do not
- * predict this pattern, so the code would wait for each row that is not in a cache. Code that reads SIMD_AHEAD rows
- * therefore prefetches the next SIMD_AHEAD rows. simd_ahead() returns how many rows to prefetch: all, or none if the
- * rows are so close together (SIMD_CLOSE bytes in all) that a cache probably has them. */
+/* The rows of one head are far apart in memory, because rows of other heads lie between them. Processors do not predict
+ * such reads, so a loop over the rows would wait for each row that is not in a cache. Code that reads SIMD_AHEAD rows
+ * therefore prefetches the next SIMD_AHEAD rows. simd_ahead() returns how many of the `rows` rows to prefetch. It
+ * returns 0 if all rows lie within SIMD_CLOSE bytes, because a cache then probably has them, and `rows` otherwise. */
 enum { SIMD_AHEAD = 16, SIMD_CLOSE = 48 << 10 };
 static inline int simd_ahead(attn_dtype dtype, int64_t stride, int rows)
 {

@@ -632,8 +632,8 @@ static struct fake_device *device_of_facts(const attn_capabilities *can)
     return *(struct fake_device *const *)can->facts;
 }
 
-/* Counts an event of the device. If the script names a file for this fault and event, the function waits as long as the
- * file exists. Any thread may call this function. */
+/* Counts an event of the fake device. If the test's script has the fault for this event, the function returns only
+ * after the file that the script names has been deleted. Any thread may call this function. */
 static void hold(struct fake_device *device, enum fault_id fault, enum event event)
 {
     pthread_mutex_lock(&device->lock);

@@ -245,8 +245,8 @@ static inline int64_t units_room(const struct frame *f)
 {
     return f->count + f->key_count + 1;
 }
-/* Returns the kind of units (tiles of queries or of keys) in which errors of result `which` of frame_tensors[] are
- * counted. */
+/* Returns whether a tile of the result frame_tensors[which] is a tile of queries (out, lse, dq) or a tile of keys (dk,
+ * dv). */
 static inline enum unit_kind units_kind_of(int which)
 {
     return which < FRAME_ROW_TENSORS ? UNIT_QUERIES : UNIT_KEYS;

@@ -35,7 +35,7 @@ struct staging_block {
     int size_class;
     int core;
     bool leased; /* false: the block is warm (kept for the next request) */
-    /* true: leased before the bytes of its body arrived, and staging_arrived() was not called yet */
+    /* true: the block was leased before the bytes of its body arrived, and staging_arrived() was not called yet */
     bool ahead;
     /* account to which the block is charged; the block's owner holds a reference to it; NULL: none */
     struct caller *caller;

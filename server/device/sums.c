@@ -90,7 +90,7 @@ void sums_as_float(attn_problem *problem)
         if (attn_is_sum_of_queries(problem, (attn_tensor_id)id)) problem->tensor[id].dtype = ATTN_F32;
 }
 
-/* ---- The sums over a part's own queries -------------------------------------------------------------------------- */
+/* ---- Memory for a part's gradients, which are sums over the part's queries --------------------------------------- */
 
 attn_status sums_take(struct device *device, struct job_part *part, attn_problem *problem, attn_error *err)
 {

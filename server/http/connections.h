@@ -47,7 +47,7 @@ struct connection {
     /* The web server's socket. connections.c only shuts it down, while the connection is in the table, and never closes
      * it. */
     int fd;
-    bool plain; /* true: not TLS, so a fixed answer may be written to the socket */
+    bool plain; /* true: the client does not use TLS, so a fixed answer may be written to the socket */
     char peer[PEER_BYTES];
     _Atomic bool known; /* true: a request on this connection has shown one of the tokens */
     _Atomic int phase;

@@ -99,7 +99,8 @@ void lingering_close_on(struct lingering *linger, int fd, enum lingering_close_w
     if (why == LINGER_DROP && linger->drop_bytes == 0) why = LINGER_DELIVER;
     if (may_close(fd, why, LINGER_DROP_PIECES, &left_bytes)) return;
     const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    /* if only descriptors from end_fd on are free, the socket is not kept, and the end of the answer may be lost */
+    /* Descriptors from end_fd on are reserved for connections. If no smaller one is free, the socket is closed at once,
+     * and the client may not receive the end of the answer. */
     if (own < 0 || own >= linger->end_fd) {
         if (own >= 0) close(own);
         return;

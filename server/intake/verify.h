@@ -11,12 +11,13 @@
 #include "server/base/limits.h"
 #include "server/work/job.h"
 
-/* Decides whether a device or the CPU verifies the outputs of an item (problem). A device verifies them (job->truths)
- * if devices can compute exact outputs in float64, and the request wants all rows, or more rows than the CPU may
- * verify. Otherwise the CPU verifies the rows, but only if no tensor is in a GPU's memory. *left is the number of
- * multiply-adds that the CPU may still do for this body. Errors: UNSUPPORTED (no device can verify and the work exceeds
- * the CPU's bounds, or the item is not a forward whose answer contains `out`), INVALID (tensors are in the memory of a
- * GPU that cannot verify). */
+/* Decides whether the CPU or a device verifies the outputs of an item (problem). If the request wants only some
+ * rows, and verify_check() lets the CPU verify these, the CPU does it. Otherwise a device does it (job->truths), if
+ * devices can compute in float64. If devices cannot, the CPU does it if verify_check() permits it. *left is the number
+ * of multiply-adds that the CPU may still do for this body.
+ *
+ * UNSUPPORTED: the item is not a forward whose answer contains `out`, or no device can verify it and the work exceeds
+ * the CPU's limits. INVALID: the tensors are in the memory of a GPU that cannot verify. */
 attn_status verify_prepare(struct job *job, int index, const attn_capabilities *can, int64_t *left, attn_error *err);
 
 /* Checks that the CPU may verify item number `index` of the job: the item is a forward with `out`, its tensors are in

@@ -359,8 +359,9 @@ static void put_operations(struct document *d)
     attention_put_schemas(&d->json, d->limits);
 }
 
-/* Marks in openapi.json that are replaced by the output of a function: one value, or members or elements with
- * json_comma() before each. */
+/* openapi.json has marks, such as "@dtypes@", that are replaced when the server writes the document. For each mark of
+ * this table, put() writes the replacement: one JSON value, or members of an object or elements of an array, each after
+ * json_comma(). */
 static const struct {
     const char *mark;
     void (*put)(struct document *d);
@@ -370,7 +371,7 @@ static const struct {
     { "cache_dtypes", put_cache_dtypes }, { "operations", put_operations },
 };
 
-/* Marks in openapi.json that are replaced by the value of the constant of the same name. */
+/* Marks in openapi.json, such as "@INT32_MAX@", that are replaced by the value of the constant of that name. */
 static const struct {
     const char *mark;
     int value;

@@ -79,11 +79,11 @@ struct route {
     unsigned ports;
     /* ports (PORT_MAIN, PORT_METRICS) on which the route requires a token, if the server has tokens */
     unsigned token;
-    bool quiet; /* true: logged only at level debug, because probes send such requests every second */
+    bool quiet; /* true: requests are logged only at level debug, because probes send them every second */
     /* true: the first parameter of the path is the name of a model, and the second its version (routes/kserve.h) */
     bool model;
-    /* true: not in the OpenAPI document, because it is another spelling of a route, or only refuses what the server
-     * does not support */
+    /* true: the OpenAPI document lacks the route, because it is another spelling of a route, or only refuses what the
+     * server does not support */
     bool hidden;
     /* option without which the route is missing on the server and in the OpenAPI document */
     enum route_shm shm;

@@ -5,8 +5,8 @@
 
 #include "kernels/cuda/common/rows.cuh"
 
-/* Sums over the keys of one query: of P, of dZ, of P times distance, of dZ times distance (between the positions of
- * query and key). */
+/* Sums over the keys of one query. p: of the probabilities P; dz: of dZ, the gradient of the scores after softcap.
+ * p_far and dz_far: of P and of dZ, times the distance between the positions of the query and the key. */
 struct row_far_sums {
     float p, dz, p_far, dz_far;
 };

@@ -49,7 +49,7 @@ template <int D, bool SCORE_MODS> struct shared {
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* true: the results, rows of D floats, fit into the block's shared memory */
+/* results_fit<D, SCORE_MODS> is true if the block's results, BM rows of D floats, fit into its shared memory. */
 template <int D, bool SCORE_MODS>
 constexpr bool results_fit = sizeof(shared<D, SCORE_MODS>) >= sizeof(float) * shape<D, SCORE_MODS>::BM *D;
 static_assert(results_fit<64, false> && results_fit<64, true> && results_fit<128, false> && results_fit<128, true> &&

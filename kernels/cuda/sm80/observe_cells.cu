@@ -211,7 +211,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     key_loader<T, D, THREADS, false, V::PAGED> K(g, g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, limit.Sk, g.dims.D);
 
     float base[MT][2], inverse[MT][2];
-    /* true: a row of the warp has no P here, because it does not exist or tensor cores cannot compute it */
+    /* true: this kernel does not compute P for some row of the warp's tile, because that row lies behind the last query
+     * or tensor cores cannot compute it */
     bool skips = false;
     for_own_rows<Shape>([&](int mt, int half, int r) {
         const float2 end = q0 + r < q1 ? rows.end[lse_at(a, x, q0 + r)] : make_float2(CUDART_INF_F, 0);

@@ -505,8 +505,8 @@ DEVICE void store_zeros(const cuda_args &a, const work &w, const visits<EACH_PAI
             if (j < v.begin * SIDE || j >= v.end * SIDE) ((float *)w.to.data)[at + r * w.to.row + j] = 0;
 }
 
-/* Sums over the keys of a query: of P, of dZ, of P times distance, and of dZ times distance (between the positions of
- * query and key). */
+/* Sums over the keys of one query. p: of the probabilities P; dz: of dZ, the gradient of the scores after softcap.
+ * p_far and dz_far: of P and of dZ, times the distance between the positions of the query and the key. */
 struct far_sums {
     float p, dz, p_far, dz_far;
 };
@@ -532,8 +532,8 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
     });
 }
 
-/* Adds up each query's partial sums over four lanes of two warps, and writes its sum of dZ times distance
- * (far_of_row()). `other`: shared memory, one sum per query. */
+/* Adds up the partial sums that four lanes of two warps have for each query, and writes the sum of dZ times distance
+ * (far_of_row()). `other`: shared memory, one struct per query. */
 DEVICE void store_far(const cuda_args &a, const work &w, const warp_pairs &x, far_sums (&sums)[MT][2], far_sums *other)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;

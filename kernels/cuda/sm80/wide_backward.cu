@@ -52,7 +52,7 @@ struct block_place {
     /* The rounds of the block's loop have the numbers `begin` to `end` - 1. A round is a tile of keys (for dq), or a
      * tile of queries, head after head (for dk and dv). */
     int begin, end;
-    /* in blocks of dk and dv: the first query tile in each head, and the number of query tiles */
+    /* only for blocks that compute dk and dv: index of the first tile of queries in each head, and number of tiles */
     int first_tile, tiles;
     head_args head;
 };
@@ -61,7 +61,7 @@ template <gradient G, bool SCORE_MODS> struct shared {
     alignas(1024) stage stages[2];
     std::conditional_t<SCORE_MODS, std::conditional_t<G == DQ, staged_keys, staged_queries<TILE>>, parked>
         options[WARPS];
-    row_values values; /* in blocks of dk and dv: lse and delta of the tile's queries */
+    row_values values; /* lse and delta of the present tile's queries; only blocks that compute dk and dv use them */
     block_place place;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
@@ -175,7 +175,7 @@ template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, c
 
 /* ---- Computing P and dS ------------------------------------------------------------------------------------------ */
 
-/* In a block of dq: lse and delta of this thread's rows. In other blocks, rows are keys, and the struct is unused. */
+/* lse and delta of the queries whose dq this thread computes. Blocks that compute dk or dv do not use the struct. */
 template <gradient G> struct row_numbers {
     float lse2[G == DQ ? 2 : 1], delta[G == DQ ? 2 : 1];
 };

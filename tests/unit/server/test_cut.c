@@ -401,8 +401,8 @@ static void test_parts_are_added_in_their_order(void **state)
     close_site(&s);
 }
 
-/* A part of a job keeps its sums over queries on its device until the job is over. If a device is lost before that, the
- * sums of all parts are freed. */
+/* Each device computes a part of a job, and keeps the part's gradients (sums over its queries) in its memory until the
+ * job is over. If a device is lost before that, all devices free the sums of the job. */
 static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 512, 32));
@@ -463,7 +463,8 @@ static void assert_held(struct site *s, struct device *device, const struct job_
     if (!held) fail_msg("a batch came back: %s", s->batches[0]->parts[0]->error.text);
 }
 
-/* A batch waits for memory that holds the sums of a part of another job. */
+/* A device keeps partial gradients (sums over queries) of one job in its memory. A batch of another job that needs this
+ * memory waits until the first job's sums are freed. */
 static void test_a_batch_waits_for_the_sums_of_another_job(void **state)
 {
     struct site s;

@@ -202,7 +202,8 @@ DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values
     }
 }
 
-/* Replaces P by dS = P (dP - delta). P has been rounded to 16 bits for the product dV. */
+/* Replaces each P (a probability) by dS = P (dP - delta), the gradient of the score. P has 16 bits, because it was
+ * rounded for the product that gives dV. */
 template <typename T, int BM>
 DEVICE void differences_of_rounded(uint32_t (&P)[BM / 16][4], const float (&dP)[BM / 2], const row_values *values,
                                    int lane)

@@ -50,7 +50,7 @@ template <int BM, int BN> DEVICE work_tile split_tile_of(const split_plan &p, in
     return x;
 }
 
-/* ---- The sums of splits ------------------------------------------------------------------------------------------ */
+/* ---- Adding up the results of splits (parts of the keys) --------------------------------------------------------- */
 
 /* Combines two partial results of a row. Its operations are intrinsics, because two kernels must get the same bits. */
 struct fold {

@@ -53,8 +53,8 @@ struct shared {
 
 /* ---- The warp that loads tiles (producer) ------------------------------------------------------------------------ */
 
-/* Loads the tiles of keys. One warp runs this. Its lanes look up pages of 32 tiles ahead, so that no load waits for the
- * page table. */
+/* Loads the block's tiles of keys. One warp calls this. While the warp loads 32 tiles, each of its lanes looks up the
+ * page of one of the next 32 tiles, so that no load waits for the page table. */
 DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map)
 {
     const int b = sm.place.b, page_size = (int)g.dims.page_size, lane = threadIdx.x % 32;
@@ -515,7 +515,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- The kernels that combine partial results -------------------------------------------------------------------- */
 
-/* COMBINE_PARTS: number of parts in which a row's split groups (four splits each) are added up */
+/* COMBINE_PARTS: number of parts into which a row's split groups (four splits each) are divided; 128 threads add up
+ * each part */
 enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* number of blocks per multiprocessor */ };
 
 /* Adds up the results of a row's splits, one row per block. 128 threads add up a part (every fourth split group). A row
@@ -692,7 +693,7 @@ cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cud
     if (code != cudaSuccess) return code;
     if (y.all_end)
         return launch_dependent(repair_latent, attn_min64(attn_tiles(y.rows, 128), 1024), 128, 0, stream, a, p);
-    /* true: no part has more than one split group, so a kernel without parts suffices */
+    /* true: each row has at most COMBINE_PARTS split groups (four splits each), so few that 128 threads add up all */
     const bool one_each = attn_tiles(y.units, y.walks ? 1 : SPLIT_GROUP) <= COMBINE_PARTS;
     return one_each ? launch_dependent(combine_latent<1>, y.rows, 128, 0, stream, a, p)
                     : launch_dependent(combine_latent<COMBINE_PARTS>, y.rows, 128 * COMBINE_PARTS, 0, stream, a, p);

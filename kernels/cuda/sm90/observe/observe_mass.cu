@@ -235,8 +235,8 @@ DEVICE void sum_keys(mass_memory<X> &sm, const cuda_args &a, const mass_order &o
         for (int n = 0; n < 4; n++) sm.sums[buffer][w * 4 + me.warp][column_of_fold(me.lane, n)] = (float)total[n];
         named_barrier_sync(SUMS_BARRIER, 128 * X::C);
         if (w == 0) store_mass<X>(a, k, sm.sums[buffer]);
-        /* The present buffer is written again only after the next barrier, which the first consumer reaches after it
-         * has read the buffer. */
+        /* The two buffers of `sums` are used in turn. The consumers write to this buffer again only after the next
+         * SUMS_BARRIER, and warpgroup 0 has read the buffer (store_mass()) before it reaches that barrier. */
         buffer ^= 1;
     }
     me.end_turns();
