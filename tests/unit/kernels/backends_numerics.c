@@ -434,7 +434,7 @@ void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
         SPEC(SIZES(150, 170, 64), .poison = 1, HEADS(4, 2)),
         SPEC(SIZES(1, 3000, 64), .poison = 2, HEADS(4, 2)),
         SPEC(SIZES(1, 3000, 64), .poison = 2, HEADS(4, 2), BF16),
-        SPEC(.B = 24, SIZES(1, 2000, 128), .poison = 2, HEADS(4, 2), BF16),
+        SPEC(.B = 24, SIZES(1, 2000, 128), .poison = 2, HEADS(4, 2), BF16, .many_blocks = true),
         SPEC(SIZES(5, 900, 128), .poison = 1, HEADS(8, 2), BF16, .causal = true, .fp8_keys = true, .fp8_scales = true),
         SPEC(SIZES(5, 900, 64), .poison = 2, HEADS(8, 2), F16, WINDOW(100, 0), .fp8_keys = true),
         SPEC(SIZES(9, 900, 256), .poison = 2, HEADS(8, 2), FP8, .causal = true),
@@ -447,7 +447,8 @@ void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
     };
     int failed = 0;
     (void)state;
-    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) failed += !agrees(&cases[n]);
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++)
+        if (!cases[n].many_blocks || !is_brief()) failed += !agrees(&cases[n]);
     assert_int_equal(failed, 0);
 }
 
