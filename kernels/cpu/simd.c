@@ -20,6 +20,9 @@
  * of AMX tiles. */
 enum { XCR0_AVX = 0x6, XCR0_AVX512 = 0xe0, XCR0_AMX = 0x60000 };
 
+/* bits of register EDX of CPUID leaf 7 */
+enum { AMX_BF16 = 1 << 22, AVX512_FP16 = 1 << 23, AMX_TILE = 1 << 24 };
+
 static uint64_t os_state(void)
 {
     uint32_t low, high;
@@ -52,19 +55,20 @@ static int best(void)
     /* AVX512_BF16 */
     if (!has(a71, 1u << 5)) return level;
     level = 3;
-    /* AMX-BF16 and AMX-TILE */
-    if ((xcr0 & XCR0_AMX) != XCR0_AMX || !has(d7, 1u << 22 | 1u << 24) || !simd_amx_permit()) return level;
+    if ((xcr0 & XCR0_AMX) != XCR0_AMX || !has(d7, AMX_BF16 | AMX_TILE) || !simd_amx_permit()) return level;
     return 4;
 }
 
-/* Returns the index of the fastest table up to `level`. A processor with AMX executes VDPBF16PS (bf16 products without
- * AMX) slowly: a core of Sapphire Rapids reaches 106 GFLOP/s with it, and 175 GFLOP/s with f32 products. If the
- * operating system refuses AMX tiles to this process, such a processor is therefore faster with f32. */
+/* Returns the index of the fastest table up to `level`. Intel's processors with AMX execute VDPBF16PS (bf16 products
+ * without AMX) slowly: a core of Sapphire Rapids reaches 106 GFLOP/s with it, and 175 GFLOP/s with f32 products. Such a
+ * processor is therefore faster with f32 if a process may not use AMX. A virtual machine may hide AMX, so AVX512_FP16
+ * identifies these processors too: all of them have it, and Intel's processors without AMX do not. */
 static int preferred(int level)
 {
     uint32_t a, b, c, d;
-    const bool tiles = __get_cpuid_count(7, 0, &a, &b, &c, &d) && has(d, 1u << 22);
-    return level == 3 && tiles ? 2 : level;
+    if (level != 3 || !__get_cpuid(0, &a, &b, &c, &d) || b != signature_INTEL_ebx) return level;
+    const bool slow = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & (AMX_BF16 | AVX512_FP16));
+    return slow ? 2 : level;
 }
 
 /* The tables bf16 and amx have the functions of the table avx512 and additional compute types. assemble() fills them in
