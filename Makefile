@@ -332,6 +332,7 @@ http-all: $B/attnd $B/tests/attnd-fake $B/tests/shim.so $B/attn-bench
 unit: $(UNIT) ## the C unit tests alone
 	@sh tests/run_unit.sh $(call halves,$(filter %/test_backends,$(UNIT))) $(filter-out %/test_backends,$(UNIT))
 	@$(if $(SAN)$(TSAN),,$(foreach program,$(filter %/test_backends,$(UNIT)),ATTN_BACKEND=paper sh tests/run_unit.sh $(call halves,$(program))))
+	@$(if $(x86),$(if $(SAN)$(TSAN),,$(foreach program,$(filter %/test_backends,$(UNIT)),ATTN_CPU_ISA=bf16 ATTN_BRIEF=1 ATTN_THIN=8 sh tests/run_unit.sh $(call halves,$(program)))))
 # Splits a test program that takes as long as all others together into two halves, which run at the same time.
 halves = $(foreach n,1 2,$(1:%=%@$n/2))
 

@@ -177,16 +177,21 @@ void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
     if (!type->pack_a(t.rows, D, rows, f->p->q.dtype, stride, f->Qa + t.row0 * f->q_lda * es, f->q_lda) &&
         f->may_overflow)
         found = FLASH_WILD;
+    int large = FLASH_TAME; /* what packing found in the rows of Q and dO by which P and dS are multiplied */
     if (f->p->dk.rank)
-        flash_pack_clean_at(f, t.rows, D, rows, f->p->q.dtype, stride, f->Qat + t.row0 / FLASH_UNIT * f->q_unit_bytes,
-                            lda, scratch.clean);
+        large |= flash_pack_clean_at(f, t.rows, D, rows, f->p->q.dtype, stride,
+                                     f->Qat + t.row0 / FLASH_UNIT * f->q_unit_bytes, lda, scratch.clean);
     rows = flash_gather(&t, &f->g.view[ATTN_T_dout], Dv, scratch.gathered, &stride);
-    if (wants_dS(f))
-        type->pack_a(t.rows, Dv, rows, f->p->dout.dtype, stride, f->dOa + t.row0 * f->do_lda * es, f->do_lda);
-    if (f->p->dv.rank)
-        found |= flash_pack_clean_at(f, t.rows, Dv, rows, f->p->dout.dtype, stride,
-                                     f->dOat + t.row0 / FLASH_UNIT * f->do_unit_bytes, lda, scratch.clean) &
-                 FLASH_UNREAL;
+    if (wants_dS(f) &&
+        !type->pack_a(t.rows, Dv, rows, f->p->dout.dtype, stride, f->dOa + t.row0 * f->do_lda * es, f->do_lda))
+        large |= FLASH_LARGE;
+    if (f->p->dv.rank) {
+        const int values = flash_pack_clean_at(f, t.rows, Dv, rows, f->p->dout.dtype, stride,
+                                               f->dOat + t.row0 / FLASH_UNIT * f->do_unit_bytes, lda, scratch.clean);
+        found |= values & FLASH_UNREAL;
+        large |= values;
+    }
+    if (large) found |= FLASH_LARGE;
     f->row_values[t.row0 / FLASH_UNIT] = (uint8_t)found;
     if (!f->recompute) load_statistics(f, &t);
     mark_single_rows(f, &t);
@@ -329,7 +334,8 @@ struct chunk {
     int n;         /* number of the chunk's keys that exist */
     /* true: some query sees keys of the chunk, so they are packed */
     bool packed;
-    bool wild; /* true: some keys of the chunk are infinite, NaN or so large that products with them may overflow */
+    bool wild;  /* true: some keys of the chunk are infinite, NaN or so large that products with them may overflow */
+    int values; /* what packing found in the chunk's keys and values (enum flash_values) */
     bool nonfinite_sums; /* true: scratch->nonfinite_sums (the NaN and infinite elements of dO) must be added to dv */
 };
 
@@ -343,12 +349,13 @@ static void pack_chunk(const struct flash *f, struct chunk *at, const struct scr
     if (f->seq[at->b].path == FLASH_TILES)
         at->wild = !type->pack_bt(at->n, D, k_rows, k->dtype, k->row, scratch->Kt, simd_ldb(type, D)) &&
                    f->may_overflow;
+    at->values = FLASH_TAME;
     if (f->dQ)
-        flash_pack_clean_b(f, type, at->n, D, k_rows, k->dtype, k->row, scratch->Kb, simd_ldb(type, at->n),
-                           scratch->clean);
-    if (wants_dS(f))
-        type->pack_bt(at->n, Dv, flash_at(v, at->b, at->hk, at->first), v->dtype, v->row, scratch->Vt,
-                      simd_ldb(type, Dv));
+        at->values |= flash_pack_clean_b(f, type, at->n, D, k_rows, k->dtype, k->row, scratch->Kb,
+                                         simd_ldb(type, at->n), scratch->clean);
+    if (wants_dS(f) && !type->pack_bt(at->n, Dv, flash_at(v, at->b, at->hk, at->first), v->dtype, v->row, scratch->Vt,
+                                      simd_ldb(type, Dv)))
+        at->values |= FLASH_LARGE;
     memset(scratch->dKt, 0, (size_t)(D * scratch->ldt) * sizeof *scratch->dKt);
     memset(scratch->dVt, 0, (size_t)(Dv * scratch->ldt) * sizeof *scratch->dVt);
 }
@@ -453,6 +460,7 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
             .S = scratch.S,
             .dP = dS ? scratch.dP : scratch.S,
             .c = c,
+            .least = flash_least(at.values | f->row_values[t.row0 / FLASH_UNIT]),
             .lse2 = finite_lse(f, &t, j0 + block.c0, &block, c, &scratch),
             .delta = f->delta + t.row0,
             .cap = scratch.cap,

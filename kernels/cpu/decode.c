@@ -136,7 +136,7 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *memory)
                                          wild);
             if (f->dropout) flash_drop(f, &head->t, j0, &head->block, scratch.drop, scratch.lds);
             if (f->simd->f32.softmax(head->t.rows, head->block.cols, head->S, scratch.lds, c, head->m, head->l,
-                                     scratch.rescale, head->S, scratch.lds, scratch.drop))
+                                     scratch.rescale, head->S, scratch.lds, scratch.drop, SIMD_EXP2_LEAST))
                 for (int r = 0; r < head->t.rows; r++)
                     for (int d = 0; d < Dv; d++) head->O[r * scratch.ldo + d] *= scratch.rescale[r];
         }

@@ -99,6 +99,13 @@ enum flash_values {
     FLASH_WILD = 4,
 };
 
+/* Returns the exponent (base 2) below which a probability is 0, if it is multiplied by numbers in which packing found
+ * `values`. */
+static inline float flash_least(int values)
+{
+    return values & (FLASH_LARGE | FLASH_UNREAL) ? SIMD_EXP2_LEAST : SIMD_EXP2_LEAST_TAME;
+}
+
 /* Reasons why P of a row cannot be computed as exp2(score - lse) in float32. */
 enum flash_strangeness {
     /* the scores of the row must be computed in double; if its lse.top is NaN, its scores become NaN instead */

@@ -245,7 +245,8 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
                               scratch.nonfinite_sums + r0 * scratch.ldo, scratch.ldo, scratch.clean);
             if (f->dropout) flash_drop(f, &strip, j0, &part, scratch.drop, scratch.lds);
             const bool rescaled = type->softmax(strip.rows, part.cols, scratch.S, scratch.lds, c, scratch.m + r0,
-                                                scratch.l + r0, scratch.rescale, scratch.P, scratch.ldp, scratch.drop);
+                                                scratch.l + r0, scratch.rescale, scratch.P, scratch.ldp, scratch.drop,
+                                                flash_least(values));
             type->gemm(strip.rows, Dv, part.cols, scratch.P, scratch.ldp, V + skipped * SIMD_PANEL * es, ldv, O,
                        scratch.ldo, started, started && rescaled ? scratch.rescale : NULL);
         }

@@ -62,7 +62,7 @@ static int best(void)
 /* Returns the index of the fastest table up to `level`. Intel's processors with AMX execute VDPBF16PS (bf16 products
  * without AMX) slowly: a core of Sapphire Rapids reaches 106 GFLOP/s with it, and 175 GFLOP/s with f32 products. Such a
  * processor is therefore faster with f32 if a process may not use AMX. A virtual machine may hide AMX, so AVX512_FP16
- * identifies these processors too: all of them have it, and Intel's processors without AMX do not. */
+ * identifies these processors too. */
 static int preferred(int level)
 {
     uint32_t a, b, c, d;

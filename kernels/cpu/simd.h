@@ -26,7 +26,7 @@
  *    threads. Sums along k have one fixed order for each (variant, type, k). The same holds for softmax rows (cols
  *    fixes the order) and for the dot and axpy kernels.
  * 2. Packed operands are padded with exact zeros, so padding never changes a sum and never makes a NaN.
- * 3. A score of -inf gives P = 0 exactly, and a score of NaN gives NaN. P below 2^SIMD_EXP2_LEAST is 0.
+ * 3. A score of -inf gives P = 0 exactly, and a score of NaN gives NaN. P below 2^least is 0.
  * 4. No function here allocates memory or writes outside the stated sizes.
  *
  * Sizes are int. Strides (ld...) are int64_t and count elements. Every size may be 0; the function then does
@@ -94,10 +94,11 @@ enum {
 /* If the largest score of a row (in base 2) is below this number, no score of the row has overflowed. */
 #define SIMD_SCORE_MOST 0x1p126f
 
-/* exp2(x) is 0 for x below this. The processor computes subnormal numbers (below 2^-126) slowly, and a smaller
- * probability times a value is often subnormal. Beside a row's largest probability, 2^-110 is far below the rounding of
- * float32 (2^-24). */
-#define SIMD_EXP2_LEAST (-110.0f)
+/* exp2(x) is 0 for x below -126, because processors compute subnormal numbers (below 2^-126) slowly. Probabilities that
+ * are multiplied only by numbers below SIMD_TAME are 0 below 2^-110 already: the product of a smaller probability and an
+ * ordinary value is often subnormal, and with 2^58 it is 2^-52, which no sum of float32 numbers near 1 contains. */
+#define SIMD_EXP2_LEAST      (-126.0f)
+#define SIMD_EXP2_LEAST_TAME (-110.0f)
 
 enum { SIMD_DROPS = 128 }; /* number of keys for which drop() draws random bits */
 
@@ -143,6 +144,7 @@ struct simd_gradient {
     const float *S;  /* products q . k, or the scores that score() has made from them */
     const float *dP; /* the product dO V^T, not yet multiplied by dropout's factors */
     float c;         /* P = exp2(c * S - lse2): c is scale * log2(e) if S are products q . k, and 1 after score() */
+    float least;     /* P below 2^least is 0: SIMD_EXP2_LEAST, or SIMD_EXP2_LEAST_TAME if q, k, v and dO are tame */
     /* lse * log2(e) of each of the `rows` rows; +INFINITY for a row that sees no key, so that P is 0 */
     const float *lse2;
     const float *delta; /* delta of each of the `rows` rows: rowsum(dO * O) - dlse */
@@ -202,12 +204,13 @@ struct simd_type {
      *              of S, with ldp = lds.
      *   drop       NULL, or an array in the layout of S, by which P is multiplied. It holds 0 and 1 only, because
      *              another factor would be rounded together with P. l sums P before rounding and before drop.
+     *   least      P below 2^least is 0: SIMD_EXP2_LEAST, or SIMD_EXP2_LEAST_TAME if all values are below SIMD_TAME
      * Returns whether any rescale is not 1. If none is, pass NULL to gemm().
      * After the last step, lse is (m + log2 l) * ln 2, and the caller divides O by l. A row with m = -INFINITY has seen
      * no key. With c <= 0, S must not hold infinities, because they would change sign: call score() for masked
      * tiles. */
     bool (*softmax)(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *rescale,
-                    void *P, int64_t ldp, const float *drop);
+                    void *P, int64_t ldp, const float *drop, float least);
 
     void (*gradient)(const struct simd_gradient *g);
 };

@@ -90,14 +90,19 @@ static void gemm(int m, int n, int k, const void *A, int64_t lda, const void *B,
 
 /* ---- Scores, softmax and their gradient -------------------------------------------------------------------------- */
 
-/* Results below the smallest normal number are 0, as in the vector variants. */
+/* Returns 2^x, or 0 for x below `least`. */
+static float exp2_from(float x, float least)
+{
+    return x < least ? 0.0f : exp2f(x);
+}
+
 static float exp2_one(float x)
 {
-    return x < SIMD_EXP2_LEAST ? 0.0f : exp2f(x);
+    return exp2_from(x, SIMD_EXP2_LEAST);
 }
 
 static bool softmax(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *rescale,
-                    void *P, int64_t ldp, const float *drop)
+                    void *P, int64_t ldp, const float *drop, float least)
 {
     bool any = false;
     for (int r = 0; r < rows; r++) {
@@ -111,7 +116,7 @@ static bool softmax(int rows, int cols, const float *S, int64_t lds, float c, fl
         for (int j = 0; j < cols; j++) {
             /* s[j] * c - base must not become a fused multiply-add, with which the largest score would not give exactly
              * 1 */
-            const float e = exp2_one(s[j] * c - base);
+            const float e = exp2_from(s[j] * c - base, least);
             sum += e;
             p[j] = drop ? e * drop[r * lds + j] : e;
         }
@@ -165,7 +170,7 @@ static void gradient(const struct simd_gradient *g)
             float P = 0, kept = 0, dZ = 0, dS = 0;
             if (inside) {
                 const float drop = g->drop ? g->drop[at] : 1.0f, M = g->drop ? drop * g->drop_scale : 1.0f;
-                P = exp2_one(fmaf(g->S[at], g->c, -g->lse2[r]));
+                P = exp2_from(fmaf(g->S[at], g->c, -g->lse2[r]), g->least);
                 kept = P * drop;
                 if (P != 0) dZ = P * (M * g->dP[at] - g->delta[r]);
                 /* tests dZ, because the `cap` (derivative of softcap) of a hidden score may be NaN, and 0 times NaN

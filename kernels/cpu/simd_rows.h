@@ -29,6 +29,11 @@
     } break;                              \
     }
 
+VEC vf v_exp2(vf x)
+{
+    return v_exp2_from(x, v_set(SIMD_EXP2_LEAST));
+}
+
 VEC int min_int(int a, int b)
 {
     return a < b ? a : b;

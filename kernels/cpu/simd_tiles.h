@@ -40,7 +40,8 @@ VEC vf row_max(const float *s, int cols, bool flip)
 
 /* Computes P = exp2(c S - base) of one row, and stores P, or, if `dropped` is true, P times drop. Returns the sums of P
  * before drop, one sum in each lane. */
-VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const float *drop, OPERAND *p, int64_t ldp)
+VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, vf least, const float *drop, OPERAND *p,
+               int64_t ldp)
 {
     vf sum[2] = { v_zero(), v_zero() }, x[STEP];
     int j = 0;
@@ -48,7 +49,7 @@ VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const floa
 #pragma GCC unroll 2
         for (int i = 0; i < STEP; i++) {
             /* the subtraction is not fused with the multiplication, so that the largest score gives exactly 1 */
-            x[i] = v_exp2(v_sub(v_mul(v_load(s + j + i * V_LANES), c), base));
+            x[i] = v_exp2_from(v_sub(v_mul(v_load(s + j + i * V_LANES), c), base), least);
             sum[i] = v_add(sum[i], x[i]);
             if (dropped) x[i] = v_mul(x[i], v_load(drop + j + i * V_LANES));
         }
@@ -59,7 +60,7 @@ VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const floa
         for (int i = 0; i < STEP; i++) {
             const int n = cols - j - i * V_LANES;
             const vf t = v_sub(v_mul(load_or(s + j + i * V_LANES, n, v_zero()), c), base);
-            x[i] = v_exp2(v_select(v_first(n < 0 ? 0 : n > V_LANES ? V_LANES : n), t, v_set(-INFINITY)));
+            x[i] = v_exp2_from(v_select(v_first(n < 0 ? 0 : n > V_LANES ? V_LANES : n), t, v_set(-INFINITY)), least);
             sum[i] = v_add(sum[i], x[i]);
             if (dropped) x[i] = v_mul(x[i], load_or(drop + j + i * V_LANES, n, v_zero()));
         }
@@ -70,14 +71,14 @@ VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const floa
 
 /* Computes P of `count` rows, at most 4, and adds their sums to l. A constant count keeps the sums in registers. */
 VEC void rows_exp(bool dropped, const int count, int cols, const float *S, int64_t lds, float c, const float *base,
-                  float *l, const float *drop, OPERAND *P, int64_t ldp)
+                  float least, float *l, const float *drop, OPERAND *P, int64_t ldp)
 {
     vf sum[4] = { v_zero(), v_zero(), v_zero(), v_zero() };
     float sums[4];
 #pragma GCC unroll 4
     for (int i = 0; i < count; i++)
-        sum[i] = row_exp(dropped, cols, S + i * lds, v_set(c), v_set(base[i]), dropped ? drop + i * lds : NULL,
-                         P + i * ldp, ldp);
+        sum[i] = row_exp(dropped, cols, S + i * lds, v_set(c), v_set(base[i]), v_set(least),
+                         dropped ? drop + i * lds : NULL, P + i * ldp, ldp);
     const v4 all = v_hsum4(sum[0], sum[1], sum[2], sum[3]);
     if (count == 4) {
         v4_store(l, v4_add(v4_load(l), all));
@@ -88,7 +89,7 @@ VEC void rows_exp(bool dropped, const int count, int cols, const float *S, int64
 }
 
 VEC bool softmax_as(bool dropped, int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l,
-                    float *rescale, OPERAND *P, int64_t ldp, const float *drop)
+                    float *rescale, OPERAND *P, int64_t ldp, const float *drop, float least)
 {
     bool any = false;
     for (int r0 = 0; r0 < rows; r0 += BLOCK) {
@@ -107,7 +108,8 @@ VEC bool softmax_as(bool dropped, int rows, int cols, const float *S, int64_t ld
             const vf now = v_max(v_mul(v_load(base + r), v_set(fabsf(c))), old);
             /* The maximum is -inf while all keys so far are hidden; 0 replaces it, because -inf - -inf would be NaN. */
             const vf from = v_select(v_less(none, now), now, v_zero());
-            const vf shift = v_select(v_less(old, now), v_exp2(v_sub(old, from)), v_set(1.0f));
+            const vf shift = v_select(v_less(old, now), v_exp2_from(v_sub(old, from), v_set(SIMD_EXP2_LEAST)),
+                                      v_set(1.0f));
             any |= v_any(v_and(v_first(n), v_less(shift, v_set(1.0f))));
             v_store_n(m + at, now, n);
             v_store(base + r, from);
@@ -118,18 +120,20 @@ VEC bool softmax_as(bool dropped, int rows, int cols, const float *S, int64_t ld
             const int64_t at = r0 + r;
             const float *drops = dropped ? drop + at * lds : NULL;
             if (block - r >= 4)
-                rows_exp(dropped, 4, cols, S + at * lds, lds, c, base + r, l + at, drops, P + at * ldp, ldp);
-            else rows_exp(dropped, block - r, cols, S + at * lds, lds, c, base + r, l + at, drops, P + at * ldp, ldp);
+                rows_exp(dropped, 4, cols, S + at * lds, lds, c, base + r, least, l + at, drops, P + at * ldp, ldp);
+            else
+                rows_exp(dropped, block - r, cols, S + at * lds, lds, c, base + r, least, l + at, drops, P + at * ldp,
+                         ldp);
         }
     }
     return any;
 }
 
 static bool softmax(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *rescale,
-                    void *P, int64_t ldp, const float *drop)
+                    void *P, int64_t ldp, const float *drop, float least)
 {
-    if (drop) return softmax_as(true, rows, cols, S, lds, c, m, l, rescale, P, ldp, drop);
-    return softmax_as(false, rows, cols, S, lds, c, m, l, rescale, P, ldp, NULL);
+    if (drop) return softmax_as(true, rows, cols, S, lds, c, m, l, rescale, P, ldp, drop, least);
+    return softmax_as(false, rows, cols, S, lds, c, m, l, rescale, P, ldp, NULL, least);
 }
 
 /* ---- Gradient of the scores -------------------------------------------------------------------------------------- */
@@ -140,7 +144,7 @@ VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, 
 {
     const vf s = n == V_LANES ? v_load(g->S + at) : v_load_n(g->S + at, n);
     const vf dP = n == V_LANES ? v_load(g->dP + at) : v_load_n(g->dP + at, n);
-    vf p = v_exp2(v_fms(s, c, lse2));
+    vf p = v_exp2_from(v_fms(s, c, lse2), v_set(g->least));
     if (n < V_LANES) p = v_select(v_first(n), p, v_zero());
     vf kept = p, rest = v_sub(dP, delta);
     if (!plain && g->drop) {

@@ -132,9 +132,9 @@ VEC vm v_zero_bytes_n(const uint8_t *p, int n)
     return vceqzq_u32(vmovl_u16(v_load_bytes_n(p, n)));
 }
 
-VEC vf v_exp2(vf x)
+/* returns 2^x, or 0 in the lanes in which x is below `low` (at least -126) */
+VEC vf v_exp2_from(vf x, vf low)
 {
-    const vf low = v_set(SIMD_EXP2_LEAST);
     const vm below = v_less(x, low); /* the comparison with a NaN is false, and `below` then leaves the NaN as it is */
     x = v_max(low, v_min(v_set(128.0f), x));
     const vf rounded = vrndnq_f32(x), r = v_sub(x, rounded);

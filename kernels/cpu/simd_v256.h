@@ -121,9 +121,9 @@ VEC v4 v_hmax4(vf a, vf b, vf c, vf d)
     return _mm_max_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1));
 }
 
-VEC vf v_exp2(vf x)
+/* returns 2^x, or 0 in the lanes in which x is below `low` (at least -126) */
+VEC vf v_exp2_from(vf x, vf low)
 {
-    const __m256 low = _mm256_set1_ps(SIMD_EXP2_LEAST);
     const __m256 enough = _mm256_cmp_ps(x, low, _CMP_NLT_UQ); /* the comparison is true for a NaN, so a NaN stays NaN */
     x = v_max(low, v_min(_mm256_set1_ps(128.0f), x));
     const __m256 rounded = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

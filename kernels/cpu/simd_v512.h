@@ -126,7 +126,8 @@ VEC v4 v_hmax4(vf a, vf b, vf c, vf d)
     return _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-VEC vf v_exp2(vf x)
+/* returns 2^x, or 0 in the lanes in which x is below `low` (at least -126) */
+VEC vf v_exp2_from(vf x, vf low)
 {
     const __m512 table_low = _mm512_setr_ps(1.0f, 1.0218972f, 1.04427373f, 1.06714046f, 1.09050775f, 1.1143868f,
                                             1.13878858f, 1.1637249f, 1.18920708f, 1.21524739f, 1.24185777f, 1.26905096f,
@@ -140,7 +141,7 @@ VEC vf v_exp2(vf x)
     const __m512 power = _mm512_permutex2var_ps(table_low, _mm512_castps_si512(shifted), table_high);
     const __m512 q = _mm512_fmadd_ps(r, _mm512_set1_ps(0x1.f0f3e6p-3f), _mm512_set1_ps(0x1.62e11ep-1f));
     /* the comparison is true for a NaN, so a NaN stays NaN */
-    const __mmask16 enough = _mm512_cmp_ps_mask(x, _mm512_set1_ps(SIMD_EXP2_LEAST), _CMP_NLT_UQ);
+    const __mmask16 enough = _mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ);
     return _mm512_maskz_scalef_ps(enough, _mm512_fmadd_ps(_mm512_mul_ps(r, power), q, power), x);
 }
 

@@ -527,6 +527,45 @@ static void test_a_run_may_hold_problems_of_both_kernels(void **state)
     bench_close(&bench);
 }
 
+/* The probability of the second key is 1.8e-35. Such a small probability counts as 0 beside ordinary values, but not
+ * beside a value of 1e35. */
+static void test_a_small_probability_counts_beside_a_large_value(void **state)
+{
+    static const attn_tensor_id results[] = { ATTN_T_out, ATTN_T_dq, ATTN_T_dk, ATTN_T_dv };
+    (void)state;
+    for (int op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++)
+        for (int large = 0; large < 2; large++) /* whether v or dout is large */
+            for (int64_t Sq = 1; Sq <= 40; Sq += 39) {
+                const struct spec s = SPEC(.op = (attn_op)op, .Sq = Sq, .Sk = 2, .D = 1, .Dv = 1, .H = 1, .Hk = 1,
+                                           .has_scale = true, .scale = 1);
+                struct bench bench;
+                struct fixture got, want;
+                fixture_make(&got, &s);
+                for (int64_t i = 0; i < Sq; i++) {
+                    tensor_set(&got.p.q, i, 1);
+                    if (op == ATTN_OP_BACKWARD) tensor_set(&got.p.dout, i, large && i == 0 ? 1e35 : 1);
+                }
+                for (int64_t j = 0; j < 2; j++) {
+                    tensor_set(&got.p.k, j, -80 * (double)j);
+                    tensor_set(&got.p.v, j, large || j == 0 ? 1 : 1e35);
+                }
+                fixture_copy(&want, &got);
+                run_reference(&want.p);
+                bench_open(&bench, "cpu", 1);
+                fixture_run(&bench, &got);
+                bench_close(&bench);
+                for (size_t n = 0; n < ARRAY_SIZE(results); n++)
+                    for (int64_t e = 0; e < tensor_elements(&got.p.tensor[results[n]]); e++) {
+                        const double x = tensor_get(&got.p.tensor[results[n]], e);
+                        const double y = tensor_get(&want.p.tensor[results[n]], e);
+                        if (fabs(x - y) > 1e-4 * fabs(y))
+                            fail_msg("op %d, large %d, Sq %d: %s[%d] is %g, must be %g", op, large, (int)Sq,
+                                     attn_tensors[results[n]].name, (int)e, x, y);
+                    }
+                fixture_clear(&got), fixture_clear(&want);
+            }
+}
+
 /* ---- Tests of the limit on memory -------------------------------------------------------------------------------- */
 
 static void test_memory_is_counted_and_limited(void **state)
@@ -604,6 +643,7 @@ int main(void)
         cmocka_unit_test(test_a_run_in_double_that_nobody_waits_for_ends_between_two_rows),
         cmocka_unit_test(test_problems_that_are_computed_in_double_have_the_bits_of_the_reference),
         cmocka_unit_test(test_a_run_may_hold_problems_of_both_kernels),
+        cmocka_unit_test(test_a_small_probability_counts_beside_a_large_value),
         cmocka_unit_test(test_memory_is_counted_and_limited),
         cmocka_unit_test(test_a_merge_gives_up_when_it_is_cancelled),
     };

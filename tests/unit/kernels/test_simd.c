@@ -537,7 +537,7 @@ static void test_softmax_steps_give_the_softmax(void **state)
                                     *s = -INFINITY;
                             }
                         const bool any = type->softmax(rows, cols, floats(S), ld, c, m, l, rescale, P.data, ldp,
-                                                       step == 2 ? floats(drop) : NULL);
+                                                       step == 2 ? floats(drop) : NULL, SIMD_EXP2_LEAST);
                         bool some = false;
                         for (int r = 0; r < rows; r++) {
                             const float *s = floats(S) + r * ld;
@@ -578,10 +578,10 @@ static void test_a_row_of_softmax_does_not_depend_on_its_neighbours(void **state
                     p = area_new((size_t)simd_a_bytes(type, ROWS, ldp));
         float m[2][ROWS], l[2][ROWS], rescale[2][ROWS];
         for (int r = 0; r < ROWS; r++) m[0][r] = m[1][r] = (float)uniform(), l[0][r] = l[1][r] = 1;
-        type->softmax(ROWS, COLS, floats(S), ld, 2.5f, m[0], l[0], rescale[0], P.data, ldp, NULL);
+        type->softmax(ROWS, COLS, floats(S), ld, 2.5f, m[0], l[0], rescale[0], P.data, ldp, NULL, SIMD_EXP2_LEAST);
         for (int r = 0; r < ROWS; r++) {
             type->softmax(1, COLS, floats(S) + r * ld, ld, 2.5f, m[1] + r, l[1] + r, rescale[1] + r,
-                          p.data + r * ldp * simd_element_bytes(type), ldp, NULL);
+                          p.data + r * ldp * simd_element_bytes(type), ldp, NULL, SIMD_EXP2_LEAST);
         }
         assert_memory_equal(m[0], m[1], sizeof m[0]);
         assert_memory_equal(l[0], l[1], sizeof l[0]);
@@ -602,7 +602,7 @@ static void test_a_nan_score_gives_a_nan_row_and_only_that(void **state)
         float m[ROWS], l[ROWS], rescale[ROWS];
         for (int r = 0; r < ROWS; r++) m[r] = -INFINITY, l[r] = 0;
         floats(S)[2 * ld + place] = NAN;
-        type->softmax(ROWS, COLS, floats(S), ld, 1, m, l, rescale, P.data, ldp, NULL);
+        type->softmax(ROWS, COLS, floats(S), ld, 1, m, l, rescale, P.data, ldp, NULL, SIMD_EXP2_LEAST);
         for (int r = 0; r < ROWS; r++) {
             assert_true(isnan(l[r]) == (r == 2));
             assert_true(isnan(element(type, P.data, ldp, r * ldp + place)) == (r == 2));
@@ -623,7 +623,7 @@ static void test_the_largest_of_enormous_scores_has_p_1(void **state)
         struct area S = area_random(ld, ATTN_F32), P = area_new((size_t)simd_a_bytes(type, 1, ldp));
         float m = -INFINITY, l = 0, rescale;
         for (int j = 0; j < COLS; j++) floats(S)[j] = (float)((j * 31 % COLS) * 1e34 + 1e30 * uniform());
-        type->softmax(1, COLS, floats(S), ld, 0.7213475f, &m, &l, &rescale, P.data, ldp, NULL);
+        type->softmax(1, COLS, floats(S), ld, 0.7213475f, &m, &l, &rescale, P.data, ldp, NULL, SIMD_EXP2_LEAST);
         near_(l, 1, 0, simd->name, "l", 0);
         for (int j = 0; j < COLS; j++)
             near_(element(type, P.data, ldp, j), j * 31 % COLS == COLS - 1, 0, simd->name, "P", j);
@@ -651,7 +651,7 @@ static void test_lse_of_4096_keys_is_within_2e_5(void **state)
                     if (z > max[r]) sum[r] *= exp(max[r] - z), max[r] = z;
                     sum[r] += exp(z - max[r]);
                 }
-            type->softmax(ROWS, TILE, floats(S), ld, (float)log2e, m, l, rescale, P.data, ldp, NULL);
+            type->softmax(ROWS, TILE, floats(S), ld, (float)log2e, m, l, rescale, P.data, ldp, NULL, SIMD_EXP2_LEAST);
         }
         for (int r = 0; r < ROWS; r++)
             near_((m[r] + log2((double)l[r])) * LN2, max[r] + log(sum[r]), 1e-5, simd->name, "lse", r);
@@ -685,6 +685,7 @@ static void test_gradient_of_a_tile(void **state)
                         if (r % 5 == 1) floats(S)[r * ld + cols / 2] = -INFINITY, floats(dP)[r * ld + cols / 2] = NAN;
                     }
                     struct simd_gradient g = { .rows = rows,
+                                               .least = SIMD_EXP2_LEAST,
                                                .cols = cols,
                                                .ld = ld,
                                                .S = floats(S),
