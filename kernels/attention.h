@@ -107,7 +107,7 @@ bool attn_dtype_parse(const char *name, attn_dtype *dtype);
 bool attn_dtype_floating(attn_dtype dtype);
 
 enum { ATTN_DTYPE_LIST_BYTES = 80 };
-/* Writes the names of a set of dtypes, as requests spell them, such as "float32, float16 or bfloat16". Returns
+/* Writes the names of a set of dtypes to `text`, as requests spell them: "float32, float16 or bfloat16". Returns
  * `text`. */
 const char *attn_dtype_list(unsigned dtypes, char text[ATTN_DTYPE_LIST_BYTES]);
 
@@ -299,9 +299,8 @@ typedef struct attn_tensor_info {
 extern const attn_tensor_info attn_tensors[ATTN_TENSOR_COUNT];
 
 enum { ATTN_SHAPE_BYTES = 96 };
-/* These functions return which dtypes a tensor may have (bits of attn_dtype), which ranks it may have (bit r: r axes),
- * and both as text, such as "float32 [H] or [B, H]". A function with a parameter `text` writes to `text` and returns
- * it. */
+/* The first function returns which dtypes a tensor may have (bits of attn_dtype), and the second which ranks (bit r: r
+ * axes). The third writes both as text, such as "float32 [H] or [B, H]", to `text` and returns it. */
 unsigned attn_tensor_dtypes(attn_tensor_id id);
 unsigned attn_tensor_ranks(attn_tensor_id id);
 const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
@@ -321,8 +320,8 @@ const char *attn_op_name(attn_op op); /* "observe" */
 typedef enum attn_layout { ATTN_BSHD, ATTN_BHSD } attn_layout;
 typedef enum attn_alignment { ATTN_BOTTOM_RIGHT, ATTN_TOP_LEFT } attn_alignment;
 
-/* Limits of an observe (statistics of probabilities): keys per query in top_keys, size of each axis of map, elements of
- * weights. */
+/* The largest values that an observe (statistics of probabilities) may ask for: keys per query in `top_keys`, size of
+ * each axis of `map`, and number of elements of `weights`. */
 enum { ATTN_MAX_TOP = 64, ATTN_MAX_MAP = 1024, ATTN_MAX_WEIGHTS = 1 << 24 };
 
 /* The options of an observe (statistics of probabilities), apart from its output tensors.
@@ -389,8 +388,8 @@ typedef struct attn_problem {
      * the random numbers of head h of batch row b by the index dropout_first + b * dropout_heads + h. dropout_heads 0:
      * the problem is not a part, and H is used. */
     int64_t dropout_first, dropout_heads;
-    /* true: a backward gives the same bits each time it is computed on one backend; two backends may give different
-     * bits */
+    /* whether a backward must give the same bits each time it runs on one backend; two backends may still give
+     * different bits */
     bool deterministic;
     attn_observe observe;
 
@@ -411,10 +410,10 @@ typedef struct attn_problem {
         .window_left = -1, .window_right = -1, .observe = {.rows = { 0, -1 }, .keys = { 0, -1 }, .sequence = -1 } \
     }
 
-/* A part of a problem: some rows of the batch, and some key/value heads with their query heads. attn_part_of() makes
- * the part's problem, whose tensors are views of the same memory. If the same kernel and variant computes the part and
- * the whole problem, the results are equal to the bit. Gradients that are sums over batch or heads (dsinks, gradients
- * of broadcast tensors) are the exception: they are sums over the part alone. */
+/* A part of a problem: some rows of the batch, and some key/value heads with their query heads. attn_part_of() makes a
+ * problem of this part, whose tensors are views of the same memory. If the same kernel and variant computes both
+ * problems, the results of the part are bitwise equal to those of the whole. The exceptions are gradients that are
+ * sums over batch or heads (dsinks, gradients of broadcast tensors): they are sums over the part alone. */
 typedef struct attn_part {
     int64_t first_batch, batches, first_head, heads; /* first_head and heads count key/value heads */
 } attn_part;
@@ -590,7 +589,7 @@ typedef struct attn_verification {
     double max_abs;
     double largest; /* the largest finite |want|, where `want` is a value of out recomputed in double */
     double relative;
-    int64_t rows; /* number of rows of out that were compared */
+    int64_t rows; /* number of rows of out that were compared with rows recomputed in double */
 } attn_verification;
 /* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). The function recomputes these
  * rows in double, on one thread, and compares them with the given out. The problem is a checked forward whose out has
@@ -609,7 +608,8 @@ attn_verification attn_verifier_close(attn_verifier *verifier);
 
 typedef struct attn_counts {
     double pairs, skipped, whole, partial;
-    attn_status status; /* ATTN_NO_MEMORY: memory ran out before the end, so the counts are incomplete */
+    /* ATTN_NO_MEMORY if memory ran out before all tiles were counted, so that the counts are too small */
+    attn_status status;
 } attn_counts;
 typedef struct attn_counter attn_counter;
 /* Counts the pairs (query, key, head) that all masks of a checked problem let through. Where `tile` is not NULL, it
@@ -678,9 +678,9 @@ typedef struct attn_device_info {
     /* number of units that compute side by side: threads of a CPU, multiprocessors of a GPU; the rates in cost.c hold
      * for one unit */
     int units;
-    /* true: kernels compute directly in staging memory (which is host memory), so nothing is copied to a device */
+    /* whether kernels compute directly in staging memory (host memory), so that nothing is copied to a device */
     bool unified;
-    /* true: kernels marked `in_place` can read staging memory (host memory), though more slowly than device memory */
+    /* whether kernels marked `in_place` can read staging memory (host memory), though more slowly than device memory */
     bool reads_staging;
     /* number of batches of problems that the device should compute at the same time; on a unified device (one that
      * computes in host memory) each batch has a thread of its own */
@@ -700,7 +700,7 @@ int attn_device_count(const char *backend);
 /* opens a device, which the caller owns until attn_device_close(); `options` may be NULL */
 attn_status attn_device_open(const char *backend, int index, const attn_device_options *options, attn_device **device,
                              attn_error *err);
-void attn_device_close(attn_device *device); /* closes a device; does nothing if `device` is NULL */
+void attn_device_close(attn_device *device); /* closes the device; does nothing if `device` is NULL */
 void attn_device_describe(const attn_device *device, attn_device_info *info);
 
 /* Device memory is where the device computes. Staging memory is host memory that is copied fast to and from the device
@@ -739,10 +739,10 @@ typedef struct attn_kernel {
     const char *name; /* name of the kernel: "avx512", "sm90", "generic" */
     attn_op op;
     uint32_t dtypes;   /* dtypes of q that the kernel supports: a set of ATTN_DTYPE_BIT() bits */
-    int head_dim;      /* the largest D and Dv that the kernel supports */
+    int head_dim;      /* the largest head sizes D and Dv that the kernel supports */
     uint64_t features; /* features that the kernel supports: bits of attn_features() */
-    /* true: the kernel may read staging memory (host memory) where the device can (attn_device_info.reads_staging).
-     * Such a kernel reads each number of its inputs about once, so a copy to device memory would gain nothing */
+    /* whether the kernel may read staging memory (host memory) where the device can (attn_device_info.reads_staging).
+     * Such a kernel reads each number of its inputs about once, so a copy to device memory would gain nothing. */
     bool in_place;
 } attn_kernel;
 
@@ -774,14 +774,15 @@ typedef struct attn_plan {
      * all problems of an attn_run() */
     size_t workspace_bytes;
     const void *variant; /* variant of the kernel that computes the problem; the kernel defines what this points to */
-    /* the tensors (bits of attn_tensor_id) whose addresses were not multiples of 16 bytes when the plan was made; they
-     * may need another kernel */
+    /* bit t is set if the address of tensor t (attn_tensor_id) was not a multiple of 16 bytes when the plan was made;
+     * such a tensor may need another kernel than an aligned one */
     uint64_t unaligned;
     /* sizes, addresses and strides of the problem; filled in only for backends that need them */
     attn_geometry geometry;
 } attn_plan;
 
-/* Plans a checked problem. Returns UNSUPPORTED where no kernel computes it. */
+/* Chooses a kernel and its parameters for a checked problem. Returns UNSUPPORTED if no kernel of the device computes
+ * the problem. */
 attn_status attn_plan_make(const attn_capabilities *can, const attn_problem *problem, attn_plan *plan, attn_error *err);
 
 /* Makes a plan for `problem`, which must be the problem of the plan `made` with tensors at other addresses. The
@@ -792,13 +793,14 @@ attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, 
 
 /* ---- Cost: the time that a problem is expected to take (cost.c) -------------------------------------------------- */
 
-/* An estimated time, by the rates of one machine of each kind. The real time is usually between a third and three times
- * the estimate.
+/* An estimate of a problem's cost. It uses rates that were measured on one machine per type of device. The real time
+ * is usually between a third and three times the estimate.
  *   flops    attn_flops()
  *   bytes    bytes of the tensors, and of the keys and values in pages; a kernel reads or writes at least these
  *   seconds  time on a device that has nothing else to do
  *   worst    the value of `seconds` if the scores of every row exceeded the range of float32
- *   because  name of the costliest part ("dalibi_slopes"), or "" where products of q, k and v cost most */
+ *   because  name of the feature that costs most, such as "dalibi_slopes"; "" where the products of q, k and v
+ * cost most */
 typedef struct attn_cost {
     double flops, bytes, seconds, worst;
     const char *because;
@@ -996,10 +998,11 @@ attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void
 attn_status attn_look(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err); /* observe */
 
 enum { ATTN_MARKS = 4 };
-/* Records a mark in slot 0 to ATTN_MARKS - 1 of the stream. The mark is the moment when all earlier work on the stream
- * is done. */
+/* Records a time stamp, called a mark, in slot 0 to ATTN_MARKS - 1 of the stream. It is the moment when all earlier
+ * work on the stream is done. */
 attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err);
-/* returns the microseconds between two marks (attn_stream_mark()) of this stream; the stream's work must be done */
+/* returns the microseconds between two time stamps of this stream (attn_stream_mark()); the stream's work must
+ * be done */
 double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot);
 
 /* Returns the microseconds from a mark (attn_stream_mark()) of one stream to a mark of another stream of the same
@@ -1022,14 +1025,14 @@ bool attn_stream_noted(const attn_stream *stream);
  * The truth is a problem's results as the definitions above give them, with every mask and option. Everything is
  * computed in float64, and nothing is rounded to a dtype afterwards: other results can be compared with these.
  *
- *   out  [rows, Dv]        lse  [rows]             attention itself, also where a backward has out and lse
+ *   out  [rows, Dv]        lse  [rows]             of the forward, computed even if a backward is given out and lse
  *   dq   [rows, D]         dk   [key rows, D]      dv  [key rows, Dv]      of a backward
  *
- * Each result is contiguous. Row i of head h of batch row b is row (b * H + h) * Sq + i. In a packed problem it is row
- * h * total_q + line, where `line` is the query's index in q. Key rows are numbered in the same way by Hk and Sk, or by
- * Hk and total_k. For rows that do not exist, lse is -inf and other results are 0. For keys that do not exist,
- * gradients are 0. If a backward is given out and lse, its gradients are computed from these, as in attn_backward().
- * Gradients of bias, sinks and slopes are left out. */
+ * Each result is contiguous. Query i of head h and batch row b has row number (b * H + h) * Sq + i. In a packed
+ * problem its row number is h * total_q + line, where `line` is the query's index in q. Key rows are numbered in the
+ * same way, with Hk and Sk (packed: total_k) in place of H and Sq. For rows past the end of a sequence, lse is -inf
+ * and other results are 0. For keys past the end, gradients are 0. If a backward is given out and lse, its gradients
+ * are computed from these, as in attn_backward(). There are no results for the gradients of bias, sinks and slopes. */
 typedef struct attn_truth {
     double *out, *lse, *dq, *dk, *dv; /* results, in device memory of the caller; NULL: not wanted */
 } attn_truth;

@@ -28,7 +28,8 @@
 #include "dtype.h"
 #include "tiles.h"
 
-#define AXIS_MAX INT32_MAX /* largest size of an axis: index tensors are int32, and dropout counts rows in 32 bits */
+/* largest size of an axis, because index tensors are int32 and dropout's generator takes 32-bit row numbers */
+#define AXIS_MAX INT32_MAX
 
 typedef long long ll;
 
@@ -437,7 +438,7 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
 
 static attn_status check_options(const attn_problem *p, attn_error *err)
 {
-    if (p->has_scale && !(fabs(p->scale) <= FLT_MAX)) /* refuses NaN too */
+    if (p->has_scale && !(fabs(p->scale) <= FLT_MAX)) /* the comparison is negated, so that NaN is refused too */
         return attn_fail(err, ATTN_INVALID, "/scale", "scale: is %g, must be between -3.4e38 and 3.4e38 (a float32)",
                          p->scale);
 #define X(name, id, least, most, rule, meaning)                 \
@@ -815,7 +816,7 @@ static void suspect_layout(const attn_problem *p, attn_error *err)
     attn_problem other = *p;
     if (err == NULL || err->status != ATTN_INVALID || strstr(err->member, "/shape/") == NULL) return;
     if (strncmp(err->member, "/alibi_slopes/", strlen("/alibi_slopes/")) == 0) return;
-    /* a tensor with 0 heads or rows would be valid in the other layout by chance */
+    /* a tensor with 0 heads or rows fits both layouts, so that nothing can be said about its layout */
     for (int a = 1; a <= 2; a++)
         if (p->q.shape[a] == 0 || p->k.shape[a] == 0) return;
     const bool as_bhsd = p->layout == ATTN_BSHD;

@@ -24,8 +24,8 @@ struct attn_counter {
     bool tiled;
     /* numbers of rows and keys of a tile; if the caller wants no tile counts, a tile is a whole sequence */
     int64_t tile[2];
-    /* number of planes along the batch and along the heads (a plane is one batch row and head, which stands for all
-     * with equal masks) */
+    /* The counter goes over planes_b * heads planes. A plane is one batch row and head, and stands for all others with
+     * equal masks. */
     int64_t planes_b, heads;
     /* number of (batch row, head) pairs with the same masks that a counted plane stands for */
     double each;

@@ -21,7 +21,8 @@ enum {
     STEP = 16,
 };
 
-/* One key/value head of a bundle. A bundle is the heads that one item (a unit of parallel work) computes together. */
+/* One key/value head of a bundle. A bundle is a group of heads that one item (unit of parallel work) computes
+ * together. */
 struct head {
     struct flash_tile t;
     struct visible_block block;
@@ -109,7 +110,7 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *memory)
     assert(split < seq->splits && heads * f->g.group * seq->s.Sq <= FLASH_BUNDLE_ROWS);
     for (int n = 0; n < heads; n++) open_head(f, &scratch, &scratch.heads[n], n, b, hk0 + n);
 
-    /* any head of the bundle: causal, window and lengths are the same for all heads */
+    /* Any head of the bundle would do here: causal mask, window and lengths are the same for all its heads. */
     const struct flash_tile *any = &scratch.heads[0].t;
     const int64_t lo = attn_max64(any->keys.lo, split * seq->span),
                   hi = attn_min64(any->keys.hi, (split + 1) * seq->span);

@@ -136,7 +136,7 @@ static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t g
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *kept, int64_t ld)
 {
-    /* j begins a group of 8 keys, for which dropout draws bits together */
+    /* j is a multiple of 8, because dropout draws the random bits of 8 keys together */
     const int64_t j = j0 + block->c0;
     float m[SIMD_DROPS];
     for (int r = 0; r < t->rows; r++) {
@@ -182,7 +182,7 @@ struct flash_keys flash_keys_of_pages(const struct flash *f, const attn_view *vi
         return (struct flash_keys){ flash_key_at(f, view, b, hk, line), view->row, (int)count };
     }
     const int count = most < unit ? most : unit;
-    /* an observe (statistics of probabilities) has no v, so nothing must be copied */
+    /* cols is 0 for v in an observe (statistics of probabilities), which has no v */
     for (int r = 0; r < count && cols > 0; r++)
         memcpy((char *)scratch + r * cols * es, flash_key_at(f, view, b, hk, line + r), (size_t)(cols * es));
     return (struct flash_keys){ scratch, cols, count };

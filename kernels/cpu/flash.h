@@ -103,7 +103,7 @@ enum flash_values {
 enum flash_strangeness {
     /* the scores of the row must be computed in double; if its lse.top is NaN, its scores become NaN instead */
     FLASH_EXACT,
-    FLASH_ALIKE, /* all keys that the row sees have the same score */
+    FLASH_ALIKE, /* all keys that the row sees have the same score, which is in `z` */
     FLASH_SINGLE /* the row sees one key, so P is 1 if the row's lse differs from the key's score only by rounding */
 };
 struct flash_strange {
@@ -152,7 +152,7 @@ struct flash_tile {
 struct visible_block {
     int c0, cols;
     bool ranged; /* true: causal or window hides some of the columns c0 to c0 + cols - 1 from some row of the tile */
-    bool masked; /* true: FlashMask may hide some of the columns c0 to c0 + cols - 1 from some row of the tile */
+    bool masked; /* whether FlashMask may hide some of the columns c0 to c0 + cols - 1 from some row of the tile */
 };
 
 /* One of the problems of an attn_run(), with its tile sizes and the addresses of its arrays in the workspace. */
@@ -165,7 +165,7 @@ struct flash {
     const struct simd_type *type, *forward_type;
     attn_geometry g;
     bool backward, observe, recompute; /* recompute: a backward without out and lse, which starts with a forward */
-    /* true: the scores have no options but a positive scale, and each row sees one range of keys */
+    /* whether the scores have no options but a positive scale, and each row sees one range of keys */
     bool plain;
     bool may_overflow; /* true: dot products of q and k in their dtypes can exceed the range of float32 */
     bool dropout;
@@ -200,9 +200,10 @@ struct flash {
     float *part_O, *part_m, *part_l;
 
     /* The arrays below belong to a backward and have an entry for each row. */
-    char *Qa, *dOa;           /* Q and dO packed for matrix products, one row after the other */
-    char *Qat, *dOat;         /* Q^T and dO^T, packed for matrix products, one row tile after the other */
-    float *lse2, *delta, *dQ; /* lse2: lse in base 2, or NaN for a row whose lse is in `strange` */
+    char *Qa, *dOa;   /* Q and dO packed for matrix products, one row after the other */
+    char *Qat, *dOat; /* Q^T and dO^T, packed for matrix products, one row tile after the other */
+    /* lse2: the row's lse in base 2; NaN for a row whose lse is stored in `strange` instead */
+    float *lse2, *delta, *dQ;
     /* lse of each row whose P cannot be computed as exp2(score - lse2) in float32 (see exact.c); the entries of all
      * other rows are undefined */
     struct flash_strange *strange;
@@ -216,8 +217,8 @@ struct flash {
      * probability is P = exp2(z - row_base) row_inverse. row_base is INFINITY where every P of the row is 0, and NaN
      * where `strange` holds the row's lse. */
     float *row_base, *row_inverse, *row_most, *row_entropy;
-    /* observe_chunks: number of items (units of parallel work) of FLASH_KEYS that compute a chunk of keys; the others
-     * compute the output `map`. shown_keys: number of keys in a row of the output key_mass. */
+    /* observe_chunks: the phase FLASH_KEYS has this many items (units of parallel work) that each compute a chunk of
+     * keys; its other items compute the output `map`. shown_keys: number of keys in a row of the output key_mass. */
     int64_t observe_chunks, shown_keys;
 
     /* The members below belong to a backward; their arrays have an entry for each chunk of keys. */
@@ -228,7 +229,7 @@ struct flash {
     /* number of classes (sets of heads and batch rows that share one matrix of dbias: backward.c); 0: dbias is not
      * shared */
     int64_t dbias_classes;
-    /* numbers of row tiles, packed key tiles and chunks of keys, in all sequences together */
+    /* numbers of tiles of query rows, of packed tiles of keys, and of chunks of keys, summed over all sequences */
     int64_t tiles_all, packs_all, chunks_all;
     /* items (units of parallel work) of FLASH_ROWS set dbias to zero in slices (runs of rows): the number of all
      * slices, and of the slices of each [Sq, Sk] matrix */
@@ -239,8 +240,9 @@ struct flash {
     int64_t items[FLASH_PHASES], first[FLASH_PHASES];
 };
 
-/* The progress of a chunk of keys in a backward: the chunk has finished all row tiles before `tile`. The struct fills a
- * cache line, so that threads that poll one chunk do not slow down the threads of other chunks. */
+/* The progress of one chunk of keys in a backward: the chunk is done with all tiles of query rows whose number is
+ * below `tile`. The struct fills a cache line, so that threads that poll one chunk do not slow down the threads of
+ * other chunks. */
 struct flash_progress {
     _Alignas(64) _Atomic int64_t tile;
 };
@@ -259,7 +261,7 @@ struct flash_run {
     int64_t scratch_bytes;
     int64_t items[FLASH_PHASES];
     const int *cancel;
-    bool small; /* true: all problems together are so little work that other threads are not woken */
+    bool small; /* whether all problems together are so little work that other threads are not woken */
 };
 
 /* Computes the bytes of workspace that suffice for the problems of `plans`, whatever the lengths of their sequences
@@ -347,9 +349,10 @@ static inline void *flash_key_at(const struct flash *f, const attn_view *view, i
     return (char *)view->data + attn_key_at(&f->g, view, b, hk, line) * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* Rows of k or v as a matrix of at most `most` rows, whose first row is `line` (k_start + j). If the page that holds
- * the first row ends earlier, the matrix has fewer rows: as many as the page still has, rounded down to a multiple of
- * `unit`. If that would be 0, up to `unit` rows are gathered from several pages in `scratch` (unit * cols elements). */
+/* A matrix of at most `most` consecutive rows of k or v. The first row has the index `line` (k_start + j). If the keys
+ * lie in pages, the matrix ends with the first row's page, and its number of rows is rounded down to a multiple of
+ * `unit`. If that would give 0 rows, up to `unit` rows are copied from several pages to `scratch` (unit * cols
+ * elements). */
 struct flash_keys {
     const void *rows;
     int64_t stride;
@@ -466,7 +469,7 @@ static inline double flash_top_least(const struct flash_top *top)
     return top->count < top->most ? -INFINITY : top->z[top->count - 1];
 }
 
-/* The score must exceed flash_top_least(). */
+/* Adds a key and its score z to the list of largest scores. z must exceed flash_top_least(). */
 static inline void flash_top_add(struct flash_top *top, double z, int32_t key)
 {
     int n = top->count < top->most ? top->count++ : top->count - 1;

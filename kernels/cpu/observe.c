@@ -23,7 +23,7 @@
 
 enum { MAP_COLUMNS = FLASH_MAP_COLUMNS };
 
-/* A group of rows of a tile, r0 to r1 - 1: they belong to one head h, and to one row u of the output `map`. */
+/* Rows r0 to r1 - 1 of a tile. All of them belong to head h, and to row u of the output `map`. */
 struct group {
     int64_t h, u;
     int r0, r1;
@@ -121,8 +121,8 @@ static bool score_block(const struct flash *f, const struct flash_tile *t, int64
     return true;
 }
 
-/* Computes scores S of a row tile and some keys by score_block(), and turns them into probabilities. Returns false if
- * the row tile sees none of the keys. */
+/* Computes the scores of a row tile and of keys j0 to j1 - 1 with score_block(), and turns them into probabilities.
+ * Returns false if the row tile sees none of these keys. */
 static bool weigh_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1, bool wild,
                         const struct scratch *s, struct visible_block *block)
 {
@@ -334,7 +334,8 @@ static void store_weights(const struct flash *f, const struct flash_tile *t, int
     }
 }
 
-/* In a packed problem, the outputs `weights` and `map` show one sequence, whose number is observe.sequence. */
+/* Returns whether the outputs `weights` and `map` show sequence b. In a packed problem they show only the sequence
+ * with the number observe.sequence. */
 static bool in_region(const struct flash *f, int64_t b)
 {
     return !f->g.dims.packed || b == f->g.observe.sequence;
@@ -384,8 +385,8 @@ static int64_t first_of_cell(int64_t cell, int64_t cells, int64_t size)
     return attn_tiles(cell * size, cells);
 }
 
-/* Divides the rows of a tile into groups. The rows of a group belong to one head and are added to one row of the output
- * `map`. Returns the number of groups. */
+/* Divides the rows of a tile into groups. All rows of a group belong to one head, and their probabilities are added to
+ * one row of the output `map`. Returns the number of groups. */
 static int group_rows(const struct flash *f, const struct flash_tile *t, struct group *groups)
 {
     const attn_observe *const o = &f->g.observe;

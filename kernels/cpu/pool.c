@@ -117,16 +117,16 @@ void pool_breathe(unsigned *spins)
 
 static bool take_item(struct parallel_for *loop, int worker)
 {
-    /* `next` may exceed the number of items by one per thread, which cannot overflow 64 bits. */
+    /* Each thread may increase `next` once beyond the number of items; a 64-bit counter cannot overflow by that. */
     const int64_t item = atomic_fetch_add_explicit(&loop->next, 1, memory_order_relaxed);
     if (item >= loop->items) return false;
     loop->task(loop->context, worker, item);
     return true;
 }
 
-/* Takes and computes items (iterations) of a loop, on a worker thread. The worker leaves the loop when another loop has
- * been posted. It also leaves when more threads compute than the pool has, because a thread with a loop of its own has
- * begun to compute. */
+/* Takes and computes items (iterations) of a loop on a worker thread, until no item is left. The worker stops earlier
+ * if another loop has been posted. It also stops if more threads compute than the pool has: a calling thread has then
+ * begun a loop of its own and needs this worker's core. */
 static void help(struct pool *pool, struct parallel_for *loop, int worker, unsigned seen)
 {
     while (take_item(loop, worker) && atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads &&
@@ -149,7 +149,7 @@ static int owners(const struct pool *pool)
     for (const struct pool_part *p = pool->parts; p; p = p->next) {
         const struct pool_part *other = pool->parts;
         while (other->owner != p->owner) other = other->next;
-        /* counts each owner only at its first pool_part in the list */
+        /* true only for the first pool_part of each owner in the list, so that each owner is counted once */
         count += other == p;
     }
     return count;
@@ -383,7 +383,7 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
         }
         /* threads that were started before may already read pool->threads */
         pthread_mutex_lock(&pool->lock);
-        /* pool_close() must join only threads that were started */
+        /* only n threads were started, and pool_close() joins as many threads as this number says */
         pool->threads = n + 1;
         pthread_mutex_unlock(&pool->lock);
     }

@@ -355,7 +355,7 @@ static void load_head(struct reference *r)
     }
 }
 
-/* If k and v are not packed, rows past seqlens_k become zeros. */
+/* Stores dk and dv of the current head. If k and v are not packed, rows of dk and dv past seqlens_k become 0. */
 static void store_head_gradients(struct reference *r)
 {
     const int64_t D = r->g.dims.D, Dv = r->g.dims.Dv, rows = r->g.dims.packed ? r->s.Sk : r->g.dims.Sk;
@@ -384,7 +384,7 @@ static void store_sums(const attn_problem *p, attn_tensor_id id, const double *f
 
 /* ---- Memory for a problem's numbers in double -------------------------------------------------------------------- */
 
-/* Allocates a * b elements, all 0. Returns false if memory runs out or the size overflows. */
+/* Allocates a * b elements of `bytes` bytes each, all 0. Returns false if memory runs out or the size overflows. */
 static bool zeros(void *pointer, int64_t a, int64_t b, size_t bytes)
 {
     int64_t n;

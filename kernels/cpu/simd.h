@@ -94,9 +94,9 @@ enum {
 /* If the largest score of a row (in base 2) is below this number, no score of the row has overflowed. */
 #define SIMD_SCORE_MOST 0x1p126f
 
-/* exp2(x) is 0 for x below this. The processor computes subnormal numbers (below 2^-126) slowly, and a smaller
- * probability times a value is often subnormal. Beside a row's largest probability, 2^-110 is far below the rounding of
- * float32 (2^-24). */
+/* The vector functions return 0 for exp2(x) if x is below this number. The largest exponential of a row is 1, so
+ * 2^-110 is lost in the rounding of float32 (2^-24). Smaller results would make subnormal products (below 2^-126),
+ * which processors compute slowly. */
 #define SIMD_EXP2_LEAST (-110.0f)
 
 enum { SIMD_DROPS = 128 }; /* number of keys for which drop() draws random bits */
@@ -142,7 +142,9 @@ struct simd_gradient {
     int64_t ld;      /* distance between rows, in elements, of S, dP, cap, drop and dZ */
     const float *S;  /* products q . k, or the scores that score() has made from them */
     const float *dP; /* the product dO V^T, not yet multiplied by dropout's factors */
-    float c;         /* P = exp2(c * S - lse2): c is scale * log2(e) if S are products q . k, and 1 after score() */
+    /* factor of S in P = exp2(c * S - lse2): scale * log2(e) if S holds products q . k; 1 if S holds scores of
+     * score() */
+    float c;
     /* lse * log2(e) of each of the `rows` rows; +INFINITY for a row that sees no key, so that P is 0 */
     const float *lse2;
     const float *delta; /* delta of each of the `rows` rows: rowsum(dO * O) - dlse */
@@ -151,8 +153,8 @@ struct simd_gradient {
     const float *drop;
     float drop_scale; /* dropout multiplies P by M = drop_scale * drop */
 
-    /* Results of gradient(); each pointer may be NULL. dZ = P (M dP - delta) with M = drop_scale * drop, and dS = dZ
-     * cap. Where P is 0, dZ and dS are 0 even if dP is NaN. */
+    /* Results of gradient(); each pointer may be NULL. With M = drop_scale * drop: dZ = P * (M * dP - delta), and dS =
+     * dZ * cap. Where P is 0, dZ and dS are 0 even if dP is NaN. */
     void *P_b; /* P * drop as the matrix B of a product A B (dV^T = dO^T P): a row per query, a column per key */
     int64_t P_ldb;
     void *dS_a; /* dS as the matrix A of a product A B (dQ = dS K): a row per query, a column per key */

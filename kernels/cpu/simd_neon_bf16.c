@@ -59,8 +59,8 @@ VEC bfloat16x8_t second_fours(vh a, vh b)
     return vreinterpretq_bf16_u64(vzip2q_u64(vreinterpretq_u64_u16(a), vreinterpretq_u64_u16(b)));
 }
 
-/* For each of eight columns of B, loads four numbers along k: two from the line of the panel at B, and two from the
- * next line. */
+/* Loads eight columns of B, with four numbers along k for each. B is stored in pairs along k: two of the numbers come
+ * from one row of pairs, and two from the next row of pairs. */
 VEC void get_columns(const uint16_t *B, bfloat16x8_t columns[4])
 {
 #pragma GCC unroll 2

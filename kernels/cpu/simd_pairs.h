@@ -29,8 +29,7 @@ enum { K_MULTIPLE = W, TAME_BITS = (127 + 58) << 7 /* TAME_BITS: the number SIMD
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };
 
-/* Two rows of V_LANES columns of an operand (matrix of a product), in one vector, with the first row in its low
- * half. */
+/* V_LANES columns of two adjacent rows of a matrix operand, in one vector: the low half holds the first row. */
 struct pair {
     vh rows;
 };

@@ -19,7 +19,7 @@ static bool pack_a(int rows, int cols, const void *X, attn_dtype dtype, int64_t 
         float *a = (float *)A + r * lda;
         for (int c = 0; c < cols; c++) {
             a[c] = simd_get_element(x, dtype, c);
-            tame &= fabsf(a[c]) < SIMD_TAME; /* false for NaN too */
+            tame &= fabsf(a[c]) < SIMD_TAME; /* becomes false if a[c] is large, infinite or NaN */
         }
     }
     return tame;
@@ -90,7 +90,7 @@ static void gemm(int m, int n, int k, const void *A, int64_t lda, const void *B,
 
 /* ---- Scores, softmax and their gradient -------------------------------------------------------------------------- */
 
-/* Results below the smallest normal number are 0, as in the vector variants. */
+/* Computes exp2(x). Results below the smallest normal number become 0, as in the vector variants. */
 static float exp2_one(float x)
 {
     return x < SIMD_EXP2_LEAST ? 0.0f : exp2f(x);
@@ -109,8 +109,8 @@ static bool softmax(int rows, int cols, const float *S, int64_t lds, float c, fl
         rescale[r] = m[r] == max ? 1.0f : exp2_one(m[r] - base);
         any |= rescale[r] != 1.0f;
         for (int j = 0; j < cols; j++) {
-            /* s[j] * c - base must not become a fused multiply-add, with which the largest score would not give exactly
-             * 1 */
+            /* The compiler must not fuse the multiplication and the subtraction. A fused multiply-add skips one
+             * rounding, and exp2 of the row's largest score would then differ from 1. */
             const float e = exp2_one(s[j] * c - base);
             sum += e;
             p[j] = drop ? e * drop[r * lds + j] : e;
@@ -168,8 +168,8 @@ static void gradient(const struct simd_gradient *g)
                 P = exp2_one(fmaf(g->S[at], g->c, -g->lse2[r]));
                 kept = P * drop;
                 if (P != 0) dZ = P * (M * g->dP[at] - g->delta[r]);
-                /* tests dZ, because the `cap` (derivative of softcap) of a hidden score may be NaN, and 0 times NaN
-                 * would be NaN */
+                /* dZ is tested, because `cap` (the derivative of softcap) of a hidden score may be NaN, and 0 times
+                 * NaN would be NaN */
                 dS = g->cap && dZ != 0 ? dZ * g->cap[at] : dZ;
                 if (g->dZ) g->dZ[at] = dZ;
                 if (g->dS_a) ((float *)g->dS_a)[r * g->dS_lda + j] = dS;

@@ -47,7 +47,7 @@ static inline float simd_from_f16(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
     if (rest >= 0x7c00) return simd_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);
-    /* zero or subnormal: a multiple of 2^-24 */
+    /* `rest` is a float16 number that is zero or subnormal: `rest` times 2^-24 */
     if (rest < 0x400) return simd_float(sign | simd_bits((float)rest * 0x1p-24f));
     return simd_float(sign | (rest + ((127 - 15) << 10)) << 13);
 }
@@ -141,7 +141,7 @@ static inline int simd_ahead(attn_dtype dtype, int64_t stride, int rows)
     return rows * stride * simd_dtype_bytes(dtype) > SIMD_CLOSE ? rows : 0;
 }
 
-/* Prefetches rows `from` to `to` - 1. The function is not inlined, because it would take registers from the loops
+/* Prefetches rows `from` to `to` - 1 of X. The function is not inlined, because it would take registers from the loops
  * around its call. */
 static __attribute__((noinline, unused)) void simd_ask_for(const void *X, attn_dtype dtype, int64_t stride, int cols,
                                                            int from, int to)

@@ -135,7 +135,7 @@ VEC vm v_zero_bytes_n(const uint8_t *p, int n)
 VEC vf v_exp2(vf x)
 {
     const vf low = v_set(SIMD_EXP2_LEAST);
-    const vm below = v_less(x, low); /* the comparison with a NaN is false, and `below` then leaves the NaN as it is */
+    const vm below = v_less(x, low); /* false where x is NaN, so that the result keeps the NaN */
     x = v_max(low, v_min(v_set(128.0f), x));
     const vf rounded = vrndnq_f32(x), r = v_sub(x, rounded);
     vf q = v_fma(r, v_set(0x1.5bba14p-10f), v_set(0x1.3cea88p-7f));
@@ -164,7 +164,7 @@ VEC vi v_mul_wide(vi x, uint32_t c, vi *high)
     return vreinterpretq_s32_u32(vuzp1q_u32(first, last));
 }
 
-/* stores lane after lane: the first lanes of a, b, c and d, then the second lanes, and so on */
+/* Stores four vectors interleaved: lane 0 of a, b, c and d, then lane 1 of a, b, c and d, and so on. */
 VEC void v_store4_i(uint32_t *p, vi a, vi b, vi c, vi d)
 {
     vst4q_u32(p, (uint32x4x4_t){ { vreinterpretq_u32_s32(a), vreinterpretq_u32_s32(b), vreinterpretq_u32_s32(c),

@@ -153,7 +153,7 @@ VEC vi v_mul_wide(vi x, uint32_t c, vi *high)
     return _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
 }
 
-/* stores lane after lane: the first lanes of a, b, c and d, then the second lanes, and so on */
+/* Stores four vectors interleaved: lane 0 of a, b, c and d, then lane 1 of a, b, c and d, and so on. */
 VEC void v_store4_i(uint32_t *p, vi a, vi b, vi c, vi d)
 {
     const __m256i ab = _mm256_unpacklo_epi32(a, b), AB = _mm256_unpackhi_epi32(a, b);
