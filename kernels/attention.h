@@ -376,7 +376,7 @@ typedef struct attn_problem {
     /* false: keep_mask covers all keys. true: the last axis of keep_mask has n <= Sk columns, which stand for the last
      * n keys of a row; all earlier keys are kept. */
     bool keep_mask_at_end;
-    bool causal; /* query i sees keys j <= i' only (`alignment` says what i' is) */
+    bool causal; /* whether query i sees only keys j <= i' (`alignment` says what i' is) */
     /* query i sees only keys i' - left <= j <= i' + right (`alignment` says what i' is); -1: no limit on this side */
     int64_t window_left;
     int64_t window_right;
@@ -399,9 +399,9 @@ typedef struct attn_problem {
      * once. prefix_keys do not change the results, and are not a feature (attn_features()). */
     const int32_t *prefix_keys;
 
-    /* Set by attn_queries_of() in a part of a larger problem: the number of queries of the whole problem. A kernel that
-     * splits keys by the number of queries then splits them as in the whole problem, so that the results are equal to
-     * the bit. 0: the problem is not a part. */
+    /* Set by attn_queries_of() in a part of a larger problem: the number of queries of the whole problem. A kernel
+     * that splits keys by the number of queries then splits them as in the whole problem, so that the results are
+     * bitwise equal. 0: the problem is not a part. */
     int64_t whole_queries;
 } attn_problem;
 
@@ -627,11 +627,12 @@ attn_counts attn_counter_close(attn_counter *counter);
 double attn_count_work(const attn_problem *p, const int64_t tile[2]);
 
 enum { ATTN_LSE_ROWS = 16, ATTN_LSE_VARIANTS = 12, ATTN_LSE_NUMBERS = ATTN_LSE_VARIANTS + 1 };
-/* Checks that the lse which the caller gave for a backward or an observe belongs to its scores. At most ATTN_LSE_ROWS
- * rows are summed in double, with at most `multiply_adds` operations. Returns INVALID if the probabilities of a row sum
- * to more than 1. Returns INVALID too if one conversion (base 2, another scale, a mask left out) makes the sum of every
- * row 1; the message then names the conversion. Sums below 1 are valid: k may be a part of the keys, with the lse of
- * all keys. The problem must be checked and have such an lse, with all of its tensors in host memory. */
+/* Checks whether the lse that the caller gave for a backward or an observe fits the problem's scores. At most
+ * ATTN_LSE_ROWS rows are summed in double, with at most `multiply_adds` operations. Returns INVALID if the
+ * probabilities of a row sum to more than 1. Returns INVALID too if one conversion (base 2, another scale, a mask left
+ * out) makes the sum of every row 1; the message then names the conversion. Sums below 1 are valid: k may be a part of
+ * the keys, with the lse of all keys. The problem must be checked and have such an lse, with all of its tensors in
+ * host memory. */
 attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_error *err);
 
 /* Three functions do the work of attn_check_lse() in steps, for q and k in a device's memory. attn_lse_choose() picks
@@ -660,7 +661,7 @@ typedef struct attn_stream attn_stream;
 typedef struct attn_device_options {
     int threads; /* number of worker threads of the backend "cpu"; 0: one for each core that the process may use */
     int64_t memory_bytes; /* upper bound on device memory in bytes; 0: a fixed share of the device's memory */
-    const char *script;   /* script of the errors that the backend "fake" produces (kernels/fake/fake.c) */
+    const char *script;   /* text that tells the backend "fake" which errors to produce (kernels/fake/fake.c) */
 } attn_device_options;
 
 typedef struct attn_device_info {
@@ -811,10 +812,10 @@ typedef struct attn_cost {
  * some 150 ns. */
 attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan);
 
-/* Makes a closer estimate than attn_cost_of(), because it reads FlashMask's bounds and numbers in tensors. The function
- * reads a few rows, which the random number `draw` picks, to estimate the share of rows whose scores exceed the range
- * of float32. `readable` names the tensors that this thread may read (bits of attn_tensor_id). The call reads q, k and
- * v at some 10 GB/s, and takes a few milliseconds longer than attn_cost_of(). */
+/* Estimates the cost like attn_cost_of(), but more closely, because it reads FlashMask's bounds and numbers in
+ * tensors. From a few rows, which the random number `draw` picks, it estimates the share of rows whose scores exceed
+ * the range of float32. `readable` names the tensors that this thread may read (bits of attn_tensor_id). The call
+ * reads q, k and v at some 10 GB/s, and takes a few milliseconds longer than attn_cost_of(). */
 attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, uint64_t readable, uint64_t draw);
 
 /* Computes how many bytes of scratch memory (in device memory) attn_run() needs to compute the `count` plans in one
@@ -982,9 +983,10 @@ bool attn_stream_left_rows(attn_stream *stream);
  * flag. */
 void attn_stream_heed(attn_stream *stream, const int *cancel);
 
-/* Sets the owner of this stream's work, a pointer that is compared and never followed. On a device that computes with
- * this machine's threads, owners that compute at the same time get equal shares of the threads, however many streams
- * each owner has. NULL counts as an owner like any other. Call it from the stream's thread, between two runs. */
+/* Sets the owner of this stream's work: a pointer that is only compared with other owners, never dereferenced. On a
+ * device that computes with this machine's threads, owners that compute at the same time get equal shares of the
+ * threads, however many streams each owner has. NULL counts as an owner like any other. Call it from the stream's
+ * thread, between two runs. */
 void attn_stream_serve(attn_stream *stream, const void *owner);
 /* Returns the nanoseconds that all threads together computed on this stream since attn_stream_serve(). On a device that
  * is not unified it returns 0: use attn_stream_elapsed_us() there. Call it from the stream's thread. */

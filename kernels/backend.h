@@ -3,7 +3,7 @@
  *
  * A backend embeds attn_device and attn_stream as the first member of its own structs:
  *     struct cpu_device { attn_device base; struct pool *pool; ... };
- * The functions need not check their arguments, and problems have passed attn_check(). */
+ * The functions need not check their arguments, and every problem that they get has passed attn_check(). */
 #ifndef ATTN_BACKEND_H
 #define ATTN_BACKEND_H
 

@@ -109,7 +109,7 @@ static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int
 {
     const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n;
     struct flash_strange found = { .lse = { NAN, 0 }, .kind = FLASH_EXACT };
-    /* the computation below may take long */
+    /* tested here, because the computation below may take long */
     if (attn_is_cancelled(f->cancel)) return;
     if (given == given && flash_exact_alike(f, t->b, h, i, &found) == 0)
         found.lse = flash_exact_row(f, t->b, h, i, NULL);
@@ -330,8 +330,8 @@ struct chunk {
     int n;         /* number of the chunk's keys that exist */
     /* whether the chunk's keys have been packed, which is done when the first query that sees one of them is found */
     bool packed;
-    bool wild; /* true: some keys of the chunk are infinite, NaN or so large that products with them may overflow */
-    bool nonfinite_sums; /* true: scratch->nonfinite_sums (the NaN and infinite elements of dO) must be added to dv */
+    bool wild; /* whether some keys of the chunk are infinite, NaN or so large that products with them may overflow */
+    bool nonfinite_sums; /* whether scratch->nonfinite_sums (the NaN and infinite elements of dO) must be added to dv */
 };
 
 static void pack_chunk(const struct flash *f, struct chunk *at, const struct scratch *scratch)

@@ -96,7 +96,7 @@ static attn_status device_alloc(attn_device *base, size_t bytes, void **memory, 
                          (long long)(used - (int64_t)total), (long long)device->memory_limit);
     }
 #ifdef MADV_HUGEPAGE
-    /* a failure only makes the work slower */
+    /* if madvise() fails, the work is only slower */
     if (alignment == HUGE_PAGE_BYTES) madvise(block, total, MADV_HUGEPAGE);
 #endif
     memcpy(block, &total, sizeof total);
@@ -199,8 +199,8 @@ static void describe(const attn_device *base, attn_device_info *info)
     info->memory_used = atomic_load(&((struct cpu_device *)base)->memory_used);
 }
 
-/* Returns how many plans, from number `first` on, the fast kernels (flash attention) compute together as one run; 0 if
- * plan `first` needs the kernel "double". */
+/* Returns how many consecutive plans, from number `first` on, the fast kernels (FlashAttention) compute together as
+ * one run; 0 if plan `first` needs the kernel "double". */
 static int flash_stretch(const attn_plan *plans, int count, int first)
 {
     int n = 0;

@@ -26,7 +26,7 @@ enum {
 struct head {
     struct flash_tile t;
     struct visible_block block;
-    bool seen; /* true: the head sees some of the KEYS keys that are being computed, so `block` is valid */
+    bool seen; /* whether the head sees some of the KEYS keys that are being computed; only then is `block` valid */
     float *Q, *S, *O, *m, *l;
 };
 

@@ -98,7 +98,8 @@ bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int6
             }
             if (seen && seen_first < 0) seen_first = part;
             if (seen) seen_last = part;
-            /* FlashMask may be tested although no key of the block needs it: this costs time but changes no result. */
+            /* block->masked may become true although FlashMask hides nothing from the tile. The test of FlashMask then
+             * costs time, but changes no result. */
             if (seen_first >= 0 && partial) block->masked = true;
             hidden += !seen;
         }

@@ -80,12 +80,12 @@ enum {
 };
 
 enum flash_path {
-    FLASH_DOTS, /* decode.c: few query rows; K and V are read as they lie in memory */
-    FLASH_TILES /* forward.c: matrix products on tiles of packed queries and keys */
+    FLASH_DOTS, /* decode.c computes the sequence: it has few query rows, and K and V are read without packing */
+    FLASH_TILES /* forward.c computes the sequence, by matrix products on tiles of packed queries and keys */
 };
 
-/* The lse of a row as a sum of two numbers, in natural units: the row's largest score `top`, and `rest`, which is lse -
- * top. If a row sees no key, `top` is -inf and `rest` is 0. */
+/* The lse (a natural logarithm) of a row as a sum of two numbers: the row's largest score `top`, and `rest`, which is
+ * lse - top. If a row sees no key, `top` is -inf and `rest` is 0. */
 struct flash_lse {
     double top, rest;
 };
@@ -117,19 +117,21 @@ struct flash_strange {
 struct flash_sequence {
     attn_sequence s;
     enum flash_path path;
-    /* true: K and V are packed once for all row tiles; false: each row tile packs the key tiles that it needs */
+    /* whether K and V are packed once for all row tiles; if not, each row tile packs the key tiles that it needs */
     bool packs;
     int heads; /* number of query heads whose rows are computed together, in one row tile */
     /* number of key/value heads that one item (unit of parallel work) of a forward computes: 1, or more if there are
      * few query rows (FLASH_DOTS) */
     int bundle;
     int64_t tiles; /* number of row tiles into which the rows of a key/value head are cut */
-    /* number of rows in all row tiles of a key/value head, each tile rounded up to FLASH_UNIT rows */
+    /* number of rows in all row tiles of a key/value head, if the rows of each tile are rounded up to a multiple of
+     * FLASH_UNIT */
     int64_t rows;
     /* `splits`: number of spans into which the keys of a row tile are split (1: not split); `span`: number of keys in a
      * span */
     int64_t splits, span;
-    /* number of rows per key/value head and span of keys in the arrays of partial results; 0: keys are not split */
+    /* Each key/value head has this many rows in the arrays of partial results, for each span of keys. 0: keys are not
+     * split. */
     int64_t part_rows;
     int64_t tiles0, rows0, items0, packs0, keys0, parts0, chunks0;
 };
@@ -145,13 +147,14 @@ struct flash_tile {
     /* index of the tile's first row in the arrays with an entry for each row (run.c); a multiple of FLASH_UNIT */
     int64_t row0;
     attn_range keys; /* keys that at least one query of the tile sees, by causal, window and lengths */
-    attn_range all;  /* keys that every query of the tile sees, by causal, window and lengths */
+    attn_range all;  /* range of keys that causal mask, window and lengths let every query of the tile see */
 };
 
 /* The columns (keys) of a key tile that a row tile sees: c0 to c0 + cols - 1, where column 0 is key j0. */
 struct visible_block {
     int c0, cols;
-    bool ranged; /* true: causal or window hides some of the columns c0 to c0 + cols - 1 from some row of the tile */
+    /* whether causal mask or window hides some of the columns c0 to c0 + cols - 1 from some row of the tile */
+    bool ranged;
     bool masked; /* whether FlashMask may hide some of the columns c0 to c0 + cols - 1 from some row of the tile */
 };
 
@@ -164,10 +167,11 @@ struct flash {
      * P from the forward's lse. */
     const struct simd_type *type, *forward_type;
     attn_geometry g;
-    bool backward, observe, recompute; /* recompute: a backward without out and lse, which starts with a forward */
+    /* recompute: whether the problem is a backward without out and lse, which must start with a forward */
+    bool backward, observe, recompute;
     /* whether the scores have no options but a positive scale, and each row sees one range of keys */
     bool plain;
-    bool may_overflow; /* true: dot products of q and k in their dtypes can exceed the range of float32 */
+    bool may_overflow; /* whether dot products of q and k in their dtypes can exceed the range of float32 */
     bool dropout;
     uint32_t drop_threshold;
     float drop_scale; /* 1 / (1 - dropout_p); 1 without dropout */
@@ -214,7 +218,7 @@ struct flash {
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
 
     /* Arrays of an observe (statistics of probabilities) with an entry for each row. For a score z in base 2, the
-     * probability is P = exp2(z - row_base) row_inverse. row_base is INFINITY where every P of the row is 0, and NaN
+     * probability is P = exp2(z - row_base) * row_inverse. row_base is INFINITY where every P of the row is 0, and NaN
      * where `strange` holds the row's lse. */
     float *row_base, *row_inverse, *row_most, *row_entropy;
     /* observe_chunks: the phase FLASH_KEYS has this many items (units of parallel work) that each compute a chunk of
@@ -231,8 +235,8 @@ struct flash {
     int64_t dbias_classes;
     /* numbers of tiles of query rows, of packed tiles of keys, and of chunks of keys, summed over all sequences */
     int64_t tiles_all, packs_all, chunks_all;
-    /* items (units of parallel work) of FLASH_ROWS set dbias to zero in slices (runs of rows): the number of all
-     * slices, and of the slices of each [Sq, Sk] matrix */
+    /* Items (units of parallel work) of the phase FLASH_ROWS set dbias to zero, each in one slice (run of rows).
+     * dbias_slices: number of all slices; dbias_blocks: number of slices of each [Sq, Sk] matrix. */
     int64_t dbias_slices, dbias_blocks;
 
     /* `items` is the number of items (units of parallel work) that this problem has in each phase, and `first` is the
@@ -506,8 +510,8 @@ static inline void flash_keep_lse(const struct flash *f, int64_t row, struct fla
 void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                         struct flash_lse lse, double c, float *S, float *cap);
 
-/* Finds scores that are NaN after score(), and computes these scores again in double, because q . k may have overflowed
- * in float32. Also computes softcap's factor for the gradients of these scores. */
+/* Finds scores that are NaN after score(), because q . k may have overflowed in float32, and computes these scores
+ * again in double. Also computes the derivative of softcap for these scores. */
 void flash_exact_mend_scores(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, float *S,
                              int64_t lds, float *cap);
 

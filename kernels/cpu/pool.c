@@ -199,8 +199,8 @@ static bool is_over_share(struct pool *pool, const struct pool_part *part, int o
     return threads_of_owner(pool, part) + own > (share > 1 ? share : 1);
 }
 
-/* Called between two items of a loop. Pauses the calling thread while more threads compute than the pool has and the
- * thread's owner (a client of the pool) has more of them than an equal share. */
+/* Called between two items of a loop. Pauses the calling thread as long as more threads compute than the pool has, and
+ * the thread's owner (a client of the pool) has more than an equal share of them. */
 static void pause_for_others(struct pool *pool, struct pool_part *part)
 {
     if (part == NULL || atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads) return;
@@ -328,11 +328,11 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
     struct parallel_for **link = &pool->loops;
     while (*link != &loop) link = &(*link)->next_loop;
     *link = loop.next_loop;
-    /* this thread found no item left */
+    /* all items have been taken, or else this thread would have taken another one */
     assert(atomic_load_explicit(&loop.next, memory_order_relaxed) >= items);
     pthread_mutex_unlock(&pool->lock);
-    /* Other threads may still compute their last items. This thread usually waits for a short time only, so it polls
-     * before it sleeps. */
+    /* Other threads may still be computing their last items, usually for a short time only. This thread therefore
+     * polls before it sleeps. */
     int64_t until = now_us() + POOL_SPIN_US;
     while (atomic_load_explicit(&loop.inside, memory_order_acquire) != 0) {
         for (int n = 0; n < POOL_YIELD_EVERY && atomic_load_explicit(&loop.inside, memory_order_acquire) != 0; n++)
@@ -381,7 +381,7 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
             return attn_fail(err, ATTN_DEVICE, "", "cpu: thread %d of %d could not be started: %s", n, threads,
                              strerror(code));
         }
-        /* threads that were started before may already read pool->threads */
+        /* the lock is needed, because threads that were started before may already read pool->threads */
         pthread_mutex_lock(&pool->lock);
         /* only n threads were started, and pool_close() joins as many threads as this number says */
         pool->threads = n + 1;

@@ -41,10 +41,11 @@ int pool_threads(const struct pool *pool);
 struct pool_part {
     struct pool_part *next;
     struct pool_part *outer; /* the pool_part that the same thread began earlier and has not ended; NULL: none */
-    /* pointer that stands for the client of the pool (its owner); it is only compared with other pointers and never
-     * followed */
+    /* pointer that stands for the client of the pool (its owner); it is only compared with other pointers, never
+     * dereferenced */
     const void *owner;
-    /* the caller's cancel flag, or NULL; a set flag ends the pause in which a thread waits for other owners */
+    /* the caller's cancel flag, or NULL; a thread that pauses in favour of other clients of the pool goes on when this
+     * flag is set */
     const int *cancel;
     int computing;
     int64_t began_ns, paused_ns, helped_ns;

@@ -82,7 +82,8 @@ static double scale_of(const struct reference *r, attn_tensor_id id)
     return given(r, id) ? load(r, id, r->hk, 0, 0) : 1;
 }
 
-/* `keys` is the range that causal and window permit. */
+/* Returns whether query i sees key j. `keys` is the range of keys that causal mask and window let the query see; the
+ * function tests keep_mask, bias and FlashMask. */
 static bool sees(const struct reference *r, attn_range keys, int64_t i, int64_t j)
 {
     if (j < keys.lo || j >= keys.hi) return false;
@@ -149,7 +150,7 @@ static struct lse lse_of_row(const struct reference *r)
     const double sink_logit = m;
     for (int64_t j = 0; j < r->s.Sk; j++) {
         if (!r->sees[j]) continue;
-        /* fmax() would lose the NaN */
+        /* NaN is tested here, because fmax() below ignores it */
         if (isnan(r->z[j])) return (struct lse){ NAN, 0 };
         m = fmax(m, r->z[j]);
     }
@@ -390,7 +391,7 @@ static bool zeros(void *pointer, int64_t a, int64_t b, size_t bytes)
     int64_t n;
     void *memory;
     if (__builtin_mul_overflow(a, b, &n) || n < 0) return false;
-    memory = calloc((size_t)n + 1, bytes); /* calloc(0) may return NULL */
+    memory = calloc((size_t)n + 1, bytes); /* the + 1 avoids calloc(0), which may return NULL */
     memcpy(pointer, &memory, sizeof memory);
     return memory != NULL;
 }

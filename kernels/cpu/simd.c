@@ -48,7 +48,7 @@ static int best(void)
     /* bit 5 is AVX2, bit 8 is BMI2 */
     if ((xcr0 & XCR0_AVX) != XCR0_AVX || !has(b7, 1u << 5 | 1u << 8)) return level;
     level = 1;
-    /* AVX512 F, DQ, BW, VL and VBMI */
+    /* the bits of AVX512 F, DQ, BW, VL and VBMI */
     if ((xcr0 & XCR0_AVX512) != XCR0_AVX512 || !has(b7, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31) || !has(c7, 1u << 1))
         return level;
     level = 2;

@@ -36,7 +36,7 @@ struct pair {
 
 VEC void put_row(uint16_t *A, int64_t lda, const vf *x, int n)
 {
-    (void)lda, (void)n; /* x holds zeros from n on, which belong in the padding of the row */
+    (void)lda, (void)n; /* all of x is stored, because x holds zeros from n on, which pad the row */
     vh_store(A, vh_of(x[0], x[1]));
 }
 
@@ -59,7 +59,8 @@ VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair p, int n, int rows)
 
 VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
 {
-    /* a pair fills one line of a panel of B; without a second row, the pair's second half is zero */
+    /* One row of a panel of B holds both rows of the pair. If the second row does not exist, the pair holds zeros in
+     * its place. */
     (void)ldb, (void)rows;
     vh_store(B, vh_halves(p.rows));
 }

@@ -165,8 +165,8 @@ static bool pack_bt(int rows, int cols, const void *X, attn_dtype dtype, int64_t
 
 /* ---- Options and masks of scores --------------------------------------------------------------------------------- */
 
-/* Returns tanh x with a relative error below 5e-7: near 0 by an odd polynomial, and elsewhere as 1 - 2 / (e^2x + 1),
- * whose difference would lose digits near 0. */
+/* Returns tanh x with a relative error below 5e-7. Near 0 it uses an odd polynomial, because the formula for all other
+ * x, 1 - 2 / (e^2x + 1), would lose digits there. */
 VEC vf v_tanh(vf x)
 {
     const vf a = v_abs(x), u = v_mul(x, x);

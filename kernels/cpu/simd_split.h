@@ -64,7 +64,7 @@ struct pair {
 VEC void put_row(uint16_t *A, int64_t lda, const vf *x, int n)
 {
     __m512i part[PARTS];
-    (void)n; /* x holds zeros from n on, which belong in the padding of the row */
+    (void)n; /* all of x is stored, because x holds zeros from n on, which pad the row */
     split(x[0], x[1], part);
 #pragma GCC unroll 3
     for (int p = 0; p < PARTS; p++) _mm512_storeu_si512(A + p * (lda / PARTS), part[p]);
@@ -95,7 +95,7 @@ VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair pair, int n, int rows)
 
 VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair pair, int rows)
 {
-    (void)rows; /* without a second row, the second half of each pair is zero */
+    (void)rows; /* `rows` is not needed: if the second row does not exist, the pair holds zeros in its place */
 #pragma GCC unroll 3
     for (int p = 0; p < PARTS; p++) _mm512_storeu_si512(B + p * (ldb / PARTS), interleave(pair.rows[p]));
 }

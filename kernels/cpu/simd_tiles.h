@@ -47,7 +47,8 @@ VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const floa
     for (; j + STEP * V_LANES <= cols; j += STEP * V_LANES) {
 #pragma GCC unroll 2
         for (int i = 0; i < STEP; i++) {
-            /* the subtraction is not fused with the multiplication, so that the largest score gives exactly 1 */
+            /* The subtraction is not fused with the multiplication, so that the exponential of a row's largest score
+             * is exactly 1. */
             x[i] = v_exp2(v_sub(v_mul(v_load(s + j + i * V_LANES), c), base));
             sum[i] = v_add(sum[i], x[i]);
             if (dropped) x[i] = v_mul(x[i], v_load(drop + j + i * V_LANES));
@@ -194,7 +195,7 @@ VEC void gradient_as(bool plain, const struct simd_gradient *g)
         if (all && g->cols - j0 >= SIMD_PANEL) gradient_panel(plain, true, g, j0);
         else gradient_panel(plain, false, g, j0);
     }
-    /* zeros behind the last pair of rows, up to a multiple of k_multiple */
+    /* writes zeros behind the last pair of rows, up to a multiple of k_multiple */
     for (int r = (int)simd_round_up(g->rows, 2); r < (int)simd_round_up(g->rows, PAD_ROWS ? PAD_ROWS : 1); r += 2) {
         for (int j = 0; j < (int)simd_round_up(g->cols, SIMD_PANEL); j += V_LANES) {
             const struct pair zero = make_pair(v_zero(), v_zero());

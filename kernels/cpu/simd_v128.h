@@ -154,7 +154,8 @@ VEC vi v_xor_i(vi a, vi b)
     return veorq_s32(a, b);
 }
 
-/* returns the low halves of the products of unsigned numbers x and c, and writes the high halves */
+/* Multiplies each lane of x by c as unsigned numbers. Returns the low 32 bits of the products, and writes the high 32
+ * bits to *high. */
 VEC vi v_mul_wide(vi x, uint32_t c, vi *high)
 {
     const uint32x4_t u = vreinterpretq_u32_s32(x);

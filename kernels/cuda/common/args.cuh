@@ -71,7 +71,8 @@ static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *pla
     return a;
 }
 
-/* Numbers of rows of lse (queries of all heads) and of dk (keys of all key/value heads). */
+/* query_rows() returns the number of rows of lse (queries of all heads), and key_rows() the number of rows of dk (keys
+ * of all key/value heads). */
 static inline int64_t query_rows(const attn_dims &d)
 {
     return d.Sq * d.H * (d.packed ? 1 : d.B);
