@@ -435,7 +435,7 @@ int64_t attn_axis_size(const attn_dims *d, char letter)
     case 'c': return d->B + 1;
     case 'p': return d->pages;
     case 's': return d->page_size;
-    /* axes whose size the client chooses: 'm' and 'n' of mask_startend_rows, and 't' of page_table */
+    /* 0 for axes whose size the client chooses: 'm' and 'n' of mask_startend_rows, and 't' of page_table */
     default: return 0;
     }
 }

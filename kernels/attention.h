@@ -77,7 +77,8 @@ const char *attn_status_name(attn_status status); /* "INVALID" */
 
 /* ---- Tensors: dtypes, shapes and strides ------------------------------------------------------------------------- */
 
-/* The dtypes. Each row: id, name in requests, safetensors name, KServe name, bytes of a number, 1 for floating point */
+/* The dtypes. Each row: id, name in requests, safetensors name, KServe name, bytes of a number, and 1 for a floating
+ * point dtype or 0 for an integer dtype */
 #define ATTN_DTYPE_MAP(X)                                   \
     X(F32, "float32", "F32", "FP32", 4, 1)                  \
     X(F16, "float16", "F16", "FP16", 2, 1)                  \
@@ -368,13 +369,13 @@ typedef struct attn_problem {
     /* i', the position of query i among the keys, from which causal masks and windows count. Two choices: bottom right
      * (i' = i + Sk - Sq), or top left (i' = i) */
     attn_alignment alignment;
-    bool has_scale; /* true: `scale` is the softmax scale; false: the softmax scale is 1/sqrt(D) */
+    bool has_scale; /* whether `scale` is the softmax scale; if not, the softmax scale is 1/sqrt(D) */
     double scale;   /* the softmax scale: any float32; 0 and negative numbers are allowed */
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
-    /* false: keep_mask covers all keys. true: the last axis of keep_mask has n <= Sk columns, which stand for the last
-     * n keys of a row; all earlier keys are kept. */
+    /* Whether keep_mask covers only the last n keys of each row, where n <= Sk is the size of its last axis; all
+     * earlier keys are kept. If not, keep_mask covers all keys. */
     bool keep_mask_at_end;
     bool causal; /* whether query i sees only keys j <= i' (`alignment` says what i' is) */
     /* query i sees only keys i' - left <= j <= i' + right (`alignment` says what i' is); -1: no limit on this side */
@@ -599,8 +600,8 @@ attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *
 
 /* Does the work of attn_verify() in steps, for a caller that may stop between two steps. attn_verifier_step() compares
  * one row (up to 64 rows if all rows are compared), or prepares K and V of the next head. It returns true after the
- * last step. attn_verifier_close() may be called after any step, and then reports on the rows compared so far. The
- * verifier borrows `p` until attn_verifier_close(). */
+ * last step. attn_verifier_close() may be called after any step, and then reports on the rows compared so far. `p`
+ * must stay valid until attn_verifier_close(). */
 typedef struct attn_verifier attn_verifier;
 attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err);
 bool attn_verifier_step(attn_verifier *verifier);
@@ -616,7 +617,7 @@ typedef struct attn_counter attn_counter;
  * also counts tiles of tile[0] queries and tile[1] keys, over all heads and rows of the batch: `skipped` tiles have no
  * such pair, in `whole` tiles every pair is let through, and all other tiles are `partial`. Tiles at the ends may be
  * smaller. All counts are exact below 2^53. Masks, lengths and bias are in host memory; q and k are not read. The
- * counter borrows the problem until attn_counter_close().
+ * problem must stay valid until attn_counter_close().
  *
  * attn_counter_step() counts for up to about a millisecond, and returns whether it was the last step. attn_count_work()
  * returns how many keys, tiles or elements of masks the counting visits; each takes about a nanosecond.
@@ -762,9 +763,9 @@ typedef struct attn_capabilities {
 const attn_capabilities *attn_device_capabilities(const attn_device *device);
 
 /* How a device computes one problem: attn_plan_make() chooses the kernel once, and attn_workspace() and attn_run() use
- * the plan. A plan is plain data of about 1.4 KB, and need not be freed. A plan borrows its problem: while the plan is
- * used, the problem and the addresses of its tensors must not change, but the elements of the tensors may.
- * attn_plan_move() adapts a plan to other addresses. */
+ * the plan. A plan is plain data of about 1.4 KB, and need not be freed. While the plan is used, its problem and the
+ * addresses of the problem's tensors must not change, but the elements of the tensors may. attn_plan_move() adapts a
+ * plan to other addresses. */
 typedef struct attn_plan {
     const attn_problem *problem;
     const attn_capabilities *can; /* capabilities of the device (the list of its kernels); the device owns this
@@ -800,8 +801,7 @@ attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, 
  *   bytes    bytes of the tensors, and of the keys and values in pages; a kernel reads or writes at least these
  *   seconds  time on a device that has nothing else to do
  *   worst    the value of `seconds` if the scores of every row exceeded the range of float32
- *   because  name of the feature that costs most, such as "dalibi_slopes"; "" where the products of q, k and v
- * cost most */
+ *   because  name of the feature that costs most ("dalibi_slopes"); "" if products of q, k and v cost most */
 typedef struct attn_cost {
     double flops, bytes, seconds, worst;
     const char *because;
@@ -870,9 +870,9 @@ attn_status attn_copy_peer(attn_stream *stream, void *to, const attn_device *sou
                            attn_error *err);
 
 /* Computes `count` planned problems side by side. Pointers in the problems are device memory (index tensors too). The
- * plans must be made for the stream's device; the call borrows them. The bits of each result depend on its own problem
- * alone: not on the other problems or their order, not on the threads or the load. `workspace` may be NULL; the call
- * then allocates one. After an error none of the outputs may be used. */
+ * plans must be made for the stream's device, and must stay valid during the call. The bits of each result depend on
+ * its own problem alone: not on the other problems or their order, not on the threads or the load. `workspace` may be
+ * NULL; the call then allocates one. After an error none of the outputs may be used. */
 attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
 
 /* ---- Sums: arrays of float32 numbers (parts) are added up in a fixed order --------------------------------------- */
@@ -934,8 +934,8 @@ typedef struct attn_merge_problem {
     attn_result whole;        /* output: the merged out and lse */
     /* inputs: gradients with respect to whole.out and whole.lse; a dlse that is not given counts as 0 */
     attn_tensor dout, dlse;
-    /* output: an array of `count` entries, the gradients with respect to out and lse of each part; requires dout. NULL:
-     * the gradients are not wanted */
+    /* output, or NULL if it is not wanted: an array of `count` entries with the gradients with respect to out and lse
+     * of each part; requires dout */
     attn_result *gradients;
     attn_tensor dsinks; /* output [H]: gradient with respect to sinks. Requires dout and sinks */
 } attn_merge_problem;
@@ -1007,8 +1007,8 @@ attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err);
  * be done */
 double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot);
 
-/* Returns the microseconds from a mark (attn_stream_mark()) of one stream to a mark of another stream of the same
- * device; NaN if the backend cannot measure this time. */
+/* Returns the microseconds from a time stamp of one stream (attn_stream_mark()) to a time stamp of another stream of
+ * the same device; NaN if the backend cannot measure this time. */
 double attn_streams_between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
 
 /* does not wait; *done becomes false while the stream still has work, and true when it has none */

@@ -52,7 +52,7 @@ struct rate {
     attn_op op;
     unsigned dtypes; /* dtypes of q: bits of ATTN_DTYPE_BIT() */
     enum family family;
-    /* nanoseconds for each head of each sequence; for GPU kernels that work in blocks, for each block */
+    /* nanoseconds for each head of each sequence; with GPU kernels that work in blocks, for each thread block */
     double head;
     /* nanoseconds to read or pack one number of K or V */
     double number;
@@ -516,10 +516,11 @@ attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, 
 
 /* ---- The expected time of a merge -------------------------------------------------------------------------------- */
 
-/* Rates of a merge (joining results over parts of the keys), in nanoseconds of one unit (a thread of a CPU, a
- * multiprocessor of a GPU), for each number in the outs of the parts. `sum` adds the number to the merged out, `back`
- * computes the gradient of the number, and `sink` computes dsinks, on at most one unit per head. The CPU's rates were
- * measured with one thread on 2026-11-27. The GPU's rates are those of a decode, which also reads each number once. */
+/* Rates of a merge (joining results over parts of the keys): nanoseconds for each element of the `out` of each part,
+ * on one unit (a thread of a CPU, a multiprocessor of a GPU). `sum` is the time to add the element to the merged out,
+ * and `back` the time to compute its gradient. `sink` is the time that dsinks adds, on at most one unit per head. The
+ * CPU's rates were measured with one thread on 2026-11-27. The GPU's rates are those of a decode, which also reads
+ * each number once. */
 static const struct merge_rate {
     double sum, back, sink;
 } merge_cpu = { 1.6, 2.5, 1.3 }, merge_gpu = { .05, .1, .05 };

@@ -88,8 +88,8 @@ static void open_head(const struct flash *f, const struct scratch *scratch, stru
     memset(head->O, 0, (size_t)(t->rows * scratch->ldo) * sizeof *head->O);
 }
 
-/* Returns how many of the keys `from` to from + STEP - 1 the head sees, where key 0 is the first of the item's KEYS
- * keys. *first becomes the column of key `from` in head->block. */
+/* Returns how many of the STEP keys from `from` on the head sees. `from` counts from the first of the KEYS keys that
+ * the item computes. *first becomes the column of key `from` in head->block. */
 static int columns(const struct head *head, int from, int *first)
 {
     const int end = (int)attn_min64(from + STEP, head->block.c0 + head->block.cols);

@@ -327,7 +327,7 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
                    float *S, int64_t lds, float *cap, const struct flash_limits *limits, bool wild);
 
 /* Writes 1 for each (query, key) pair of a block that dropout keeps, and 0 for each pair that it drops. The factor 1 /
- * (1 - p) is applied to finished sums (f->drop_scale), because P times the factor would be rounded. */
+ * (1 - p) is applied to finished sums (f->drop_scale), because P times the factor would have to be rounded. */
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *kept, int64_t ld);
 

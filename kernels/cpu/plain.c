@@ -20,7 +20,7 @@ struct plain {
     const attn_backend *backend;
     const char *description;
     attn_status (*run)(const attn_problem *p, const int *cancel, attn_error *err);
-    attn_kernel kernels[ATTN_OP_COUNT + 1]; /* ends with an entry without a name */
+    attn_kernel kernels[ATTN_OP_COUNT + 1]; /* the list of the device's kernels; it ends with an entry without a name */
 };
 
 static attn_status run_reference(const attn_problem *p, const int *cancel, attn_error *err)

@@ -1,13 +1,14 @@
 /* run.c: lays out a run (the problems of one attn_run()) in memory and calls the phases in order. No other file calls
  * the phases.
  *
- * Arrays by row (packs, lse2, delta, dQ) have the rows of q in this order: key/value heads follow each other inside a
- * sequence, row tiles inside a key/value head, and each tile starts at a multiple of FLASH_UNIT. The index of a row is
+ * Arrays with an entry for each row of q (packed Q and dO, lse2, delta, dQ) all have the same order: key/value heads
+ * follow each other inside a sequence, row tiles inside a key/value head, and each tile starts at a multiple of
+ * FLASH_UNIT. The index of a row is
  *
  *     rows0 of the sequence + hk * rows + offset of the tile + row in the tile
  *
- * Keys have the same order in `kv`, where each sequence is rounded up to FLASH_UNIT. A key tile holds K^T and then V as
- * matrices B of products (simd.h). */
+ * Keys have the same order in `kv`, where each sequence is rounded up to FLASH_UNIT. A key tile holds K^T and then V
+ * as matrices B of products (simd.h). */
 #include "kernels/cpu/flash.h"
 
 #include <float.h>
@@ -141,8 +142,8 @@ static struct sums bound_sums(const struct flash *f)
                   total_k = d->packed ? d->total_k : d->B * d->Sk;
     const int64_t tiles = attn_min64(d->B, total_q) + add_product(0, 2 * G, total_q) / f->BM;
     const int64_t rows = add_product(add_product(0, G, total_q), FLASH_UNIT - 1, tiles);
-    /* 3/2 total_k. All sequences together have at most spans / SPLIT_KEYS spans (runs of keys that are computed by one
-     * thread). */
+    /* SPLIT_KEYS times an upper bound on the number of spans (runs of keys that one thread computes). All sequences
+     * together have at most 3/2 total_k / SPLIT_KEYS spans. */
     const int64_t spans = total_k + total_k / 2;
     sums.tiles = add_product(0, d->Hk, tiles);
     sums.rows = add_product(0, d->Hk, rows);
@@ -185,8 +186,8 @@ static bool within_bounds(const struct sums *sums, const struct flash *f)
  * of 32. Where the padding would cost more than that, the result is f32. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
-    /* A scale above 2^32 gives scores within range only where the products are tiny, and bf16 products flush tiny
-     * numbers to 0. Products are therefore f32. */
+    /* With a scale above 2^32, scores are within the range of float32 only if the products q . k are tiny. Products in
+     * bf16 would flush such numbers to 0, so they are computed in f32. */
     if (fabs(scale) > 0x1p32) return &simd->f32;
     /* e4m3 inputs are computed as bf16, which represents every e4m3 number exactly. */
     const struct simd_type *t = simd_type_for(simd, dtype == ATTN_F8E4M3 ? ATTN_BF16 : dtype);
@@ -232,7 +233,7 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->Bk = f->observe ? t->BN : t->Bk;
         break;
     }
-    assert(f->BM > 0); /* a row was found, because the last rows of tile_sizes fit every head size */
+    assert(f->BM > 0); /* a row of tile_sizes was found, because its last rows fit every head size */
     f->shown_keys = f->g.dims.page_size > 0 && f->g.observe.shown_keys > 0 ? f->g.observe.shown_keys : f->g.dims.Sk;
     /* If heads lie side by side in memory, one item (unit of parallel work) computes several heads together
      * (decode.c). */

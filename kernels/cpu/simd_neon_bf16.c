@@ -2,14 +2,14 @@
  * f32.
  *
  * BFMMLA multiplies two rows of A by two columns of B, with four numbers along k each, and adds the products to 2 x 2
- * sums. Two neighbouring lines of a panel of B (simd_pairs.h), interleaved in units of 32 bits, give four
- * numbers of each column:
+ * sums. A panel of B consists of lines (simd_pairs.h): line k/2 has the numbers k and k + 1 of each of its 32 columns.
+ * Two neighbouring lines, interleaved in units of 32 bits, give four numbers of each column:
  *
  *     line k/2      c0: k k+1     c1: k k+1     c2: k k+1     c3: k k+1
  *     line k/2 + 1  c0: k+2 k+3   c1: k+2 k+3   ...
  *     zip1          c0: k k+1 k+2 k+3           c1: k k+1 k+2 k+3            zip2: c2, c3
  *
- * BFMMLA rounds each sum to odd and treats subnormal bf16 as zero. Where the number of rows is odd, the row behind the
+ * BFMMLA rounds each sum to odd and treats subnormal bf16 as zero. If the number of rows is odd, the row behind the
  * last is multiplied too, and its sums are dropped. */
 #include "kernels/cpu/simd_variants.h"
 

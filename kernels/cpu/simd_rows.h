@@ -498,7 +498,7 @@ VEC vf v_log2(vf x)
 }
 
 /* Computes 1 / l, and lse from m and l, for n <= V_LANES rows of a softmax. close() of struct simd calls it. The
- * returned vector has NaN in the lane of each row whose m or l is not finite or too large. */
+ * returned vector has NaN in the lane of each row whose m or l is too large or not finite. */
 VEC vf close_some(const float *m, const float *l, float *inverse, float *lse, int n)
 {
     const vf sum = v_load_n(l, n);
