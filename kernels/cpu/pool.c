@@ -383,7 +383,7 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
         }
         /* the lock is needed, because threads that were started before may already read pool->threads */
         pthread_mutex_lock(&pool->lock);
-        /* only n threads were started, and pool_close() joins as many threads as this number says */
+        /* raised only now, because pool_close() joins threads 1 to pool->threads - 1, which must have been started */
         pool->threads = n + 1;
         pthread_mutex_unlock(&pool->lock);
     }
