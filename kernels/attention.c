@@ -158,7 +158,7 @@ static const char *axis_text(char letter, bool packed)
 char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind kind)
 {
     const int rank = (int)strlen(letters);
-    /* true: q is packed, but k is [B, Sk, Hk, D], where row b of k holds the keys of sequence b */
+    /* whether q is packed and k is [B, Sk, Hk, D], where row b of k holds the keys of sequence b */
     const bool side_by_side = packed && letters[0] == 'b' && letters[1] == 'k';
     *at++ = '[';
     for (int a = 0; a < rank; a++) {
@@ -280,7 +280,7 @@ static int64_t size_on(const struct named_axes *axes, char letter)
     return 0;
 }
 
-/* Looks up each tensor's axes only once, because it is called several times for each problem. */
+/* The function is called several times for each problem, so it looks up each tensor's axes only once. */
 attn_dims attn_dims_of(const attn_problem *p)
 {
     const struct named_axes q = axes_by_name(p, ATTN_T_q), k = axes_by_name(p, ATTN_T_k), v = axes_by_name(p, ATTN_T_v);
@@ -435,7 +435,7 @@ int64_t attn_axis_size(const attn_dims *d, char letter)
     case 'c': return d->B + 1;
     case 'p': return d->pages;
     case 's': return d->page_size;
-    /* the client chooses the sizes of these axes: 'm' and 'n' of mask_startend_rows and 't' of page_table */
+    /* 0 for axes whose size the client chooses: 'm' and 'n' of mask_startend_rows, and 't' of page_table */
     default: return 0;
     }
 }
@@ -480,7 +480,7 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         case 'k':
             if (rows_are_keys || attn_axes_row(id)->kind != ATTN_AXES_BROADCAST) view.row = stride;
             break;
-        /* a view stores no stride for the last axis: it is always 1 */
+        /* a view has no stride for the last axis: that stride is always 1 */
         default: break;
         }
     }

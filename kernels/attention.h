@@ -77,7 +77,8 @@ const char *attn_status_name(attn_status status); /* "INVALID" */
 
 /* ---- Tensors: dtypes, shapes and strides ------------------------------------------------------------------------- */
 
-/* The dtypes. Each row: id, name in requests, safetensors name, KServe name, bytes of a number, 1 for floating point */
+/* The dtypes. Each row: id, name in requests, safetensors name, KServe name, bytes of a number, and 1 for a floating
+ * point dtype or 0 for an integer dtype */
 #define ATTN_DTYPE_MAP(X)                                   \
     X(F32, "float32", "F32", "FP32", 4, 1)                  \
     X(F16, "float16", "F16", "FP16", 2, 1)                  \
@@ -107,7 +108,7 @@ bool attn_dtype_parse(const char *name, attn_dtype *dtype);
 bool attn_dtype_floating(attn_dtype dtype);
 
 enum { ATTN_DTYPE_LIST_BYTES = 80 };
-/* Writes the names of a set of dtypes, as requests spell them, such as "float32, float16 or bfloat16". Returns
+/* Writes the names of a set of dtypes to `text`, as requests spell them: "float32, float16 or bfloat16". Returns
  * `text`. */
 const char *attn_dtype_list(unsigned dtypes, char text[ATTN_DTYPE_LIST_BYTES]);
 
@@ -299,9 +300,8 @@ typedef struct attn_tensor_info {
 extern const attn_tensor_info attn_tensors[ATTN_TENSOR_COUNT];
 
 enum { ATTN_SHAPE_BYTES = 96 };
-/* These functions return which dtypes a tensor may have (bits of attn_dtype), which ranks it may have (bit r: r axes),
- * and both as text, such as "float32 [H] or [B, H]". A function with a parameter `text` writes to `text` and returns
- * it. */
+/* The first function returns which dtypes a tensor may have (bits of attn_dtype), and the second which ranks (bit r: r
+ * axes). The third writes both as text, such as "float32 [H] or [B, H]", to `text` and returns it. */
 unsigned attn_tensor_dtypes(attn_tensor_id id);
 unsigned attn_tensor_ranks(attn_tensor_id id);
 const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
@@ -321,8 +321,8 @@ const char *attn_op_name(attn_op op); /* "observe" */
 typedef enum attn_layout { ATTN_BSHD, ATTN_BHSD } attn_layout;
 typedef enum attn_alignment { ATTN_BOTTOM_RIGHT, ATTN_TOP_LEFT } attn_alignment;
 
-/* Limits of an observe (statistics of probabilities): keys per query in top_keys, size of each axis of map, elements of
- * weights. */
+/* The largest values that an observe (statistics of probabilities) may ask for: keys per query in `top_keys`, size of
+ * each axis of `map`, and number of elements of `weights`. */
 enum { ATTN_MAX_TOP = 64, ATTN_MAX_MAP = 1024, ATTN_MAX_WEIGHTS = 1 << 24 };
 
 /* The options of an observe (statistics of probabilities), apart from its output tensors.
@@ -369,15 +369,15 @@ typedef struct attn_problem {
     /* i', the position of query i among the keys, from which causal masks and windows count. Two choices: bottom right
      * (i' = i + Sk - Sq), or top left (i' = i) */
     attn_alignment alignment;
-    bool has_scale; /* true: `scale` is the softmax scale; false: the softmax scale is 1/sqrt(D) */
+    bool has_scale; /* whether `scale` is the softmax scale; if not, the softmax scale is 1/sqrt(D) */
     double scale;   /* the softmax scale: any float32; 0 and negative numbers are allowed */
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
-    /* false: keep_mask covers all keys. true: the last axis of keep_mask has n <= Sk columns, which stand for the last
-     * n keys of a row; all earlier keys are kept. */
+    /* Whether keep_mask covers only the last n keys of each row, where n <= Sk is the size of its last axis; all
+     * earlier keys are kept. If not, keep_mask covers all keys. */
     bool keep_mask_at_end;
-    bool causal; /* query i sees keys j <= i' only (`alignment` says what i' is) */
+    bool causal; /* whether query i sees only keys j <= i' (`alignment` says what i' is) */
     /* query i sees only keys i' - left <= j <= i' + right (`alignment` says what i' is); -1: no limit on this side */
     int64_t window_left;
     int64_t window_right;
@@ -389,8 +389,8 @@ typedef struct attn_problem {
      * the random numbers of head h of batch row b by the index dropout_first + b * dropout_heads + h. dropout_heads 0:
      * the problem is not a part, and H is used. */
     int64_t dropout_first, dropout_heads;
-    /* true: a backward gives the same bits each time it is computed on one backend; two backends may give different
-     * bits */
+    /* whether a backward must give the same bits each time it runs on one backend; two backends may still give
+     * different bits */
     bool deterministic;
     attn_observe observe;
 
@@ -400,9 +400,9 @@ typedef struct attn_problem {
      * once. prefix_keys do not change the results, and are not a feature (attn_features()). */
     const int32_t *prefix_keys;
 
-    /* Set by attn_queries_of() in a part of a larger problem: the number of queries of the whole problem. A kernel that
-     * splits keys by the number of queries then splits them as in the whole problem, so that the results are equal to
-     * the bit. 0: the problem is not a part. */
+    /* Set by attn_queries_of() in a part of a larger problem: the number of queries of the whole problem. A kernel
+     * that splits keys by the number of queries then splits them as in the whole problem, so that the results are
+     * bitwise equal. 0: the problem is not a part. */
     int64_t whole_queries;
 } attn_problem;
 
@@ -411,10 +411,10 @@ typedef struct attn_problem {
         .window_left = -1, .window_right = -1, .observe = {.rows = { 0, -1 }, .keys = { 0, -1 }, .sequence = -1 } \
     }
 
-/* A part of a problem: some rows of the batch, and some key/value heads with their query heads. attn_part_of() makes
- * the part's problem, whose tensors are views of the same memory. If the same kernel and variant computes the part and
- * the whole problem, the results are equal to the bit. Gradients that are sums over batch or heads (dsinks, gradients
- * of broadcast tensors) are the exception: they are sums over the part alone. */
+/* A part of a problem: some rows of the batch, and some key/value heads with their query heads. attn_part_of() makes a
+ * problem of this part, whose tensors are views of the same memory. If the same kernel and variant computes both
+ * problems, the results of the part are bitwise equal to those of the whole. The exceptions are gradients that are
+ * sums over batch or heads (dsinks, gradients of broadcast tensors): they are sums over the part alone. */
 typedef struct attn_part {
     int64_t first_batch, batches, first_head, heads; /* first_head and heads count key/value heads */
 } attn_part;
@@ -590,7 +590,7 @@ typedef struct attn_verification {
     double max_abs;
     double largest; /* the largest finite |want|, where `want` is a value of out recomputed in double */
     double relative;
-    int64_t rows; /* number of rows of out that were compared */
+    int64_t rows; /* number of rows of out that were compared with rows recomputed in double */
 } attn_verification;
 /* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). The function recomputes these
  * rows in double, on one thread, and compares them with the given out. The problem is a checked forward whose out has
@@ -600,8 +600,8 @@ attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *
 
 /* Does the work of attn_verify() in steps, for a caller that may stop between two steps. attn_verifier_step() compares
  * one row (up to 64 rows if all rows are compared), or prepares K and V of the next head. It returns true after the
- * last step. attn_verifier_close() may be called after any step, and then reports on the rows compared so far. The
- * verifier borrows `p` until attn_verifier_close(). */
+ * last step. attn_verifier_close() may be called after any step, and then reports on the rows compared so far. `p`
+ * must stay valid until attn_verifier_close(). */
 typedef struct attn_verifier attn_verifier;
 attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err);
 bool attn_verifier_step(attn_verifier *verifier);
@@ -609,14 +609,15 @@ attn_verification attn_verifier_close(attn_verifier *verifier);
 
 typedef struct attn_counts {
     double pairs, skipped, whole, partial;
-    attn_status status; /* ATTN_NO_MEMORY: memory ran out before the end, so the counts are incomplete */
+    /* ATTN_NO_MEMORY if memory ran out before all tiles were counted, so that the counts are too small */
+    attn_status status;
 } attn_counts;
 typedef struct attn_counter attn_counter;
 /* Counts the pairs (query, key, head) that all masks of a checked problem let through. Where `tile` is not NULL, it
  * also counts tiles of tile[0] queries and tile[1] keys, over all heads and rows of the batch: `skipped` tiles have no
  * such pair, in `whole` tiles every pair is let through, and all other tiles are `partial`. Tiles at the ends may be
  * smaller. All counts are exact below 2^53. Masks, lengths and bias are in host memory; q and k are not read. The
- * counter borrows the problem until attn_counter_close().
+ * problem must stay valid until attn_counter_close().
  *
  * attn_counter_step() counts for up to about a millisecond, and returns whether it was the last step. attn_count_work()
  * returns how many keys, tiles or elements of masks the counting visits; each takes about a nanosecond.
@@ -627,11 +628,12 @@ attn_counts attn_counter_close(attn_counter *counter);
 double attn_count_work(const attn_problem *p, const int64_t tile[2]);
 
 enum { ATTN_LSE_ROWS = 16, ATTN_LSE_VARIANTS = 12, ATTN_LSE_NUMBERS = ATTN_LSE_VARIANTS + 1 };
-/* Checks that the lse which the caller gave for a backward or an observe belongs to its scores. At most ATTN_LSE_ROWS
- * rows are summed in double, with at most `multiply_adds` operations. Returns INVALID if the probabilities of a row sum
- * to more than 1. Returns INVALID too if one conversion (base 2, another scale, a mask left out) makes the sum of every
- * row 1; the message then names the conversion. Sums below 1 are valid: k may be a part of the keys, with the lse of
- * all keys. The problem must be checked and have such an lse, with all of its tensors in host memory. */
+/* Checks whether the lse that the caller gave for a backward or an observe fits the problem's scores. At most
+ * ATTN_LSE_ROWS rows are summed in double, with at most `multiply_adds` operations. Returns INVALID if the
+ * probabilities of a row sum to more than 1. Returns INVALID too if one conversion (base 2, another scale, a mask left
+ * out) makes the sum of every row 1; the message then names the conversion. Sums below 1 are valid: k may be a part of
+ * the keys, with the lse of all keys. The problem must be checked and have such an lse, with all of its tensors in
+ * host memory. */
 attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_error *err);
 
 /* Three functions do the work of attn_check_lse() in steps, for q and k in a device's memory. attn_lse_choose() picks
@@ -660,7 +662,7 @@ typedef struct attn_stream attn_stream;
 typedef struct attn_device_options {
     int threads; /* number of worker threads of the backend "cpu"; 0: one for each core that the process may use */
     int64_t memory_bytes; /* upper bound on device memory in bytes; 0: a fixed share of the device's memory */
-    const char *script;   /* script of the errors that the backend "fake" produces (kernels/fake/fake.c) */
+    const char *script;   /* text that tells the backend "fake" which errors to produce (kernels/fake/fake.c) */
 } attn_device_options;
 
 typedef struct attn_device_info {
@@ -678,9 +680,9 @@ typedef struct attn_device_info {
     /* number of units that compute side by side: threads of a CPU, multiprocessors of a GPU; the rates in cost.c hold
      * for one unit */
     int units;
-    /* true: kernels compute directly in staging memory (which is host memory), so nothing is copied to a device */
+    /* whether kernels compute directly in staging memory (host memory), so that nothing is copied to a device */
     bool unified;
-    /* true: kernels marked `in_place` can read staging memory (host memory), though more slowly than device memory */
+    /* whether kernels marked `in_place` can read staging memory (host memory), though more slowly than device memory */
     bool reads_staging;
     /* number of batches of problems that the device should compute at the same time; on a unified device (one that
      * computes in host memory) each batch has a thread of its own */
@@ -700,7 +702,7 @@ int attn_device_count(const char *backend);
 /* opens a device, which the caller owns until attn_device_close(); `options` may be NULL */
 attn_status attn_device_open(const char *backend, int index, const attn_device_options *options, attn_device **device,
                              attn_error *err);
-void attn_device_close(attn_device *device); /* closes a device; does nothing if `device` is NULL */
+void attn_device_close(attn_device *device); /* closes the device; does nothing if `device` is NULL */
 void attn_device_describe(const attn_device *device, attn_device_info *info);
 
 /* Device memory is where the device computes. Staging memory is host memory that is copied fast to and from the device
@@ -739,10 +741,10 @@ typedef struct attn_kernel {
     const char *name; /* name of the kernel: "avx512", "sm90", "generic" */
     attn_op op;
     uint32_t dtypes;   /* dtypes of q that the kernel supports: a set of ATTN_DTYPE_BIT() bits */
-    int head_dim;      /* the largest D and Dv that the kernel supports */
+    int head_dim;      /* the largest head sizes D and Dv that the kernel supports */
     uint64_t features; /* features that the kernel supports: bits of attn_features() */
-    /* true: the kernel may read staging memory (host memory) where the device can (attn_device_info.reads_staging).
-     * Such a kernel reads each number of its inputs about once, so a copy to device memory would gain nothing */
+    /* whether the kernel may read staging memory (host memory) where the device can (attn_device_info.reads_staging).
+     * Such a kernel reads each number of its inputs about once, so a copy to device memory would gain nothing. */
     bool in_place;
 } attn_kernel;
 
@@ -761,9 +763,9 @@ typedef struct attn_capabilities {
 const attn_capabilities *attn_device_capabilities(const attn_device *device);
 
 /* How a device computes one problem: attn_plan_make() chooses the kernel once, and attn_workspace() and attn_run() use
- * the plan. A plan is plain data of about 1.4 KB, and need not be freed. A plan borrows its problem: while the plan is
- * used, the problem and the addresses of its tensors must not change, but the elements of the tensors may.
- * attn_plan_move() adapts a plan to other addresses. */
+ * the plan. A plan is plain data of about 1.4 KB, and need not be freed. While the plan is used, its problem and the
+ * addresses of the problem's tensors must not change, but the elements of the tensors may. attn_plan_move() adapts a
+ * plan to other addresses. */
 typedef struct attn_plan {
     const attn_problem *problem;
     const attn_capabilities *can; /* capabilities of the device (the list of its kernels); the device owns this
@@ -774,14 +776,15 @@ typedef struct attn_plan {
      * all problems of an attn_run() */
     size_t workspace_bytes;
     const void *variant; /* variant of the kernel that computes the problem; the kernel defines what this points to */
-    /* the tensors (bits of attn_tensor_id) whose addresses were not multiples of 16 bytes when the plan was made; they
-     * may need another kernel */
+    /* bit t is set if the address of tensor t (attn_tensor_id) was not a multiple of 16 bytes when the plan was made;
+     * such a tensor may need another kernel than an aligned one */
     uint64_t unaligned;
     /* sizes, addresses and strides of the problem; filled in only for backends that need them */
     attn_geometry geometry;
 } attn_plan;
 
-/* Plans a checked problem. Returns UNSUPPORTED where no kernel computes it. */
+/* Chooses a kernel and its parameters for a checked problem. Returns UNSUPPORTED if no kernel of the device computes
+ * the problem. */
 attn_status attn_plan_make(const attn_capabilities *can, const attn_problem *problem, attn_plan *plan, attn_error *err);
 
 /* Makes a plan for `problem`, which must be the problem of the plan `made` with tensors at other addresses. The
@@ -792,13 +795,13 @@ attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, 
 
 /* ---- Cost: the time that a problem is expected to take (cost.c) -------------------------------------------------- */
 
-/* An estimated time, by the rates of one machine of each kind. The real time is usually between a third and three times
- * the estimate.
+/* An estimate of a problem's cost. It uses rates that were measured on one machine per type of device. The real time
+ * is usually between a third and three times the estimate.
  *   flops    attn_flops()
  *   bytes    bytes of the tensors, and of the keys and values in pages; a kernel reads or writes at least these
  *   seconds  time on a device that has nothing else to do
  *   worst    the value of `seconds` if the scores of every row exceeded the range of float32
- *   because  name of the costliest part ("dalibi_slopes"), or "" where products of q, k and v cost most */
+ *   because  name of the feature that costs most ("dalibi_slopes"); "" if products of q, k and v cost most */
 typedef struct attn_cost {
     double flops, bytes, seconds, worst;
     const char *because;
@@ -809,10 +812,10 @@ typedef struct attn_cost {
  * some 150 ns. */
 attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan);
 
-/* Makes a closer estimate than attn_cost_of(), because it reads FlashMask's bounds and numbers in tensors. The function
- * reads a few rows, which the random number `draw` picks, to estimate the share of rows whose scores exceed the range
- * of float32. `readable` names the tensors that this thread may read (bits of attn_tensor_id). The call reads q, k and
- * v at some 10 GB/s, and takes a few milliseconds longer than attn_cost_of(). */
+/* Estimates the cost like attn_cost_of(), but more closely, because it reads FlashMask's bounds and numbers in
+ * tensors. From a few rows, which the random number `draw` picks, it estimates the share of rows whose scores exceed
+ * the range of float32. `readable` names the tensors that this thread may read (bits of attn_tensor_id). The call
+ * reads q, k and v at some 10 GB/s, and takes a few milliseconds longer than attn_cost_of(). */
 attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, uint64_t readable, uint64_t draw);
 
 /* Computes how many bytes of scratch memory (in device memory) attn_run() needs to compute the `count` plans in one
@@ -867,9 +870,9 @@ attn_status attn_copy_peer(attn_stream *stream, void *to, const attn_device *sou
                            attn_error *err);
 
 /* Computes `count` planned problems side by side. Pointers in the problems are device memory (index tensors too). The
- * plans must be made for the stream's device; the call borrows them. The bits of each result depend on its own problem
- * alone: not on the other problems or their order, not on the threads or the load. `workspace` may be NULL; the call
- * then allocates one. After an error none of the outputs may be used. */
+ * plans must be made for the stream's device, and must stay valid during the call. The bits of each result depend on
+ * its own problem alone: not on the other problems or their order, not on the threads or the load. `workspace` may be
+ * NULL; the call then allocates one. After an error none of the outputs may be used. */
 attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
 
 /* ---- Sums: arrays of float32 numbers (parts) are added up in a fixed order --------------------------------------- */
@@ -931,8 +934,8 @@ typedef struct attn_merge_problem {
     attn_result whole;        /* output: the merged out and lse */
     /* inputs: gradients with respect to whole.out and whole.lse; a dlse that is not given counts as 0 */
     attn_tensor dout, dlse;
-    /* output: an array of `count` entries, the gradients with respect to out and lse of each part; requires dout. NULL:
-     * the gradients are not wanted */
+    /* output, or NULL if it is not wanted: an array of `count` entries with the gradients with respect to out and lse
+     * of each part; requires dout */
     attn_result *gradients;
     attn_tensor dsinks; /* output [H]: gradient with respect to sinks. Requires dout and sinks */
 } attn_merge_problem;
@@ -980,9 +983,10 @@ bool attn_stream_left_rows(attn_stream *stream);
  * flag. */
 void attn_stream_heed(attn_stream *stream, const int *cancel);
 
-/* Sets the owner of this stream's work, a pointer that is compared and never followed. On a device that computes with
- * this machine's threads, owners that compute at the same time get equal shares of the threads, however many streams
- * each owner has. NULL counts as an owner like any other. Call it from the stream's thread, between two runs. */
+/* Sets the owner of this stream's work: a pointer that is only compared with other owners, never dereferenced. On a
+ * device that computes with this machine's threads, owners that compute at the same time get equal shares of the
+ * threads, however many streams each owner has. NULL counts as an owner like any other. Call it from the stream's
+ * thread, between two runs. */
 void attn_stream_serve(attn_stream *stream, const void *owner);
 /* Returns the nanoseconds that all threads together computed on this stream since attn_stream_serve(). On a device that
  * is not unified it returns 0: use attn_stream_elapsed_us() there. Call it from the stream's thread. */
@@ -996,14 +1000,15 @@ attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void
 attn_status attn_look(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err); /* observe */
 
 enum { ATTN_MARKS = 4 };
-/* Records a mark in slot 0 to ATTN_MARKS - 1 of the stream. The mark is the moment when all earlier work on the stream
- * is done. */
+/* Records a time stamp, called a mark, in slot 0 to ATTN_MARKS - 1 of the stream. It is the moment when all earlier
+ * work on the stream is done. */
 attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err);
-/* returns the microseconds between two marks (attn_stream_mark()) of this stream; the stream's work must be done */
+/* returns the microseconds between two time stamps of this stream (attn_stream_mark()); the stream's work must
+ * be done */
 double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot);
 
-/* Returns the microseconds from a mark (attn_stream_mark()) of one stream to a mark of another stream of the same
- * device; NaN if the backend cannot measure this time. */
+/* Returns the microseconds from a time stamp of one stream (attn_stream_mark()) to a time stamp of another stream of
+ * the same device; NaN if the backend cannot measure this time. */
 double attn_streams_between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
 
 /* does not wait; *done becomes false while the stream still has work, and true when it has none */
@@ -1022,14 +1027,14 @@ bool attn_stream_noted(const attn_stream *stream);
  * The truth is a problem's results as the definitions above give them, with every mask and option. Everything is
  * computed in float64, and nothing is rounded to a dtype afterwards: other results can be compared with these.
  *
- *   out  [rows, Dv]        lse  [rows]             attention itself, also where a backward has out and lse
+ *   out  [rows, Dv]        lse  [rows]             of the forward, computed even if a backward is given out and lse
  *   dq   [rows, D]         dk   [key rows, D]      dv  [key rows, Dv]      of a backward
  *
- * Each result is contiguous. Row i of head h of batch row b is row (b * H + h) * Sq + i. In a packed problem it is row
- * h * total_q + line, where `line` is the query's index in q. Key rows are numbered in the same way by Hk and Sk, or by
- * Hk and total_k. For rows that do not exist, lse is -inf and other results are 0. For keys that do not exist,
- * gradients are 0. If a backward is given out and lse, its gradients are computed from these, as in attn_backward().
- * Gradients of bias, sinks and slopes are left out. */
+ * Each result is contiguous. Query i of head h and batch row b has row number (b * H + h) * Sq + i. In a packed
+ * problem its row number is h * total_q + line, where `line` is the query's index in q. Key rows are numbered in the
+ * same way, with Hk and Sk (packed: total_k) in place of H and Sq. For rows past the end of a sequence, lse is -inf
+ * and other results are 0. For keys past the end, gradients are 0. If a backward is given out and lse, its gradients
+ * are computed from these, as in attn_backward(). There are no results for the gradients of bias, sinks and slopes. */
 typedef struct attn_truth {
     double *out, *lse, *dq, *dk, *dv; /* results, in device memory of the caller; NULL: not wanted */
 } attn_truth;

@@ -20,8 +20,8 @@ static inline const attn_axes *attn_axes_row(attn_tensor_id id)
     return &attn_tensors[attn_axes_owner(id)].axes;
 }
 
-/* Writes the letters of the tensor's axes in the order in which the client sends the axes (it depends on layout and
- * packing). Returns the rank. */
+/* Writes the letters of the tensor's axes, in the order in which the client sends the axes, and returns the rank. The
+ * order depends on the layout (bshd or bhsd), and on whether sequences are packed. */
 int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX_RANK + 1]);
 
 /* Returns whether a tensor whose axes are of this kind may be given without its first axis. */

@@ -3,7 +3,7 @@
  *
  * A backend embeds attn_device and attn_stream as the first member of its own structs:
  *     struct cpu_device { attn_device base; struct pool *pool; ... };
- * The functions need not check their arguments, and problems have passed attn_check(). */
+ * The functions need not check their arguments, and every problem that they get has passed attn_check(). */
 #ifndef ATTN_BACKEND_H
 #define ATTN_BACKEND_H
 
@@ -47,8 +47,9 @@ static inline attn_status attn_given_up(attn_error *err)
 /* The functions of a backend. attention.h says what each must do: see the function with the same name after attn_. */
 struct attn_backend {
     const char *name;
-    bool is_gpu; /* true: the backend's devices are not the host's processor, and the server's option --devices numbers
-                  * them */
+    /* whether the backend's devices are other devices than the host's processor; the server's option --devices gives
+     * them numbers */
+    bool is_gpu;
     int (*count)(void);
     attn_status (*open)(int index, const attn_device_options *options, attn_device **device, attn_error *err);
     void (*close)(attn_device *device);
@@ -74,18 +75,18 @@ struct attn_backend {
     /* Copies from the memory of another device. Not called for 0 bytes. NULL: the backend never has a second device. */
     attn_status (*copy_peer)(attn_stream *stream, void *to, const attn_device *source, const void *from, size_t bytes,
                              attn_error *err);
-    /* not called for a sum without elements */
+    /* never called for a sum without elements */
     attn_status (*sum)(attn_stream *stream, const attn_sum *sum, attn_error *err);
     attn_status (*run)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
-    /* not called for a merge without rows */
+    /* never called for a merge that has no rows */
     attn_status (*merge)(attn_stream *stream, const attn_merge_plan *plan, attn_error *err);
     attn_status (*mark)(attn_stream *stream, int slot, attn_error *err);
     double (*elapsed_us)(attn_stream *stream, int from_slot, int to_slot);
     attn_status (*done)(attn_stream *stream, bool *done, attn_error *err);
     attn_status (*wait)(attn_stream *stream, attn_error *err);
-    /* NULL: the backend cannot measure the time between marks of two streams */
+    /* NULL if the backend cannot measure the time from an event on one stream to an event on another */
     double (*between_us)(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
-    /* NULL: attn_stream_note() returns UNSUPPORTED */
+    /* may be NULL; attn_stream_note() then returns ATTN_UNSUPPORTED */
     attn_status (*note)(attn_stream *stream, attn_error *err);
     bool (*noted)(const attn_stream *stream);
     /* import and release_import are NULL where processes cannot share memory of the backend's devices */
@@ -138,10 +139,11 @@ void attn_sum_all(const attn_sum *sum);
 extern const attn_backend attn_backend_reference;
 /* kernels/cpu/paper.c: FlashAttention-2 written as in its paper, for people who read the code */
 extern const attn_backend attn_backend_paper;
-extern const attn_backend attn_backend_cpu;  /* kernels/cpu/cpu.c: flash attention on all cores */
+/* the backend "cpu" (kernels/cpu/cpu.c): FlashAttention on all cores of the processor */
+extern const attn_backend attn_backend_cpu;
 extern const attn_backend attn_backend_cuda; /* kernels/cuda/common/device.cu: GPUs; only in builds with ATTN_CUDA */
 extern const attn_backend
-    /* kernels/fake/fake.c: a device that produces errors by a script; only in test builds, with ATTN_FAKE */
+    /* kernels/fake/fake.c: a device that fails in the ways that a test asks for; only in builds with ATTN_FAKE */
     attn_backend_fake;
 
 #ifdef __cplusplus

@@ -28,7 +28,8 @@
 #include "dtype.h"
 #include "tiles.h"
 
-#define AXIS_MAX INT32_MAX /* largest size of an axis: index tensors are int32, and dropout counts rows in 32 bits */
+/* largest size of an axis, because index tensors are int32 and dropout's generator takes 32-bit row numbers */
+#define AXIS_MAX INT32_MAX
 
 typedef long long ll;
 
@@ -286,7 +287,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
                          "cu_seqlens_k: is required with cu_seqlens_q, unless k and v are [%lld, Sk, Hk, D], a row "
                          "for each sequence",
                          (ll)(p->cu_seqlens_q.shape[0] - 1));
-    /* checked first, because attn_dims_of() reads B from cu_seqlens_q */
+    /* cu_seqlens_q is checked before the other tensors, because attn_dims_of() reads B from it */
     if (p->cu_seqlens_q.rank) {
         if ((status = check_rank(p, ATTN_T_cu_seqlens_q, err)) || (status = check_dtype(p, ATTN_T_cu_seqlens_q, err)) ||
             (status = check_sizes(p, ATTN_T_cu_seqlens_q, err)))
@@ -297,7 +298,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
         if (p->layout == ATTN_BHSD)
             return attn_fail(err, ATTN_INVALID, "/layout", "layout: is bhsd, must be bshd with cu_seqlens_q");
     }
-    /* checked first, because attn_dims_of() reads Sk from page_table */
+    /* page_table is checked before q, k and v, because attn_dims_of() reads Sk from it */
     if (p->page_table.rank && (status = check_page_table(p, err))) return status;
     for (int i = 0; i < inputs; i++)
         if ((status = check_rank(p, qkv[i], err)) || (status = check_dtype(p, qkv[i], err)) ||
@@ -437,7 +438,7 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
 
 static attn_status check_options(const attn_problem *p, attn_error *err)
 {
-    if (p->has_scale && !(fabs(p->scale) <= FLT_MAX)) /* refuses NaN too */
+    if (p->has_scale && !(fabs(p->scale) <= FLT_MAX)) /* the comparison is negated, so that NaN is refused too */
         return attn_fail(err, ATTN_INVALID, "/scale", "scale: is %g, must be between -3.4e38 and 3.4e38 (a float32)",
                          p->scale);
 #define X(name, id, least, most, rule, meaning)                 \
@@ -476,7 +477,8 @@ static attn_status check_side(const char *name, const int64_t side[2], int64_t s
     return ATTN_OK;
 }
 
-/* The caller must already have checked the lengths of the sequences. */
+/* Checks the options of an observe (statistics of probabilities). The lengths of the sequences must have been checked
+ * before. */
 static attn_status check_observe(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const attn_observe *const o = &p->observe;
@@ -626,8 +628,8 @@ static int64_t first_descent(const int32_t *values, int64_t n)
 }
 
 enum { SUGGESTION_BYTES = 128, SUMS_SHOWN = 3 };
-/* Writes a hint for wrong cu_seqlens, which must be the starts of the sequences and the end of the last one. The hint
- * says that the values are probably lengths, or the ends of sequences; otherwise it is empty. */
+/* Writes a hint for wrong cu_seqlens, which must be the starts of the sequences and the end of the last one. If the
+ * values look like the lengths of the sequences, or like their ends, the hint says so. Otherwise it is empty. */
 static void lengths_suggestion(char text[SUGGESTION_BYTES], const int32_t *values, int64_t last, int64_t total)
 {
     int64_t sum = 0;
@@ -815,7 +817,7 @@ static void suspect_layout(const attn_problem *p, attn_error *err)
     attn_problem other = *p;
     if (err == NULL || err->status != ATTN_INVALID || strstr(err->member, "/shape/") == NULL) return;
     if (strncmp(err->member, "/alibi_slopes/", strlen("/alibi_slopes/")) == 0) return;
-    /* a tensor with 0 heads or rows would be valid in the other layout by chance */
+    /* a tensor with 0 heads or rows fits both layouts, so that nothing can be said about its layout */
     for (int a = 1; a <= 2; a++)
         if (p->q.shape[a] == 0 || p->k.shape[a] == 0) return;
     const bool as_bhsd = p->layout == ATTN_BSHD;

@@ -32,10 +32,10 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 #define CUDA_MOST 0x1p27
 #define LSE_MOST  ((double)ATTN_LSE_MOST)
 
-/* Kernels compute a row again (repair it) if its scores exceed the range of float32. The generic kernel for options
- * leaves rows with scores of GENERIC_CHEAP or more (HUGE_SCORE of cuda/common/args.cuh) as they are, unless dq of a
- * backward exceeds the range of float32. The float32 kernels repair every row of a tile whose q and k are so large that
- * scores of SINGLE_BOUND are possible (cuda/sm80/f32_forward.cu). */
+/* Kernels compute a row a second time (repair it) if its scores exceed the range of float32. The generic kernel for
+ * options does not repair rows with scores of GENERIC_CHEAP or more (HUGE_SCORE of cuda/common/args.cuh), unless dq of
+ * a backward exceeds the range of float32. The float32 kernels repair every row of a tile whose q and k are so large
+ * that scores of SINGLE_BOUND are possible (cuda/sm80/f32_forward.cu). */
 #define GENERIC_CHEAP 0x1p33
 #define SINGLE_BOUND  0x1p22
 
@@ -52,7 +52,7 @@ struct rate {
     attn_op op;
     unsigned dtypes; /* dtypes of q: bits of ATTN_DTYPE_BIT() */
     enum family family;
-    /* nanoseconds for each head of each sequence; for GPU kernels that work in blocks, for each block */
+    /* nanoseconds for each head of each sequence; with GPU kernels that work in blocks, for each thread block */
     double head;
     /* nanoseconds to read or pack one number of K or V */
     double number;
@@ -61,7 +61,8 @@ struct rate {
     /* time of each (query, key, head) triple in a cheap row: a row whose scores exceed the range of float32, but which
      * kernels compute nearly as fast as other rows (strange.h) */
     double cheap;
-    /* largest score (in a backward with a given lse: largest lse) of a row that is computed only once */
+    /* A row whose largest score is above this number is computed a second time. In a backward with a given lse, the
+     * lse is compared instead of the score. */
     double most;
 };
 
@@ -71,8 +72,9 @@ enum { FEW_ROWS = 8 };
 /* The measured rates of all kernels. The columns are the members of struct rate: kernel, operation, dtypes, family;
  * head, number, pair, product; strange, strange_product, cheap, most.
  *
- * The generic backward takes 400 ns per (query, key, head) triple of a row beyond float32 where each block runs alone,
- * and 1450 ns on a full device (both with 64 columns). Its rate lies between the two. */
+ * The generic backward must compute a row again if its scores exceed the range of float32. With 64 columns, such a row
+ * takes 400 ns per (query, key, head) triple if each block has a multiprocessor to itself, and 1450 ns on a full
+ * device. The rate in the table lies between the two. */
 /* clang-format off */
 static const struct rate rates[] = {
     { "amx",            ATTN_OP_FORWARD,  BFLOAT,          CPU,      250,  .08, .12, .0017,  8,   .13,  .8, CPU_MOST },
@@ -216,7 +218,7 @@ static const struct extra {
 #define GPU_FORWARD_S  10e-6
 #define GPU_BACKWARD_S 20e-6
 
-/* Extra time of a GPU block if a head size is not a multiple of eight, so that the GPU cannot copy pieces of 16 bytes.
+/* Extra time of a GPU block if a head size is not a multiple of eight. The GPU then cannot copy 16 bytes at a time.
  * ODD_FORWARD and ODD_BACKWARD are nanoseconds for each key and its value, per 64 columns. */
 #define ODD_FORWARD  50
 #define ODD_BACKWARD 115
@@ -239,7 +241,7 @@ static const struct rate *rate_of(const char *kernel, attn_op op, attn_dtype dty
     for (size_t n = 0; n < sizeof rates / sizeof *rates; n++)
         if (rates[n].op == op && (rates[n].dtypes >> dtype & 1) && strcmp(rates[n].kernel, kernel) == 0)
             return &rates[n];
-    /* a kernel that is missing in `rates` counts as the slowest */
+    /* a kernel that is missing in `rates` gets the rates of the slowest kernel */
     return &rates[sizeof rates / sizeof *rates - 1];
 }
 
@@ -258,12 +260,12 @@ enum {
     UNIT_KEYS = 2048,
     /* number of rows (in a backward: of keys) that a block of Hopper and generic kernels computes */
     BLOCK = 128,
-    OPTIONS_BLOCK = 64, /* number of rows that a block of the generic forward with options computes */
+    OPTIONS_BLOCK = 64, /* number of query rows in a block of the generic forward with options */
     /* number of rows that a multiprocessor computes at a time in kernels with one warp per query row */
     WARPS = 32,
-    COLUMNS = 64, /* a tile's width is a multiple of this number of columns */
-    /* largest head size for which one block of the generic 16-bit kernels computes all columns; of a larger head a
-     * block computes this many */
+    COLUMNS = 64, /* tiles are this many columns wide, or a multiple of it */
+    /* number of columns that one block of the generic 16-bit kernels computes; heads up to this size need only one
+     * block */
     WIDE_COLUMNS = 256,
     WIDE_ROWS = 64,            /* number of rows that a block of sm90_wide computes */
     HOPPER_WIDE_COLUMNS = 512, /* number of columns of a result that a block of sm90_wide computes */
@@ -272,7 +274,8 @@ enum {
 /* The amounts of work that a problem needs. Each rate of a kernel (struct rate) is multiplied by one of these
  * amounts. */
 struct work {
-    /* heads: number of heads of all sequences together (in some kernels: of blocks); rate.head is the time of one */
+    /* `heads` is the number of heads, summed over all sequences, or in some kernels the number of blocks. Each head
+     * (or block) takes the time rate.head. */
     double heads, columns, numbers, triples;
     /* tiled: number of (query, key, head) triples in all tiles, where every tile counts as full; tile_columns: number
      * of columns that blocks multiply for each triple */
@@ -359,8 +362,8 @@ static struct work work_of(const attn_plan *plan, const struct rate *r, const at
     return w;
 }
 
-/* A sum of costs in nanoseconds. `because` names the largest cost so far, not counting products of q, k and v, and
- * `most` is that cost in nanoseconds. */
+/* A sum of costs in nanoseconds. `because` names the feature with the largest cost so far, and `most` is this cost in
+ * nanoseconds. The products of q, k and v are not counted as a feature. */
 struct sum {
     double ns, most;
     const char *because;
@@ -405,8 +408,8 @@ static bool reads_as_it_lies(const struct rate *r, const attn_problem *p, const 
     return r->family <= PORTABLE && p->op == ATTN_OP_FORWARD && !d->packed && d->Sq * (d->H / d->Hk) <= FEW_ROWS;
 }
 
-/* Returns how many times an observe computes the score of a (query, key) pair, on average. It computes all scores once
- * for the outputs by row. For each output that shows or sums probabilities, it computes a part of the scores again. */
+/* Returns how many times an observe computes the score of a (query, key) pair, on average. The outputs with one number
+ * per row take all scores once. Each output that shows or sums probabilities takes some of the scores once more. */
 static double scores_made(const attn_problem *p, const attn_dims *d)
 {
     const attn_observe *const o = &p->observe;
@@ -435,8 +438,8 @@ static void add_first(struct sum *sum, const struct rate *r, const attn_plan *pl
     add_extras(sum, first, &w, plan, d);
 }
 
-/* Returns the bytes of all tensors that are given or written. With pages, only the `numbers` elements of k and v that
- * the kernels read count. If k and v share their memory, it counts once. */
+/* Returns the bytes of all tensors that are given or written. If k and v lie in pages, only the `numbers` elements
+ * that kernels read are counted. If k and v share their memory, this memory is counted once. */
 static double bytes_of(const attn_problem *p, double numbers)
 {
     double bytes = p->page_table.rank ? numbers * (double)attn_dtype_bytes(p->k.dtype) : 0;
@@ -500,7 +503,8 @@ attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, 
     const struct rate *r = rate_of(plan->kernel->name, p->op, p->q.dtype);
     const double flops = attn_flops(p);
     const bool generic = r->family == GENERIC || r->family == DECODE;
-    /* the generic kernel also computes the tiles that FlashMask hides */
+    /* number of (query, key, head) triples that the kernel computes; the generic kernel does not skip tiles that
+     * FlashMask hides, so it computes more than attn_scores() counts */
     const double triples = generic ? flops / flops_of_triple(p) : attn_scores(p);
     const attn_strange_limits limits = { .from = r->most,
                                          .cheap_from = generic && (plan->features & OPTIONS) ? GENERIC_CHEAP : INFINITY,
@@ -512,10 +516,11 @@ attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, 
 
 /* ---- The expected time of a merge -------------------------------------------------------------------------------- */
 
-/* Rates of a merge (joining results over parts of the keys), in nanoseconds of one unit (a thread of a CPU, a
- * multiprocessor of a GPU), for each number in the outs of the parts. `sum` adds the number to the merged out, `back`
- * computes the gradient of the number, and `sink` computes dsinks, on at most one unit per head. The CPU's rates were
- * measured with one thread on 2026-11-27. The GPU's rates are those of a decode, which also reads each number once. */
+/* Rates of a merge (joining results over parts of the keys): nanoseconds for each element of the `out` of each part,
+ * on one unit (a thread of a CPU, a multiprocessor of a GPU). `sum` is the time to add the element to the merged out,
+ * and `back` the time to compute its gradient. `sink` is the time that dsinks adds, on at most one unit per head. The
+ * CPU's rates were measured with one thread on 2026-11-27. The GPU's rates are those of a decode, which also reads
+ * each number once. */
 static const struct merge_rate {
     double sum, back, sink;
 } merge_cpu = { 1.6, 2.5, 1.3 }, merge_gpu = { .05, .1, .05 };
@@ -525,7 +530,7 @@ attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem
     const struct merge_rate r = attn_is_gpu(info->backend) ? merge_gpu : merge_cpu;
     const attn_tensor *const out = &m->parts[0].out, *const lse = &m->parts[0].lse;
     int64_t numbers = 0, rows = 0;
-    /* cannot overflow: attn_merge_check() has checked the merge */
+    /* the number of elements cannot overflow, because attn_merge_check() has checked the merge */
     (void)attn_shape_elements(out->rank, out->shape, &numbers);
     (void)attn_shape_elements(lse->rank, lse->shape, &rows);
     const double all = (double)numbers * m->count, units = at_most((double)rows / UNIT_ROWS, info->units);

@@ -24,8 +24,8 @@ struct attn_counter {
     bool tiled;
     /* numbers of rows and keys of a tile; if the caller wants no tile counts, a tile is a whole sequence */
     int64_t tile[2];
-    /* number of planes along the batch and along the heads (a plane is one batch row and head, which stands for all
-     * with equal masks) */
+    /* The counter goes over planes_b * heads planes. A plane is one batch row and head, and stands for all others with
+     * equal masks. */
     int64_t planes_b, heads;
     /* number of (batch row, head) pairs with the same masks that a counted plane stands for */
     double each;
@@ -34,9 +34,9 @@ struct attn_counter {
      * or row with which the next step goes on. */
     int64_t plane, next;
     attn_sequence s;
-    /* FlashMask (BY_KEYS): an array of differences, whose prefix sums count the pairs of each band (group of rows)
-     * whose key all rows of the band see. keep_mask and bias (BY_ELEMENTS): the number of visible elements in each
-     * block of keys. */
+    /* With FlashMask (BY_KEYS), the prefix sum up to counts[n] is the number of pairs in band n (a group of rows)
+     * whose key is seen by all rows of the band. With keep_mask or bias (BY_ELEMENTS), counts[n] is the number of
+     * visible elements in block n of the keys. */
     int64_t *counts;
     attn_counts found;
 };
@@ -147,9 +147,9 @@ static bool step_by_formula(struct attn_counter *c)
 
 /* ---- Counting pairs key by key: FlashMask ------------------------------------------------------------------------ */
 
-/* Counts the pairs of a key and rows [lo, hi), which see it, for each band (group of tile[0] rows). Bands wholly inside
- * [lo, hi) are counted in `counts`, as differences between neighbouring bands. The two bands at the ends of [lo, hi)
- * are counted in `parts`. */
+/* Counts rows [lo, hi), all of which see one key, for the bands (groups of tile[0] rows) to which they belong. `parts`
+ * counts the rows of the first and the last band. c->counts counts the rows of all bands between these two, and stores
+ * them as differences between neighbouring bands. */
 static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *parts)
 {
     const int64_t b = c->tile[0];

@@ -40,8 +40,9 @@ struct scratch {
     float *few;
     int64_t few_ld;
     struct flash_limits limits;
-    float *clean;   /* memory in which packing replaces NaN and infinity by 0, for FLASH_UNIT rows of f32 */
-    char *gathered; /* memory to which the rows of a tile of q or dout are copied if they belong to several heads */
+    float *clean; /* memory in which packing replaces NaN and infinity by 0, for FLASH_UNIT rows of f32 */
+    /* scratch memory for a tile of q or dout: its rows are copied here if they belong to several heads (GQA) */
+    char *gathered;
     /* array [Dv][keys]: for each key, the sums of the NaN and infinite elements of dO that packing replaced by 0, over
      * the rows that see the key */
     float *nonfinite_sums;
@@ -102,13 +103,13 @@ static void zero_dbias_slice(const struct flash *f, int64_t slice)
         memset(flash_at(&f->g.view[ATTN_T_dbias], b, h, i), 0, (size_t)dbias->shape[3] * sizeof(float));
 }
 
-/* Stores the lse of row r. A given NaN stays NaN. A given lse so large (ATTN_LSE_MOST) that it does not determine the
- * row's sum is computed from the scores. */
+/* Stores the lse of row r for the backward, where `given` is the lse that the client sent. NaN stays NaN. Above
+ * ATTN_LSE_MOST a float32 lse is too coarse to show the row's sum, so lse is computed again from the scores. */
 static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int r, float given)
 {
     const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n;
     struct flash_strange found = { .lse = { NAN, 0 }, .kind = FLASH_EXACT };
-    /* the computation below may take long */
+    /* the cancel flag is tested before the computation below, which may take long */
     if (attn_is_cancelled(f->cancel)) return;
     if (given == given && flash_exact_alike(f, t->b, h, i, &found) == 0)
         found.lse = flash_exact_row(f, t->b, h, i, NULL);
@@ -332,7 +333,7 @@ struct chunk {
     int64_t b, hk, index, j0;
     int64_t first; /* index of the chunk's first key along the axis of keys of k and v */
     int n;         /* number of the chunk's keys that exist */
-    /* true: some query sees keys of the chunk, so they are packed */
+    /* whether the chunk's keys have been packed, which is done when the first query that sees one of them is found */
     bool packed;
     bool wild;  /* true: some keys of the chunk are infinite, NaN or so large that products with them may overflow */
     int values; /* what packing found in the chunk's keys and values (enum flash_values) */
@@ -360,9 +361,9 @@ static void pack_chunk(const struct flash *f, struct chunk *at, const struct scr
     memset(scratch->dVt, 0, (size_t)(Dv * scratch->ldt) * sizeof *scratch->dVt);
 }
 
-/* Computes S = Q K^T of a row tile (tile of query rows) and a block of keys, with the sums in the order of the forward,
- * whose lse is subtracted from these scores. Returns true if some products may be infinite or NaN although the scores
- * are finite. */
+/* Computes S = Q K^T of a tile of query rows and a block of keys. Each product is summed in the same order as in the
+ * forward, because the forward's lse is subtracted from these scores. Returns true if some products may be infinite or
+ * NaN although the scores are finite. */
 static bool multiply_scores(const struct flash *f, const struct chunk *at, const struct flash_tile *t,
                             const struct visible_block *block, const struct scratch *scratch)
 {
@@ -383,7 +384,7 @@ static bool multiply_scores(const struct flash *f, const struct chunk *at, const
     return f->may_overflow && !f->simd->all_finite(t->rows, block->cols, scratch->S, scratch->ld);
 }
 
-/* Keys that no query sees and keys past seqlens_k get zeros. */
+/* Stores dk and dv of a chunk of keys. Keys that no query sees, and keys past seqlens_k, get gradients of 0. */
 static void store_chunk(const struct flash *f, const struct chunk *at, const struct scratch *scratch)
 {
     const attn_view *dk = &f->g.view[ATTN_T_dk], *dv = &f->g.view[ATTN_T_dv];
@@ -431,10 +432,11 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         const struct flash_tile t = flash_tile_of(f, b, hk, index);
         struct visible_block block;
         if (!flash_visible_block(f, &t, j0, j0 + n, &block)) continue;
-        /* a chunk that no query sees is never packed */
+        /* the first tile of queries that sees the chunk packs its keys; the keys of a chunk that no query sees are
+         * never packed */
         if (!at.packed) pack_chunk(f, &at, &scratch);
-        /* this chunk of keys adds nothing to dQ of the row tiles before `index`, so later chunks need not wait for
-         * it */
+        /* No query of the row tiles before `index` sees this chunk of keys. Other chunks that add to dQ of these tiles
+         * need not wait for this chunk. */
         if (f->dQ && index > published) {
             atomic_store_explicit(&head[chunk].tile, index, memory_order_release);
             published = index;

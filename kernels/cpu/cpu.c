@@ -1,8 +1,10 @@
-/* cpu.c: the backend "cpu", flash attention on all cores. This file implements the device: memory, streams, marks.
+/* cpu.c: the backend "cpu", FlashAttention on all cores. This file implements devices, their memory, streams and time
+ * stamps.
  *
- * A device owns one pool of threads. A call on a stream returns when its work is done, because the calling thread takes
- * part in the work. Device memory and staging memory are the same plain memory (the device is unified), with one limit
- * for both. The 64 bytes before a block of memory hold its size. A workspace is used by one run at a time. */
+ * A device owns one pool of threads. A call on a stream returns when its work is done, because the calling thread
+ * takes part in the work. Device memory and staging memory are the same plain memory (the device is unified), with one
+ * limit for both. Each block of memory is preceded by 64 bytes that hold its size. Two runs never use a workspace at
+ * the same time. */
 #include <assert.h>
 #include <limits.h>
 #include <stdatomic.h>
@@ -20,7 +22,8 @@
 
 enum {
     HEADER_BYTES = 64,
-    /* size of a huge page; blocks of at least two huge pages use them, which saves page faults and TLB misses */
+    /* size of the operating system's huge pages; a block of memory of at least twice this size is put into huge pages,
+     * which saves page faults and TLB misses */
     HUGE_PAGE_BYTES = 2 << 20,
     /* number of batches of problems to compute at a time, each on its own thread: a core without work in one batch
      * helps with the other */
@@ -93,7 +96,7 @@ static attn_status device_alloc(attn_device *base, size_t bytes, void **memory, 
                          (long long)(used - (int64_t)total), (long long)device->memory_limit);
     }
 #ifdef MADV_HUGEPAGE
-    /* a failure only makes the work slower */
+    /* if madvise() fails, the work is only slower */
     if (alignment == HUGE_PAGE_BYTES) madvise(block, total, MADV_HUGEPAGE);
 #endif
     memcpy(block, &total, sizeof total);
@@ -196,8 +199,8 @@ static void describe(const attn_device *base, attn_device_info *info)
     info->memory_used = atomic_load(&((struct cpu_device *)base)->memory_used);
 }
 
-/* Returns how many plans, from number `first` on, the fast kernels (flash attention) compute together as one run; 0 if
- * plan `first` needs the kernel "double". */
+/* Returns how many consecutive plans, from number `first` on, the fast kernels (FlashAttention) compute together as
+ * one run; 0 if plan `first` needs the kernel "double". */
 static int flash_stretch(const attn_plan *plans, int count, int first)
 {
     int n = 0;
@@ -205,8 +208,8 @@ static int flash_stretch(const attn_plan *plans, int count, int first)
     return n;
 }
 
-/* Computes the bytes of workspace: what the largest run needs, because the runs use it one after the other. The kernel
- * "double" needs none. */
+/* Computes the bytes of workspace that all plans together need. The runs use one workspace in turn, so this is the
+ * maximum over the plans. The kernel "double" needs no workspace. */
 static attn_status workspace_bytes(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                                    attn_error *err)
 {

@@ -21,11 +21,12 @@ enum {
     STEP = 16,
 };
 
-/* One key/value head of a bundle. A bundle is the heads that one item (a unit of parallel work) computes together. */
+/* One key/value head of a bundle. A bundle is a group of heads that one item (unit of parallel work) computes
+ * together. */
 struct head {
     struct flash_tile t;
     struct visible_block block;
-    bool seen; /* true: the head sees some of the KEYS keys that are being computed, so `block` is valid */
+    bool seen; /* whether the head sees some of the KEYS keys that are being computed; only then is `block` valid */
     float *Q, *S, *O, *m, *l;
 };
 
@@ -87,8 +88,8 @@ static void open_head(const struct flash *f, const struct scratch *scratch, stru
     memset(head->O, 0, (size_t)(t->rows * scratch->ldo) * sizeof *head->O);
 }
 
-/* Returns how many of the keys `from` to from + STEP - 1 the head sees, where key 0 is the first of the item's KEYS
- * keys. *first becomes the column of key `from` in head->block. */
+/* Returns how many of the STEP keys from `from` on the head sees. `from` counts from the first of the KEYS keys that
+ * the item computes. *first becomes the column of key `from` in head->block. */
 static int columns(const struct head *head, int from, int *first)
 {
     const int end = (int)attn_min64(from + STEP, head->block.c0 + head->block.cols);
@@ -109,7 +110,7 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *memory)
     assert(split < seq->splits && heads * f->g.group * seq->s.Sq <= FLASH_BUNDLE_ROWS);
     for (int n = 0; n < heads; n++) open_head(f, &scratch, &scratch.heads[n], n, b, hk0 + n);
 
-    /* any head of the bundle: causal, window and lengths are the same for all heads */
+    /* Any head of the bundle would do here: causal mask, window and lengths are the same for all its heads. */
     const struct flash_tile *any = &scratch.heads[0].t;
     const int64_t lo = attn_max64(any->keys.lo, split * seq->span),
                   hi = attn_min64(any->keys.hi, (split + 1) * seq->span);

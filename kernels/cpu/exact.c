@@ -103,8 +103,9 @@ static void look_at_mask(const struct row *row, struct keys *at)
     for (int x = 0; kind != ATTN_TILE_HIDDEN && x < at->n; x++) at->sees[x] &= !mask_hides(row, at->j + x);
 }
 
-/* Finds out which keys the row sees, from key j up to the next multiple of KEYS, but before `end`. Writes j, the number
- * of these keys, `sees`, `seen` and `bias` to *at. Elements of `sees` behind the last of these keys become 0. */
+/* Finds out which keys the row sees, among the keys from j to the next multiple of KEYS or to `end`, whichever comes
+ * first. Writes j, the number of these keys, `sees`, `seen` and `bias` to *at. All later elements of `sees`
+ * become 0. */
 static void look(const struct row *row, int64_t j, int64_t end, struct keys *at)
 {
     const struct flash *f = row->f;
@@ -146,7 +147,7 @@ bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t,
     row.keys = attn_keys_of(&f->g, row.s, row.i);
     const int64_t range = row.keys.hi - row.keys.lo;
     if (range <= 1 || (!f->p->keep_mask.rank && !f->p->bias.rank && !f->mask_heads)) return range == 1;
-    /* Tests two keys near the row's own position first, because most rows see them. */
+    /* Two keys near the row's own position are tested first, because most rows see them. */
     const int64_t own = attn_clamp64(row.i + attn_align(&f->g, row.s), row.keys.lo + 1, row.keys.hi - 1);
     if (sees(&row, own) && sees(&row, own - 1)) return false;
     for (int64_t j = row.keys.lo; j < row.keys.hi && seen < 2; j += at.n) {
@@ -180,7 +181,7 @@ static float most_of(const struct flash *f, int64_t b, int64_t hk, int which)
 
 static double saturated(double z)
 {
-    /* a NaN is returned as NaN */
+    /* both comparisons are false for NaN, which is therefore returned as it is */
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
 }
 
@@ -288,7 +289,7 @@ struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, in
             most = at.z[x] > most ? at.z[x] : most;
             nan += at.z[x] * 0;
         }
-        if (nan != nan) { /* a NaN score makes the row's result NaN, whatever the other keys are */
+        if (nan != nan) { /* true if some score is NaN: the row's result is then NaN, whatever the other keys are */
             for (int64_t d = 0; out && d < Dv; d++) out[d] = NAN;
             return (struct flash_lse){ NAN, 0 };
         }

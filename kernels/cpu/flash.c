@@ -98,7 +98,8 @@ bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int6
             }
             if (seen && seen_first < 0) seen_first = part;
             if (seen) seen_last = part;
-            /* FlashMask may be tested although no key of the block needs it: this costs time but changes no result. */
+            /* block->masked may become true although FlashMask hides nothing from the tile. The test of FlashMask then
+             * costs time, but changes no result. */
             if (seen_first >= 0 && partial) block->masked = true;
             hidden += !seen;
         }
@@ -136,7 +137,7 @@ static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t g
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *kept, int64_t ld)
 {
-    /* j begins a group of 8 keys, for which dropout draws bits together */
+    /* j is a multiple of 8, because dropout draws the random bits of 8 keys together */
     const int64_t j = j0 + block->c0;
     float m[SIMD_DROPS];
     for (int r = 0; r < t->rows; r++) {
@@ -182,7 +183,7 @@ struct flash_keys flash_keys_of_pages(const struct flash *f, const attn_view *vi
         return (struct flash_keys){ flash_key_at(f, view, b, hk, line), view->row, (int)count };
     }
     const int count = most < unit ? most : unit;
-    /* an observe (statistics of probabilities) has no v, so nothing must be copied */
+    /* cols is 0 for v in an observe (statistics of probabilities), which has no v */
     for (int r = 0; r < count && cols > 0; r++)
         memcpy((char *)scratch + r * cols * es, flash_key_at(f, view, b, hk, line + r), (size_t)(cols * es));
     return (struct flash_keys){ scratch, cols, count };

@@ -80,12 +80,12 @@ enum {
 };
 
 enum flash_path {
-    FLASH_DOTS, /* decode.c: few query rows; K and V are read as they lie in memory */
-    FLASH_TILES /* forward.c: matrix products on tiles of packed queries and keys */
+    FLASH_DOTS, /* decode.c computes the sequence: it has few query rows, and K and V are read without packing */
+    FLASH_TILES /* forward.c computes the sequence, by matrix products on tiles of packed queries and keys */
 };
 
-/* The lse of a row as a sum of two numbers, in natural units: the row's largest score `top`, and `rest`, which is lse -
- * top. If a row sees no key, `top` is -inf and `rest` is 0. */
+/* The lse (a natural logarithm) of a row as a sum of two numbers: the row's largest score `top`, and `rest`, which is
+ * lse - top. If a row sees no key, `top` is -inf and `rest` is 0. */
 struct flash_lse {
     double top, rest;
 };
@@ -110,7 +110,7 @@ static inline float flash_least(int values)
 enum flash_strangeness {
     /* the scores of the row must be computed in double; if its lse.top is NaN, its scores become NaN instead */
     FLASH_EXACT,
-    FLASH_ALIKE, /* all keys that the row sees have the same score */
+    FLASH_ALIKE, /* all keys that the row sees have the same score, which is in `z` */
     FLASH_SINGLE /* the row sees one key, so P is 1 if the row's lse differs from the key's score only by rounding */
 };
 struct flash_strange {
@@ -124,19 +124,21 @@ struct flash_strange {
 struct flash_sequence {
     attn_sequence s;
     enum flash_path path;
-    /* true: K and V are packed once for all row tiles; false: each row tile packs the key tiles that it needs */
+    /* whether K and V are packed once for all row tiles; if not, each row tile packs the key tiles that it needs */
     bool packs;
     int heads; /* number of query heads whose rows are computed together, in one row tile */
     /* number of key/value heads that one item (unit of parallel work) of a forward computes: 1, or more if there are
      * few query rows (FLASH_DOTS) */
     int bundle;
     int64_t tiles; /* number of row tiles into which the rows of a key/value head are cut */
-    /* number of rows in all row tiles of a key/value head, each tile rounded up to FLASH_UNIT rows */
+    /* number of rows in all row tiles of a key/value head, if the rows of each tile are rounded up to a multiple of
+     * FLASH_UNIT */
     int64_t rows;
     /* `splits`: number of spans into which the keys of a row tile are split (1: not split); `span`: number of keys in a
      * span */
     int64_t splits, span;
-    /* number of rows per key/value head and span of keys in the arrays of partial results; 0: keys are not split */
+    /* Each key/value head has this many rows in the arrays of partial results, for each span of keys. 0: keys are not
+     * split. */
     int64_t part_rows;
     int64_t tiles0, rows0, items0, packs0, keys0, parts0, chunks0;
 };
@@ -152,14 +154,15 @@ struct flash_tile {
     /* index of the tile's first row in the arrays with an entry for each row (run.c); a multiple of FLASH_UNIT */
     int64_t row0;
     attn_range keys; /* keys that at least one query of the tile sees, by causal, window and lengths */
-    attn_range all;  /* keys that every query of the tile sees, by causal, window and lengths */
+    attn_range all;  /* range of keys that causal mask, window and lengths let every query of the tile see */
 };
 
 /* The columns (keys) of a key tile that a row tile sees: c0 to c0 + cols - 1, where column 0 is key j0. */
 struct visible_block {
     int c0, cols;
-    bool ranged; /* true: causal or window hides some of the columns c0 to c0 + cols - 1 from some row of the tile */
-    bool masked; /* true: FlashMask may hide some of the columns c0 to c0 + cols - 1 from some row of the tile */
+    /* whether causal mask or window hides some of the columns c0 to c0 + cols - 1 from some row of the tile */
+    bool ranged;
+    bool masked; /* whether FlashMask may hide some of the columns c0 to c0 + cols - 1 from some row of the tile */
 };
 
 /* One of the problems of an attn_run(), with its tile sizes and the addresses of its arrays in the workspace. */
@@ -171,10 +174,11 @@ struct flash {
      * P from the forward's lse. */
     const struct simd_type *type, *forward_type;
     attn_geometry g;
-    bool backward, observe, recompute; /* recompute: a backward without out and lse, which starts with a forward */
-    /* true: the scores have no options but a positive scale, and each row sees one range of keys */
+    /* recompute: whether the problem is a backward without out and lse, which must start with a forward */
+    bool backward, observe, recompute;
+    /* whether the scores have no options but a positive scale, and each row sees one range of keys */
     bool plain;
-    bool may_overflow; /* true: dot products of q and k in their dtypes can exceed the range of float32 */
+    bool may_overflow; /* whether dot products of q and k in their dtypes can exceed the range of float32 */
     bool dropout;
     uint32_t drop_threshold;
     float drop_scale; /* 1 / (1 - dropout_p); 1 without dropout */
@@ -207,9 +211,10 @@ struct flash {
     float *part_O, *part_m, *part_l;
 
     /* The arrays below belong to a backward and have an entry for each row. */
-    char *Qa, *dOa;           /* Q and dO packed for matrix products, one row after the other */
-    char *Qat, *dOat;         /* Q^T and dO^T, packed for matrix products, one row tile after the other */
-    float *lse2, *delta, *dQ; /* lse2: lse in base 2, or NaN for a row whose lse is in `strange` */
+    char *Qa, *dOa;   /* Q and dO packed for matrix products, one row after the other */
+    char *Qat, *dOat; /* Q^T and dO^T, packed for matrix products, one row tile after the other */
+    /* lse2: the row's lse in base 2; NaN for a row whose lse is stored in `strange` instead */
+    float *lse2, *delta, *dQ;
     /* lse of each row whose P cannot be computed as exp2(score - lse2) in float32 (see exact.c); the entries of all
      * other rows are undefined */
     struct flash_strange *strange;
@@ -220,11 +225,11 @@ struct flash {
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
 
     /* Arrays of an observe (statistics of probabilities) with an entry for each row. For a score z in base 2, the
-     * probability is P = exp2(z - row_base) row_inverse. row_base is INFINITY where every P of the row is 0, and NaN
+     * probability is P = exp2(z - row_base) * row_inverse. row_base is INFINITY where every P of the row is 0, and NaN
      * where `strange` holds the row's lse. */
     float *row_base, *row_inverse, *row_most, *row_entropy;
-    /* observe_chunks: number of items (units of parallel work) of FLASH_KEYS that compute a chunk of keys; the others
-     * compute the output `map`. shown_keys: number of keys in a row of the output key_mass. */
+    /* observe_chunks: the phase FLASH_KEYS has this many items (units of parallel work) that each compute a chunk of
+     * keys; its other items compute the output `map`. shown_keys: number of keys in a row of the output key_mass. */
     int64_t observe_chunks, shown_keys;
 
     /* The members below belong to a backward; their arrays have an entry for each chunk of keys. */
@@ -235,10 +240,10 @@ struct flash {
     /* number of classes (sets of heads and batch rows that share one matrix of dbias: backward.c); 0: dbias is not
      * shared */
     int64_t dbias_classes;
-    /* numbers of row tiles, packed key tiles and chunks of keys, in all sequences together */
+    /* numbers of tiles of query rows, of packed tiles of keys, and of chunks of keys, summed over all sequences */
     int64_t tiles_all, packs_all, chunks_all;
-    /* items (units of parallel work) of FLASH_ROWS set dbias to zero in slices (runs of rows): the number of all
-     * slices, and of the slices of each [Sq, Sk] matrix */
+    /* Items (units of parallel work) of the phase FLASH_ROWS set dbias to zero, each in one slice (run of rows).
+     * dbias_slices: number of all slices; dbias_blocks: number of slices of each [Sq, Sk] matrix. */
     int64_t dbias_slices, dbias_blocks;
 
     /* `items` is the number of items (units of parallel work) that this problem has in each phase, and `first` is the
@@ -246,8 +251,9 @@ struct flash {
     int64_t items[FLASH_PHASES], first[FLASH_PHASES];
 };
 
-/* The progress of a chunk of keys in a backward: the chunk has finished all row tiles before `tile`. The struct fills a
- * cache line, so that threads that poll one chunk do not slow down the threads of other chunks. */
+/* The progress of one chunk of keys in a backward: the chunk is done with all tiles of query rows whose number is
+ * below `tile`. The struct fills a cache line, so that threads that poll one chunk do not slow down the threads of
+ * other chunks. */
 struct flash_progress {
     _Alignas(64) _Atomic int64_t tile;
 };
@@ -266,7 +272,7 @@ struct flash_run {
     int64_t scratch_bytes;
     int64_t items[FLASH_PHASES];
     const int *cancel;
-    bool small; /* true: all problems together are so little work that other threads are not woken */
+    bool small; /* whether all problems together are so little work that other threads are not woken */
 };
 
 /* Computes the bytes of workspace that suffice for the problems of `plans`, whatever the lengths of their sequences
@@ -328,7 +334,7 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
                    float *S, int64_t lds, float *cap, const struct flash_limits *limits, bool wild);
 
 /* Writes 1 for each (query, key) pair of a block that dropout keeps, and 0 for each pair that it drops. The factor 1 /
- * (1 - p) is applied to finished sums (f->drop_scale), because P times the factor would be rounded. */
+ * (1 - p) is applied to finished sums (f->drop_scale), because P times the factor would have to be rounded. */
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *kept, int64_t ld);
 
@@ -354,9 +360,10 @@ static inline void *flash_key_at(const struct flash *f, const attn_view *view, i
     return (char *)view->data + attn_key_at(&f->g, view, b, hk, line) * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* Rows of k or v as a matrix of at most `most` rows, whose first row is `line` (k_start + j). If the page that holds
- * the first row ends earlier, the matrix has fewer rows: as many as the page still has, rounded down to a multiple of
- * `unit`. If that would be 0, up to `unit` rows are gathered from several pages in `scratch` (unit * cols elements). */
+/* A matrix of at most `most` consecutive rows of k or v. The first row has the index `line` (k_start + j). If the keys
+ * lie in pages, the matrix ends with the first row's page, and its number of rows is rounded down to a multiple of
+ * `unit`. If that would give 0 rows, up to `unit` rows are copied from several pages to `scratch` (unit * cols
+ * elements). */
 struct flash_keys {
     const void *rows;
     int64_t stride;
@@ -473,7 +480,7 @@ static inline double flash_top_least(const struct flash_top *top)
     return top->count < top->most ? -INFINITY : top->z[top->count - 1];
 }
 
-/* The score must exceed flash_top_least(). */
+/* Adds a key and its score z to the list of largest scores. z must exceed flash_top_least(). */
 static inline void flash_top_add(struct flash_top *top, double z, int32_t key)
 {
     int n = top->count < top->most ? top->count++ : top->count - 1;
@@ -510,8 +517,8 @@ static inline void flash_keep_lse(const struct flash *f, int64_t row, struct fla
 void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                         struct flash_lse lse, double c, float *S, float *cap);
 
-/* Finds scores that are NaN after score(), and computes these scores again in double, because q . k may have overflowed
- * in float32. Also computes softcap's factor for the gradients of these scores. */
+/* Finds scores that are NaN after score(), because q . k may have overflowed in float32, and computes these scores
+ * again in double. Also computes the derivative of softcap for these scores. */
 void flash_exact_mend_scores(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, float *S,
                              int64_t lds, float *cap);
 

@@ -23,7 +23,7 @@
 
 enum { MAP_COLUMNS = FLASH_MAP_COLUMNS };
 
-/* A group of rows of a tile, r0 to r1 - 1: they belong to one head h, and to one row u of the output `map`. */
+/* Rows r0 to r1 - 1 of a tile. All of them belong to head h, and to row u of the output `map`. */
 struct group {
     int64_t h, u;
     int r0, r1;
@@ -72,7 +72,7 @@ int64_t flash_observe_scratch(const struct flash *f)
 
 /* ---- Scores of a tile -------------------------------------------------------------------------------------------- */
 
-/* Returns whether products of these queries with keys may overflow. */
+/* Packs Q of the row tile. Returns whether products of these queries with keys may overflow. */
 static bool pack_queries(const struct flash *f, const struct flash_tile *t, const struct scratch *s)
 {
     int64_t stride;
@@ -80,7 +80,7 @@ static bool pack_queries(const struct flash *f, const struct flash_tile *t, cons
     return !f->type->pack_a(t->rows, (int)f->g.dims.D, q, f->p->q.dtype, stride, s->Qa, s->q_lda) && f->may_overflow;
 }
 
-/* Returns whether products of queries with these keys may overflow. */
+/* Packs K^T of keys j to j + n - 1. Returns whether products of queries with these keys may overflow. */
 static bool pack_keys(const struct flash *f, const struct flash_tile *t, int64_t j, int n, const struct scratch *s)
 {
     const attn_view *k = &f->g.view[ATTN_T_k];
@@ -121,8 +121,8 @@ static bool score_block(const struct flash *f, const struct flash_tile *t, int64
     return true;
 }
 
-/* Computes scores S of a row tile and some keys by score_block(), and turns them into probabilities. Returns false if
- * the row tile sees none of the keys. */
+/* Computes the scores of a row tile and of keys j0 to j1 - 1 with score_block(), and turns them into probabilities.
+ * Returns false if the row tile sees none of these keys. */
 static bool weigh_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1, bool wild,
                         const struct scratch *s, struct visible_block *block)
 {
@@ -213,7 +213,8 @@ static void store_top(const struct flash *f, const struct flash_tile *t, int64_t
 static void end_row(const struct flash *f, const struct flash_tile *t, int r, float base, const struct row_sums *row,
                     const struct flash_top *top)
 {
-    enum { FAR = 64 }; /* exp(FAR) is within the range of float32, and so is its product with a probability */
+    /* up to this exponent, exp() and its product with a probability are within the range of float32 */
+    enum { FAR = 64 };
     const attn_view *given = &f->g.view[ATTN_T_lse];
     const int64_t h = t->h + r / t->n, line = t->seq->s.q_start + t->i0 + r % t->n, at = t->row0 + r;
     const double sink = f->p->sinks.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) : -INFINITY;
@@ -334,7 +335,8 @@ static void store_weights(const struct flash *f, const struct flash_tile *t, int
     }
 }
 
-/* In a packed problem, the outputs `weights` and `map` show one sequence, whose number is observe.sequence. */
+/* Returns whether the outputs `weights` and `map` show sequence b. In a packed problem they show only the sequence
+ * with the number observe.sequence. */
 static bool in_region(const struct flash *f, int64_t b)
 {
     return !f->g.dims.packed || b == f->g.observe.sequence;
@@ -384,8 +386,8 @@ static int64_t first_of_cell(int64_t cell, int64_t cells, int64_t size)
     return attn_tiles(cell * size, cells);
 }
 
-/* Divides the rows of a tile into groups. The rows of a group belong to one head and are added to one row of the output
- * `map`. Returns the number of groups. */
+/* Divides the rows of a tile into groups. All rows of a group belong to one head, and their probabilities are added to
+ * one row of the output `map`. Returns the number of groups. */
 static int group_rows(const struct flash *f, const struct flash_tile *t, struct group *groups)
 {
     const attn_observe *const o = &f->g.observe;
@@ -403,8 +405,8 @@ static int group_rows(const struct flash *f, const struct flash_tile *t, struct 
     return count;
 }
 
-/* Adds sums[0] to sums[cols - 1], which belong to keys j to j + cols - 1, to the cells of the output `map` in which
- * these keys lie. cells[0] is the cell in column v0 of `map`. */
+/* Adds the first `cols` elements of `sums`, which belong to keys j to j + cols - 1, to the cells of the output `map`
+ * in which these keys lie. cells[0] is the cell in column v0 of `map`. */
 static void add_to_cells(const attn_observe *o, int64_t j, int cols, const float *sums, int64_t v0, double *cells)
 {
     const int64_t size = o->keys[1] - o->keys[0];

@@ -65,7 +65,7 @@ static void scores(struct head *a, int64_t i, int64_t j, int64_t rows, int64_t c
 
 static void forward(struct head *a)
 {
-    /* lines 1, 3 and 4 of Algorithm 1: the loop over blocks of queries */
+    /* lines 1, 3 and 4 of Algorithm 1 (FlashAttention): the loop over blocks of queries */
     for (int64_t i = 0; i < a->N && !attn_is_cancelled(a->cancel); i += Br) {
         const int64_t rows = attn_min64(Br, a->N - i);
         double m[Br], l[Br];
@@ -132,12 +132,12 @@ static void backward(struct head *a)
 
 /* ---- Tensors to matrices, and back ------------------------------------------------------------------------------- */
 
-/* Loads the head's part of a tensor as a matrix of doubles; zeros where the tensor is not given. Returns NULL if memory
- * runs out. */
+/* Copies one head of a tensor to a new matrix of doubles, or fills the matrix with zeros if the tensor is not given.
+ * Returns NULL if memory runs out. */
 static double *load(const struct head *a, attn_tensor_id id, int64_t rows, int64_t columns)
 {
     const attn_view *view = &a->g.view[id];
-    /* calloc(0) may return NULL */
+    /* the + 1 avoids calloc(0), which may return NULL */
     double *matrix = calloc((size_t)(rows * columns) + 1, sizeof *matrix);
     for (int64_t n = 0; matrix && view->data && n < rows * columns; n++)
         matrix[n] = attn_load(view->dtype, view->data, attn_at(view, a->b, a->h, n / columns) + n % columns);

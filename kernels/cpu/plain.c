@@ -20,7 +20,7 @@ struct plain {
     const attn_backend *backend;
     const char *description;
     attn_status (*run)(const attn_problem *p, const int *cancel, attn_error *err);
-    attn_kernel kernels[ATTN_OP_COUNT + 1]; /* ends with an entry without a name */
+    attn_kernel kernels[ATTN_OP_COUNT + 1]; /* the list of the device's kernels; it ends with an entry without a name */
 };
 
 static attn_status run_reference(const attn_problem *p, const int *cancel, attn_error *err)
@@ -103,7 +103,7 @@ static void describe(const attn_device *device, attn_device_info *info)
     info->backend = device->backend->name;
     strcpy(info->name, device->backend->name);
     strcpy(info->description, plain_of(device)->description);
-    /* the devices of this file stay below this rate, because they compute one double at a time on one thread */
+    /* an upper bound on the speed of the devices of this file, which compute one double at a time on one thread */
     info->fastest_flops = 1e10;
     info->fastest_scores = 1e9;
     info->units = 1;

@@ -117,16 +117,16 @@ void pool_breathe(unsigned *spins)
 
 static bool take_item(struct parallel_for *loop, int worker)
 {
-    /* `next` may exceed the number of items by one per thread, which cannot overflow 64 bits. */
+    /* Each thread may increase `next` once beyond the number of items; a 64-bit counter cannot overflow by that. */
     const int64_t item = atomic_fetch_add_explicit(&loop->next, 1, memory_order_relaxed);
     if (item >= loop->items) return false;
     loop->task(loop->context, worker, item);
     return true;
 }
 
-/* Takes and computes items (iterations) of a loop, on a worker thread. The worker leaves the loop when another loop has
- * been posted. It also leaves when more threads compute than the pool has, because a thread with a loop of its own has
- * begun to compute. */
+/* Takes and computes items (iterations) of a loop on a worker thread, until no item is left. The worker stops earlier
+ * if another loop has been posted. It also stops if more threads compute than the pool has: a calling thread has then
+ * begun a loop of its own and needs this worker's core. */
 static void help(struct pool *pool, struct parallel_for *loop, int worker, unsigned seen)
 {
     while (take_item(loop, worker) && atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads &&
@@ -149,7 +149,7 @@ static int owners(const struct pool *pool)
     for (const struct pool_part *p = pool->parts; p; p = p->next) {
         const struct pool_part *other = pool->parts;
         while (other->owner != p->owner) other = other->next;
-        /* counts each owner only at its first pool_part in the list */
+        /* true only for the first pool_part of each owner in the list, so that each owner is counted once */
         count += other == p;
     }
     return count;
@@ -199,8 +199,8 @@ static bool is_over_share(struct pool *pool, const struct pool_part *part, int o
     return threads_of_owner(pool, part) + own > (share > 1 ? share : 1);
 }
 
-/* Called between two items of a loop. Pauses the calling thread while more threads compute than the pool has and the
- * thread's owner (a client of the pool) has more of them than an equal share. */
+/* Called between two items of a loop. Pauses the calling thread as long as more threads compute than the pool has, and
+ * the thread's owner (a client of the pool) has more than an equal share of them. */
 static void pause_for_others(struct pool *pool, struct pool_part *part)
 {
     if (part == NULL || atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads) return;
@@ -328,11 +328,11 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
     struct parallel_for **link = &pool->loops;
     while (*link != &loop) link = &(*link)->next_loop;
     *link = loop.next_loop;
-    /* this thread found no item left */
+    /* all items have been taken, or else this thread would have taken another one */
     assert(atomic_load_explicit(&loop.next, memory_order_relaxed) >= items);
     pthread_mutex_unlock(&pool->lock);
-    /* Other threads may still compute their last items. This thread usually waits for a short time only, so it polls
-     * before it sleeps. */
+    /* Other threads may still be computing their last items, usually for a short time only. This thread therefore
+     * polls before it sleeps. */
     int64_t until = now_us() + POOL_SPIN_US;
     while (atomic_load_explicit(&loop.inside, memory_order_acquire) != 0) {
         for (int n = 0; n < POOL_YIELD_EVERY && atomic_load_explicit(&loop.inside, memory_order_acquire) != 0; n++)
@@ -381,9 +381,9 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
             return attn_fail(err, ATTN_DEVICE, "", "cpu: thread %d of %d could not be started: %s", n, threads,
                              strerror(code));
         }
-        /* threads that were started before may already read pool->threads */
+        /* the lock is needed, because threads that were started before may already read pool->threads */
         pthread_mutex_lock(&pool->lock);
-        /* pool_close() must join only threads that were started */
+        /* raised only now, because pool_close() joins threads 1 to pool->threads - 1, which must have been started */
         pool->threads = n + 1;
         pthread_mutex_unlock(&pool->lock);
     }

@@ -8,17 +8,17 @@
  *   spent_ns = pool_end(pool, &part);
  *   pool_close(pool);
  *
- * Threads take items in increasing order from an atomic counter. Which thread runs an item is therefore a matter of
- * chance, and no result may depend on it; `worker` only selects scratch memory.
+ * Threads take items (iterations of the loop) in increasing order from an atomic counter. Which thread runs an item is
+ * a matter of chance, so no result may depend on it. `worker`, the number of the thread, only selects scratch memory.
  *
- * Several threads may use a pool side by side. Each thread that calls pool_begin() replaces a worker, which leaves
- * after its item. The number of threads that compute at a time never exceeds the pool's, unless more callers than that
- * have begun. Two problems on two cores thus have a core each, and neither waits for the other's last item.
+ * Several threads may call the pool at the same time. A thread that calls pool_begin() computes in place of one of the
+ * pool's workers, which stops after its current item. The number of computing threads thus stays at the size of the
+ * pool, unless there are more callers than that. Two problems on two cores have one core each.
  *
- * An owner is a pointer that stands for one client of the pool. Owners share the threads equally. Workers go to the
- * owner with the fewest threads. A calling thread pauses between two items while its owner has more threads than an
- * equal share and the pool has no thread to spare. Each owner keeps at least one thread. If there are more owners than
- * threads, the operating system divides the cores. */
+ * An owner is a pointer that stands for one client of the pool. Owners share the threads equally: a free worker helps
+ * the owner with the fewest threads. If an owner has more than its share, its calling thread pauses between two items
+ * until a thread is free. Each owner keeps at least one thread. If there are more owners than threads, the operating
+ * system divides the cores. */
 #ifndef ATTN_CPU_POOL_H
 #define ATTN_CPU_POOL_H
 
@@ -41,10 +41,11 @@ int pool_threads(const struct pool *pool);
 struct pool_part {
     struct pool_part *next;
     struct pool_part *outer; /* the pool_part that the same thread began earlier and has not ended; NULL: none */
-    /* pointer that stands for the client of the pool (its owner); it is only compared with other pointers and never
-     * followed */
+    /* pointer that stands for the client of the pool (its owner); it is only compared with other pointers, never
+     * dereferenced */
     const void *owner;
-    /* the caller's cancel flag, or NULL; a set flag ends the pause in which a thread waits for other owners */
+    /* the caller's cancel flag, or NULL; a thread that pauses in favour of other clients of the pool goes on when this
+     * flag is set */
     const int *cancel;
     int computing;
     int64_t began_ns, paused_ns, helped_ns;

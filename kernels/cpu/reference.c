@@ -82,7 +82,8 @@ static double scale_of(const struct reference *r, attn_tensor_id id)
     return given(r, id) ? load(r, id, r->hk, 0, 0) : 1;
 }
 
-/* `keys` is the range that causal and window permit. */
+/* Returns whether query i sees key j. `keys` is the range of keys that causal mask and window let the query see; the
+ * function tests keep_mask, bias and FlashMask. */
 static bool sees(const struct reference *r, attn_range keys, int64_t i, int64_t j)
 {
     if (j < keys.lo || j >= keys.hi) return false;
@@ -149,7 +150,7 @@ static struct lse lse_of_row(const struct reference *r)
     const double sink_logit = m;
     for (int64_t j = 0; j < r->s.Sk; j++) {
         if (!r->sees[j]) continue;
-        /* fmax() would lose the NaN */
+        /* NaN is tested here, because fmax() below ignores it */
         if (isnan(r->z[j])) return (struct lse){ NAN, 0 };
         m = fmax(m, r->z[j]);
     }
@@ -355,7 +356,7 @@ static void load_head(struct reference *r)
     }
 }
 
-/* If k and v are not packed, rows past seqlens_k become zeros. */
+/* Stores dk and dv of the current head. If k and v are not packed, rows of dk and dv past seqlens_k become 0. */
 static void store_head_gradients(struct reference *r)
 {
     const int64_t D = r->g.dims.D, Dv = r->g.dims.Dv, rows = r->g.dims.packed ? r->s.Sk : r->g.dims.Sk;
@@ -384,13 +385,13 @@ static void store_sums(const attn_problem *p, attn_tensor_id id, const double *f
 
 /* ---- Memory for a problem's numbers in double -------------------------------------------------------------------- */
 
-/* Allocates a * b elements, all 0. Returns false if memory runs out or the size overflows. */
+/* Allocates a * b elements of `bytes` bytes each, all 0. Returns false if memory runs out or the size overflows. */
 static bool zeros(void *pointer, int64_t a, int64_t b, size_t bytes)
 {
     int64_t n;
     void *memory;
     if (__builtin_mul_overflow(a, b, &n) || n < 0) return false;
-    memory = calloc((size_t)n + 1, bytes); /* calloc(0) may return NULL */
+    memory = calloc((size_t)n + 1, bytes); /* the + 1 avoids calloc(0), which may return NULL */
     memcpy(pointer, &memory, sizeof memory);
     return memory != NULL;
 }

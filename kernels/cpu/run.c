@@ -1,13 +1,14 @@
 /* run.c: lays out a run (the problems of one attn_run()) in memory and calls the phases in order. No other file calls
  * the phases.
  *
- * Arrays by row (packs, lse2, delta, dQ) have the rows of q in this order: key/value heads follow each other inside a
- * sequence, row tiles inside a key/value head, and each tile starts at a multiple of FLASH_UNIT. The index of a row is
+ * Arrays with an entry for each row of q (packed Q and dO, lse2, delta, dQ) all have the same order: key/value heads
+ * follow each other inside a sequence, row tiles inside a key/value head, and each tile starts at a multiple of
+ * FLASH_UNIT. The index of a row is
  *
  *     rows0 of the sequence + hk * rows + offset of the tile + row in the tile
  *
- * Keys have the same order in `kv`, where each sequence is rounded up to FLASH_UNIT. A key tile holds K^T and then V as
- * matrices B of products (simd.h). */
+ * Keys have the same order in `kv`, where each sequence is rounded up to FLASH_UNIT. A key tile holds K^T and then V
+ * as matrices B of products (simd.h). */
 #include "kernels/cpu/flash.h"
 
 #include <float.h>
@@ -69,7 +70,7 @@ struct sums {
     int64_t tiles, rows, items, packs, keys, parts, chunks, longest_chunks;
 };
 
-/* Returns a + b * c, or INT64_MAX if that overflows, for which flash_take() fails. */
+/* Returns a + b * c, or INT64_MAX if the result overflows. flash_take() refuses to allocate INT64_MAX. */
 static int64_t add_product(int64_t a, int64_t b, int64_t c)
 {
     int64_t x;
@@ -103,8 +104,7 @@ static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 
 static int64_t chunks_of(const struct flash *f, const struct flash_sequence *q)
 {
-    /* A chunk of keys also writes the gradients of keys past seqlens_k, which are 0; therefore all Sk rows of an
-     * unpacked K are in chunks. */
+    /* Chunks must cover all Sk rows of an unpacked K. For keys past seqlens_k, a chunk writes gradients of 0. */
     return attn_tiles(f->g.dims.packed ? q->s.Sk : f->g.dims.Sk, f->Bk);
 }
 
@@ -142,8 +142,8 @@ static struct sums bound_sums(const struct flash *f)
                   total_k = d->packed ? d->total_k : d->B * d->Sk;
     const int64_t tiles = attn_min64(d->B, total_q) + add_product(0, 2 * G, total_q) / f->BM;
     const int64_t rows = add_product(add_product(0, G, total_q), FLASH_UNIT - 1, tiles);
-    /* All sequences together have at most 3/2 total_k / SPLIT_KEYS spans (runs of keys). The divisor SPLIT_KEYS follows
-     * below. */
+    /* SPLIT_KEYS times an upper bound on the number of spans (runs of keys that one thread computes). All sequences
+     * together have at most 3/2 total_k / SPLIT_KEYS spans. */
     const int64_t spans = total_k + total_k / 2;
     sums.tiles = add_product(0, d->Hk, tiles);
     sums.rows = add_product(0, d->Hk, rows);
@@ -186,8 +186,8 @@ static bool within_bounds(const struct sums *sums, const struct flash *f)
  * of 32. Where the padding would cost more than that, the result is f32. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
-    /* A scale above 2^32 gives scores within range only where the products are tiny, and bf16 products flush tiny
-     * numbers to 0. Products are therefore f32. */
+    /* With a scale above 2^32, scores are within the range of float32 only if the products q . k are tiny. Products in
+     * bf16 would flush such numbers to 0, so they are computed in f32. */
     if (fabs(scale) > 0x1p32) return &simd->f32;
     /* e4m3 inputs are computed as bf16, which represents every e4m3 number exactly. */
     const struct simd_type *t = simd_type_for(simd, dtype == ATTN_F8E4M3 ? ATTN_BF16 : dtype);
@@ -214,8 +214,8 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     f->observe = p->op == ATTN_OP_OBSERVE;
     f->recompute = f->backward && p->lse.rank == 0;
     f->forward_type = f->type;
-    /* ALiBi multiplies the gradient of the slopes by distances of hundreds of keys, so small errors of P V grow. P V is
-     * therefore computed with each P split into two bf16 numbers, as for float16. */
+    /* The gradient of an ALiBi slope weights each score's gradient by a distance of hundreds of keys, which magnifies
+     * errors of P V. P V is therefore computed with each P split into two bf16 numbers, as for float16. */
     if (f->recompute && p->alibi_slopes.rank && f->type->dtype == ATTN_BF16 && f->type->parts == 1)
         f->forward_type = type_of(simd, ATTN_F16, f->g.dims.D, f->g.dims.Dv, f->g.scale);
     f->plain = !(f->g.softcap > 0) && !p->bias.rank && !p->keep_mask.rank && !p->alibi_slopes.rank &&
@@ -233,9 +233,10 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->Bk = f->observe ? t->BN : t->Bk;
         break;
     }
-    assert(f->BM > 0); /* the last rows of tile_sizes fit every head size */
+    assert(f->BM > 0); /* a row of tile_sizes was found, because its last rows fit every head size */
     f->shown_keys = f->g.dims.page_size > 0 && f->g.observe.shown_keys > 0 ? f->g.observe.shown_keys : f->g.dims.Sk;
-    /* If heads lie side by side in memory, one item (unit of work) computes several of them together (decode.c). */
+    /* If heads lie side by side in memory, one item (unit of parallel work) computes several heads together
+     * (decode.c). */
     f->bundle = 1;
     if (f->g.view[ATTN_T_k].head < f->g.view[ATTN_T_k].row)
         f->bundle = FLASH_BUNDLE_ROWS / (int)attn_min64(FLASH_DOT_ROWS, attn_max64(1, f->g.group * f->g.dims.Sq));

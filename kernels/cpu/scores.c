@@ -14,8 +14,8 @@ void flash_scores_take_limits(const struct flash *f, struct flash_arena *arena, 
     for (int x = 0; x < 4; x++) limits->hide[x] = flash_take(arena, cols, sizeof **limits->hide);
 }
 
-/* Sets how->keep to the part of keep_mask for the rows of head h and keys j to j + cols - 1. A keep_mask that covers
- * only the last keys of a sequence may begin inside these keys. */
+/* Lets how->keep point to the elements of keep_mask for the rows of head h and keys j to j + cols - 1. If keep_mask
+ * covers only the last keys of the sequence, the keys before these are not masked. */
 static void mask_block(const struct flash *f, const struct flash_tile *t, int64_t h, int64_t j, int cols,
                        const struct flash_limits *limits, struct simd_score *how)
 {
@@ -40,8 +40,8 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
     const double scale = flash_scale(f, t->b, t->hk);
     const int cols = block->cols;
     const int64_t j = j0 + block->c0;
-    /* finds which keys each row sees, as columns counted from key j; each row's range is one column further right than
-     * the range of the row before */
+    /* the keys that each row sees, as columns lo to hi - 1 counted from key j; the range moves one column to the right
+     * with each row */
     if (block->ranged) {
         const int64_t aligned = t->i0 + attn_align(&f->g, &t->seq->s) - j;
         const int lo = (int)attn_clamp64(aligned - f->g.left, INT32_MIN / 2, INT32_MAX / 2);
@@ -53,7 +53,8 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
         }
     }
     const float c = (float)(scale * M_LOG2E);
-    /* turns infinite products into NaN, which later steps pass on until flash_exact_mend_scores() replaces the NaN */
+    /* 0 times infinity is NaN: infinite products become NaN here, so that flash_exact_mend_scores() finds and
+     * recomputes them */
     for (int r = 0; wild && r < t->rows; r++)
         for (int x = 0; x < cols; x++) S[r * lds + x] += 0 * S[r * lds + x];
     if (f->plain && !wild && c >= FLT_MIN &&

@@ -40,15 +40,15 @@ static int best(void)
     uint32_t a, b, c, d, b7 = 0, c7 = 0, d7 = 0, a71 = 0;
     int level = 0;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return level;
-    /* FMA, OSXSAVE, AVX and F16C */
+    /* the bits of FMA, OSXSAVE, AVX and F16C */
     if (!has(c, 1u << 12 | 1u << 27 | 1u << 28 | 1u << 29)) return level;
     if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return level;
     if (a >= 1) __get_cpuid_count(7, 1, &a71, &b, &c, &d);
     const uint64_t xcr0 = os_state();
-    /* AVX2 and BMI2 */
+    /* bit 5 is AVX2, bit 8 is BMI2 */
     if ((xcr0 & XCR0_AVX) != XCR0_AVX || !has(b7, 1u << 5 | 1u << 8)) return level;
     level = 1;
-    /* AVX512 F, DQ, BW, VL and VBMI */
+    /* the bits of AVX512 F, DQ, BW, VL and VBMI */
     if ((xcr0 & XCR0_AVX512) != XCR0_AVX512 || !has(b7, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31) || !has(c7, 1u << 1))
         return level;
     level = 2;
@@ -141,8 +141,8 @@ const char *const simd_names[] = { "portable", NULL };
 #endif
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-/* indices of two tables (instruction sets): `supported` is the best one that this processor can run, `chosen` the one
- * in use */
+/* Indices into the list of tables (instruction sets): `supported` is the best table that this processor can run, and
+ * `chosen` is the table in use. */
 static int supported, chosen;
 
 static void choose(void)

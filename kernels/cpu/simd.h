@@ -153,8 +153,8 @@ struct simd_gradient {
     const float *drop;
     float drop_scale; /* dropout multiplies P by M = drop_scale * drop */
 
-    /* Results of gradient(); each pointer may be NULL. dZ = P (M dP - delta) with M = drop_scale * drop, and dS = dZ
-     * cap. Where P is 0, dZ and dS are 0 even if dP is NaN. */
+    /* Results of gradient(); each pointer may be NULL. With M = drop_scale * drop: dZ = P * (M * dP - delta), and dS =
+     * dZ * cap. Where P is 0, dZ and dS are 0 even if dP is NaN. */
     void *P_b; /* P * drop as the matrix B of a product A B (dV^T = dO^T P): a row per query, a column per key */
     int64_t P_ldb;
     void *dS_a; /* dS as the matrix A of a product A B (dQ = dS K): a row per query, a column per key */

@@ -59,8 +59,8 @@ void simd_amx_leave(void)
     configured = false;
 }
 
-/* Multiplies the rows of C whose factor in `rescale` is not 1, in one panel of columns. All rows come before the first
- * product, because an AMX tile load stalls if the same memory was stored shortly before. */
+/* Multiplies each row of C by its factor in `rescale`, if the factor is not 1, in one panel of columns. All rows are
+ * multiplied before the first product, because an AMX tile load stalls if the same memory was stored shortly before. */
 static void rescale_panel(int m, int cols, float *C, int64_t ldc, const float *rescale)
 {
     const __mmask16 m0 = (__mmask16)_bzhi_u32(0xffff, (unsigned)cols);

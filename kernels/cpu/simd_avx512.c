@@ -1,10 +1,11 @@
 /* simd_avx512.c: the table of vector functions (struct simd) for AVX-512 (F, BW, DQ, VL, VBMI), whose vectors have 16
  * floats.
  *
- * The matrix product C = A B holds a block of up to 14 rows and 32 columns of C in 28 of the 32 registers. Two more
- * registers hold a row of a panel (32 columns) of B, and one holds an element of A. Each step along k thus costs 2 + 14
- * loads and 28 multiply-adds, so the two multiply-add units bound the speed. Blocks get about equal numbers of rows (64
- * rows are divided into 13, 13, 13, 13 and 12), because a block of few rows waits for its own sums. */
+ * The matrix product C = A B is computed in blocks of up to 14 rows and 32 columns of C, which take 28 of the 32
+ * registers. Two registers hold a row of 32 columns of B, and one holds an element of A. Each step along k thus costs
+ * 2 + 14 loads and 28 multiply-adds, and the two multiply-add units bound the speed. All blocks get about equal
+ * numbers of rows: 64 rows become 13, 13, 13, 13 and 12. A block of few rows would be slow, because it has too few
+ * independent sums to hide the latency of multiply-adds. */
 #include "kernels/cpu/simd_variants.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VBMI__)

@@ -5,8 +5,8 @@
 
 enum { GEMM_ROWS = 6, GEMM_COLS = 16, GEMM_VECTORS = GEMM_COLS / V_LANES };
 
-/* Computes `rows` rows of 16 columns of C, half a panel. `rows` is a constant in every inlined copy of the function, so
- * that the sums stay in registers. */
+/* Computes `rows` rows and 16 columns of C, which are half a panel (32 columns). `rows` is a constant in every inlined
+ * copy of the function, so that the sums stay in registers. */
 VEC void gemm_block(const int rows, int k, const float *A, int64_t lda, const float *B, float *C, int64_t ldc,
                     int width, bool add, const float *rescale)
 {

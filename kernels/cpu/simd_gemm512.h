@@ -13,8 +13,8 @@
 enum { GEMM_ROWS = 14, GEMM_POINTERS = (GEMM_ROWS + 2) / 3 };
 
 /* Does one step along k for `rows` rows of A. One pointer serves three rows: the numbers of A are read at row[0][at],
- * row[0][lda + at], row[0][2 lda + at], row[1][at], and so on. `both`: true for both halves of the panel's columns,
- * false for the first half only. */
+ * row[0][lda + at], row[0][2 lda + at], row[1][at], and so on. `both` says whether both halves of the panel's columns
+ * are computed, or only the first half. */
 VEC void gemm_step(const int rows, const bool both, const GEMM_ELEMENT *const *row, int64_t lda, int at,
                    const GEMM_ELEMENT *B, __m512 sum[GEMM_ROWS][2])
 {

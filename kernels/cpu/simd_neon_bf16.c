@@ -2,14 +2,14 @@
  * f32.
  *
  * BFMMLA multiplies two rows of A by two columns of B, with four numbers along k each, and adds the products to 2 x 2
- * sums. Two neighbouring lines of a panel of B (simd_pairs.h), interleaved in units of 32 bits, give four
- * numbers of each column:
+ * sums. A panel of B consists of lines (simd_pairs.h): line k/2 has the numbers k and k + 1 of each of its 32 columns.
+ * Two neighbouring lines, interleaved in units of 32 bits, give four numbers of each column:
  *
  *     line k/2      c0: k k+1     c1: k k+1     c2: k k+1     c3: k k+1
  *     line k/2 + 1  c0: k+2 k+3   c1: k+2 k+3   ...
  *     zip1          c0: k k+1 k+2 k+3           c1: k k+1 k+2 k+3            zip2: c2, c3
  *
- * BFMMLA rounds each sum to odd and treats subnormal bf16 as zero. Where the number of rows is odd, the row behind the
+ * BFMMLA rounds each sum to odd and treats subnormal bf16 as zero. If the number of rows is odd, the row behind the
  * last is multiplied too, and its sums are dropped. */
 #include "kernels/cpu/simd_variants.h"
 
@@ -59,8 +59,8 @@ VEC bfloat16x8_t second_fours(vh a, vh b)
     return vreinterpretq_bf16_u64(vzip2q_u64(vreinterpretq_u64_u16(a), vreinterpretq_u64_u16(b)));
 }
 
-/* For each of eight columns of B, loads four numbers along k: two from the line of the panel at B, and two from the
- * next line. */
+/* Loads eight columns of B, with four numbers along k for each. B is stored in pairs along k: two of the numbers come
+ * from one row of pairs, and two from the next row of pairs. */
 VEC void get_columns(const uint16_t *B, bfloat16x8_t columns[4])
 {
 #pragma GCC unroll 2

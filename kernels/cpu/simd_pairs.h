@@ -29,15 +29,14 @@ enum { K_MULTIPLE = W, TAME_BITS = (127 + 58) << 7 /* TAME_BITS: the number SIMD
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };
 
-/* Two rows of V_LANES columns of an operand (matrix of a product), in one vector, with the first row in its low
- * half. */
+/* V_LANES columns of two adjacent rows of a matrix operand, in one vector: the low half holds the first row. */
 struct pair {
     vh rows;
 };
 
 VEC void put_row(uint16_t *A, int64_t lda, const vf *x, int n)
 {
-    (void)lda, (void)n; /* x holds zeros from n on, which belong in the padding of the row */
+    (void)lda, (void)n; /* all of x is stored, because x holds zeros from n on, which pad the row */
     vh_store(A, vh_of(x[0], x[1]));
 }
 
@@ -60,7 +59,8 @@ VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair p, int n, int rows)
 
 VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
 {
-    /* a pair fills one line of a panel of B; without a second row, the pair's second half is zero */
+    /* One row of a panel of B holds both rows of the pair. If the second row does not exist, the pair holds zeros in
+     * its place. */
     (void)ldb, (void)rows;
     vh_store(B, vh_halves(p.rows));
 }

@@ -19,7 +19,7 @@ static bool pack_a(int rows, int cols, const void *X, attn_dtype dtype, int64_t 
         float *a = (float *)A + r * lda;
         for (int c = 0; c < cols; c++) {
             a[c] = simd_get_element(x, dtype, c);
-            tame &= fabsf(a[c]) < SIMD_TAME; /* false for NaN too */
+            tame &= fabsf(a[c]) < SIMD_TAME; /* becomes false if a[c] is large, infinite or NaN */
         }
     }
     return tame;
@@ -173,8 +173,8 @@ static void gradient(const struct simd_gradient *g)
                 P = exp2_from(fmaf(g->S[at], g->c, -g->lse2[r]), g->least);
                 kept = P * drop;
                 if (P != 0) dZ = P * (M * g->dP[at] - g->delta[r]);
-                /* tests dZ, because the `cap` (derivative of softcap) of a hidden score may be NaN, and 0 times NaN
-                 * would be NaN */
+                /* dZ is tested, because `cap` (the derivative of softcap) of a hidden score may be NaN, and 0 times
+                 * NaN would be NaN */
                 dS = g->cap && dZ != 0 ? dZ * g->cap[at] : dZ;
                 if (g->dZ) g->dZ[at] = dZ;
                 if (g->dS_a) ((float *)g->dS_a)[r * g->dS_lda + j] = dS;

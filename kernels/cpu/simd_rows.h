@@ -170,8 +170,8 @@ static bool pack_bt(int rows, int cols, const void *X, attn_dtype dtype, int64_t
 
 /* ---- Options and masks of scores --------------------------------------------------------------------------------- */
 
-/* Returns tanh x with a relative error below 5e-7: near 0 by an odd polynomial, and elsewhere as 1 - 2 / (e^2x + 1),
- * whose difference would lose digits near 0. */
+/* Returns tanh x with a relative error below 5e-7. Near 0 it uses an odd polynomial, because the formula for all other
+ * x, 1 - 2 / (e^2x + 1), would lose digits there. */
 VEC vf v_tanh(vf x)
 {
     const vf a = v_abs(x), u = v_mul(x, x);
@@ -486,9 +486,9 @@ static void store_t(int rows, int cols, const float *X, int64_t ldx, float scale
                     attn_dtype dtype,
                     int64_t stride){ FOR_DTYPE(dtype, store_t_as(T, rows, cols, X, ldx, scale, row_scale, Y, stride)) }
 
-/* Returns log2 x for positive normal numbers and infinity; NaN gives NaN. x = 2^e y with y from 1 / sqrt 2 to sqrt
- * 2, and log2 y = 2 / ln 2 (s + s^3 / 3 + s^5 / 5 + ...), s = (y - 1) / (y + 1). The code sums up to s^9; |s| is
- * below 0.172. */
+/* Returns log2 x for positive normal numbers and infinity; NaN gives NaN. x is split into 2^e y, where y is between 1
+ * / sqrt 2 and sqrt 2. With s = (y - 1) / (y + 1), so |s| < 0.172: log2 y = 2 / ln 2 (s + s^3 / 3 + s^5 / 5 + ...).
+ * The code sums up to s^9. */
 VEC vf v_log2(vf x)
 {
     const vi half_root = v_bits(v_set(0.70710677f)), e = v_high_bits(v_sub_i(v_bits(x), half_root), 23);
@@ -502,8 +502,8 @@ VEC vf v_log2(vf x)
     return v_select(v_less(x, v_set(INFINITY)), result, x);
 }
 
-/* Does the work of close() for n <= V_LANES rows: computes 1 / l, and lse from m and l. The result has NaN in the lane
- * of each row for which close() must return false. */
+/* Computes 1 / l, and lse from m and l, for n <= V_LANES rows of a softmax. close() of struct simd calls it. The
+ * returned vector has NaN in the lane of each row whose m or l is too large or not finite. */
 VEC vf close_some(const float *m, const float *l, float *inverse, float *lse, int n)
 {
     const vf sum = v_load_n(l, n);
@@ -513,8 +513,8 @@ VEC vf close_some(const float *m, const float *l, float *inverse, float *lse, in
     const vf ends = v_fma(max, v_set(0x1.62e43p-1f), small);
     v_store_n(inverse, v_select(none, v_zero(), v_div(v_set(1.0f), sum)), n);
     v_store_n(lse, v_select(none, v_set(-INFINITY), ends), n);
-    /* makes lanes NaN in which the maximum or the sum is too large: 4 times a maximum of SIMD_SCORE_MOST or more is
-     * infinite, and 0 times infinity is NaN */
+    /* The result is NaN in each lane whose maximum or sum is too large: 4 times a maximum of SIMD_SCORE_MOST or more
+     * is infinite, and 0 times infinity is NaN. */
     return v_mul(v_fma(max, v_set(4), sum), v_zero());
 }
 

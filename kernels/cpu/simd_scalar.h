@@ -47,7 +47,7 @@ static inline float simd_from_f16(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
     if (rest >= 0x7c00) return simd_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);
-    /* zero or subnormal: a multiple of 2^-24 */
+    /* a float16 number that is zero or subnormal has the value `rest` times 2^-24 */
     if (rest < 0x400) return simd_float(sign | simd_bits((float)rest * 0x1p-24f));
     return simd_float(sign | (rest + ((127 - 15) << 10)) << 13);
 }
@@ -106,8 +106,8 @@ static inline void simd_put_element(void *row, attn_dtype dtype, int64_t c, floa
     }
 }
 
-/* Does the last part of observe() for one row: adds `sum` and `part`, the two sums over this call's columns, to the
- * row's running sum l and entropy sum e. m is the row's maximum before this call, and `most` the maximum that includes
+/* Ends observe() for one row. `sum` and `part` are sums over the columns of this call; they are added to the row's
+ * running sum l and entropy sum e. m is the row's maximum before this call, and `most` is the maximum that includes
  * this call's columns. */
 static inline void simd_join_entropy(float most, float sum, float part, float *m, float *l, float *e)
 {
@@ -131,17 +131,17 @@ static inline const void *simd_row(const void *X, attn_dtype dtype, int64_t stri
     return (const char *)X + r * stride * simd_dtype_bytes(dtype);
 }
 
-/* The rows of one head are far apart in memory, because rows of other heads lie between them. Processors do not predict
- * such reads, so a loop over the rows would wait for each row that is not in a cache. Code that reads SIMD_AHEAD rows
- * therefore prefetches the next SIMD_AHEAD rows. simd_ahead() returns how many of the `rows` rows to prefetch. It
- * returns 0 if all rows lie within SIMD_CLOSE bytes, because a cache then probably has them, and `rows` otherwise. */
+/* Prefetching of rows. The rows of one head are far apart in memory, because rows of other heads lie between them. The
+ * processor's own prefetcher does not follow such reads, so code that reads rows prefetches them by instructions,
+ * SIMD_AHEAD rows in advance. simd_ahead() returns how many of the `rows` rows need this: 0 if all rows lie within
+ * SIMD_CLOSE bytes, which a cache probably holds, and otherwise `rows`. */
 enum { SIMD_AHEAD = 16, SIMD_CLOSE = 48 << 10 };
 static inline int simd_ahead(attn_dtype dtype, int64_t stride, int rows)
 {
     return rows * stride * simd_dtype_bytes(dtype) > SIMD_CLOSE ? rows : 0;
 }
 
-/* Prefetches rows `from` to `to` - 1. The function is not inlined, because it would take registers from the loops
+/* Prefetches rows `from` to `to` - 1 of X. The function is not inlined, because it would take registers from the loops
  * around its call. */
 static __attribute__((noinline, unused)) void simd_ask_for(const void *X, attn_dtype dtype, int64_t stride, int cols,
                                                            int from, int to)

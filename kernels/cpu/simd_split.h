@@ -30,9 +30,10 @@ VEC __m512i interleave(__m512i x)
     return _mm512_permutexvar_epi16(order, x);
 }
 
-/* Splits 32 numbers into PARTS bf16 parts each. In each part the numbers of `low` come first, then the numbers of
- * `high`. Every part but the last is rounded by adding half a unit in its last place. This is fast, but may turn a NaN
- * into another number. The last part is rounded by an instruction that keeps NaN, and the remainder of NaN is NaN. */
+/* Splits 32 numbers into PARTS bf16 parts each. Each part holds the 16 numbers of `low`, then the 16 of `high`. Every
+ * part but the last is rounded by adding half a unit in its last place, which is fast but may turn a NaN into another
+ * number. The last part is rounded by an instruction that keeps NaN. The remainder of a NaN is NaN, so the last part
+ * shows every NaN. */
 VEC void split(vf low, vf high, __m512i part[PARTS])
 {
     const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
@@ -63,7 +64,7 @@ struct pair {
 VEC void put_row(uint16_t *A, int64_t lda, const vf *x, int n)
 {
     __m512i part[PARTS];
-    (void)n; /* x holds zeros from n on, which belong in the padding of the row */
+    (void)n; /* all of x is stored, because x holds zeros from n on, which pad the row */
     split(x[0], x[1], part);
 #pragma GCC unroll 3
     for (int p = 0; p < PARTS; p++) _mm512_storeu_si512(A + p * (lda / PARTS), part[p]);
@@ -94,7 +95,7 @@ VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair pair, int n, int rows)
 
 VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair pair, int rows)
 {
-    (void)rows; /* without a second row, the second half of each pair is zero */
+    (void)rows; /* `rows` is not needed: if the second row does not exist, the pair holds zeros in its place */
 #pragma GCC unroll 3
     for (int p = 0; p < PARTS; p++) _mm512_storeu_si512(B + p * (ldb / PARTS), interleave(pair.rows[p]));
 }

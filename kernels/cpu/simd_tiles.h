@@ -198,7 +198,7 @@ VEC void gradient_as(bool plain, const struct simd_gradient *g)
         if (all && g->cols - j0 >= SIMD_PANEL) gradient_panel(plain, true, g, j0);
         else gradient_panel(plain, false, g, j0);
     }
-    /* zeros behind the last pair of rows, up to a multiple of k_multiple */
+    /* writes zeros behind the last pair of rows, up to a multiple of k_multiple */
     for (int r = (int)simd_round_up(g->rows, 2); r < (int)simd_round_up(g->rows, PAD_ROWS ? PAD_ROWS : 1); r += 2) {
         for (int j = 0; j < (int)simd_round_up(g->cols, SIMD_PANEL); j += V_LANES) {
             const struct pair zero = make_pair(v_zero(), v_zero());

@@ -154,7 +154,8 @@ VEC vi v_xor_i(vi a, vi b)
     return veorq_s32(a, b);
 }
 
-/* returns the low halves of the products of unsigned numbers x and c, and writes the high halves */
+/* Multiplies each lane of x by c as unsigned numbers. Returns the low 32 bits of the products, and writes the high 32
+ * bits to *high. */
 VEC vi v_mul_wide(vi x, uint32_t c, vi *high)
 {
     const uint32x4_t u = vreinterpretq_u32_s32(x);
@@ -164,7 +165,7 @@ VEC vi v_mul_wide(vi x, uint32_t c, vi *high)
     return vreinterpretq_s32_u32(vuzp1q_u32(first, last));
 }
 
-/* stores lane after lane: the first lanes of a, b, c and d, then the second lanes, and so on */
+/* Stores four vectors interleaved: lane 0 of a, b, c and d, then lane 1 of a, b, c and d, and so on. */
 VEC void v_store4_i(uint32_t *p, vi a, vi b, vi c, vi d)
 {
     vst4q_u32(p, (uint32x4x4_t){ { vreinterpretq_u32_s32(a), vreinterpretq_u32_s32(b), vreinterpretq_u32_s32(c),

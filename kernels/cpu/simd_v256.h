@@ -76,8 +76,8 @@ VEC void v4_store(float *p, v4 x) { _mm_storeu_ps(p, x); }
 VEC v4 v4_add(v4 a, v4 b) { return _mm_add_ps(a, b); }
 /* clang-format on */
 
-/* Loads n <= 8 elements of 1 or 2 bytes; the rest is 0. AVX2 has no masked loads of such elements, so they go through
- * memory. */
+/* Loads the first `bytes` bytes at p (up to 8 elements of 1 or 2 bytes), and sets the remaining lanes to 0. AVX2
+ * cannot mask loads of such elements, so they are first copied to a buffer on the stack. */
 VEC __m128i v_load_bytes_n(const void *p, int bytes)
 {
     uint8_t buffer[16] __attribute__((aligned(16))) = { 0 };
@@ -144,7 +144,8 @@ VEC vi v_xor_i(vi a, vi b)
     return _mm256_xor_si256(a, b);
 }
 
-/* returns the low halves of the products of unsigned numbers x and c, and writes the high halves */
+/* Multiplies each lane of x by c as unsigned numbers. Returns the low 32 bits of the products, and writes the high 32
+ * bits to *high. */
 VEC vi v_mul_wide(vi x, uint32_t c, vi *high)
 {
     const __m256i factor = _mm256_set1_epi64x(c);
@@ -153,7 +154,7 @@ VEC vi v_mul_wide(vi x, uint32_t c, vi *high)
     return _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
 }
 
-/* stores lane after lane: the first lanes of a, b, c and d, then the second lanes, and so on */
+/* Stores four vectors interleaved: lane 0 of a, b, c and d, then lane 1 of a, b, c and d, and so on. */
 VEC void v_store4_i(uint32_t *p, vi a, vi b, vi c, vi d)
 {
     const __m256i ab = _mm256_unpacklo_epi32(a, b), AB = _mm256_unpackhi_epi32(a, b);

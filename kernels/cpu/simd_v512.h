@@ -152,7 +152,8 @@ VEC vi v_xor_i(vi a, vi b)
     return _mm512_xor_si512(a, b);
 }
 
-/* returns the low halves of the products of unsigned numbers x and c, and writes the high halves */
+/* Multiplies each lane of x by c as unsigned numbers. Returns the low 32 bits of the products, and writes the high 32
+ * bits to *high. */
 VEC vi v_mul_wide(vi x, uint32_t c, vi *high)
 {
     const __m512i factor = _mm512_set1_epi64(c);
@@ -161,7 +162,7 @@ VEC vi v_mul_wide(vi x, uint32_t c, vi *high)
     return _mm512_mask_mov_epi32(even, 0xaaaa, _mm512_slli_epi64(odd, 32));
 }
 
-/* stores lane after lane: the first lanes of a, b, c and d, then the second lanes, and so on */
+/* Stores four vectors interleaved: lane 0 of a, b, c and d, then lane 1 of a, b, c and d, and so on. */
 VEC void v_store4_i(uint32_t *p, vi a, vi b, vi c, vi d)
 {
     const __m512i ab = _mm512_unpacklo_epi32(a, b), AB = _mm512_unpackhi_epi32(a, b);

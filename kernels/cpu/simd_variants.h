@@ -13,8 +13,9 @@ extern const struct simd simd_avx2;
 extern const struct simd simd_avx512;
 extern const struct simd_type simd_bf16_type;
 
-/* For the table "amx", simd_amx.c has leave() and the products of operands of one, two and three parts. All other
- * functions of that table are those of simd_bf16_type, simd_half_type and simd_single_type. */
+/* Products of matrices in AMX tiles, for operands of one, two and three bf16 parts. The table "amx" uses these
+ * products and simd_amx_leave(). Its other functions are those of simd_bf16_type, simd_half_type and
+ * simd_single_type. */
 void simd_amx_gemm(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc,
                    bool add, const float *rescale);
 void simd_amx_gemm2(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc,

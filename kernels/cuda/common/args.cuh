@@ -33,16 +33,18 @@ struct cuda_args {
     float drop_scale; /* 1 / (1 - dropout_p): the factor of P for a pair that dropout keeps */
     /* dropout's random generator uses the number drop_first + b * drop_batch + h for head h of batch row b */
     int64_t drop_first, drop_batch;
-    /* index of query i of sequence b and head h in lse and delta: b * lse_batch + h * lse_head + q_start + i */
+    /* Strides of lse and delta. The element for query i of sequence b and head h has the index b * lse_batch + h *
+     * lse_head + q_start + i. */
     int64_t lse_batch, lse_head;
     /* index of the first tile that this launch computes in each head */
     int first_tile;
-    /* true: sequences may have fewer queries (or keys) than their tensor has rows (packed problem, or seqlens) */
+    /* whether sequences may have fewer queries (or keys) than their tensor has rows (packed problem, or seqlens) */
     bool ends_of_queries, ends_of_keys;
     /* kernels skip packed sequences of at most this many rows (queries * heads of a group), which decode.cu computes */
     int decode_rows;
-    /* One byte per row of lse, and one per row of dk: not 0 if a kernel could not compute the row, so that a later
-     * launch (simple/simple.cu) computes it. *rows_found becomes 1 if there is such a row. NULL in short problems. */
+    /* rows_later has a byte for each row of lse, keys_later one for each row of dk. A byte that is not 0 says that a
+     * kernel could not compute the row, and that a later launch (simple/simple.cu) must. *rows_found becomes 1 if
+     * there is such a row. The pointers are NULL in problems that are so short that no later launch is needed. */
     uint8_t *rows_later, *keys_later, *rows_found;
     /* A backward keeps the lse of rows with huge scores as two floats (lse and rest of struct saved in rows.cuh). A
      * forward that gets these pointers writes only these two arrays; in other launches they are NULL. */
@@ -69,7 +71,8 @@ static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *pla
     return a;
 }
 
-/* Numbers of rows of lse (queries of all heads) and of dk (keys of all key/value heads). */
+/* query_rows() returns the number of rows of lse (queries of all heads), and key_rows() the number of rows of dk (keys
+ * of all key/value heads). */
 static inline int64_t query_rows(const attn_dims &d)
 {
     return d.Sq * d.H * (d.packed ? 1 : d.B);
