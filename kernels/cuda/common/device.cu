@@ -92,7 +92,7 @@ struct device {
 };
 
 struct memory_range {
-    const char *begin, *end; /* `end` is not included; both pointers are NULL if there is no memory */
+    const char *begin, *end; /* addresses `begin` to `end` - 1; both pointers are NULL if the range is empty */
 };
 
 struct stream {
@@ -107,9 +107,9 @@ struct stream {
     /* Two bytes of pinned memory. found[0] is cuda_chip.found. found[1] becomes 1 if kernels could not compute some
      * rows and no later launch computes them; the host must then recompute the problem (left_rows()). */
     uint8_t *found;
-    /* true: a later launch computes rows that a kernel could not compute, even in a short problem */
+    /* whether a later launch computes rows that a kernel could not compute, even in a short problem */
     bool every_row;
-    /* true: the last kernel queued on the stream is one of decode.cu, and it writes the memory `written` */
+    /* whether the last kernel queued on the stream is one of decode.cu, which writes the memory range `written` */
     bool after_decode;
     memory_range written[2];
 };
@@ -415,7 +415,7 @@ void device_free(attn_device *base, void *memory)
     device *d = device_of(base);
     if (!memory) return;
     pthread_mutex_lock(&d->lock);
-    /* the list is short, and callers usually free their youngest blocks first */
+    /* a linear search is fast enough: the list is short, and callers usually free their youngest blocks first */
     for (block **link = &d->live; *link; link = &(*link)->next) {
         block *b = *link;
         if (b->memory != memory) continue;
@@ -555,7 +555,8 @@ size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
     if (rows < 2 * chip->step_seconds || is_decode(plan) || plan->kernel == &simple_forward.takes ||
         plan->kernel == &simple_backward.takes || plan->kernel == &simple_observe.takes)
         return 0;
-    /* the kernels of an observe (statistics of attention weights) keep the marks of rows in their own workspace */
+    /* An observe (statistics of attention weights) needs only a header here: its kernels mark rows in their own
+     * workspace. */
     if (plan->problem->op == ATTN_OP_OBSERVE) return MARKS_HEAD;
     return (size_t)(MARKS_HEAD + query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
 }
@@ -895,8 +896,8 @@ attn_status run_with(stream *s, const attn_plan *plans, int count, char *scratch
     char *const begin = scratch;
     for (int i = 0; i < count && !(steps && steps->more); i++) {
         if (attn_is_cancelled(s->base.cancel)) return attn_given_up(err);
-        /* an empty problem separates two groups, which use the same workspace one after the other (see
-         * attn_workspace()) */
+        /* An empty problem ends a group of problems. The next group runs after it, and uses the same workspace (see
+         * attn_workspace()). */
         if (attn_is_empty(plans[i].problem)) {
             scratch = begin;
             continue;
@@ -934,7 +935,8 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
     return status;
 }
 
-/* Sets *steps for one call of run_some() or truth(). Earlier calls for the same problem have queued `done` steps. */
+/* Initializes *steps for a call of run_some() or truth(). `done` is the number of steps that earlier calls for the same
+ * problem have queued. */
 attn_status begin_steps(attn_stream *base, int64_t done, cuda_steps *steps, attn_error *err)
 {
     device *d = device_of(base->device);

@@ -24,24 +24,24 @@ struct cuda_chip {
     /* kernels skip packed sequences of at most this many rows (queries * heads of a group), because decode.cu computes
      * them */
     int decode_rows;
-    /* true: threads copy tiles to shared memory even if the kernel could use TMA */
+    /* whether threads copy tiles to shared memory even if the kernel could use TMA */
     bool copies_by_threads;
-    /* true: the stream's previous call was a decode whose results this problem does not read, so the kernel may read
-     * its inputs before that decode ends */
+    /* whether the kernel may read its inputs before the stream's previous call ends: true if that call was a decode
+     * whose results this problem does not read */
     bool after_decode;
     /* the stream's counter in device memory, which sm90/layer/scheduler.cuh uses; NULL: none */
     int *counter;
     /* bytes in which a kernel marks rows that it cannot compute on tensor cores (see cuda_args) */
     uint8_t *rows_later, *keys_later, *rows_found;
-    /* A byte of the host's pinned memory, which becomes 1 if a check finds marked rows (rows that a later launch must
-     * compute). NULL: there is no such check and no such launch. */
+    /* a byte of the host's pinned memory: a check sets it to 1 if it finds marked rows, which a later launch must
+     * compute; NULL if there is neither a check nor such a launch */
     uint8_t *found;
     /* The tiles are divided into `shares` equal parts, and the launch computes part number `share`. If both are 0, the
      * launch computes all tiles. */
     int share, shares;
     double step_seconds;      /* the longest time in seconds that one step may take (see cuda_steps) */
     struct cuda_steps *steps; /* selects the steps (parts of a long problem) that this call launches; NULL: all steps */
-    /* the forward kernels that may be used, as a part of the table cuda_kernels[] */
+    /* the forward kernels that may be used: the entries `forward_kernels` to `kernels_end` - 1 of cuda_kernels[] */
     const struct cuda_kernel *const *forward_kernels, *const *kernels_end;
 };
 
@@ -50,14 +50,15 @@ struct cuda_chip {
  * therefore queue a few steps, and cancel the rest. */
 struct cuda_steps {
     int64_t done; /* number of steps that attn_run_some() has queued so far */
-    /* number of the next step */
+    /* number of the next step of the problem */
     int64_t at;
     /* seconds of work that this call of attn_run_some() may still queue; its first step is always queued */
     double seconds;
-    bool more; /* true: steps are left for the next call of attn_run_some() */
-    bool any;  /* true: this call of attn_run_some() has queued a step */
-    bool idle; /* true: all work of earlier calls of attn_run_some() had ended when this call began */
-    /* true: this call has queued a check for marked rows (see cuda_chip.found), whose result only the next call sees */
+    bool more; /* whether steps are left for the next call of attn_run_some() */
+    bool any;  /* whether this call of attn_run_some() has queued a step */
+    bool idle; /* whether all work of earlier calls of attn_run_some() had ended when this call began */
+    /* whether this call has queued a check for marked rows (see cuda_chip.found); only the next call can read its
+     * result */
     bool looked;
 };
 
@@ -103,7 +104,7 @@ template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count,
 }
 
 /* The tiles `first` to `end` - 1, which one launch computes. If the tiles of a head take longer than a step (about 20
- * ms), several launches share them. Their number does not change the bits of results. */
+ * ms), several launches share them. The number of launches does not change the bits of results. */
 struct tile_range {
     int64_t first, end;
 };
@@ -141,8 +142,8 @@ template <typename F> cudaError_t in_shares(const struct cuda_chip *chip, double
     return code;
 }
 
-/* Like in_shares(), but calls before() for all shares, then launch() for all shares. If there is only one share,
- * before() and launch() together are one step. */
+/* Like in_shares(), but first calls before() for all shares, and then launch() for all shares. If there is only one
+ * share, before() and launch() together are one step. */
 template <typename F, typename G>
 cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before, F before, double seconds, G launch)
 {
@@ -157,16 +158,16 @@ cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before,
 
 struct cuda_kernel {
     attn_kernel takes;
-    /* compute capabilities, as major * 10 + minor */
+    /* the lowest and the highest compute capability that can run the kernel, as major * 10 + minor */
     int least_compute, most_compute;
     /* Returns whether the kernel can compute this problem: checks sizes, strides and the chip's shared memory. The
-     * caller has already compared features and dtypes with the row. Sets plan->workspace_bytes (memory that launch()
-     * may overwrite), and may set plan->variant. The result depends only on the problem and the chip. */
+     * caller has already checked features and dtypes. Sets plan->workspace_bytes (memory that launch() may overwrite),
+     * and may set plan->variant. The result depends only on the problem and the chip. */
     bool (*plan)(const struct cuda_chip *chip, attn_plan *plan);
     /* Queues one planned problem, whose pointers are device memory. Never waits. */
     cudaError_t (*launch)(const struct cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
-    /* true (only for a forward): each call of launch() computes only a part of the tiles (cuda_chip.share); false:
-     * launch() itself divides the work into steps */
+    /* Whether each call of launch() computes only the tiles of one share (cuda_chip.share), which only a forward does.
+     * Otherwise launch() itself divides the work into steps. */
     bool shares;
 };
 

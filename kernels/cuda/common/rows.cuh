@@ -93,9 +93,9 @@ template <int N> DEVICE float dot(const float (&x)[N], const float (&y)[N])
     return warp_sum(sum);
 }
 
-/* Returns the dot product of row x, the same for all lanes, with the lane's own row y. The order of additions, and so
- * the bits, are those of dot(): first channels d, d + 32, ... for each d below 32, then the 32 sums as in
- * warp_sum(). */
+/* Returns the dot product of row x, which is the same for all lanes, with row y, which each lane has for itself. The
+ * sum is added in the order of dot(), so it has the same bits: first channels d, d + 32, ... for each d below 32, then
+ * the 32 sums as in warp_sum(). */
 template <typename SUM, attn_dtype DTYPE>
 DEVICE SUM dot_of_lane_as(const attn_view &x, int64_t x_at, const void *y, int64_t y_at, int64_t D)
 {
@@ -165,9 +165,10 @@ DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i,
     return in_double.x;
 }
 
-/* Computes the running maxima of an online softmax over 32 keys, one per lane, with score `z` (`seen` is false: no
- * key). Returns the maximum of *m and the scores up to the lane's own; *before becomes this maximum without the lane's
- * own score, and *m the maximum of all. A NaN stays in all later maxima. */
+/* Computes the running maxima of an online softmax over 32 keys. Each lane has one key with score `z`, or no key if
+ * `seen` is false. Returns the maximum of *m and of the scores of lanes 0 to the calling one. *before becomes the same
+ * maximum without the calling lane's score, and *m the maximum over all lanes. After a NaN, all later maxima are
+ * NaN. */
 DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
 {
     const int lane = threadIdx.x % 32;
@@ -211,8 +212,8 @@ template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
     return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
 }
 
-/* Marks a query or a key, so that a later launch computes its row; `what` says which results. The whole warp calls
- * it. */
+/* Marks a query or a key, so that a later launch computes its row; `what` says which results of the row. The whole warp
+ * calls it. */
 DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 {
     if (threadIdx.x % 32) return;
@@ -256,7 +257,7 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
     }
     const int64_t hk = x.hk, D = g.dims.D, Dv = g.dims.Dv;
     const attn_view &view_q = g.view[ATTN_T_q], &view_k = g.view[ATTN_T_k], &view_v = g.view[ATTN_T_v];
-    /* o is the sum of P V times `unit`; if it overflows, the row is recomputed with a unit of 2^-40 */
+    /* o is the sum of P V times the factor `unit`; if o overflows, the row is recomputed with a unit of 2^-40 */
     float unit = 1;
     float q[N], k[N], v[N], derivative;
     if (WAY == BY_WARP) load_row(view_q, x.b, x.h, x.s.q_start + i, D, q);
@@ -334,8 +335,8 @@ const float ONE_KEY = FLT_MIN;
 /* Results of the forward that a backward needs, from the client or recomputed in the workspace. */
 struct saved {
     float *lse, *delta;
-    /* If |lse| < ATTN_LSE_MOST: 0, or ONE_KEY if the row sees one key. If it is larger, `lse` is the row's largest
-     * score, and `rest` is the logarithm of the sum of exp(score - lse). */
+    /* For a row with |lse| < ATTN_LSE_MOST: ONE_KEY if the row sees exactly one key, otherwise 0. For a row with a
+     * larger |lse|: the logarithm of the sum of exp(score - lse), where `lse` is the row's largest score. */
     float *rest;
     /* for each row the sum of dZ times the distance from query to key, for dalibi_slopes */
     float *far;
@@ -355,8 +356,8 @@ static inline void lay_out_saved(saved *s, const attn_dims &d, void *memory)
     s->far = s->rest + query_rows(d);
 }
 
-/* Returns lse in base 2, as kernels on tensor cores use it: +inf for a row that sees no key; NaN if P cannot be
- * computed from lse. Kernels compute the tiles of a row with NaN pair by pair. */
+/* Returns lse in base 2, as kernels on tensor cores use it. The result is +inf for a row that sees no key, and NaN if P
+ * cannot be computed from lse. A tile with such a NaN is computed pair by pair, without tensor cores. */
 DEVICE float lse_in_base_2(float lse)
 {
     return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;

@@ -17,9 +17,9 @@ inline void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
     chip->steps->looked = true;
 }
 
-/* Calls launch(blocks, first, count, warps) in steps, to compute marked rows. If a check for marked rows was queued in
- * this call of attn_run_some(), the steps are left to the next call, which knows its result. If no row is marked, the
- * steps count as done, but launch nothing. */
+/* Launches a kernel on marked rows in steps: calls launch(blocks, first, count, warps) for each step. If this call of
+ * attn_run_some() has queued a check for marked rows, the steps are left to the next call, which knows the check's
+ * result. If no row is marked, nothing is launched, and the steps count as done. */
 template <typename F> void launch_left(const cuda_chip *chip, int64_t rows, double seconds_each, F launch)
 {
     const int64_t busy = (int64_t)chip->multiprocessors * 32; /* 32 warps per multiprocessor keep the GPU busy */

@@ -245,12 +245,13 @@ __global__ void __launch_bounds__(HEAD_THREADS)
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* Calls launch(blocks, first, count) for `count` rows, keys or cells in steps. If rows.strange is not NULL, the
- * launches compute only strange rows (rows that tensor cores cannot compute). */
+/* Launches a kernel on `count` rows, keys or cells in steps: calls launch(blocks, first, count) for each step. If
+ * rows.strange is not NULL, the launches compute only strange rows (rows that tensor cores cannot compute). */
 template <typename F>
 void launch_each(const cuda_chip *chip, const observed_rows &rows, int64_t count, double seconds_each, F launch)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* 32 warps per multiprocessor keep the GPU busy */
+    /* this many warps, 32 per multiprocessor, keep the GPU busy */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32;
     if (!rows.strange) {
         in_steps(chip, count, seconds_each,
                  [&](int64_t first, int64_t part) { launch(blocks_for(part), first, part); });

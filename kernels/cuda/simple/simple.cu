@@ -42,7 +42,8 @@ template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, uint8_t *marks)
 {
-    /* The loop clears each mark, because in a backward the next kernel uses the same bytes for its own marks. */
+    /* Clears each mark after reading it, because in a backward the next kernel uses the same bytes for its own
+     * marks. */
     for_wanted(
         first, count, warps, [&](int64_t n) { return marks[n] != 0; },
         [&](int64_t n) {

@@ -20,7 +20,7 @@ void simple_marked_rows(const cuda_chip *chip, cuda_args a, cudaStream_t stream)
 void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_args a, const saved &s,
                            cudaStream_t stream);
 
-/* Like simple_gradients_left(), but with one launch for dq, and one for dk and dv. */
+/* Computes the same rows as simple_gradients_left(), but with one launch for dq, and one for dk and dv. */
 void simple_marked_gradients(const cuda_chip *chip, cuda_args a, const saved &s, cudaStream_t stream);
 
 /* Computes dbias, dalibi_slopes and dsinks, if the problem requests them, from s.lse and s.delta. */

@@ -21,7 +21,7 @@ cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *p
 
 namespace {
 
-/* A block computes BN keys, and has one warp for each 16 keys. */
+/* Tile sizes for head sizes up to D. A block computes BN keys, with one warp for each 16 keys. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int BN = 128;
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
             }
         }
 
-        /* write dS^T to shared memory, because dQ needs it of all warps */
+        /* each warp needs dS^T of all warps to compute dQ, so dS^T goes to shared memory */
         if (want_dq) {
 #pragma unroll
             for (int nt = 0; nt < NT; nt++)
@@ -235,9 +235,9 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     bool finite = true;
     if (PARTS & DK) finite &= scale_block(dK, (float)g.scale);
     if (PARTS & DV) finite &= scale_block(dV, 1);
-    /* if no query sees the block's keys, the loop has not waited for the copies of K and V */
+    /* if no query sees the block's keys, the loop did not run, so the copies of K and V may still be in flight */
     cp_async_wait<0>();
-    /* after this barrier no thread reads the tiles, so their memory can take the results */
+    /* after this barrier no thread reads the tiles in shared memory, so results may overwrite them */
     const bool poisoned = __syncthreads_or(!finite);
     if ((PARTS & DK) && dk.data) {
         const bool pieces = in_pieces<T>(dk, b, hk, line, g.dims.D);
@@ -386,7 +386,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
     /* if the queries see no key, the loop has not waited for the copies of Q and dO */
     cp_async_wait<0>();
     const attn_view &dq = g.view[ATTN_T_dq];
-    /* after this barrier no thread reads the tiles, so their memory can take the results */
+    /* after this barrier no thread reads the tiles in shared memory, so results may overwrite them */
     const bool poisoned = __syncthreads_or(!scale_block(dQ, x.scale));
     const int64_t line = x.s.q_start + i0;
     const int rows = (int)attn_min64(BM, x.s.Sq - i0);
@@ -454,7 +454,7 @@ cudaError_t launch_dkdv(const cuda_chip *chip, cuda_args a, const scratch &w, cu
     return code;
 }
 
-/* bytes of shared memory with which dkdv_wide() can run: they have one tile of dS instead of two */
+/* bytes of shared memory that dkdv_wide() needs if it has one tile of dS instead of two */
 template <int D> constexpr size_t least_wide = sizeof(shared_wide<D>) - sizeof(shared_wide<D>::dS) / 2;
 
 template <typename T, int D>

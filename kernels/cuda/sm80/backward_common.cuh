@@ -59,7 +59,7 @@ template <typename T, int D>
 __global__ void __launch_bounds__(128, 8)
     prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {
-    /* LANES: number of threads that share a row; STEP: number of rows of the block's 128 threads at a time */
+    /* LANES: number of threads that share a row; STEP: number of rows that the block's 128 threads process at a time */
     const int LANES = D / 8, STEP = 128 / LANES;
     const attn_geometry &g = a.g;
     const tile_place place = tile_place_of<BM>(a, blockIdx.x);
@@ -146,7 +146,8 @@ struct key_place {
     int first, last; /* the query tiles `first` to `last` - 1 see at least one of the block's keys */
 };
 
-/* Returns the block's keys; find_queries() sets the members about query tiles while the keys are loaded. */
+/* Returns the block's tile of keys. The members about query tiles are not set: find_queries() sets them later, while
+ * the keys are loaded. */
 template <int BN> DEVICE key_place key_place_of(const cuda_args &a, const limits &whole, uint3 block)
 {
     const attn_geometry &g = a.g;
@@ -196,7 +197,7 @@ DEVICE void stage_block(void *memory, bool pieces, const float (&c)[MT][NT][4], 
                                  c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
 }
 
-/* Returns whether all products are finite. */
+/* Multiplies a warp's accumulators by `factor`. Returns whether all products are finite. */
 template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float factor)
 {
     float zero = 0;

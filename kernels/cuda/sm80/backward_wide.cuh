@@ -17,7 +17,7 @@ namespace {
 template <int D> struct wide;
 template <> struct wide<64> {
     static const int QW = 1, BLOCKS = 2;
-}; /* QW: number of warps that share 32 keys; BLOCKS: number of blocks that a multiprocessor runs at a time */
+}; /* QW: number of warps that share 32 keys; BLOCKS: number of blocks that run on a multiprocessor at the same time */
 template <> struct wide<128> {
     static const int QW = 2, BLOCKS = 1;
 };
@@ -31,7 +31,7 @@ template <int D> struct shared_wide {
     alignas(1024) row_values values[2];
     /* P^T (transposed): a row is a key, a column a query */
     alignas(1024) uint16_t P[wide<D>::QW == 2 ? BN * BM : 512];
-    /* dS^T of the present query tile, and, if shared memory has room, of the previous one */
+    /* dS^T of the current query tile, and, if shared memory has room, of the previous one */
     alignas(1024) uint16_t dS[2][BN * BM];
 };
 
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
             const int q = QW == 2 ? part * 32 : round * 32, il = i0 + q;
-            /* skips the tile if no query of the warp (or pair of warps) sees any of its keys */
+            /* skips the tile if no query of the warp (with QW = 2: of the pair of warps) sees any of its keys */
             const int low_q = QW == 2 ? i0 : il, high_q = QW == 2 ? i0 + BM - 1 : il + 31;
             if (jl + 31 < low_q + limit.lo || jl >= high_q + limit.hi || jl >= limit.Sk) {
                 const float zero[2][4][4] = {};

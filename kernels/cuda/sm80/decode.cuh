@@ -102,17 +102,18 @@ template <class X> struct shared {
         float S[X::SCORE_MODS ? X::THREADS / 32 : 1][16]
                /* each warp's scores, while options (softcap, bias, masks) are applied */
                [X::SCORE_MODS ? X::KW + 4 : 1];
-        scores_of_warps<X> scores[X::WIDE_HEAD ? 2 : 1]; /* two, because one tile's scores may still be read when the
-                                                          * next tile's are written */
+        /* two, because slow warps may still read one tile's scores while others write the next tile's */
+        scores_of_warps<X> scores[X::WIDE_HEAD ? 2 : 1];
     };
-    union { /* O overwrites the tiles when all of them have been read */
+    union { /* O overwrites the tiles of keys and values after the last of them has been read */
         tiles tile;
         float O[X::WK][X::BM][X::D + 4];
     };
     /* each warp's maximum and sum of each row; at the end, m becomes the factor of the warp's O */
     float m[X::WK][X::BM], l[X::WK][X::BM];
     float top[X::BM], sum[X::BM];
-    /* the sum of O over the splits so far of a group of SPLIT_GROUP splits; unused for wide heads */
+    /* the sum of O over those splits of a group of SPLIT_GROUP splits that have been computed so far; unused for wide
+     * heads */
     float split_group_O[X::WIDE_HEAD ? 1 : (int)SPLIT_GROUP_ROWS][X::WIDE_HEAD ? 4 : X::D];
     float2 split_group_ml[SPLIT_GROUP_ROWS];
     int i[X::BM], h[X::BM];
@@ -157,9 +158,9 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
 /* ---- The ring of tiles ------------------------------------------------------------------------------------------- */
 
 struct split_place {
-    int first, last;  /* the keys `first` to `last` - 1; `first` is a multiple of BN (keys per tile) */
-    int tiles, steps; /* tiles: index of the split's first tile; steps: number of tiles to load, with K[j] and V[j]
-                       * counted as two */
+    int first, last; /* the keys `first` to `last` - 1; `first` is a multiple of BN (keys per tile) */
+    /* tiles: index of the split's first tile of keys; steps: number of tiles of K and of V to load, counted together */
+    int tiles, steps;
 };
 
 template <class X> DEVICE split_place split_place_of(const group_place &place, int index)
@@ -333,10 +334,10 @@ template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &fa
     return exact;
 }
 
-/* Loads Q in the order that scores_of_float8() needs, as float16, because float8 keys convert to float16 in a third of
- * the instructions that bfloat16 takes. sm.factor then converts each row's scores to base 2. Returns false if a
- * bfloat16 Q cannot be converted exactly: Q then stays bfloat16, with the factor `c` for all rows. A negative scale
- * changes the sign of Q; a scale of 0 makes its finite numbers 0. */
+/* Loads Q as float16, in the order that scores_of_float8() needs. Float8 keys convert to float16 in a third of the
+ * instructions that bfloat16 takes. sm.factor has for each row the factor that converts its scores to base 2. Returns
+ * false if a bfloat16 Q cannot be converted exactly: Q then stays bfloat16, and the factor of all rows is `c`. A
+ * negative scale changes the sign of Q; a scale of 0 makes its finite numbers 0. */
 template <typename T, class X>
 DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group_place &place, float c)
 {
@@ -405,8 +406,8 @@ template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
     return o;
 }
 
-/* Returns the maximum m (x) and the sum l (y) of row r over all warps. Replaces each warp's m by the factor for its
- * O. */
+/* Returns the maximum m (x) and the sum l (y) of row r over all warps. Replaces each warp's m by the factor by which
+ * the warp's O must be multiplied. */
 template <class X> DEVICE float2 add_up_row(shared<X> &sm, int r, float sink)
 {
     float top = sink, sum;
@@ -536,8 +537,8 @@ template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
         for (int e = 0; e < 4; e++) O[dt][e] *= by_row[e % 2];
 }
 
-/* Writes a warp's O^T to shared memory. With t = lane % 4, a lane has rows 2 t and 2 t + 1 of two of every 16 channels.
- * These are channels lane / 4 and lane / 4 + 8, or with float8 keys lane / 4 * 2 and lane / 4 * 2 + 1. */
+/* Writes a warp's O^T to shared memory. With t = lane % 4, a lane has rows 2 t and 2 t + 1. Of every 16 channels it has
+ * two: lane / 4 and lane / 4 + 8, or with float8 keys lane / 4 * 2 and lane / 4 * 2 + 1. */
 template <class X, int DT>
 DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, int wk, int rows)
 {
@@ -693,7 +694,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
         else load_queries<X>(sm.tile.Q, a, place, sequences);
     };
     if (!X::FEW) prepare_rows();
-    bool clean = false; /* true: the second pass of the loop, where zeros replace infinities and NaN of V */
+    bool clean = false; /* whether this is the loop's second pass, in which zeros replace infinities and NaN of V */
 again:
     float O[1][DT][4] = {}, m[2] = { -CUDART_INF_F, -CUDART_INF_F }, l[2] = {};
 
@@ -869,7 +870,7 @@ DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kep
     const int first = (int)(blockIdx.x % stacks) * p.stack, hk = (int)(blockIdx.x / stacks % Hk),
               index = (int)(blockIdx.x / stacks / Hk), lane = threadIdx.x % 32;
     uint32_t shares = __ballot_sync(0xffffffff, lane < p.stack && splits_shared(a, p, first + lane, hk).has(index));
-    while (shares) { /* bit s: sequences `first` + s and `first` + s - 1 share the split */
+    while (shares) { /* bit s of `shares` is 1 if sequences `first` + s and `first` + s - 1 share the split */
         /* a run of n bits stands for n + 1 neighbouring sequences, because each bit also means the one before */
         const int begin = __ffs(shares) - 2, length = __ffs(~(shares >> (begin + 1)));
         split<T, X, RING>(a, p, group_place_of(a, p, first + begin, hk), index, memory, kept, length);
@@ -919,7 +920,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
     if (place.rows <= NARROW)
 #pragma unroll 1
         for (; index < end; index += step) {
-            if constexpr (STACKS) /* find the block's next split that decode_stacks() has not computed, 32 at a time */
+            /* find the block's next split that decode_stacks() has not computed; the warp tests 32 splits at a time */
+            if constexpr (STACKS)
                 if (p.stack) {
                     const int lane = threadIdx.x % 32, own = index + lane * step;
                     bool done = own >= end;

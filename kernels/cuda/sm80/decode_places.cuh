@@ -11,14 +11,14 @@
  * packed problem, sequence b has the blocks from number cu_k[b] / unit + extra * b on; some may have no work. */
 struct decode_plan {
     int splits, splits_per_block;
-    int walkers; /* number of blocks of each batch row and key/value head */
+    int walkers; /* number of blocks that share the splits of a batch row and key/value head */
     int unit, extra;
     /* true: the splits do not depend on device memory, which the previous kernel may still write */
     bool early;
     /* true: decode_few() computes the problem, with a grid of Hk x walkers x B blocks */
     bool few;
-    /* true: the stream's previous kernel writes nothing that this one reads, so this kernel may read early (only if
-     * `few`) */
+    /* whether this kernel may read early (only if `few`): true if the stream's previous kernel writes nothing that this
+     * one reads */
     bool ahead;
     bool float8;
     bool wide_heads;
@@ -114,7 +114,7 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
 DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk)
 {
     const attn_geometry &g = a.g;
-    /* makes a window fit in 32 bits; changes no result for lengths up to 2^30 */
+    /* limits a window to numbers that fit in 32 bits; this changes no result for lengths up to 2^30 */
     const int64_t far = INT64_C(1) << 30;
     const int group = (int)g.group, Sq = (int)g.dims.Sq, Sk = g.seqlens_k ? g.seqlens_k[b] : (int)g.dims.Sk,
               align = g.top_left ? 0 : Sk - Sq, left = (int)attn_min64(g.left, far),

@@ -59,7 +59,8 @@ template <int D, bool SCORE_MODS> struct shared {
     /* dS^T (transposed): a row is a key, a column a query */
     alignas(1024) uint16_t dS[2 * BN * DS_ROW];
     float lse2[BM], delta[BM];
-    /* the factor by which P may differ from 1 if the query sees only one key (see of_one_key()), otherwise 0 */
+    /* for a query that sees only one key, the factor by which P may differ from its true value 1 (see of_one_key());
+     * for other queries, 0 */
     float one_key[BM];
     staged_queries<BM> options[SCORE_MODS ? BN / 16 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
@@ -86,7 +87,7 @@ DEVICE int query_tiles_of(const attn_geometry &g, const attn_sequence &sequence,
     return max((int)attn_tiles(highest.hi, BM) - first, 0);
 }
 
-/* Returns whether all results are finite. */
+/* Multiplies x by `factor`. Returns whether all products are finite. */
 template <int DT> DEVICE bool scale_sums(float (&x)[DT][4], float factor)
 {
     bool is_finite = true;
@@ -240,7 +241,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     if (now.n < rounds) fetch(now.h, now.row_tile);
     cp_async_commit();
 
-    /* this lane's operands: K and V by rows; Q and dO by rows for S and dP, by columns for dK and dV */
+    /* shared memory addresses of this lane's operands: K and V by rows; Q and dO by rows for S and dP, and by columns
+     * for dK and dV */
     uint32_t k_at = by_16<D>(sm.K, lane) + warp * 32 * D, v_at = by_16<D>(sm.V, lane) + warp * 32 * D,
              q_at = by_8<D>(sm.Q, lane), o_at = by_8<D>(sm.dO, lane);
     uint32_t q_columns_at = by_16<D>(sm.Q, lane), o_columns_at = by_16<D>(sm.dO, lane);
@@ -387,7 +389,8 @@ static_assert(tile<64, false>::BM == tile<128, false>::BM && tile<128, true>::BM
 const attn_tensor_id split_ids[] = { ATTN_T_q, ATTN_T_k, ATTN_T_v, ATTN_T_dout };
 
 /* The parts of the workspace, in this order: lse and delta; float32 sums of dQ; planes (hi and lo of q, k, v and dout).
- * If the client gave no out and lse, these two and the workspace of the forward that computes them follow. */
+ * If the client gave no out and lse, three more parts follow: out, lse, and the workspace of the forward that computes
+ * them. */
 struct parts {
     size_t rows, sums, planes, out, lse, forward, total;
 };

@@ -166,7 +166,8 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     uint32_t q_at = by_16<D>(sm.Q, lane) + warp * 32 * D, o_at = by_16<D>(sm.dO, lane) + warp * 32 * D;
     uint32_t k_at = by_8<D>(sm.K, lane), v_at = by_8<D>(sm.V, lane), k_columns_at = by_16<D>(sm.K, lane);
     float lse2[2], delta[2], dQ[DT][4] = {}, top_delta = 0;
-    /* the factor by which P may differ from 1 in a row that sees only one key (see of_one_key()); otherwise 0 */
+    /* for a row that sees only one key, the factor by which P may differ from its true value 1 (see of_one_key()); for
+     * other rows, 0 */
     float one_key[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {

@@ -94,7 +94,7 @@ DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&resc
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        /* m is in base 2; with options c is 1, because in_base_2() has converted the scores */
+        /* m is in base 2; with options, `c` is 1, because in_base_2() has already converted the scores to base 2 */
         const float m = fmaxf(row.m, rounded(largest_of_row(S, half) * c));
         /* m is -inf until the row has seen a key; -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     split_queries<D, SCORE_MODS>(sm, a, place, q_unit, score_bound);
 
     bool clean = false; /* true: the second pass of the loop, where zeros replace infinities and NaN of V */
-    /* true: numbers of a tile differ too much in size for float16 halves, so forward_row() computes all rows of the
+    /* whether numbers of a tile differ too much in size for float16 halves; forward_row() then computes all rows of the
      * block */
     bool wide = false;
 again:

@@ -44,8 +44,8 @@ template <> DEVICE uint32_t from_halves<__half>(uint32_t x)
     return x;
 }
 
-/* Returns in which of eight words channels 2 w and 2 w + 1 of 16 channels of Q are stored. This matches the order in
- * which a lane gets the channels of float8 keys. */
+/* Returns the index (0 to 7) of the 32-bit word in which channels 2 w and 2 w + 1 of 16 channels of Q are stored. The
+ * order is that in which a lane gets the channels of float8 keys. */
 DEVICE int permuted_word(int w)
 {
     return w % 2 * 4 + w / 2;

@@ -41,8 +41,7 @@ template <int D, bool SCORE_MODS_> struct shape {
 };
 
 template <int D, bool SCORE_MODS> struct shared {
-    alignas(1024) uint16_t Q[shape<D, SCORE_MODS>::BM * D]; /* first the block's rows of Q, after the loop its rows of
-                                                             * out */
+    alignas(1024) uint16_t Q[shape<D, SCORE_MODS>::BM * D]; /* first the block's rows of Q, later its rows of out */
     alignas(1024) uint16_t K[shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[shape<D, SCORE_MODS>::BN * D];
     scores_on_their_way<shape<D, SCORE_MODS>> way;
@@ -75,7 +74,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     Q.template load<BM>(sm.Q, q0);
     const int q_last = min(q0 + BM, place.Sq) - 1;
     const int seen = max(q0 + limit.lo, 0),
-              end = max(min(q_last + limit.hi, limit.Sk), 0); /* no row sees the key with number `end` or later keys */
+              /* no row of the block sees the key with number `end` or later keys */
+        end = max(min(q_last + limit.hi, limit.Sk), 0);
     const int first = min(seen, limit.Sk) / BN;
     int last = (end + BN - 1) / BN; /* at least one row sees keys of the tiles `first` to `last` - 1 */
     last = last_tile<SCORE_MODS, BN, THREADS>(a, place.b, place.h, q0, q_last + 1, first, last, sm.seen);
@@ -91,7 +91,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     head_args x; /* set only in the variant with options (softcap, bias, masks) */
     if (SCORE_MODS) x = head_args_of(a, place.b, place.h);
 
-    /* for D = 128 `across` is in a register: computing it for each fragment made the kernel 3 % slower on an H200 */
+    /* for D = 128, `across` is kept in a register: when it was computed for each fragment, the kernel took 3 % longer
+     * (H200) */
     const uint32_t start = smem_addr(&sm), down = start + lane_down<D>(lane);
     const uint32_t across = D == 128 ? kept(start + lane_across<D>(lane)) : start + lane_across<D>(lane);
     const uint32_t tileK = sizeof sm.Q, tileV = tileK + sizeof sm.K;
@@ -164,7 +165,7 @@ again:
                 for (int e = 0; e < 2; e++) {
                     float &o = O[mt][dt][half * 2 + e];
                     o *= factor;
-                    /* for D above 64, the shorter test of the `else` causes spills of registers */
+                    /* for D above 64, the shorter test in the `else` branch makes the compiler spill registers */
                     if (D > 64) finite &= o - o == 0;
                     /* `zero` becomes NaN if o is not finite */
                     else zero = fmaf(o, 0, zero);

@@ -115,8 +115,8 @@ template <class X, typename F> DEVICE void for_own_rows(F visit)
         for (int half = 0; half < 2; half++) visit(mt, half, (warp * X::MT + mt) * 16 + half * 8 + lane / 4);
 }
 
-/* Replaces numbers of a tile of V that are not finite by 0; of a float32 tile, only the high halves. All threads call
- * it. */
+/* Replaces infinities and NaN in a tile of V by 0. A float32 tile consists of float16 halves hi and lo; only hi is
+ * changed. All threads call this function. */
 template <typename T, class X, int D> DEVICE void clear_not_finite(uint16_t *V)
 {
     for (int n = threadIdx.x; n < X::BN * D; n += X::THREADS)

@@ -15,7 +15,7 @@ template <int D, bool SCORE_MODS> struct shared {
     stages<D, SCORE_MODS> tiles;
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
-    /* P of a tile, for a map whose columns have at most NARROW keys; with options, P is in the member `way` */
+    /* P of a tile, for a map whose columns have at most NARROW keys; if there are options, `way` holds P instead */
     float P[SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BM][SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BN + 1];
 
     DEVICE float *line(int row)
@@ -35,12 +35,12 @@ DEVICE int first_of_cell(int64_t cell, int64_t cells, int64_t size)
     return (int)attn_tiles(cell * size, cells);
 }
 
-/* A column of a map. It ends before key `end` (counted from the region's first key), and begins where the previous one
- * ends. next() moves on without a division. */
+/* A column of a map. It ends before key `end` (counted from the region's first key), and begins where the previous
+ * column ends. next() advances to the next column without a division. */
 struct map_column {
     int v, end;
-    /* the map divides `size` keys into `cells` columns: (v + 1) * size = cells * quotient + left, size = cells * whole
-     * + rest */
+    /* The map divides `size` keys into `cells` columns. size / cells is `whole` with the remainder `rest`; (v + 1) *
+     * size / cells has the remainder `left`. */
     int size, cells, whole, rest, left;
 
     DEVICE map_column(int first, int keys, int columns)
@@ -73,8 +73,8 @@ struct strip_rows {
         count = u = begin = end = 0;
         if (r0 >= r1) return;
         const int first = (int)((int64_t)r0 * cells / size), last = (int)((int64_t)(r1 - 1) * cells / size);
-        const bool single = cells > size; /* true: the map has more rows than there are queries, so each row has at most
-                                           * one query */
+        /* whether each row of the map has at most one query, because there are more rows than queries */
+        const bool single = cells > size;
         count = single ? r1 - r0 : last - first + 1;
         u = single ? (int)((int64_t)(r0 + lane) * cells / size) : first + lane;
         begin = single ? lane : max(first_of_cell(u, cells, size), r0) - r0;
@@ -143,9 +143,9 @@ DEVICE float sum_of_run(const float *lines, int pitch, int begin, int end, int r
     return sum;
 }
 
-/* Adds up the cells of a tile with `runs` runs, one for each column of the map from v on. `open` is the sum so far of
- * the first run's cell, and becomes that of the last run's cell. Cells that end in the tile are stored at `to`, the
- * strip's row 0 of the map. */
+/* Adds the P of one tile to the cells of a map. The tile has `runs` runs; a run is the keys of one column of the map,
+ * from column v on. `open` is the unfinished sum of the first run's cell, and becomes that of the last run's cell.
+ * Cells that end in the tile are stored at `to`, the strip's row 0 of the map. */
 DEVICE void add_cells(const float *lines, int pitch, const strip_rows &of_map, int runs, int v, int64_t columns,
                       float *to, double &open)
 {
@@ -211,8 +211,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     key_loader<T, D, THREADS, false, V::PAGED> K(g, g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, limit.Sk, g.dims.D);
 
     float base[MT][2], inverse[MT][2];
-    /* true: this kernel does not compute P for some row of the warp's tile, because that row lies behind the last query
-     * or tensor cores cannot compute it */
+    /* whether this kernel leaves out P of some row of the warp's tile, because that row lies behind the last query or
+     * tensor cores cannot compute it */
     bool skips = false;
     for_own_rows<Shape>([&](int mt, int half, int r) {
         const float2 end = q0 + r < q1 ? rows.end[lse_at(a, x, q0 + r)] : make_float2(CUDART_INF_F, 0);
@@ -228,7 +228,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
         cells.part + ((x.b * (g.dims.packed ? 0 : g.dims.H) + x.h) * (cells.strips + o.map[0]) + strip) * o.map[1];
     float *const to = of_strip + of_map.u * o.map[1];
     const bool narrow = cells.map && width >= parts && width <= (int64_t)NARROW * parts;
-    /* lane n has the sum so far of the present cell in the n-th of the map's rows that contain queries of this warp */
+    /* lane n has the unfinished sum of one cell: the current column, in the n-th of the map's rows that contain queries
+     * of this warp */
     double open = 0;
     const attn_view &weights = g.view[ATTN_T_weights];
     uint32_t own[MT][D / 16][4];

@@ -11,8 +11,8 @@ namespace {
 
 /* ---- Adding up the sums of a row --------------------------------------------------------------------------------- */
 
-/* Converts the sums l (x) and e (y) of a part to a new maximum; `by` is the part's maximum minus the new one, in base
- * 2. */
+/* Returns the sums l (x) and e (y) of a part of the keys, rescaled to a new maximum. `by` is the part's maximum minus
+ * the new one, in base 2. */
 DEVICE float2 relative_to(const float4 &part, float by)
 {
     const float scale = part.x == -CUDART_INF_F ? 0 : exp2_fast(by);

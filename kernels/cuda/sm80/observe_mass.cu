@@ -95,8 +95,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     };
     const int begin = from(first);
     float2 end = make_float2(0, 0);
-    /* true: this kernel does not compute P for some query of the tile, because that query lies outside the block's
-     * queries or tensor cores cannot compute it */
+    /* whether this kernel leaves out P of some query of the tile, because that query lies outside the block's queries
+     * or tensor cores cannot compute it */
     bool skips = false;
     double total[MT][2] = {};
     if (begin < last) {

@@ -41,7 +41,7 @@ struct work {
     int batches, heads; /* an element of dbias is a sum over this many batch rows and heads */
     int q_tiles, key_tiles;
     int parts; /* number of blocks that share the terms of an element of dbias */
-    /* true: Q and dO stay in shared memory while the block visits tiles of keys */
+    /* whether Q and dO stay in shared memory while the block visits tiles of keys */
     bool resident;
     bool bias_stays; /* true: the block's tile of the bias stays in shared memory */
     bool given;
@@ -247,8 +247,8 @@ template <bool IN_PAIRS> DEVICE void add_bias(const cuda_args &a, const warp_pai
     }
 }
 
-/* A tile of the bias, in base 2, for OVER_HEADS, where a block adds up heads and batch rows with the same bias. Rows
- * are 136 floats apart to avoid bank conflicts. */
+/* A tile of the bias, in base 2. It is used by OVER_HEADS, where a block adds up heads and batch rows that have the
+ * same bias. Rows are 136 floats apart to avoid bank conflicts. */
 struct shared_bias {
     float z[SIDE][SIDE + 8];
 };
@@ -384,8 +384,8 @@ DEVICE void scale_scores(const warp_pairs &x, pair_numbers &S)
             for (int e = 0; e < 4; e++) S[mt][nt][e] = cap * LOG2E * tanhf(S[mt][nt][e]);
 }
 
-/* Replaces scores in base 2 by P, and dP by dZ, the gradient of the scores after softcap. With w.bias_stays, the caller
- * has already added the bias. */
+/* Replaces scores in base 2 by P, and dP by dZ, the gradient of the scores after softcap. If w.bias_stays is true, the
+ * caller has already added the bias to the scores. */
 DEVICE void gradients_of_pairs(const cuda_args &a, const work &w, const warp_pairs &x, int lane,
                                const row_numbers &lse2, const row_numbers &delta, pair_numbers &S, pair_numbers &dP)
 {
@@ -413,7 +413,7 @@ DEVICE void gradients_of_pairs(const cuda_args &a, const work &w, const warp_pai
             }
 }
 
-/* A warp's BLOCK x BLOCK pairs: q.k, later P; and dP, later dZ. */
+/* A warp's pairs of BLOCK queries and BLOCK keys. `z` has q.k and later P; `w` has dP and later dZ. */
 struct careful_pairs {
     float z[BLOCK][LINE], w[BLOCK][LINE];
 };
@@ -435,7 +435,7 @@ __device__ __noinline__ void careful_block(const cuda_args &a, const saved &s, c
         float p = hidden ? 0 : exp2_fast(exponent_of(a, s, x, query, z, lse_in_base_2(lse)));
         const float drop = hidden ? 0 : dropout(a, x, query, key);
         float dz = p == 0 ? 0 : p * (drop == 0 ? -delta : drop * pairs.w[r][c] - delta);
-        /* P is NaN although lse is not: recompute it from the rows of q and k */
+        /* P is NaN although lse is not, so P is recomputed from the rows of q and k */
         unsigned again = __ballot_sync(ALL_LANES, p != p && lse == lse);
         for (; again; again &= again - 1) {
             const int from = __ffs(again) - 1, m = n - (int)threadIdx.x % 32 + from;
@@ -524,7 +524,7 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
                 const float far = fabsf(first - (float)(nt * 8 + e)), p = P[mt][nt][half * 2 + e],
                             dz = dZ[mt][nt][half * 2 + e];
                 sum.dz_far = fmaf(dz, far, sum.dz_far);
-                if (GIVEN) continue; /* far_of_row() reads the other sums only if the client gave no out and lse */
+                if (GIVEN) continue; /* far_of_row() needs the sums below only if the client gave no out and lse */
                 sum.p += p;
                 sum.dz += dz;
                 sum.p_far = fmaf(p, far, sum.p_far);
@@ -614,7 +614,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         row_numbers lse2, delta;
         load_row_numbers(a, w.s, x, lse2, delta);
 
-        /* adds the products of chunk number `chunk` to `to`, and begins to load the chunk STAGES - 1 later */
+        /* adds the products of chunk number `chunk` to `to`, and begins to load chunk number `chunk` + STAGES - 1 */
         const auto add_product = [&](float(&to)[MT][NT][4], int chunk) {
             cp_async_wait<STAGES - 2>();
             /* after this barrier the chunk has arrived, and no thread reads the buffer that the next copy overwrites */
@@ -746,8 +746,8 @@ work work_of(const cuda_chip *chip, const attn_plan *plan, const cuda_args &a, c
     return w;
 }
 
-/* A launch takes at most this constant times tile_seconds(): dbias with head size 64 took 1.97 ms instead of 1.7 ms
- * (H200). */
+/* A launch takes at most this constant times the estimate tile_seconds(). On an H200, dbias with head size 64 took 1.97
+ * ms; the estimate was 1.7 ms. */
 const double SECONDS_OVER_TILES = 1.2;
 
 template <sum_kind KIND>

@@ -20,7 +20,8 @@
 /* ---- Matrix products --------------------------------------------------------------------------------------------- */
 
 /* Computes S += A B^T over D channels, for MT blocks of 16 rows of A and NT blocks of 8 rows of B. rows_of_a(fragment,
- * mt, kk) and rows_of_b(fragment, nt, kk), which loads blocks nt and nt + 1, load channels 16 kk .. 16 kk + 15. */
+ * mt, kk) loads channels 16 kk .. 16 kk + 15 of block mt of A. rows_of_b(fragment, nt, kk) loads the same channels of
+ * blocks nt and nt + 1 of B. */
 template <typename T, int D, int MT, int NT, typename A, typename B>
 DEVICE void scores(float (&S)[MT][NT][4], A rows_of_a, B rows_of_b)
 {
@@ -71,8 +72,9 @@ DEVICE void accumulate(float (&O)[MT][DT][4], const float (&P)[MT][NT][4], B col
     }
 }
 
-/* Computes O^T += V^T P^T for at most 8 rows of O. columns_of_a(fragment, dt, kk) loads columns 16 dt .. 16 dt + 15 of
- * rows 16 kk .. 16 kk + 15 of V. P in registers already has the layout of an operand. */
+/* to_turned_operand() converts P in registers to the operand B of a product. accumulate_turned() computes O^T += V^T
+ * P^T for at most 8 rows of O; columns_of_a(fragment, dt, kk) loads columns 16 dt .. 16 dt + 15 of rows 16 kk .. 16 kk
+ * + 15 of V. */
 template <typename T, int NT> DEVICE void to_turned_operand(uint32_t (&b)[2], const float (&P)[NT][4], int kk)
 {
 #pragma unroll

@@ -47,7 +47,7 @@ struct split_planes {
     int64_t tiles;
     int heads, width;
     int queries; /* 1: the tensor's rows are queries; 0: they are keys */
-    /* 1: sequences are packed, and in each head the tiles of all sequences follow each other */
+    /* 1: sequences are packed, and in each head the tiles of all sequences follow each other; 0: not packed */
     int packed;
 };
 
@@ -88,7 +88,7 @@ static inline split_planes split_planes_of(const attn_dims &d, attn_tensor_id id
     return p;
 }
 
-/* Computes the planes (float16 parts hi and lo) of `count` (at most 4) tensors; ids[n] belongs to planes[n] (in
+/* Splits `count` (at most 4) float32 tensors into float16 numbers hi and lo: tensor ids[n] is written to planes[n] (in
  * f32_split.cu). */
 cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const attn_tensor_id *ids, int count,
                           cudaStream_t stream);
@@ -127,7 +127,7 @@ template <int LO> DEVICE void split_pair(uint32_t &hi, uint32_t &lo, float x, fl
     lo = pack<__half>((x - there.x) * LO, (y - there.y) * LO);
 }
 
-/* Splits 16 rows x N columns of a matrix product into operands hi and lo, which add up to it. */
+/* Splits 16 rows x N columns of a matrix product into float16 operands hi and lo, whose sum is the product. */
 template <int N>
 DEVICE void split_fragments(uint32_t (&ah)[N / 16][4], uint32_t (&al)[N / 16][4], const float (&S)[N / 8][4])
 {
@@ -317,8 +317,8 @@ DEVICE bool is_wide(float top, float least)
     return least < top * (1.0f / (1 << 22));
 }
 
-/* Splits a lane's part of a row, times `factor`, into high halves (at `to`) and low halves (`plane` elements behind).
- * Returns the sum of squares. */
+/* Multiplies V numbers of a row, which one lane holds, by `factor`, and splits each product into two float16 numbers:
+ * the high halves go to `to`, the low halves to `to` + `plane`. Returns the sum of the squared products. */
 template <int V> DEVICE float split_row(uint16_t *to, int plane, const float (&x)[V], float factor)
 {
     uint32_t hi[V / 2], lo[V / 2];

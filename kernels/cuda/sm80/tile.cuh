@@ -41,8 +41,8 @@ template <typename T, int D> struct tile_row {
 };
 
 /* Copies tiles of one head's rows to shared memory. A thread copies piece c (16 bytes) of rows r, r + STEP, ...; if
- * STEP is a multiple of 8, the swizzle puts it at the same offset in all of them. ONCE: only this block reads these
- * rows. T: see tile_row. */
+ * STEP is a multiple of 8, the swizzle puts the piece at the same offset in each of these rows. ONCE: no other block
+ * reads these rows, so they need not stay in the L2 cache. T: the type of an element (see tile_row). */
 template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loader {
     typedef tile_row<T, D> tile;
     static const int W = tile::WIDTH, PIECES = tile::PIECES, STEP = THREADS / PIECES;
@@ -52,7 +52,7 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
     int row_bytes; /* number of bytes from one row to the next; set only if `pieces` */
     int rows;      /* number of rows of the sequence; later rows become zeros */
     int columns;
-    /* true: every row is 16-byte aligned and a multiple of 16 bytes, so it is copied in pieces of 16 bytes */
+    /* whether every row is 16-byte aligned and a multiple of 16 bytes; rows are then copied in pieces of 16 bytes */
     bool pieces;
 
     DEVICE loader(const attn_view &tensor, int64_t b, int64_t h, int64_t line, int64_t count, int64_t width)
@@ -124,9 +124,9 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
         /* next: the row where the next call probably begins; page and slot: its page and its index in the page,
          * computed early to hide latency */
         slot;
-    /* true: every row is 16-byte aligned and a multiple of 16 bytes, so it is copied in pieces of 16 bytes */
+    /* whether every row is 16-byte aligned and a multiple of 16 bytes; rows are then copied in pieces of 16 bytes */
     bool pieces;
-    bool chunks; /* true: `pieces`, and a page consists of whole chunks */
+    bool chunks; /* whether `pieces` is true and a page consists of whole chunks of CHUNK rows */
 
     DEVICE key_loader(const attn_geometry &geometry, const attn_view &tensor, int64_t b, int64_t hk, int64_t,
                       int64_t count, int64_t width)
@@ -413,7 +413,8 @@ template <typename T> DEVICE bool in_pieces(const attn_view &view, int64_t b, in
            ((uint64_t)view.data + 2 * attn_at(&view, b, h, line)) % 16 == 0;
 }
 
-/* Stores elements d and d + 1 (d is even) of row r in shared memory: as T with `pieces`, otherwise as floats. */
+/* Stores elements d and d + 1 (d is even) of row r in shared memory. If `pieces` is true they are stored as T,
+ * otherwise as floats. */
 template <typename T, int D> DEVICE void stage_pair(void *staged, bool pieces, int r, int d, float low, float high)
 {
     if (pieces) *(uint32_t *)((uint16_t *)staged + at<D>(r, d / 8) + d % 8) = pack<T>(low, high);

@@ -24,7 +24,7 @@ enum { ROWS = 128, TILE = QUERY_TILE, CHUNK = 64, WARPS = ROWS / 16, THREADS = 3
 
 union stage {
     struct {
-        /* a chunk of columns: `own` of the block's rows, `other` of the tile that the block visits */
+        /* a chunk of columns: `own` for the block's rows, `other` for the rows of the tile that the block visits */
         uint16_t own[ROWS * CHUNK], other[TILE * CHUNK];
     } chunk;
     uint16_t columns[TILE * COLUMNS];
@@ -61,7 +61,8 @@ template <gradient G, bool SCORE_MODS> struct shared {
     alignas(1024) stage stages[2];
     std::conditional_t<SCORE_MODS, std::conditional_t<G == DQ, staged_keys, staged_queries<TILE>>, parked>
         options[WARPS];
-    row_values values; /* lse and delta of the present tile's queries; only blocks that compute dk and dv use them */
+    /* lse and delta of the queries of the current tile; only blocks that compute dk or dv use this member */
+    row_values values;
     block_place place;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
@@ -137,7 +138,8 @@ DEVICE void load_rows(const cuda_args &a, const block_place &p, attn_tensor_id i
     from.template load<COUNT>(to, row);
 }
 
-/* Begins to copy a chunk of columns of round n's tile: of dout and v with VALUES, otherwise of q and k. */
+/* Begins to copy a chunk of columns of round n's tile. If VALUES is true, the chunk is from dout and v, otherwise from
+ * q and k. */
 template <gradient G, bool VALUES>
 DEVICE void load_chunk(const cuda_args &a, const block_place &p, stage &to, int n, int chunk)
 {
@@ -188,7 +190,7 @@ template <gradient G, class Shared> DEVICE float2 numbers_of(const Shared &sm, c
     return make_float2(sm.values.lse2[query], sm.values.delta[query]);
 }
 
-/* Returns dropout's factor (x) and the derivative of softcap, 1 - tanh^2 (y). */
+/* For one pair of a query and a key, returns dropout's factor (x) and the derivative of softcap, 1 - tanh^2 (y). */
 template <gradient G, bool SCORE_MODS, class Shared>
 DEVICE float2 factors_of(const cuda_args &a, const Shared &sm, int nt, int e)
 {
@@ -356,7 +358,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 
     const bool finite = scale_block(sums, G == DV ? 1 : (float)g.scale);
-    /* after this barrier no thread reads the chunks, so their memory can take the results */
+    /* after this barrier no thread reads the chunks in shared memory, so results may overwrite them */
     const bool poisoned = __syncthreads_or(!finite);
     const attn_view &result = g.view[G == DQ ? ATTN_T_dq : G == DK ? ATTN_T_dk : ATTN_T_dv];
     const int64_t line = (G == DQ ? p.s.q_start : p.s.k_start) + p.row0;

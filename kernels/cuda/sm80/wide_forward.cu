@@ -52,8 +52,8 @@ static_assert(sizeof(stage<shape<true>>) % 1024 == 0 && sizeof(stage<shape<false
 
 static_assert(sizeof(shared<shape<false>>) >= sizeof(float) * shape<false>::BM * COLUMNS / 2, "results are staged");
 
-/* Finds the block's rows and columns of out. Blocks of the same queries have successive numbers, so that they find
- * their common keys in the L2 cache. All threads of a block call it. */
+/* Finds the block's rows and columns of out. Blocks with the same queries have successive numbers: they read the same
+ * keys, and find them in the L2 cache. All threads of a block call this function. */
 template <int BM> DEVICE void find_place(const cuda_args &a, const limits &whole, int column_blocks, block_place &place)
 {
     const int n = (int)(gridDim.x - 1 - blockIdx.x);

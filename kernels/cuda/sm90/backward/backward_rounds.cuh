@@ -28,11 +28,12 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
                       OPTIONS = VARIANT == WITH_OPTIONS || PAIRS;
     static const int D = D_, BM = BM_, BN = 128, STAGES_Q = D == 128 && !OPTIONS ? 3 : 2, STAGES_DO = 2,
                      STAGES_DS = D == 64 && OPTIONS ? 2 : 3;
-    /* whether keep_mask's words are copied to shared memory one tile of queries ahead; D = 64 has no room for them */
+    /* whether the words of keep_mask for the next tile of queries are copied to shared memory in advance; at D = 64
+     * shared memory has no room for them */
     static const bool COPIES_KEPT = PAIRS && D == 128;
     static const int CHUNKS = D / 64, CHUNKS_V = CHUNKS, THREADS = 384;
     static const int UNITS = BM / QUERY_TILE;
-    /* channels of dQ that a consumer computes at a time, for 64 queries */
+    /* number of channels of dQ that a consumer computes at a time, for 64 queries */
     static const int DQ_COLUMNS = D / (2 / UNITS);
     /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
     static const int PRODUCER = 24, CONSUMER = 240;
@@ -68,24 +69,25 @@ struct plan {
     uint32_t *prepared;
     /* number of units of queries (UNIT_ROWS queries of one head) of all heads, and of one key/value head */
     int units, units_of_head;
-    bool out_in_pieces; /* true: rows of `out` can be read in pieces of 16 bytes (rows of dO always can) */
+    bool out_in_pieces; /* whether rows of `out` can be read in pieces of 16 bytes; rows of dO always can */
     /* [tile of 64 queries][consumer]: state of the sum of dQ (see struct sender); NULL: dQ is not wanted */
     uint32_t *begun;
-    /* [key/value head]: number of terms of dQ that are added to the sums; each tile of keys adds two, one per
+    /* [key/value head]: number of terms that have been added to dQ so far; each tile of keys adds two terms, one per
      * consumer */
     uint32_t *done;
     /* number of units of queries (UNIT_ROWS queries of one head) whose dQ warps have claimed to compute */
     int *claimed;
-    /* true: this launch writes dQ, because dQ is wanted and no later launch computes tiles of keys */
+    /* whether this launch writes dQ: true if dQ is wanted and no later launch computes tiles of keys */
     bool makes_dq;
-    /* option `deterministic`: blocks take the tiles of keys of a head from the last to the first, and add to dQ in this
-     * order */
+    /* whether blocks take the tiles of keys of a head from the last to the first, and add to dQ in this order; set by
+     * the option `deterministic` */
     bool in_order;
-    /* true: the first block with dQ for a query tile stores it as the tile's sum, and later blocks add to the sum */
+    /* whether the first block with a term of dQ for a query tile stores it as the tile's sum, to which later blocks
+     * add */
     bool claims;
     bool zeros;      /* true: prepare_ahead has zeroed the sums of dQ, so that even the first block adds */
-    score_mods mods; /* ALiBi and softcap; slopes are multiplied by log2(e), as scores are */
-    float cap;       /* tanh times this factor is the score in base 2 after softcap */
+    score_mods mods; /* constants of softcap, and ALiBi slopes times log2(e), because scores are in base 2 */
+    float cap;       /* the factor that converts tanh to the score in base 2 after softcap */
     near_tanh near_0;
     flash_mask mask;
     int mask_heads;
@@ -103,12 +105,12 @@ struct round_record {
     int tile, h;
     bool more;
     bool bounded;     /* true: FlashMask hides some pairs of the tile of queries with the block's keys */
-    bool partly_kept; /* true: keep_mask hides some pairs of the tile of queries with the block's keys */
+    bool partly_kept; /* whether keep_mask hides some pairs of the tile of queries with the block's keys */
     float slope;      /* the head's ALiBi slope times log2(e); 0: no ALiBi */
 };
 
 template <class X> struct shared {
-    /* K and V, which exchange places at each new tile of keys */
+    /* one buffer has K and the other has V; they are swapped at each new tile of keys */
     alignas(1024) uint16_t keys[2][X::BN * X::D];
     alignas(1024) uint16_t Q[X::STAGES_Q][X::BM * X::D];
     alignas(1024) uint16_t dO[X::STAGES_DO][X::BM * X::D];
@@ -130,7 +132,7 @@ template <class X> struct shared {
     int any_nonfinite; /* 1 if a dK or dV of this block is not finite */
     uint64_t K_full, K_empty, V_full, V_empty, loaded, dS_full[X::STAGES_DS];
     barrier_pairs<2> bars_work;
-    block_place work[2]; /* descriptions of the present and the next tile of keys */
+    block_place work[2]; /* the current and the next tile of keys */
     block_place place;
 };
 
@@ -155,8 +157,8 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
         /* rows `begin` to `end` - 1 include all query rows that FlashMask leaves visible */
         int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq);
 #pragma unroll
-        /* One of FlashMask's two intervals may reach the end of the range only after the other was cut off, so the loop
-         * runs twice. */
+        /* One of FlashMask's two intervals may reach the end of the range only after the other interval has shortened
+         * the range, so the loop tests both twice. */
         for (int n = 0; n < 2; n++) {
             if (e.max.lts <= begin && e.min.lte > begin) begin = min(e.min.lte, end);
             if (e.max.uts <= begin && e.min.ute > begin) begin = min(e.min.ute, end);
@@ -177,7 +179,7 @@ template <class X> struct round_walk {
     const plan_of<X> &p;
     const block_place &x;
     const int end;
-    int h, tile; /* query head and tile of queries; h == end: no round is left */
+    int h, tile; /* query head and tile of queries of the current round; h == end: all rounds are done */
     bool bounded, partly_kept;
 
     DEVICE round_walk(const plan_of<X> &p_, const block_place &x_, int group)
@@ -215,7 +217,8 @@ template <class X> struct round_walk {
 
 /* ---- The warps that load tiles and send dQ (producer) ------------------------------------------------------------ */
 
-/* Adds `parts` to the number of finished terms of dQ of the key/value head. Tiles of keys without rows count too. */
+/* Adds `parts` to the counter of terms that have been added to dQ of the key/value head. It is also called for tiles of
+ * keys without rows, because they are counted too. */
 DEVICE void count_done(const plan &p, const block_place &x, uint32_t parts)
 {
     if (p.begun) add_release(p.done + x.head, parts);
@@ -226,9 +229,9 @@ DEVICE tma_place keys_at(const block_place &x, const cuda_args &a)
     return { 0, (int)x.s.k_start + x.j0, x.hk, a.g.dims.packed ? 0 : x.b };
 }
 
-/* One thread claims tiles of keys and publishes them in shared memory; rows = NO_ROWS: no tile is left. It claims a
- * tile only after all loads of the previous one are issued, because blocks wait for each other's dQ in the order of
- * claims. */
+/* One thread claims tiles of keys and publishes them in shared memory. rows = NO_ROWS says that no tile is left. The
+ * thread claims a tile only after it has issued all loads of the previous tile, because blocks wait for each other's dQ
+ * in the order of claims. */
 template <class X> struct scheduler {
     const cuda_args &a;
     const plan_of<X> &p;
@@ -294,7 +297,7 @@ template <class X> struct loader {
     const maps &m;
     ring<X::STAGES_Q> q = {};
     ring<X::STAGES_DO> o = {};
-    uint32_t phase = 0; /* parity of the phase to wait for next at the barriers of K and V */
+    uint32_t phase = 0; /* parity of the phase of the barriers of K and V that is waited for next */
 
     DEVICE void run()
     {
@@ -371,7 +374,8 @@ template <class X> struct sender {
             __syncwarp();
             if (sends) mbarrier_arrive(smem_addr(&sm.bars_work.empty[at.stage]));
         }
-        /* The copies must have read shared memory before this block ends, because another block may then get it. */
+        /* These copies (TMA) must have read shared memory before this block ends, because another block may then get
+         * that memory. */
         if (sends) bulk_wait_read<0>();
     }
 
@@ -382,8 +386,8 @@ template <class X> struct sender {
         uint32_t becomes = 0;
 #pragma unroll 1
         for (round_walk<X> at(p, x, (int)a.g.group); at.there(); at.next()) {
-            /* A consumer computes dQ of 64 queries with all channels at D = 64, and of 64 queries with 64 channels at D
-             * = 128. */
+            /* At D = 64, a consumer computes dQ of its own 64 queries with all channels. At D = 128, it computes dQ of
+             * the tile's 64 queries with 64 of the channels. */
             const int unit = X::UNITS == 2 ? at.tile * 2 + w : at.tile;
             const bool adds = sends && unit * QUERY_TILE < x.Sq && p.begun;
             const int place = (int)query_tile(a, x.s, x.b, at.h, unit);
