@@ -76,7 +76,7 @@ struct device {
     cudaDeviceProp properties;
     /* core_khz, memory_khz: highest clock rates; memory_bits: width of the memory bus; 0: unknown */
     int core_khz, memory_khz, memory_bits;
-    /* true: the device is lost after a sticky error; any thread may set this, and nothing clears it */
+    /* whether the device is lost after a sticky error; any thread may set this, and nothing clears it */
     std::atomic<bool> lost;
     /* bit n: this device has asked for direct access to the memory of device n; any thread may set a bit */
     std::atomic<uint64_t> peers;
@@ -338,7 +338,7 @@ block *kept_blocks(device *d)
     return list;
 }
 
-/* cudaFree waits for the device, so the caller must not hold the lock. */
+/* Frees the blocks of a list. The caller must not hold the lock, because cudaFree waits for the device. */
 void give_back(block *b)
 {
     while (b) {

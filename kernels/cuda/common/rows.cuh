@@ -149,8 +149,8 @@ static __device__ __noinline__ float zero_of_lane(const attn_view &y, int64_t y_
     }
 }
 
-/* Returns the score of a pair (i, j), which each lane has of its own. One of x and y is q, the other is k; the pair's
- * rows begin at x_at and y_at. */
+/* Returns, in each lane, the score of the lane's own pair (i, j). One of x and y is q, the other is k; the pair's rows
+ * begin at x_at and y_at. */
 DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i, int64_t j, const attn_view &x,
                            int64_t x_at, const attn_view &y, int64_t y_at, float *derivative)
 {

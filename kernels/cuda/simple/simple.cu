@@ -361,7 +361,8 @@ void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t
 
 static unsigned blocks_for_marks(const cuda_chip *chip, int64_t rows)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* 32 warps per multiprocessor keep the GPU busy */
+    /* this many warps, 32 per multiprocessor, keep the GPU busy */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32;
     return blocks_for(attn_max64(attn_tiles(rows, 32), attn_min64(rows, busy)));
 }
 

@@ -383,7 +383,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             }
         }
     }
-    /* if the queries see no key, the loop has not waited for the copies of Q and dO */
+    /* if the queries see no key, the loop did not run, so the copies of Q and dO may still be in flight */
     cp_async_wait<0>();
     const attn_view &dq = g.view[ATTN_T_dq];
     /* after this barrier no thread reads the tiles in shared memory, so results may overwrite them */

@@ -269,7 +269,8 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
     }
     const bool poisoned = __syncthreads_or(!finite);
     if (pieces) store_rows<D, 256>(dq, x.b, x.h, line, 0, rows, width, staged_rows, true, threadIdx.x);
-    if (poisoned) { /* the block's tile is computed again to save registers */
+    /* the index of the block's tile is computed a second time, because keeping it would take registers */
+    if (poisoned) {
         __syncthreads();
         const tile_place again = tile_place_of<BM>(a, kept(blockIdx.x));
         for (int r = warp; r < rows; r += 8) dq_row(a, w.s, again.x, again.i0 + r);

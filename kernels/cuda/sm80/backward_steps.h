@@ -49,15 +49,15 @@ template <int D> DEVICE int fragment_at(int q, int d)
 /* Rounds head sizes up to what kernels are compiled for: 64, 128 or 256. */
 int backward_class(const attn_dims &d);
 
-/* Returns the bytes of workspace for the steps around the main kernel, whose own workspace lies behind. Returns 0 if
- * the client has not given out and lse, and no kernel of this chip computes them. `adds`: the main kernel may add to
- * float32 sums of dQ in any order. */
+/* Returns the bytes of workspace for the steps before and after the main kernel, whose own workspace follows. Returns 0
+ * if the client has not given out and lse, and no kernel of this chip computes them. `adds` says that the main kernel
+ * may add to float32 sums of dQ in any order. */
 size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 
 struct backward_run {
     cuda_args args;
     backward_scratch scratch;
-    float *gradients; /* the part of the workspace for option_gradients() */
+    float *gradients; /* memory in the workspace for option_gradients() */
 };
 cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, bool adds, void *memory,
                            backward_run *run);

@@ -70,7 +70,7 @@ template <typename T> DEVICE void pack_block(uint32_t (&f)[2][4], const float (&
 #define FRAGMENTS(how, D, count, tile, from, k) \
     _Pragma("unroll") for (int t_ = 0; t_ < count; t_++) how<D>(f[t_], tile, (from) + t_ * 16, k, lane)
 
-/* `ds_stride`: elements between the two buffers for dS; 0: there is only one buffer */
+/* `ds_stride`: number of elements from one buffer for dS to the other; 0: there is only one buffer */
 template <typename T, int D>
 __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     dkdv_wide(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w, limits whole, int ds_stride)
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
     loader<D, THREADS> dO(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
     int tiles_of_head = (int)query_tile(a, place.s, place.b, h, 0);
-    /* index of the next, present and previous query tile in the sums of dQ; it fits in an int, because a tile takes
+    /* index of the next, current and previous query tile in the sums of dQ; it fits in an int, because a tile takes
      * kilobytes */
     int sums_next = 0, sums_now = 0, sums_before;
 
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     const attn_view &dk = g.view[ATTN_T_dk], &dv = g.view[ATTN_T_dv];
     bool finite = scale_block(dK, (float)g.scale);
     finite &= scale_block(dV, 1);
-    /* after this barrier no thread reads the tiles, so their memory can take the results */
+    /* after this barrier no thread reads the tiles in shared memory, so results may overwrite them */
     const bool poisoned = __syncthreads_or(!finite);
     const int64_t line = place.s.k_start + place.j0;
     const bool k_pieces = in_pieces<T>(dk, place.b, place.hk, line, g.dims.D),

@@ -52,7 +52,7 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
                                               : 1,
                      WK = WIDE || WIDE_HEAD ? 1 : WARPS / WD;
     static const int THREADS = 32 * WM * WK * WD;
-    static const bool STACKED = STACK > 1; /* true: the block's STACK times 16 rows belong to several sequences */
+    static const bool STACKED = STACK > 1; /* whether the block's STACK times 16 rows belong to several sequences */
     static const bool SCORE_MODS = SCORE_MODS_, PAGED = PAGED_, FLOAT8 = AS == KEYS_AS_FLOAT8;
     static const bool MORE_KEYS = FLOAT8 && !WIDE && D >= 128;
     static const int BM = FEW ? (int)FEW_ROWS : 16 * WM,
@@ -109,7 +109,7 @@ template <class X> struct shared {
         tiles tile;
         float O[X::WK][X::BM][X::D + 4];
     };
-    /* each warp's maximum and sum of each row; at the end, m becomes the factor of the warp's O */
+    /* each warp's maximum and sum of each row; at the end, m becomes the factor by which the warp's O is multiplied */
     float m[X::WK][X::BM], l[X::WK][X::BM];
     float top[X::BM], sum[X::BM];
     /* the sum of O over those splits of a group of SPLIT_GROUP splits that have been computed so far; unused for wide
@@ -526,7 +526,8 @@ template <int DT> DEVICE void multiply_row(float (&O)[DT][4], int half, float by
     }
 }
 
-/* Multiplies the rows of O, of which the warp holds O^T, by factors. Lane 4 r passes the factor of row r. */
+/* Multiplies each row of O by its own factor. The warp holds O^T (transposed), and lane 4 r passes the factor of row
+ * r. */
 template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
 {
     const int t = threadIdx.x % 4;
@@ -663,7 +664,8 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const int D = X::D, BN = X::BN, KW = X::KW, WK = X::WK, CHUNK = RING<T, X>::CHUNK;
     const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2;
     const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED;
-    const bool RESCALE_AT_ONCE = X::STACKED || X::WIDE_HEAD; /* true: a lane's two rows of O are rescaled in one loop */
+    /* whether a lane's two rows of O are rescaled in one loop */
+    const bool RESCALE_AT_ONCE = X::STACKED || X::WIDE_HEAD;
     typename RING<T, X>::memory &sm = *reinterpret_cast<typename RING<T, X>::memory *>(memory);
     const attn_geometry &g = a.g;
     const head_args &x = place.x;
@@ -674,7 +676,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const bool idle = m0 >= rows;
     const int CHANNELS_OF_WARP = X::WIDE_HEAD ? D / X::WD : D, c0 = X::WIDE_HEAD ? d0 : 0;
     limits limit;
-    attn_range open; /* keys that all rows see, so that they need no causal or window test */
+    attn_range open; /* the keys that all rows see; they need no causal or window test */
     const auto prepare_rows = [&] {
         limit = limits_of(g, x.s);
         open = attn_keys_of_all_rows(&g, &x.s, 0, x.s.Sq);
@@ -687,7 +689,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
                     : X::FLOAT8                 ? fabsf(x.scale) * LOG2E
                                                 : x.scale * LOG2E;
 
-    bool halves = true; /* true: Q is float16; false: Q has type T (only with float8 keys) */
+    bool halves = true; /* whether Q is float16; if not (possible only with float8 keys), Q has type T */
     const auto load_rows = [&] {
         if (X::FEW) prepare_rows();
         if constexpr (X::FLOAT8) halves = load_permuted_queries<T, X>(sm, a, place, c);
@@ -836,7 +838,8 @@ again:
             for (int n = 0; n < sequences; n++)
                 if (__syncthreads_or(not_finite_of >> n & 1) && threadIdx.x == 0)
                     p.ml[saved + n * each] = make_float2(CUDART_NAN_F, CUDART_NAN_F);
-        return; /* all threads have read m, so the caller needs no further barrier */
+        /* all threads have passed a barrier since they read m, so the caller may overwrite m without another barrier */
+        return;
     }
     if (clean) {
         __syncthreads();
@@ -871,7 +874,8 @@ DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kep
               index = (int)(blockIdx.x / stacks / Hk), lane = threadIdx.x % 32;
     uint32_t shares = __ballot_sync(0xffffffff, lane < p.stack && splits_shared(a, p, first + lane, hk).has(index));
     while (shares) { /* bit s of `shares` is 1 if sequences `first` + s and `first` + s - 1 share the split */
-        /* a run of n bits stands for n + 1 neighbouring sequences, because each bit also means the one before */
+        /* a run of n 1-bits stands for n + 1 neighbouring sequences, because each bit says that two neighbours share
+         * the split */
         const int begin = __ffs(shares) - 2, length = __ffs(~(shares >> (begin + 1)));
         split<T, X, RING>(a, p, group_place_of(a, p, first + begin, hk), index, memory, kept, length);
         shares &= ~0u << (begin + length - 1) << 1;
@@ -927,8 +931,7 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
                     bool done = own >= end;
                     if (before.has(own) || after.has(own)) {
                         const float sum = p.ml[place.saved + (int64_t)own * place.rows].y;
-                        done = sum == sum; /* decode_stacks() stores NaN as the sum of a split that it could not
-                                            * compute */
+                        done = sum == sum; /* the sum is NaN if decode_stacks() could not compute the split */
                     }
                     const uint32_t left = __ballot_sync(0xffffffff, !done);
                     index += (left ? __ffs(left) - 1 : 31) * step;

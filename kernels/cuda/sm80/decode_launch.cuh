@@ -280,8 +280,8 @@ struct once {
     std::atomic<int> state[DEVICES];
 };
 
-/* Allows `main` its shared memory. *overlap becomes true if the code is compiled for compute capability 9.0 or above,
- * so that `combine` may start before `main` ends. */
+/* Lets the kernel `main` use `bytes` of shared memory. *overlap becomes true if the code is compiled for compute
+ * capability 9.0 or above: the kernel `combine` may then start before `main` ends. */
 template <typename Main, typename Combine>
 cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, bool *overlap)
 {

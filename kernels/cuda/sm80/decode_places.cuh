@@ -7,15 +7,16 @@
 #include "tile.cuh"
 
 /* How blocks find their splits (parts of a sequence's keys). Each batch row and key/value head has `walkers` blocks,
- * one for every `splits_per_block` splits; with decode_stacks(), each takes every `walkers`-th split that is left. In a
- * packed problem, sequence b has the blocks from number cu_k[b] / unit + extra * b on; some may have no work. */
+ * one for every `splits_per_block` splits. With decode_stacks(), a block instead takes every `walkers`-th split, and
+ * skips those that decode_stacks() has computed. In a packed problem, sequence b has the blocks from number cu_k[b] /
+ * unit + extra * b on; some may have no work. */
 struct decode_plan {
     int splits, splits_per_block;
     int walkers; /* number of blocks that share the splits of a batch row and key/value head */
     int unit, extra;
-    /* true: the splits do not depend on device memory, which the previous kernel may still write */
+    /* whether blocks can find their splits without reading device memory that the previous kernel may still write */
     bool early;
-    /* true: decode_few() computes the problem, with a grid of Hk x walkers x B blocks */
+    /* whether decode_few() computes the problem, with a grid of Hk x walkers x B blocks */
     bool few;
     /* whether this kernel may read early (only if `few`): true if the stream's previous kernel writes nothing that this
      * one reads */

@@ -66,7 +66,8 @@ template <int D, bool SCORE_MODS> struct shared {
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* Without options, the struct's last members (`options`, `seen`) take no memory. */
+/* Returns the bytes of shared memory that a block needs. Without options, the last members of the struct (`options`,
+ * `seen`) take no memory. */
 template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 {
     typedef shared<D, SCORE_MODS> Shared;
@@ -220,7 +221,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     auto query_tile = [&](int h, int row_tile) {
         return split_tile_of(planes.q, b, h, sequence.q_start) + row_tile * BM / SPLIT_ROWS;
     };
-    bool has_one_key = false; /* true: this thread has loaded lse and delta of a query that sees exactly one key */
+    bool has_one_key = false; /* whether this thread has loaded lse and delta of a query that sees exactly one key */
     auto fetch = [&](int h, int row_tile) {
         const int64_t from = query_tile(h, row_tile) * 2 * SPLIT_ROWS * D;
         const int i0 = row_tile * BM;

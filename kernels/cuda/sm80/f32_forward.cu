@@ -86,8 +86,9 @@ DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const t
 }
 
 /* One step of the online softmax: S becomes P times 2^(P_BITS - shift); `shift` is above 0 only for tiles of V with
- * small numbers. `c` converts a score to base 2, and `rescale` becomes the factor for O. With options, P is multiplied
- * by this power of two at the end, because next to a huge score an exponent would lose it. */
+ * small numbers. `c` converts a score to base 2, and `rescale` becomes the factor for O. Without options, P_BITS -
+ * shift is added to the exponent. With options, P is multiplied by the power of two instead, because next to a huge
+ * score the sum would round P_BITS - shift away. */
 template <bool SCORE_MODS, int NT>
 DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&rescale)[2], float c, int shift)
 {
@@ -214,7 +215,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     float q_unit, score_bound;
     split_queries<D, SCORE_MODS>(sm, a, place, q_unit, score_bound);
 
-    bool clean = false; /* true: the second pass of the loop, where zeros replace infinities and NaN of V */
+    bool clean = false; /* whether this is the loop's second pass, in which zeros replace infinities and NaN of V */
     /* whether numbers of a tile differ too much in size for float16 halves; forward_row() then computes all rows of the
      * block */
     bool wide = false;
@@ -250,7 +251,7 @@ again:
         __syncthreads();
         load(sm.V, planes.v, j);
 
-        /* true: a row of this warp sees a key of the tile; always true with MT == 2, where registers are too few for
+        /* whether a row of this warp sees a key of the tile; always true with MT == 2, where registers are too few for
          * the test */
         const int w0 = q0 + warp * MT * 16;
         const bool active = MT == 2 || (j * BN < w0 + MT * 16 - 1 + limit.hi && (j + 1) * BN > w0 + limit.lo);

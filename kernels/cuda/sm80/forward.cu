@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     /* all rows see all keys of the tiles free_first to free_last - 1 */
     const int free_first = (max(q_last + limit.lo, 0) + BN - 1) / BN,
               free_last = max(min(q0 + limit.hi, limit.Sk), 0) / BN;
-    head_args x; /* set only in the variant with options (softcap, bias, masks) */
+    head_args x; /* arguments for options (softcap, bias, masks); set only in the variant with options */
     if (SCORE_MODS) x = head_args_of(a, place.b, place.h);
 
     /* for D = 128, `across` is kept in a register: when it was computed for each fragment, the kernel took 3 % longer
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const uint32_t start = smem_addr(&sm), down = start + lane_down<D>(lane);
     const uint32_t across = D == 128 ? kept(start + lane_across<D>(lane)) : start + lane_across<D>(lane);
     const uint32_t tileK = sizeof sm.Q, tileV = tileK + sizeof sm.K;
-    bool clean = false; /* true: the second pass of the loop, where zeros replace infinities and NaN of V */
+    bool clean = false; /* whether this is the loop's second pass, in which zeros replace infinities and NaN of V */
 again:
     float O[MT][DT][4];
     softmax_row rows[MT][2];

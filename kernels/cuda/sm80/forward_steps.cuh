@@ -21,8 +21,8 @@ template <class X> struct scores_on_their_way {
     float S[X::SCORE_MODS ? X::BM : 1][X::SCORE_MODS ? X::BN + 4 : 1];
 };
 
-/* Sets the state before the first key: O is 0, m is the sink's score (-inf without a sink), and l is the sink's
- * exponential, which only one of a row's four lanes passes. */
+/* Sets the state before the first key: O is 0, and m is the sink's score (-inf without a sink). Four lanes share a row;
+ * one of them passes the sink's exponential as `l`, the others pass 0. */
 template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_row (&rows)[MT][2], float m, float l)
 {
 #pragma unroll

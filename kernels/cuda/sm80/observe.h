@@ -32,7 +32,8 @@ struct observed_cells {
     int64_t strips;
     /* number of blocks that share the columns of the map, or the selected keys */
     int blocks;
-    /* true: the launch is for the output `map` (sums of P over cells); false: for `weights` (the P themselves) */
+    /* whether the launch is for the output `map` (sums of P over cells); if not, it is for `weights` (the P
+     * themselves) */
     bool map;
 };
 

@@ -43,9 +43,10 @@ struct work {
     int parts; /* number of blocks that share the terms of an element of dbias */
     /* whether Q and dO stay in shared memory while the block visits tiles of keys */
     bool resident;
-    bool bias_stays; /* true: the block's tile of the bias stays in shared memory */
+    bool bias_stays; /* whether the block's tile of the bias stays in shared memory */
     bool given;
-    /* true: one instruction can read elements 2 n and 2 n + 1 of a row of the bias, or write those of dbias */
+    /* bias_in_pairs: whether one instruction can read elements 2 n and 2 n + 1 of a row of the bias; dbias_in_pairs:
+     * whether one instruction can write them in a row of dbias */
     bool bias_in_pairs, dbias_in_pairs;
 };
 
@@ -188,8 +189,8 @@ struct warp_pairs {
 typedef float pair_numbers[MT][NT][4];
 typedef float row_numbers[MT][2];
 
-/* Calls visit(mt, half, i) for each query i of the lane, which is the lane's row `half` (0 or 1) in block mt of 16
- * rows. */
+/* Calls visit(mt, half, i) for each query i of the lane's pairs. In block mt of 16 rows, a lane has two rows, `half` =
+ * 0 and `half` = 1. */
 template <class F> DEVICE void for_queries(const warp_pairs &x, F visit)
 {
 #pragma unroll

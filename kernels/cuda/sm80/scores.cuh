@@ -211,8 +211,8 @@ DEVICE uint32_t kept_of(const cuda_args &a, int64_t head, int64_t i, int64_t eig
 }
 
 /* Multiplies elements of S (rows are queries) that dropout keeps by `scale`, and sets the others to 0. draw(row, block)
- * is kept_of() of eight keys; `kept` is shared memory for 16 * NT of them. Call it after the row's sum, because dropout
- * does not change lse. */
+ * returns kept_of() for a block of eight keys; `kept` is shared memory for 16 * NT of these results. Call it after the
+ * row's sum, because dropout does not change lse. */
 template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept, float scale, int lane, F draw)
 {
 #pragma unroll 1
@@ -237,8 +237,8 @@ template <int BM> struct staged_queries {
 };
 
 /* Applies all options to the scores of keys from j0 on and queries from i0 on (Sq queries exist), and computes which
- * pairs dropout keeps. S times `unit` is q.k before the call; after it, S is log2 of P, plus `bits` if `lse2` is the
- * lse in base 2 minus `bits`. */
+ * pairs dropout keeps. Before the call, S times `unit` is q.k. After it, S is log2(P) + `bits`. The caller passes in
+ * `lse2` the lse in base 2 minus `bits`. */
 template <int BM, int NT>
 DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_args &a, const saved &s,
                           const head_args &x, const limits &limit, int Sq, int i0, int j0, float unit,

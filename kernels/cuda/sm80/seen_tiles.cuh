@@ -119,8 +119,8 @@ DEVICE int seen_tile_above(const seen_tiles &seen, int n, int end)
     return min(n, end);
 }
 
-/* last_tile() lists the visible tiles among the key tiles [first, last), and returns the last visible tile plus 1;
- * tile_below() returns the visible tile before n. Without LISTED, all tiles count as visible. */
+/* last_tile() lists the visible tiles among the key tiles [first, last), and returns the last visible tile plus 1.
+ * tile_below() returns the visible tile before n. If LISTED is false, all tiles count as visible. */
 template <bool LISTED, int BN, int THREADS, class SEEN>
 DEVICE int last_tile(const cuda_args &a, int b, int h, int i0, int i1, int first, int last, SEEN &seen)
 {

@@ -22,8 +22,8 @@ template <> DEVICE uint16_t widened<__half>(uint8_t x)
     return __half_as_ushort(__float2half_rn(attn_e4m3_to_f32(x)));
 }
 
-/* How elements of a tile are stored in shared memory: float8 is converted to a 16-bit T; if T is uint8_t, it is not,
- * and a row has D bytes. */
+/* How elements of a tile are stored in shared memory. If T is a 16-bit type, float8 numbers are converted to T. If T is
+ * uint8_t, they stay float8, and a row has D bytes. */
 template <typename T, int D> struct tile_row {
     static const int BYTES = sizeof(T), PIECE = 16 / BYTES, WIDTH = D * BYTES / 2, PIECES = D / PIECE;
 
@@ -46,7 +46,8 @@ template <typename T, int D> struct tile_row {
 template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loader {
     typedef tile_row<T, D> tile;
     static const int W = tile::WIDTH, PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    /* if `pieces`: the address of the thread's first piece, in row threadIdx.x / PIECES; otherwise of row 0 */
+    /* address of the thread's first piece of 16 bytes, in row threadIdx.x / PIECES; if `pieces` is false, address of
+     * row 0 */
     const char *data;
     const attn_view *view;
     int row_bytes; /* number of bytes from one row to the next; set only if `pieces` */
@@ -242,8 +243,8 @@ DEVICE limits limits_of(const attn_geometry &g, const attn_sequence &s)
                    (int)s.Sk };
 }
 
-/* Returns x, but hides this from the compiler, so that it recomputes values and does not keep those computed from x in
- * registers. */
+/* Returns x, but the compiler does not see that the result is x. It therefore computes values that depend on x when
+ * they are needed, and does not keep them in registers. */
 DEVICE uint32_t kept(uint32_t x)
 {
     asm volatile("" : "+r"(x));

@@ -182,7 +182,7 @@ template <gradient G> struct row_numbers {
     float lse2[G == DQ ? 2 : 1], delta[G == DQ ? 2 : 1];
 };
 
-/* Returns lse in base 2 (x) and delta (y) of the query of element e of block nt. */
+/* Returns lse in base 2 (x) and delta (y) of one query: the query of element e of the lane's accumulator block nt. */
 template <gradient G, class Shared> DEVICE float2 numbers_of(const Shared &sm, const row_numbers<G> &own, int nt, int e)
 {
     if constexpr (G == DQ) return make_float2(own.lse2[e / 2], own.delta[e / 2]);
@@ -448,8 +448,8 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     const auto before = [&](const cuda_chip *part) {
         cuda_args now = a;
         if (!is_first_share(part)) return cudaSuccess;
-        /* If the marks are this file's own (`own`), no later launch computes the two parts of a huge lse.
-         * simple_delta() computes them at once if rows_later is NULL. */
+        /* If the marks are in this file's own memory (`own`), no later launch computes the two parts of a huge lse.
+         * rows_later is therefore NULL in this call, so that simple_delta() computes the parts at once. */
         if (own) now.rows_later = nullptr;
         simple_delta(now, run.scratch.s, true, stream);
         return own ? cudaMemsetAsync(a.rows_found, 0, mark_bytes(d), stream) : cudaSuccess;

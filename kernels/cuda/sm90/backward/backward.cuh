@@ -185,8 +185,8 @@ template <int BM> DEVICE void exponents_of(float (&S)[BM / 2], const row_values 
     }
 }
 
-/* Turns dP into dS = P (dP - delta) for queries FIRST to LAST - 1 of the tile. instead_of(pair, n) may replace the n-th
- * pair of P. */
+/* Turns dP into dS = P (dP - delta) for queries FIRST to LAST - 1 of the tile. For each two neighbouring P (`pair`), it
+ * calls instead_of(pair, n), and uses the result in place of the pair. */
 template <int FIRST, int LAST, int N, class F>
 DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values *values, int lane, F instead_of)
 {

@@ -83,7 +83,7 @@ DEVICE void multiply_held(float (&d)[N / 2], const uint32_t (&held)[HELD][4], co
     wgmma_commit();
 }
 
-/* What the two consumers have in common. A round is one tile of queries of one head. */
+/* Code and state that are the same for both consumers of a block. A round is one tile of queries of one head. */
 template <typename T, class X> struct half_of_keys {
     static const int BM = X::BM, BN = X::BN;
     typedef uint32_t operand[BM / 16][4];

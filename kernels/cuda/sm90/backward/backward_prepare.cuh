@@ -104,7 +104,7 @@ template <typename T, class X> struct preparer {
             huge |= !(fabsf(y[n]) < ATTN_LSE_MOST) && y[n] != -CUDART_INF_F;
         }
         if (__any_sync(0xffffffff, huge)) part_lse(x, rows);
-        __syncwarp(); /* the warp's next queries overwrite `products` */
+        __syncwarp(); /* after this barrier the warp may overwrite `products` with those of its next queries */
     }
 
     /* Splits lse of these queries into two numbers, lse and rest (saved.rest), because some lse is huge. */

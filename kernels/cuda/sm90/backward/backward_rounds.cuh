@@ -62,7 +62,7 @@ struct plan {
     tile_order order; /* the order in which tiles of keys are claimed; in packed problems some tiles have no rows */
     int *counter;     /* number of tiles of keys that blocks have claimed */
     backward_scratch scratch;
-    float scale, c; /* c = log2(e) * scale; both members are > 0 */
+    float scale, c; /* the scale of the scores, and c = log2(e) * scale; both are > 0 */
     /* [tile of keys][warp]: 0, or 1 + the number of the block that must recompute the warp's keys */
     uint16_t *nonfinite;
     /* [key/value head]: number of units of queries (UNIT_ROWS queries of one head) whose delta and lse are computed */
@@ -75,7 +75,8 @@ struct plan {
     /* [key/value head]: number of terms that have been added to dQ so far; each tile of keys adds two terms, one per
      * consumer */
     uint32_t *done;
-    /* number of units of queries (UNIT_ROWS queries of one head) whose dQ warps have claimed to compute */
+    /* number of units (UNIT_ROWS queries of one head) that warps have claimed; a warp computes dQ of the units that it
+     * claims */
     int *claimed;
     /* whether this launch writes dQ: true if dQ is wanted and no later launch computes tiles of keys */
     bool makes_dq;
@@ -85,7 +86,8 @@ struct plan {
     /* whether the first block with a term of dQ for a query tile stores it as the tile's sum, to which later blocks
      * add */
     bool claims;
-    bool zeros;      /* true: prepare_ahead has zeroed the sums of dQ, so that even the first block adds */
+    /* whether prepare_ahead has set the sums of dQ to zero; if so, even the first block adds to them */
+    bool zeros;
     score_mods mods; /* constants of softcap, and ALiBi slopes times log2(e), because scores are in base 2 */
     float cap;       /* the factor that converts tanh to the score in base 2 after softcap */
     near_tanh near_0;
@@ -104,7 +106,7 @@ template <class X> using plan_of = std::conditional_t<X::PAIRS, pair_plan, plan>
 struct round_record {
     int tile, h;
     bool more;
-    bool bounded;     /* true: FlashMask hides some pairs of the tile of queries with the block's keys */
+    bool bounded;     /* whether FlashMask hides some pairs of the tile of queries with the block's keys */
     bool partly_kept; /* whether keep_mask hides some pairs of the tile of queries with the block's keys */
     float slope;      /* the head's ALiBi slope times log2(e); 0: no ALiBi */
 };
