@@ -60,8 +60,8 @@ enum { COUNTER_BYTES = 128 }; /* a whole cache line for each stream's counter, s
  * cancelled and delays all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
-/* number of bytes before the marks of rows in the workspace; a mark is one byte per row, and not 0 if a later launch
- * must compute the row */
+/* Size in bytes of the header before the marks of rows in the workspace. A mark is one byte; it is not 0 if a later
+ * launch must compute the row. */
 enum { MARKS_HEAD = 16 };
 
 struct block {
@@ -445,7 +445,7 @@ void staging_free(attn_device *base, void *memory, size_t bytes)
 /* ---- Memory of other processes, imported by a handle ------------------------------------------------------------- */
 
 /* Returns the error for a memory handle (CUDA IPC) that the driver refused. If the device still works, the client's
- * handle was wrong, even if the code means a lost device in other calls. */
+ * handle was wrong, even if other calls use this error code for a lost device. */
 attn_status refuse_import(device *d, cudaError_t code, attn_error *err)
 {
     size_t free_bytes, total_bytes;
@@ -697,7 +697,8 @@ void allow_peer(device *d, int index)
     if (bit == 0 || (d->peers.fetch_or(bit, std::memory_order_relaxed) & bit)) return;
     if (cudaDeviceCanAccessPeer(&can, d->base.index, index) == cudaSuccess && can)
         (void)cudaDeviceEnablePeerAccess(index, 0);
-    cudaGetLastError(); /* clears the error that a refused or repeated request returns */
+    /* clears CUDA's last error, which a refused or repeated call of cudaDeviceEnablePeerAccess() has set */
+    cudaGetLastError();
 }
 
 attn_status copy_peer(attn_stream *base, void *to, const attn_device *source, const void *from, size_t bytes,

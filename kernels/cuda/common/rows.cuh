@@ -338,7 +338,8 @@ struct saved {
     /* For a row with |lse| < ATTN_LSE_MOST: ONE_KEY if the row sees exactly one key, otherwise 0. For a row with a
      * larger |lse|: the logarithm of the sum of exp(score - lse), where `lse` is the row's largest score. */
     float *rest;
-    /* for each row the sum of dZ times the distance from query to key, for dalibi_slopes */
+    /* for each row, the sum of dZ (the gradient of the scores after softcap) times the distance from query to key, for
+     * dalibi_slopes */
     float *far;
     attn_view out;
 };
@@ -450,7 +451,8 @@ DEVICE float one_key_slack(float lse)
     return 0x1p-18f + ATTN_LSE_SLACK * fabsf(lse);
 }
 
-/* The gradient of a visible pair: the probability P, the factor of dropout, dZ, and dS = dZ * derivative. */
+/* The gradient of a visible pair of a query and a key: the probability P, the factor of dropout, dZ (the gradient of
+ * the score after softcap), and dS = dZ times the derivative of softcap. */
 struct pair_gradient {
     float p, drop, dz, ds;
 };

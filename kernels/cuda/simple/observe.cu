@@ -13,7 +13,8 @@
 
 namespace {
 
-/* A launch computes all rows, or only strange rows (rows that tensor cores cannot compute), or only the others. */
+/* Returns whether this launch computes the row with index `at`. A launch computes either all rows, or only strange rows
+ * (rows that tensor cores cannot compute), or only the rows that are not strange. */
 DEVICE bool is_wanted(const observed_rows &rows, int64_t at)
 {
     return !rows.strange || (rows.strange[at] != 0) != rows.nonfinite_sums;
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(32 * WARPS) observe_rows(const __grid_constant
     });
 }
 
-/* ---- Results that are sums or parts of the probabilities --------------------------------------------------------- */
+/* ---- Results that are probabilities, or sums of probabilities ---------------------------------------------------- */
 
 /* Computes key_mass of key n (counted over all query heads): the sum of its probabilities over the queries. */
 DEVICE void mass_of_key(const cuda_args &a, int64_t n, const observed_rows &rows)

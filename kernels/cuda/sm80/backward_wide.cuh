@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     const int jl = place.j0 + key, first = place.first, last = place.last, rounds = (last - first) * (int)g.group;
 
     /* h, tile: head and index of the query tile to load next; i0_next: first query of the tile that is being loaded;
-     * i0: first query of the present tile */
+     * i0: first query of the current tile */
     int h = place.hk * (int)g.group, tile = first, i0 = 0, i0_next = 0;
     loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
     loader<D, THREADS> dO(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
             product<T, D / 16>(
                 S, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, D, 2, tileK, key, kk * 16); },
                 [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(b_rows, D, 2, tileQ, q, kk * 16); });
-            /* tests single pairs only if causal, window or length hides some of the 32 x 32 */
+            /* tests single pairs only if causal, window or length hides some of the 32 x 32 pairs */
             if (jl < il + 31 + limit.lo || jl + 31 >= min(il + limit.hi, limit.Sk)) {
 #pragma unroll
                 for (int mt = 0; mt < 2; mt++) hide_queries(S[mt], limit, jl + mt * 16 + lane / 4, il + lane % 4 * 2);
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
         }
     }
 
-    /* the block's keys are found again to save registers in the loop */
+    /* the block's keys are computed a second time here, because keeping them during the loop would take registers */
     place = key_place_of<BN>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
     const attn_view &dk = g.view[ATTN_T_dk], &dv = g.view[ATTN_T_dv];
     bool finite = scale_block(dK, (float)g.scale);

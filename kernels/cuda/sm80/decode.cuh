@@ -475,7 +475,8 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
         const float4 sum = fold(split_group_ml(r).x, split_ml(r).x)(before, next);
         *(float4 *)(last ? &p.O[(to + r) * D + d] : &sm.split_group_O[r][d]) = sum;
     }
-    /* after this barrier no thread reads the group's earlier m, l and O; the next tiles go to the same memory */
+    /* after this barrier all threads have read the earlier m and l of the group, which are overwritten below, and the O
+     * of the warps, which the next tiles overwrite */
     __syncthreads();
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;

@@ -1,5 +1,6 @@
-/* f32_dq.cuh: how f32_backward.cu computes dQ: f32_finish_dq() from the sums of all blocks of keys, or with
- * `deterministic` f32_dq_tiles() by query tiles; and code that these share with the kernel of dK and dV. */
+/* f32_dq.cuh: the two kernels with which f32_backward.cu computes dQ, and code that they share with the kernel of dK
+ * and dV. f32_finish_dq() converts the float32 sums that all blocks of keys have added up. With `deterministic`,
+ * f32_dq_tiles() computes dQ by tiles of queries instead. */
 #ifndef ATTN_SM80_F32_DQ_CUH
 #define ATTN_SM80_F32_DQ_CUH
 

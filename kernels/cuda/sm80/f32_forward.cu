@@ -146,8 +146,8 @@ DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, 
     return is_finite;
 }
 
-/* Writes ROWS rows of out from shared memory, beginning with row `first` of the block's tile. `copies`: a row that sees
- * only one key becomes an exact copy of the key's row of v. */
+/* Writes ROWS rows of out from shared memory, beginning with row `first` of the block's tile. If `copies` is true, a
+ * row that sees only one key becomes an exact copy of the key's row of v. */
 template <int D, int ROWS>
 DEVICE void store_rows_or_values(const cuda_args &a, const head_args &x, const float *staged, int q0, int first,
                                  const limits &limit, bool copies, int lane)
@@ -196,7 +196,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const attn_range seen = attn_keys_of_rows(&g, &place.x.s, q0, rows_end),
                      open = attn_keys_of_all_rows(&g, &place.x.s, q0, rows_end);
     const int first = (int)(seen.lo / BN);
-    int last = (int)attn_tiles(seen.hi, BN); /* at least one row sees keys of the tiles `first` to `last` - 1 */
+    /* each of the tiles `first` to `last` - 1 has a key that at least one row sees */
+    int last = (int)attn_tiles(seen.hi, BN);
     last = last_tile<SCORE_MODS, BN, THREADS>(a, (int)place.x.b, (int)place.x.h, q0, (int)rows_end, first, last,
                                               sm.seen);
     /* all rows see all keys of the tiles free_first to free_last - 1 */
@@ -316,7 +317,8 @@ again:
         }
     }
 
-    /* out = O / l, lse = m + ln l. The block's tile is found again to save registers in the loop. */
+    /* out = O / l, lse = m + ln l. The block's tile is computed a second time here, because keeping it during the loop
+     * would take registers. */
     unsigned block = blockIdx.x;
     asm volatile("" : "+r"(block));
     const tile_place home = tile_place_of<BM>(a, block);

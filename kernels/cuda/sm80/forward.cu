@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
               /* no row of the block sees the key with number `end` or later keys */
         end = max(min(q_last + limit.hi, limit.Sk), 0);
     const int first = min(seen, limit.Sk) / BN;
-    int last = (end + BN - 1) / BN; /* at least one row sees keys of the tiles `first` to `last` - 1 */
+    int last = (end + BN - 1) / BN; /* each of the tiles `first` to `last` - 1 has a key that at least one row sees */
     last = last_tile<SCORE_MODS, BN, THREADS>(a, place.b, place.h, q0, q_last + 1, first, last, sm.seen);
     key_loader<T, D, THREADS, false, PAGED> K(g, g.view[ATTN_T_k], place.b, place.hk, place.k_start, limit.Sk,
                                               g.dims.D);
@@ -138,7 +138,8 @@ again:
         accumulate<T>(O, S, [&](uint32_t(&f)[4], int dt, int kk) { b_columns_of<D>(f, down, tileV, dt * 8, kk * 16); });
     }
 
-    /* out = O / l, lse = m + ln l. The block's tile is found again to save registers in the loop. */
+    /* out = O / l, lse = m + ln l. The block's tile is computed a second time here, because keeping it during the loop
+     * would take registers. */
     place = row_place_of<BM>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
     const float v_scale = scale_of(g.view[ATTN_T_v_scale], place.b, place.hk) *
                           (SCORE_MODS && a.drop_below ? a.drop_scale : 1);
@@ -156,7 +157,8 @@ again:
             finite &= is_sound_score<SCORE_MODS>(row.m);
             if (!SCORE_MODS && row.m == -CUDART_INF_F) {
                 const int i = place.i0 + (warp * MT + mt) * 16 + half * 8 + lane / 4;
-                /* a maximum of -inf is correct only if the row sees no key */
+                /* if the row sees a key, a maximum of -inf is wrong, and the row must be computed without tensor
+                 * cores */
                 finite &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);
             }
 #pragma unroll

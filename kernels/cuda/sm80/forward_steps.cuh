@@ -72,8 +72,8 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
     }
 }
 
-/* Applies masks and options to the scores of key tile j; S times `unit` is q.k. Without options, sets scores outside
- * causal and window to -inf if `bounded`, otherwise does nothing. */
+/* Applies masks and options to the scores of key tile j; S times `unit` is q.k. Without options, it only sets scores
+ * outside causal and window to -inf, and only if `bounded` is true. */
 template <class X, int NT>
 DEVICE void change_or_hide(float (&S)[X::MT][NT][4], scores_on_their_way<X> &way, const cuda_args &a,
                            const head_args &x, const limits &limit, int Sq, int q0, int j, bool bounded, float unit)

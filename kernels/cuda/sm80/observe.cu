@@ -194,7 +194,8 @@ bool is_known(const attn_problem *p)
            !p->mean_entropy.rank && !p->top_keys.rank && !p->top_weights.rank;
 }
 
-/* Returns which sums over a row's keys the requested outputs need: 0: none; 1: l; 2: l and e (see observed_parts). */
+/* Returns which sums over a row's keys the requested outputs need: 0: none; 1: the sum l; 2: the sums l and e (see
+ * observed_parts). */
 int needed_sums(const attn_problem *p)
 {
     if (p->entropy.rank || p->mean_entropy.rank) return 2;

@@ -29,7 +29,7 @@ template <int D, bool SCORE_MODS> struct shared {
 const int NARROW = 32;
 
 /* Divides `size` rows (or keys) into `cells` cells, and returns the first row (or key) of cell `cell`. If this cell is
- * empty, it returns that of the next cell that is not. */
+ * empty, returns the first row of the next cell that is not empty. */
 DEVICE int first_of_cell(int64_t cell, int64_t cells, int64_t size)
 {
     return (int)attn_tiles(cell * size, cells);

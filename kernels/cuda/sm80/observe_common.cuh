@@ -75,8 +75,8 @@ cudaError_t launch_share(const cuda_chip *chip, cuda_args a, dim3 grid, int bloc
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
 
-/* Returns the block's tile; *number becomes its number among the blocks of this tile. The first blocks get the last
- * tiles, because under a causal mask these take longest. */
+/* Returns the block's tile. Several blocks compute a tile together; *number becomes the block's number among them. The
+ * first blocks get the last tiles, because under a causal mask these take longest. */
 DEVICE int shared_tile(const cuda_args &a, int blocks, int *number)
 {
     const int n = (int)(gridDim.x - 1 - blockIdx.x);

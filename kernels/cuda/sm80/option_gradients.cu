@@ -177,10 +177,10 @@ template <sum_kind KIND> struct load_cursor {
     }
 };
 
-/* ---- Computing P and dZ from scores ------------------------------------------------------------------------------ */
+/* ---- Computing P and dZ (the gradient of scores after softcap) from scores --------------------------------------- */
 
-/* A warp's pairs of a tile. Element e of block (mt, nt) of a lane is the pair of query i + 16 mt + 8 (e / 2) and key j
- * + 8 nt + e % 2. */
+/* The pairs of a query and a key of which a warp computes the gradients. Element e of block (mt, nt) of a lane is the
+ * pair of query i + 16 mt + 8 (e / 2) and key j + 8 nt + e % 2. */
 struct warp_pairs {
     head_args x;
     limits limit;
@@ -419,8 +419,8 @@ struct careful_pairs {
     float z[BLOCK][LINE], w[BLOCK][LINE];
 };
 
-/* Computes P and dZ of BLOCK queries from i on and BLOCK keys from j on, without tensor cores. The whole warp calls
- * it. */
+/* Computes P and dZ (the gradient of the scores after softcap) of BLOCK queries from i on and BLOCK keys from j on,
+ * without tensor cores. The whole warp calls it. */
 __device__ __noinline__ void careful_block(const cuda_args &a, const saved &s, const head_args &x, const limits &limit,
                                            int i, int j, careful_pairs &pairs)
 {
@@ -478,7 +478,7 @@ DEVICE void careful_gradients(const cuda_args &a, const work &w, const warp_pair
         }
 }
 
-/* ---- Storing or adding up dZ ------------------------------------------------------------------------------------- */
+/* ---- Storing dZ (the gradient of scores after softcap) in dbias, or adding it up --------------------------------- */
 
 DEVICE void store_pairs(const cuda_args &a, const work &w, const warp_pairs &x, int64_t at, const pair_numbers &dZ)
 {
@@ -533,8 +533,8 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
     });
 }
 
-/* Adds up the partial sums that four lanes of two warps have for each query, and writes the sum of dZ times distance
- * (far_of_row()). `other`: shared memory, one struct per query. */
+/* For each query, four lanes of two warps have partial sums. Adds them up, and writes the sum of dZ (the gradient of
+ * the scores after softcap) times distance (far_of_row()). `other` is shared memory with one struct per query. */
 DEVICE void store_far(const cuda_args &a, const work &w, const warp_pairs &x, far_sums (&sums)[MT][2], far_sums *other)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -558,7 +558,8 @@ DEVICE void store_far(const cuda_args &a, const work &w, const warp_pairs &x, fa
     });
 }
 
-/* Writes the sums of dZ over the block's queries. `columns`: shared memory, one sum per key and group of 32 queries. */
+/* Writes the sums of dZ (the gradient of the scores after softcap) over the block's queries. `columns` is shared memory
+ * with one sum per key and group of 32 queries. */
 DEVICE void store_columns(const cuda_args &a, const work &w, int64_t at, int j0, float (&sums)[NT][2],
                           float (*columns)[SIDE])
 {

@@ -145,8 +145,8 @@ template <int LINE> DEVICE float (&lines_of(void *memory))[16][LINE]
 }
 
 /* Replaces every element of S by change(row, column, score). Elements pass through shared memory (`line`), so that
- * neighbouring lanes read neighbouring elements of masks and biases. Keys are the columns of S, or with ROWS_FIRST the
- * rows. */
+ * neighbouring lanes read neighbouring elements of masks and biases. Keys are the rows of S if ROWS_FIRST is true,
+ * otherwise the columns. */
 template <bool ROWS_FIRST, int NT, int LINE, typename F>
 DEVICE void change_scores(float (&S)[NT][4], float (&line)[16][LINE], int lane, F change)
 {
@@ -228,8 +228,8 @@ template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept
 
 /* ---- Transposed scores S^T, whose rows are keys ------------------------------------------------------------------ */
 
-/* A warp's 16 keys x BM queries in shared memory, for options: the scores, 1 - tanh^2 (the derivative of softcap), and
- * a bit for each pair that dropout keeps. */
+/* Shared memory for options. For each pair of a warp's 16 keys and BM queries, it has the score, 1 - tanh^2 (the
+ * derivative of softcap), and a bit that says whether dropout keeps the pair. */
 template <int BM> struct staged_queries {
     float z[16][BM + 2];
     float cap[16][BM + 2];

@@ -229,7 +229,8 @@ template <typename T> DEVICE bool not_finite(uint16_t x)
     return (x & 0x7fff) >= exponent_mask<T>;
 }
 
-/* Causal, window and lengths in 32 bits: query i sees keys max(0, i + lo) to min(Sk, i + hi) - 1. */
+/* The keys that each query of a sequence sees (causal, window, lengths), in 32 bits: query i sees keys max(0, i + lo)
+ * to min(Sk, i + hi) - 1. */
 struct limits {
     int lo, hi, Sk;
 };

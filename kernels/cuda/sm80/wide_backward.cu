@@ -44,7 +44,8 @@ struct parked {
 struct block_place {
     attn_sequence s;
     limits limit;
-    /* `h`: the query head of the present tile; blocks of dk and dv visit all query heads of `hk` */
+    /* `h`: the query head of the current tile; a block that computes dk or dv visits all query heads of key/value head
+     * `hk` */
     int b, h, hk;
     int row0;
     int rows;
@@ -206,7 +207,7 @@ DEVICE float2 factors_of(const cuda_args &a, const Shared &sm, int nt, int e)
     return factors;
 }
 
-/* Turns the scores S of round n's tile into P: masks and options, then 2^(S - lse). */
+/* Turns the scores S of round n's tile into probabilities P: applies masks and options, then computes 2^(S - lse). */
 template <gradient G, bool SCORE_MODS, int NT, class Shared>
 DEVICE void scores_to_p(float (&S)[NT][4], const cuda_args &a, const saved &s, Shared &sm, const row_numbers<G> &own,
                         int n, float scale_log2)
@@ -374,8 +375,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* number of bytes before the marks of rows in the workspace; a mark is one byte per row, and not 0 if a later launch
- * must compute the row */
+/* Size in bytes of the header before the marks of rows in the workspace. A mark is one byte; it is not 0 if a later
+ * launch must compute the row. */
 enum { MARKS_HEAD = 16 };
 
 size_t mark_bytes(const attn_dims &d)

@@ -100,7 +100,7 @@ DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2],
         row.l = whole_sum(row.l);
         const float factor = row.l == 0 ? 0 : v_scale / row.l;
         sound &= is_sound_score<X::SCORE_MODS>(row.m) && row.l - row.l == 0;
-        /* a maximum of -inf is correct only if the row sees no key */
+        /* if the row sees a key, a maximum of -inf is wrong, and the row must be computed without tensor cores */
         if (!X::SCORE_MODS && row.m == -CUDART_INF_F) {
             const int i = place.i0 + r;
             sound &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);
@@ -212,8 +212,8 @@ again:
 
 /* ---- Functions of the host that launch the kernel ---------------------------------------------------------------- */
 
-/* number of bytes before the marks of rows in the workspace; a mark is one byte per row, and not 0 if a later launch
- * must compute the row */
+/* Size in bytes of the header before the marks of rows in the workspace. A mark is one byte; it is not 0 if a later
+ * launch must compute the row. */
 enum { MARKS_HEAD = 16 };
 
 template <typename T, bool SCORE_MODS, bool PAGED>

@@ -40,8 +40,8 @@ struct block_place {
     int Sq;
     DEVICE int tiles() const { return last - first; }
 
-    /* Returns how many key tiles after this one are seen by query tile `tile`. (Query i sees keys i + lo to i + hi -
-     * 1.) */
+    /* Returns how many key tiles after this one are seen by the queries of query tile `tile`. (Query i sees keys i + lo
+     * to i + hi - 1.) */
     template <class X> DEVICE int after(int tile) const
     {
         return min((tile * X::BM + X::BM + band.hi - 2) / X::BN, (band.Sk - 1) / X::BN) - j0 / X::BN;
@@ -124,8 +124,8 @@ DEVICE void load_Q(SHARED &sm, const cuda_args &a, const backward_scratch &scrat
     load_tile<X::BM, X::CHUNKS, 64>(smem_addr(sm.Q[at.stage]), &m.Q,
                                     { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b }, bar,
                                     X::UNITS * sizeof(row_values));
-    /* 64 queries past the end of the sequence get the finite lse and delta of the last 64 that exist; their scores are
-     * masked. */
+    /* If 64 queries of the tile lie past the end of the sequence, lse and delta of the last existing 64 queries are
+     * loaded for them, because these are finite; the scores are masked. */
     for (int n = 0; n < X::UNITS; n++) {
         const int unit = min(tile * X::UNITS + n, last_unit);
         bulk_load(smem_addr(&sm.values[at.stage][n]), scratch.values + query_tile(a, x.s, x.b, h, unit),

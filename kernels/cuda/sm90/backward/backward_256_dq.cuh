@@ -223,7 +223,7 @@ template <typename T, class X> struct query_gradients {
     {
         multiply_add<T, X::D, BN / 16>(dQ, dS, stage_of<sizeof sm.KV[0]>(first_K_down, at.stage));
     }
-    /* Releases the buffer of the tile before the newest one, which no product reads any more. */
+    /* Releases the buffer of the tile before the newest one, because no product reads that tile any more. */
     DEVICE void release_last() { me.release(sm.bars.empty[at.stage == 0 ? X::STAGES_KV - 1 : at.stage - 1]); }
 
     DEVICE void make_dS(operand &dS, float (&S)[BN / 2], const float (&dP)[BN / 2])
@@ -278,7 +278,7 @@ template <typename T, class X> struct query_gradients {
                 tile++;
                 at.next();
                 issue_dP(dP);
-                /* the next S overwrites registers that the product dQ reads */
+                /* wait for the product dQ, because the next S overwrites registers that it reads */
                 wgmma_wait<1>();
                 release_last();
                 at.next();
