@@ -20,7 +20,7 @@ struct cuda_kernel;
 struct cuda_chip {
     int major, minor;
     int multiprocessors;
-    int shared_bytes; /* the most dynamic shared memory in bytes per block */
+    int shared_bytes; /* the largest dynamic shared memory that a block can have, in bytes */
     /* kernels skip packed sequences of at most this many rows (queries * heads of a group), because decode.cu computes
      * them */
     int decode_rows;
@@ -29,7 +29,8 @@ struct cuda_chip {
     /* whether the kernel may read its inputs before the stream's previous call ends: true if that call was a decode
      * whose results this problem does not read */
     bool after_decode;
-    /* the stream's counter in device memory, which sm90/layer/scheduler.cuh uses; NULL: none */
+    /* the stream's counter in device memory, from which blocks claim work tiles (sm90/layer/scheduler.cuh); NULL:
+     * none */
     int *counter;
     /* bytes in which a kernel marks rows that it cannot compute on tensor cores (see cuda_args) */
     uint8_t *rows_later, *keys_later, *rows_found;
@@ -174,7 +175,7 @@ struct cuda_kernel {
 /* the largest head size of most kernels on tensor cores; sm80/wide_forward.cu and others compute larger heads */
 enum { TILE_HEAD_DIM = 256 };
 
-const int ANY_COMPUTE = 999; /* the most_compute of a kernel that also runs on all future GPUs */
+const int ANY_COMPUTE = 999; /* the value of most_compute for a kernel that also runs on all future GPUs */
 
 /* Features that every kernel computes: the basic tensors, and masks that let each row see one interval of keys. */
 const uint64_t BASIC_FEATURES = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(out) |

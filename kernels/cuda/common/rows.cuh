@@ -206,7 +206,7 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
 const float SCORE_MOST = 1 << 27;
 
 /* Returns whether tensor cores computed a row correctly, given its largest score m. BUT_HUGE is true for kernels that
- * take scores from in_base_2(), which compute rows of huge scores correctly, too. */
+ * convert scores with in_base_2(): they compute rows of huge scores correctly, too. */
 template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
 {
     return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
@@ -222,8 +222,8 @@ DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 }
 
 /* Says which rows forward_row() writes. UNSOUND_ROWS: only rows that tensor cores cannot compute, because their result
- * is not finite or their scores are huge. UNSOUND_ROWS_BUT_HUGE: the same without rows whose largest |score| is at
- * least HUGE_SCORE, for kernels that compute these rows correctly (see in_base_2()). */
+ * is not finite or their scores are huge. UNSOUND_ROWS_BUT_HUGE: the same rows, except those whose largest |score| is
+ * at least HUGE_SCORE, for kernels that compute these rows correctly (see in_base_2()). */
 enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
 
 /* Returns whether the out or the lse that tensor cores computed for a row is not finite. */
@@ -328,8 +328,8 @@ again:
 
 /* ---- The backward of one row ------------------------------------------------------------------------------------- */
 
-/* The value of saved.rest for a row that sees exactly one key. It is too small to change an exponent of P, from which
- * it is subtracted. */
+/* The value of saved.rest for a row that sees exactly one key. Kernels subtract saved.rest from exponents of P, and
+ * this value is too small to change them. */
 const float ONE_KEY = FLT_MIN;
 
 /* Results of the forward that a backward needs, from the client or recomputed in the workspace. */
@@ -389,7 +389,8 @@ static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const hea
 {
     if (lse != lse || lse == -CUDART_INF_F || fabsf(lse) < ATTN_LSE_MOST) return make_float2(lse, 0);
     if (!now && is_parted_by_tiles(a, lse)) return make_float2(lse, 0);
-    if (!now && a.rows_later) { /* a later launch (lse_in_parts_left()) finds the row by its huge lse */
+    /* leaves the row to a later launch (lse_in_parts_left()), which finds it by its huge lse */
+    if (!now && a.rows_later) {
         leave_to_later(a, a.rows_found, 1);
         return make_float2(lse, 0);
     }

@@ -74,7 +74,7 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
     const bool hopper = strncmp(plan->kernel->name, "sm90", 4) == 0;
-    /* tensor cores compute at least 64 channels */
+    /* kernels on tensor cores compute at least 64 channels, even if the head size is smaller */
     const int64_t D = attn_max64(g.dims.D, 64), Dv = attn_max64(g.dims.Dv, 64);
     const bool wide = attn_max64(D, Dv) > TILE_HEAD_DIM && !hopper, backward = plan->problem->op == ATTN_OP_BACKWARD;
     const double flops = 2 * (wide ? wide_products(D, Dv, backward) : (double)(D + Dv) * (backward ? 2.5 : 1)),

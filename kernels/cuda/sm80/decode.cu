@@ -114,8 +114,8 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const launch_p
                     : launch_variant<T, 256, PAGED>(chip, a, y, of, stream);
 }
 
-/* Returns whether decode_few() computes this problem. It counts keys in 32 bits, and its grid allows 65535 blocks per
- * key/value head and 65535 batch rows. */
+/* Returns whether decode_few() computes this problem. decode_few() counts keys in 32 bits, and its grid allows 65535
+ * blocks per key/value head and 65535 batch rows. */
 bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
 {
     const attn_dims &d = plan->geometry.dims;

@@ -306,9 +306,9 @@ template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, co
     }
 }
 
-/* Converts eight bfloat16 numbers of a row to float16, times a power of two that makes the row's largest 2^14 or more;
- * `factor` is divided by it. LANES lanes share a row. Returns false if this is not exact: if a number is 2^31 times
- * smaller than the largest, or `factor` leaves float32's range. Infinities and NaN stay. */
+/* Converts eight bfloat16 numbers of a row to float16, times a power of two that makes the row's largest 2^14 or more.
+ * `factor` is divided by the same power. LANES lanes share a row. Returns false if this is not exact: if a number is
+ * 2^31 times smaller than the largest, or `factor` leaves float32's range. Infinities and NaN stay. */
 template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &factor)
 {
     uint32_t most = 0;
@@ -914,8 +914,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
     wait_and_let_begin();
     if (place.rows == 0) return;
     int end = min(index + p.splits_per_block, place.splits), step = 1;
-    /* Splits that decode_stacks() has computed: those that are shared with the previous, and with the next sequence of
-     * the batch. */
+    /* Splits that decode_stacks() has computed. `before`: splits that this sequence shares with the previous sequence
+     * of the batch; `after`: splits that it shares with the next one. */
     split_range before = {}, after = {};
     if constexpr (STACKS)
         if (p.stack) {

@@ -18,8 +18,8 @@ struct decode_plan {
     bool early;
     /* whether decode_few() computes the problem, with a grid of Hk x walkers x B blocks */
     bool few;
-    /* whether this kernel may read early (only if `few`): true if the stream's previous kernel writes nothing that this
-     * one reads */
+    /* whether this kernel may read its inputs before the stream's previous kernel ends (only if `few`): true if that
+     * kernel writes nothing that this one reads */
     bool ahead;
     bool float8;
     bool wide_heads;
@@ -86,7 +86,8 @@ struct group_place {
     /* the rows see keys from `first` to `last` - 1, which are divided into `splits` (at least 1) splits of `length`
      * keys */
     int first, last, length, splits;
-    /* the sequence's first row of partial results in the workspace: all rows of split 0, then of split 1, ... */
+    /* number of the sequence's first row of partial results in the workspace, where all rows of split 0 come first,
+     * then those of split 1, ... */
     int64_t saved;
 };
 

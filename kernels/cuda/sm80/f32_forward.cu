@@ -48,7 +48,7 @@ template <int D, bool SCORE_MODS> struct shared {
 const float P_BITS = 15, P_UNIT = 1.0f / 32768;
 
 /* Rounds a row's maximum m to a multiple of 1/16 (above 2^18: coarser), so that adding P_BITS = 15 is exact. Huge
- * maxima stay: see in_base_2(). */
+ * maxima are not rounded: see in_base_2(). */
 DEVICE float rounded(float m)
 {
     const float y = __fadd_rn(__fadd_rn(m, 786432.0f), -786432.0f);
@@ -59,9 +59,9 @@ struct forward_planes {
     split_planes k, v;
 };
 
-/* Splits the block's rows of Q into float16 halves (planes hi and lo) in shared memory, all multiplied by one power of
- * two, 1 / q_unit. No score exceeds score_bound times the largest number of K. If some rows of Q have only small
- * numbers ("wide", see split.cuh), score_bound is 16 times larger. */
+/* Splits the block's rows of Q, times 1 / q_unit (a power of two), into float16 halves (planes hi and lo) in shared
+ * memory. Sets score_bound, so that no score exceeds score_bound times the largest number of K. If some rows of Q have
+ * only small numbers ("wide", see split.cuh), score_bound is 16 times larger. */
 template <int D, bool SCORE_MODS>
 DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const tile_place &place, float &q_unit,
                           float &score_bound)
@@ -234,9 +234,9 @@ again:
     for (int j = last - 1, next; j >= first; j = next) {
         const split_stats ks = planes.k.stats[k_tile + j * BN / SPLIT_ROWS],
                           vs = planes.v.stats[k_tile + j * BN / SPLIT_ROWS];
-        /* Above 2^22, rounding errors of scores are so large that P could exceed float16's range. For wide tiles (with
-         * rows of only small numbers, see split.cuh) the limit is 16 times lower, to keep the absolute error small. For
-         * Q, score_bound contains the factor 16. */
+        /* If the bound of the scores is above 2^22, their rounding errors are so large that P could exceed float16's
+         * range. For wide tiles (with rows of only small numbers, see split.cuh) the limit is 16 times lower, to keep
+         * the absolute error small. For Q, score_bound contains the factor 16. */
         wide |= vs.wide || !(score_bound * ks.top < (ks.wide ? 1 << 18 : 1 << 22));
         /* P is divided by 2^shift if the tile of V has smaller numbers (a larger exponent) than O; shift is mostly 0 */
         int shift = vs.top > 0 ? vs.exponent - o_exponent : 0;
@@ -317,8 +317,8 @@ again:
         }
     }
 
-    /* out = O / l, lse = m + ln l. The block's tile is computed a second time here, because keeping it during the loop
-     * would take registers. */
+    /* out = O / l, lse = m + ln l. Which rows the block has is computed a second time here, because keeping it during
+     * the loop would take registers. */
     unsigned block = blockIdx.x;
     asm volatile("" : "+r"(block));
     const tile_place home = tile_place_of<BM>(a, block);

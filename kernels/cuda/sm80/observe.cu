@@ -32,8 +32,8 @@ struct finish_args {
     /* whether there are options (softcap, bias, masks): then stored maxima are scores, otherwise q.k without the
      * scale */
     bool options;
-    /* how many numbers are stored for each part of a row's keys (observed_parts): 0: the maximum; 1: also l; 2: also l
-     * and e */
+    /* how many numbers are stored for each part of a row's keys (observed_parts): 0: only the maximum; 1: also the sum
+     * l; 2: also the sums l and e */
     int sums;
 };
 

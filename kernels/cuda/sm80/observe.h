@@ -30,15 +30,16 @@ struct tile_rows {
 struct observed_cells {
     float *part;
     int64_t strips;
-    /* number of blocks that share the columns of the map, or the selected keys */
+    /* number of blocks that share the keys of a tile of queries; each block has some columns of the map, or some of the
+     * selected keys */
     int blocks;
     /* whether the launch is for the output `map` (sums of P over cells); if not, it is for `weights` (the P
      * themselves) */
     bool map;
 };
 
-/* Each function launches one kernel, for those tiles that chip->share selects. `sums`: 0: maxima only; 1: also the sums
- * l; 2: also l and e (observed_parts). */
+/* Each function launches one kernel, for those tiles that chip->share selects. `sums`: 0: only maxima; 1: also the sums
+ * l; 2: also the sums l and e (observed_parts). */
 cudaError_t observe_rows_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
                               const observed_parts &parts, int sums, cudaStream_t stream);
 cudaError_t observe_top_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
@@ -48,8 +49,8 @@ cudaError_t observe_cells_pass(const cuda_chip *chip, const cuda_args &a, const 
 cudaError_t observe_mass_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const tile_rows &rows,
                               cudaStream_t stream);
 
-/* Those kernels of an observe of which sm80 and sm90 have two different versions. block_rows: number of rows per block
- * of rows(). The other kernels of the observe take at most `others` times tile_seconds(), all together. */
+/* The two kernels of an observe of which sm80 and sm90 have different versions. block_rows: number of rows per block of
+ * rows(). The other kernels of the observe take at most `others` times tile_seconds(), all together. */
 struct observe_passes {
     int block_rows, others;
     cudaError_t (*rows)(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const observed_parts &parts,

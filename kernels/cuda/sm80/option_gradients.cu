@@ -414,7 +414,8 @@ DEVICE void gradients_of_pairs(const cuda_args &a, const work &w, const warp_pai
             }
 }
 
-/* A warp's pairs of BLOCK queries and BLOCK keys. `z` has q.k and later P; `w` has dP and later dZ. */
+/* A warp's pairs of BLOCK queries and BLOCK keys. `z` has q.k and later P; `w` has dP and later dZ (the gradient of the
+ * scores after softcap). */
 struct careful_pairs {
     float z[BLOCK][LINE], w[BLOCK][LINE];
 };

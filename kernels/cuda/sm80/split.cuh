@@ -101,8 +101,8 @@ DEVICE float power_of_two(int e)
     return __int_as_float((e + 127) << 23);
 }
 
-/* Copies rows `row` to `row` + ROWS - 1 of a tile to shared memory: high halves to to[0 .. ROWS * D), low halves
- * behind. `tile` is the tile's high halves, which its low halves follow. */
+/* Copies rows `row` to `row` + ROWS - 1 of a tile to shared memory: high halves to to[0 .. ROWS * D), followed by the
+ * low halves. `tile` points to the tile's high halves, which its low halves follow. */
 template <int D, int ROWS, int THREADS> DEVICE void load_planes(uint16_t *to, const uint16_t *tile, int row)
 {
     const int PIECES = D / 8, STEP = THREADS / PIECES;
@@ -210,9 +210,9 @@ DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
             for (int e = 0; e < 4; e++) S[mt][nt][e] = fmaf(rest[mt][nt][e], LO_UNIT, S[mt][nt][e]);
 }
 
-/* Computes sum += A B for 16 rows of B and PAIRS times 16 columns. A is in registers as hi + lo. B is planes hi' and
- * lo' in shared memory, PLANE bytes apart, read by columns from address b on. lo' is multiplied by hi / 2048, because
- * it stands for lo' / 2048. */
+/* Computes sum += A B, where B has 16 rows and PAIRS times 16 columns. A is in registers as hi + lo. B is in shared
+ * memory as planes hi' and lo', PLANE bytes apart, and is read by columns from address b on. lo' is multiplied by hi /
+ * 2048, because it stands for lo' / 2048. */
 template <int MT, int PAIRS, int PLANE>
 DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah)[MT][4], const uint32_t (&al)[MT][4],
                              uint32_t b, int pair, int offset)
@@ -245,7 +245,7 @@ DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah
 }
 
 /* Loads ROWS rows of a float32 tensor to a warp's registers, D / 32 columns per lane. Elements outside the tensor are
- * 0. `pages`: the problem, if the tensor is its keys or values in pages, otherwise NULL. */
+ * 0. `pages` is the problem if the tensor is paged keys or values (page_table), otherwise NULL. */
 template <int D, int ROWS>
 DEVICE void load_rows(float (&x)[ROWS][D / 32], const attn_view &view, int64_t b, int64_t h, int64_t start,
                       int64_t first, int64_t count, int width, const attn_geometry *pages = nullptr)

@@ -6,8 +6,8 @@
 
 #include "ptx.cuh"
 
-/* Returns the offset of piece c (16 bytes) of row r in a tile, in 16-bit elements. With D = 32, two rows together span
- * all banks. */
+/* Returns the offset of piece c (16 bytes) of row r in a tile, in 16-bit elements. With D = 32, two neighbouring rows
+ * have the same swizzle, because together they span all banks. */
 template <int D> DEVICE int at(int r, int c)
 {
     return r * D + (c ^ (D >= 64 ? r & 7 : r / 2 & 3)) * 8;

@@ -50,8 +50,8 @@ struct block_place {
     int row0;
     int rows;
     int column0;
-    /* The rounds of the block's loop have the numbers `begin` to `end` - 1. A round is a tile of keys (for dq), or a
-     * tile of queries, head after head (for dk and dv). */
+    /* The rounds of the block's loop have the numbers `begin` to `end` - 1. In each round the block visits one tile of
+     * keys (for dq), or one tile of queries of one head (for dk and dv; head after head). */
     int begin, end;
     /* only for blocks that compute dk and dv: index of the first tile of queries in each head, and number of tiles */
     int first_tile, tiles;
@@ -162,7 +162,8 @@ template <gradient G> DEVICE void load_columns(const cuda_args &a, const block_p
     cp_async_commit();
 }
 
-/* Loads lse and delta of the queries of round n's tile, and its head's arguments for options. */
+/* Loads lse and delta of the queries of the tile that round n visits, and the arguments for options of the tile's
+ * head. */
 template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, const saved &s, Shared &sm, int n)
 {
     block_place &p = sm.place;

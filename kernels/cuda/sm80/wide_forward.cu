@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(shape<SCORE_MODS>::THREADS, 1)
                                                            (end + BN - 1) / BN, sm.seen);
     const uint32_t start = smem_addr(&sm);
     const float c = SCORE_MODS ? 1 : scale_log2;
-    bool clean = false; /* true: the second pass of the loop, where zeros replace infinities and NaN of V */
+    bool clean = false; /* whether this is the loop's second pass, in which zeros replace infinities and NaN of V */
 again:
     float O[1][DT][4];
     softmax_row rows[1][2];

@@ -50,7 +50,7 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
 enum { NO_ROWS = -1 }; /* value of block_place::rows: there are no more tiles of keys */
 /* value of a word of plan.begun: the first dQ is stored, so other blocks may add theirs */
 enum { PART_THERE = 2 };
-/* number of threads that meet to hand over dQ: a consumer (128) and the warp that sends its dQ (32) */
+/* number of threads that meet at a barrier to hand over dQ: a consumer (128) and the warp that sends its dQ (32) */
 enum { HANDING = 128 + 32 };
 
 /* Numbers of the named barriers. DQ_FULL and DQ_FREE are two barriers each, one per consumer. */
@@ -83,8 +83,8 @@ struct plan {
     /* whether blocks take the tiles of keys of a head from the last to the first, and add to dQ in this order; set by
      * the option `deterministic` */
     bool in_order;
-    /* whether the first block with a term of dQ for a query tile stores it as the tile's sum, to which later blocks
-     * add */
+    /* whether the first block that has a term of dQ for a query tile stores it as the tile's sum; later blocks add
+     * their terms to this sum */
     bool claims;
     /* whether prepare_ahead has set the sums of dQ to zero; if so, even the first block adds to them */
     bool zeros;
@@ -147,7 +147,7 @@ DEVICE head_tile keys_of(const plan &p, int t)
 
 /* ---- The order of a block's rounds (tiles of queries) ------------------------------------------------------------ */
 
-/* Removes query tiles at both ends of x's range that FlashMask hides in all heads of the group. */
+/* Shortens x's range of query tiles: removes tiles at both ends that FlashMask hides in all heads of the group. */
 template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int group)
 {
     if (!p.mask.bounds || x.first >= x.last) return;
@@ -291,7 +291,8 @@ template <class X> struct scheduler {
     }
 };
 
-/* One thread loads K and V of each tile of keys, and keeps the rings of Q and dO full, also across tiles of keys. */
+/* One thread loads K and V of each tile of keys. It also keeps the rings of Q and dO full, even while the block goes on
+ * to the next tile of keys. */
 template <class X> struct loader {
     const cuda_args &a;
     const plan_of<X> &p;
@@ -356,8 +357,8 @@ template <class X> struct loader {
 
 /* One warp per consumer sends the consumer's terms of dQ to the sums in global memory, where TMA adds them. A word of
  * p.begun is 0 if no block has come yet, 1 while the first block stores its term, and PART_THERE when other blocks may
- * add. With `deterministic` it counts the additions, and each block waits for its turn. There is no deadlock: a block
- * waits only for tiles that running blocks have claimed earlier. */
+ * add. With `deterministic` the word counts the additions, and each block waits for its turn. There is no deadlock: a
+ * block waits only for tiles that running blocks have claimed earlier. */
 template <class X> struct sender {
     const cuda_args &a;
     const plan_of<X> &p;
