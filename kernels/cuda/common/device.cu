@@ -74,7 +74,7 @@ struct device {
     attn_device base;
     cuda_chip chip;
     cudaDeviceProp properties;
-    /* core_khz, memory_khz: highest clock rates; memory_bits: width of the memory bus; 0: unknown */
+    /* core_khz, memory_khz: highest clock rates; memory_bits: width of the memory bus. A value of 0 means unknown. */
     int core_khz, memory_khz, memory_bits;
     /* whether the device is lost after a sticky error; any thread may set this, and nothing clears it */
     std::atomic<bool> lost;

@@ -50,16 +50,16 @@ struct cuda_chip {
  * ms. At each call, launch() goes through the same steps, and takes_step() says which of them to launch. The host can
  * therefore queue a few steps, and cancel the rest. */
 struct cuda_steps {
-    int64_t done; /* number of steps that attn_run_some() has queued so far */
+    int64_t done; /* number of steps (launches of a long problem) that attn_run_some() has queued so far */
     /* number of the next step of the problem */
     int64_t at;
     /* seconds of work that this call of attn_run_some() may still queue; its first step is always queued */
     double seconds;
-    bool more; /* whether steps are left for the next call of attn_run_some() */
-    bool any;  /* whether this call of attn_run_some() has queued a step */
+    bool more; /* whether steps (launches of a long problem) are left for the next call of attn_run_some() */
+    bool any;  /* whether this call of attn_run_some() has queued a step (a launch of a long problem) */
     bool idle; /* whether all work of earlier calls of attn_run_some() had ended when this call began */
-    /* whether this call has queued a check for marked rows (see cuda_chip.found); only the next call can read its
-     * result */
+    /* whether this call has queued a check for marked rows (rows that a later launch must compute, see
+     * cuda_chip.found); only the next call can read its result */
     bool looked;
 };
 

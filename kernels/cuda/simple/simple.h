@@ -29,9 +29,9 @@ void simple_gradients(const cuda_chip *chip, const attn_problem *p, const cuda_a
 
 /* ---- How long the kernels take ----------------------------------------------------------------------------------- */
 
-/* Seconds of simple.cu for a pair of a query and a key, on a busy H100 (132 multiprocessors): a constant, and an amount
- * for every 32 channels, measured by tests/gpu/rates.c. A backward takes BACKWARD_PAIR in each of three loops: for dq,
- * for dk and dv, and for dalibi_slopes. */
+/* Seconds that simple.cu takes for a pair of a query and a key, on a busy H100 (132 multiprocessors): a constant, plus
+ * an amount for every 32 channels, measured by tests/gpu/rates.c. A backward takes BACKWARD_PAIR in each of three
+ * loops: for dq, for dk and dv, and for dalibi_slopes. */
 struct pair_cost {
     double each, each_32_channels;
 };

@@ -637,8 +637,8 @@ DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_
     else accumulate<T>(*(float(*)[1][DT][4]) & O, *(const float(*)[1][NT][4]) & P, columns);
 }
 
-/* Recomputes, one row per warp, the rows of a split whose result is not finite or whose scores are huge. `saved`: the
- * split's first row in the workspace. */
+/* Recomputes, one row per warp, the rows of a split whose result is not finite or whose scores are huge. `saved` is the
+ * number of the split's first row in the workspace. */
 template <class X>
 DEVICE void repair_rows(const shared<X> &sm, const cuda_args &a, const plan &p, const group_place &place,
                         const split_place &keys, int64_t saved)
@@ -815,7 +815,8 @@ again:
 
     const attn_view &out = g.view[ATTN_T_out];
     bool finite = true;
-    uint32_t not_finite_of = 0; /* bit n: a result of the stack's sequence n is not finite */
+    /* bit n: a result of sequence n of the stack (sequences that are computed together) is not finite */
+    uint32_t not_finite_of = 0;
     for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 o = sum_of_warps(sm, r, d);

@@ -305,9 +305,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                 for (int nt = 0; nt < NT; nt++)
 #pragma unroll
                     for (int e = 0; e < 4; e++)
-                        kept[nt][e] = st.kept[nt * 8 + lane % 4 * 2 + e % 2][e / 2] >> (lane / 4) & 1
-                                          ? S[nt][e]
-                                          : 0; /* dropout's factor drop_scale is applied to dV at the end */
+                        /* P, or 0 if dropout drops the pair; the factor drop_scale is applied to dV at the end */
+                        kept[nt][e] = st.kept[nt * 8 + lane % 4 * 2 + e % 2][e / 2] >> (lane / 4) & 1 ? S[nt][e] : 0;
                 split_fragments<BM>(ah, al, kept);
             } else split_fragments<BM>(ah, al, S);
             opaque(o_columns_at);

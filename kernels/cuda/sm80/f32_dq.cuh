@@ -50,8 +50,8 @@ DEVICE void add_products_of_columns(float (&sum)[D / 8][4], const uint32_t (&ah)
     }
 }
 
-/* Stores columns d and d + 1 of a row of `width` columns. `pairs`: rows are 8-byte aligned and `width` is even, so one
- * instruction stores both. */
+/* Stores columns d and d + 1 of a row of `width` columns. `pairs` says that rows are 8-byte aligned and `width` is
+ * even; one instruction then stores both columns. */
 DEVICE void store_two(float *row, int d, int width, bool pairs, float x, float y)
 {
     if (pairs && d < width) *(float2 *)(row + d) = make_float2(x, y);

@@ -73,9 +73,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, place.h, place.q_start, place.Sq, g.dims.D);
     Q.template load<BM>(sm.Q, q0);
     const int q_last = min(q0 + BM, place.Sq) - 1;
-    const int seen = max(q0 + limit.lo, 0),
-              /* no row of the block sees the key with number `end` or later keys */
-        end = max(min(q_last + limit.hi, limit.Sk), 0);
+    /* no row of the block sees the key with number `end` or later keys */
+    const int seen = max(q0 + limit.lo, 0), end = max(min(q_last + limit.hi, limit.Sk), 0);
     const int first = min(seen, limit.Sk) / BN;
     int last = (end + BN - 1) / BN; /* each of the tiles `first` to `last` - 1 has a key that at least one row sees */
     last = last_tile<SCORE_MODS, BN, THREADS>(a, place.b, place.h, q0, q_last + 1, first, last, sm.seen);

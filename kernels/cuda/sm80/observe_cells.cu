@@ -35,8 +35,8 @@ DEVICE int first_of_cell(int64_t cell, int64_t cells, int64_t size)
     return (int)attn_tiles(cell * size, cells);
 }
 
-/* A column of a map. It ends before key `end` (counted from the region's first key), and begins where the previous
- * column ends. next() advances to the next column without a division. */
+/* A column of a map. It ends before key `end` (counted from the first key that the request selects), and begins where
+ * the previous column ends. next() advances to the next column without a division. */
 struct map_column {
     int v, end;
     /* The map divides `size` keys into `cells` columns. size / cells is `whole` with the remainder `rest`; (v + 1) *
@@ -117,9 +117,9 @@ template <class Shape> DEVICE float sum_of_rows(const float (&sum)[Shape::MT][2]
     return warp_sum(all);
 }
 
-/* Adds up a query's P over each run (the tile's keys in one column of the map) of keys c to c1 - 1. The sums replace P
- * in `line`, and their number is returned; `column` becomes the last run's column. `first`: the position in the region
- * of the tile's key 0, negative if the region begins inside the tile. */
+/* Adds up a query's P over each run (the tile's keys in one column of the map) of keys c to c1 - 1 of the tile. The
+ * sums replace P in `line`, and their number is returned; `column` becomes the last run's column. `first` is the
+ * distance from the first key that the request selects to the tile's key 0, negative if the tile begins earlier. */
 DEVICE int add_runs(float *line, bool mine, int first, int c, int c1, map_column &column)
 {
     for (int runs = 0;; column.next()) {
@@ -145,7 +145,7 @@ DEVICE float sum_of_run(const float *lines, int pitch, int begin, int end, int r
 
 /* Adds the P of one tile to the cells of a map. The tile has `runs` runs; a run is the keys of one column of the map,
  * from column v on. `open` is the unfinished sum of the first run's cell, and becomes that of the last run's cell.
- * Cells that end in the tile are stored at `to`, the strip's row 0 of the map. */
+ * Cells that end in the tile are stored at `to`, which is row 0 of the map in the sums of this warp's queries. */
 DEVICE void add_cells(const float *lines, int pitch, const strip_rows &of_map, int runs, int v, int64_t columns,
                       float *to, double &open)
 {
@@ -192,7 +192,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     const int tile = shared_tile(a, cells.blocks, &number);
     const head_args x = head_args_of(a, g.dims.packed ? o.sequence : blockIdx.z, blockIdx.y);
     const limits limit = limits_of(g, x.s);
-    /* the block has queries [q0, q1), and keys [k0, k1), which are the columns [v0, v1) of the map */
+    /* the block has queries [q0, q1) and keys [k0, k1); [v0, v1) are its columns of the map, or for the output
+     * `weights` its tiles of BN keys */
     const int height = (int)(o.rows[1] - o.rows[0]), width = (int)(o.keys[1] - o.keys[0]), r0 = tile * BM;
     const int q0 = (int)o.rows[0] + r0, q1 = (int)attn_min64(attn_min64(q0 + BM, o.rows[1]), x.s.Sq);
     const int parts = cells.map ? (int)o.map[1] : (width + BN - 1) / BN;

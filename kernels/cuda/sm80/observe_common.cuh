@@ -1,6 +1,6 @@
-/* observe_common.cuh: code that the observe kernels with mma.sync (sm80/) and with wgmma (sm90/observe/) share:
- * launching, and merging a row's maximum m and sums l and e over parts of the keys (observe.h). First include
- * sm80/ptx.cuh or sm90/observe/ptx.cuh, which define exp2_fast() and max_or_nan(). */
+/* observe_common.cuh: code for an observe (statistics of attention weights) that the kernels with mma.sync (sm80/) and
+ * with wgmma (sm90/observe/) share: launching, and merging a row's maximum m and sums l and e over parts of the keys
+ * (observe.h). First include sm80/ptx.cuh or sm90/observe/ptx.cuh, which define exp2_fast() and max_or_nan(). */
 #ifndef ATTN_SM80_OBSERVE_COMMON_CUH
 #define ATTN_SM80_OBSERVE_COMMON_CUH
 

@@ -1,7 +1,7 @@
-/* observe_tiles.cuh: code that the passes (kernels) of an observe on tensor cores share. A block owns BM rows of q (for
- * key_mass: of k), which stay in registers as fragments, and visits tiles of BN rows of k (or q). There are two buffers
- * for tiles, so a tile takes only one barrier, and the next tile is copied while products are computed. scores.cuh
- * explains which elements of S a lane has. */
+/* observe_tiles.cuh: code that the kernels of an observe (statistics of attention weights) on tensor cores share. A
+ * block owns BM rows of q (for key_mass: of k), which stay in registers as fragments, and visits tiles of BN rows of k
+ * (or q). There are two buffers for tiles, so a tile takes only one barrier, and the next tile is copied while products
+ * are computed. scores.cuh explains which elements of S a lane has. */
 #ifndef ATTN_SM80_OBSERVE_TILES_CUH
 #define ATTN_SM80_OBSERVE_TILES_CUH
 

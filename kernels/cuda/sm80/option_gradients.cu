@@ -35,8 +35,8 @@ enum {
 
 struct work {
     saved s;
-    attn_view to; /* where sums are written: dbias, or the workspace with separate sums for each block */
-    /* number of elements between the sums of two blocks that share a tile */
+    attn_view to; /* where sums are written: to dbias, or to the workspace, where each block has its own sums */
+    /* number of elements from one block's sums to the next block's, if several blocks share a tile */
     int64_t part_elements;
     int batches, heads; /* an element of dbias is a sum over this many batch rows and heads */
     int q_tiles, key_tiles;
@@ -726,7 +726,7 @@ division division_of(const attn_plan *plan)
     return x;
 }
 
-/* Returns whether one instruction can read or write elements 2 n and 2 n + 1 of each row. */
+/* Returns whether one instruction can read or write elements 2 n and 2 n + 1 of each row of the tensor. */
 bool in_pairs(const attn_view &view, int64_t Sk)
 {
     const size_t pair = view.dtype == ATTN_F32 ? 8 : 4;

@@ -50,7 +50,7 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
      * row 0 */
     const char *data;
     const attn_view *view;
-    int row_bytes; /* number of bytes from one row to the next; set only if `pieces` */
+    int row_bytes; /* number of bytes from one row to the next; set only if `pieces` is true */
     int rows;      /* number of rows of the sequence; later rows become zeros */
     int columns;
     /* whether every row is 16-byte aligned and a multiple of 16 bytes; rows are then copied in pieces of 16 bytes */

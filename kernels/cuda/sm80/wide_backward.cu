@@ -107,8 +107,8 @@ DEVICE void find_keys_of_block(const cuda_args &a, const limits &whole, int colu
     p.end = place.rows > 0 ? p.tiles * (int)a.g.group : 0;
 }
 
-/* tile_row() returns the first row, and head_of_round() the query head, of the tile that the block visits in round
- * n. */
+/* For the tile that the block visits in round n of its loop, tile_row() returns the first row, and head_of_round() the
+ * query head. */
 template <gradient G> DEVICE int tile_row(const block_place &p, int n)
 {
     return (G == DQ ? n : p.first_tile + n % p.tiles) * TILE;
@@ -139,8 +139,8 @@ DEVICE void load_rows(const cuda_args &a, const block_place &p, attn_tensor_id i
     from.template load<COUNT>(to, row);
 }
 
-/* Begins to copy a chunk of columns of round n's tile. If VALUES is true, the chunk is from dout and v, otherwise from
- * q and k. */
+/* Begins to copy a chunk of columns of the tile that the block visits in round n of its loop. If VALUES is true, the
+ * chunk is from dout and v, otherwise from q and k. */
 template <gradient G, bool VALUES>
 DEVICE void load_chunk(const cuda_args &a, const block_place &p, stage &to, int n, int chunk)
 {
@@ -151,7 +151,8 @@ DEVICE void load_chunk(const cuda_args &a, const block_place &p, stage &to, int 
     cp_async_commit();
 }
 
-/* Begins to copy the block's columns of k, q or dout, which the last product of round n multiplies by dS or P. */
+/* Begins to copy the block's columns of k, q or dout. In round n of the block's loop, the last product multiplies them
+ * by dS or P. */
 template <gradient G> DEVICE void load_columns(const cuda_args &a, const block_place &p, stage &to, int n)
 {
     load_rows<TILE, COLUMNS>(a, p,
@@ -162,8 +163,8 @@ template <gradient G> DEVICE void load_columns(const cuda_args &a, const block_p
     cp_async_commit();
 }
 
-/* Loads lse and delta of the queries of the tile that round n visits, and the arguments for options of the tile's
- * head. */
+/* Loads lse and delta of the queries of the tile that the block visits in round n of its loop, and the arguments for
+ * options of the tile's head. */
 template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, const saved &s, Shared &sm, int n)
 {
     block_place &p = sm.place;
@@ -208,7 +209,8 @@ DEVICE float2 factors_of(const cuda_args &a, const Shared &sm, int nt, int e)
     return factors;
 }
 
-/* Turns the scores S of round n's tile into probabilities P: applies masks and options, then computes 2^(S - lse). */
+/* Turns the scores S of the tile of round n (iteration of the block's loop) into probabilities P: applies masks and
+ * options, then computes 2^(S - lse). */
 template <gradient G, bool SCORE_MODS, int NT, class Shared>
 DEVICE void scores_to_p(float (&S)[NT][4], const cuda_args &a, const saved &s, Shared &sm, const row_numbers<G> &own,
                         int n, float scale_log2)

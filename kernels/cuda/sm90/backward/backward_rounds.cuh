@@ -20,8 +20,8 @@ enum variant {
     WITH_BIAS     /* all options, including bias, keep_mask and dropout, but no softcap */
 };
 
-/* Head sizes up to D, BM queries per tile. Variants that keep more numbers in shared memory until dS is computed have
- * one buffer less for Q or for dS. */
+/* The shape of a kernel instance for head sizes up to D, with BM queries per tile. Variants that keep more numbers in
+ * shared memory until dS is computed have one buffer less for Q or for dS. */
 template <int D_, int BM_, variant VARIANT_> struct shape {
     static const variant VARIANT = VARIANT_;
     static const bool BIAS = VARIANT == WITH_BIAS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS,
@@ -47,8 +47,8 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
     static const bool PASSES = BM == 64 && !OPTIONS;
 };
 
-enum { NO_ROWS = -1 }; /* value of block_place::rows: there are no more tiles of keys */
-/* value of a word of plan.begun: the first dQ is stored, so other blocks may add theirs */
+enum { NO_ROWS = -1 }; /* a value of block_place::rows, which says that there are no more tiles of keys */
+/* a value of a word of plan.begun, which says that the first dQ is stored, so that other blocks may add theirs */
 enum { PART_THERE = 2 };
 /* number of threads that meet at a barrier to hand over dQ: a consumer (128) and the warp that sends its dQ (32) */
 enum { HANDING = 128 + 32 };
@@ -204,8 +204,8 @@ template <class X> struct round_walk {
             if (p.kept.words) {
                 const int some = kinds_of(p.kept, x.b, h, x.j0, tile * X::UNITS, X::UNITS);
                 partly_kept = some & SOME_HIDDEN;
-                /* With `deterministic`, blocks count the additions of dQ to this tile of queries, so none may be left
-                 * out. */
+                /* A tile in which keep_mask hides all pairs is skipped, but not with `deterministic`: blocks then count
+                 * the additions of dQ to this tile of queries, so none may be left out. */
                 if (!(some & SOME_SEEN) && !p.in_order) return true;
             }
         if (!X::OPTIONS || !p.mask.bounds) return false;
