@@ -25,8 +25,8 @@ DEVICE bool has_wanted(const observed_rows &rows)
     return rows.nonfinite_sums ? *rows.nonfinite : !rows.found || *rows.found;
 }
 
-/* If rows.nonfinite_sums is set, a launch computes only elements of key_mass, weights or map whose value so far, `x`,
- * is not finite. */
+/* Returns whether this launch computes an element of key_mass, weights or map whose value so far is `x`. If
+ * rows.nonfinite_sums is set, it computes only elements that are not finite. */
 DEVICE bool is_wanted_sum(const observed_rows &rows, float x)
 {
     return !rows.nonfinite_sums || x - x != 0;

@@ -35,8 +35,8 @@ void simple_observe_find_nonfinite(const cuda_chip *chip, const cuda_args &a, co
 void simple_observe_nonfinite_sums(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                                    cudaStream_t stream);
 
-/* Adds the probabilities of strange rows (rows that tensor cores cannot compute) to key_mass and map, and writes their
- * weights. */
+/* Adds the probabilities of strange rows (rows that tensor cores cannot compute) to key_mass and map, and writes the
+ * `weights` of these rows. */
 void simple_observe_sums_left(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                               cudaStream_t stream);
 

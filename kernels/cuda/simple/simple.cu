@@ -181,9 +181,9 @@ template <int N> DEVICE float dz_of(const cuda_args &a, const saved &s, const he
     return gradient_of_pair<N>(a, s, x, i, j).dz;
 }
 
-/* What one launch computes of dbias [nb, nh, nq, Sk], where a broadcast axis has size 1. An element is a sum over the
- * broadcast axes: one term per query, head and batch row. The launch adds the terms `begin` to `end` - 1 to the sum so
- * far. */
+/* The part of dbias [nb, nh, nq, Sk] that one launch computes; a broadcast axis has size 1. An element is a sum over
+ * the broadcast axes: one term per query, head and batch row. The launch adds the terms `begin` to `end` - 1 to the sum
+ * so far. */
 struct dbias_part {
     int64_t nb, nh, nq, first, begin, end;
 };

@@ -142,7 +142,7 @@ struct key_place {
     attn_sequence s;
     limits limit;
     int b, hk, j0;
-    int rows;        /* number of rows of dk and dv to write; those past the length in seqlens_k become zeros */
+    int rows;        /* number of rows of dk and dv to write; rows past the length in seqlens_k become zeros */
     int first, last; /* the query tiles `first` to `last` - 1 see at least one of the block's keys */
 };
 

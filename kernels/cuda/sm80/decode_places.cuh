@@ -26,8 +26,8 @@ struct decode_plan {
     bool options;
     /* the most sequences whose rows decode_stacks() computes together; 0: decode_stacks() is not launched */
     int stack;
-    /* number of rows of partial results per key/value head in packed problems; those of sequence b begin at cu_k[b] /
-     * KEYS_A_ROW */
+    /* number of rows of partial results per key/value head in packed problems; the rows of sequence b begin at row
+     * cu_k[b] / KEYS_A_ROW */
     int64_t head_rows;
     float *O;   /* O of the partial results, in rows of D; NULL: no sequence has more than one split */
     float2 *ml; /* maximum m in base 2 (x) and sum l (y) of each row of partial results */

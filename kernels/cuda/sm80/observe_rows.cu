@@ -114,8 +114,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
 #pragma unroll
     for (int mt = 0; mt < MT; mt++) rows[mt][0] = rows[mt][1] = no_keys();
     const int of_chunk = OBSERVE_CHUNK / BN;
-    /* Returns this block's first tile from tile n on. If several blocks share the keys, this block has every
-     * parts.blocks-th chunk of keys, from chunk `number` on. */
+    /* Returns the first tile from tile n on that this block computes. If several blocks share the keys, this block has
+     * every parts.blocks-th chunk of keys, from chunk `number` on. */
     const auto own_tile = [&](int n) {
         const int blocks = parts.blocks;
         for (;;) {

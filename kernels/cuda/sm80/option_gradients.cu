@@ -697,8 +697,8 @@ struct division {
     sum_kind kind;
     /* cells: number of tiles of dbias; terms: number of tiles of dZ that are added up to one tile of dbias */
     int64_t elements, cells, terms, batches, heads;
-    int64_t nb, nh, nq; /* sizes of dbias along batch rows, heads and queries; 1 along an axis over which it is
-                         * shared */
+    /* sizes of dbias along batch rows, heads and queries; the size of an axis over which dbias is shared is 1 */
+    int64_t nb, nh, nq;
     int parts;
 };
 

@@ -159,9 +159,9 @@ DEVICE void opaque(uint32_t &x)
     asm volatile("" : "+r"(x));
 }
 
-/* Computes S = A B^T over D channels, for 16 MT rows of A and N rows of B, which are float16 parts hi and lo in shared
- * memory. Small products (hi times lo) are summed separately, because tensor cores truncate when they add. A_ROWS: rows
- * of A in shared memory. */
+/* Computes S = A B^T over D channels, for 16 MT rows of A and N rows of B. Both are stored in shared memory as float16
+ * parts hi and lo. Small products (hi times lo) are summed separately, because tensor cores truncate when they add.
+ * A_ROWS: number of rows of A in shared memory. */
 template <int D, int MT, int N, int A_ROWS, bool TURNED = false>
 DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
 {
@@ -286,8 +286,8 @@ DEVICE bool is_number(float x)
     return x - x == 0;
 }
 
-/* Finds each row's largest magnitude. `top` is the largest of them, `least` the smallest that is not 0 (+inf if all are
- * 0). */
+/* Finds the largest magnitude of each row. `top` becomes the largest of these magnitudes, `least` the smallest that is
+ * not 0 (+inf if all are 0). */
 template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], float &top, float &least)
 {
     top = 0, least = CUDART_INF_F;
@@ -297,7 +297,7 @@ template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], 
 #pragma unroll
         for (int v = 0; v < V; v++)
             if (is_number(x[r][v])) most = fmaxf(most, fabsf(x[r][v]));
-        /* floats that are not negative compare like their bits as integers */
+        /* among floats that are not negative, the largest also has the largest bits as an integer */
         most = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(most)));
         top = fmaxf(top, most);
         if (most > 0) least = fminf(least, most);

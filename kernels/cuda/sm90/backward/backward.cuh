@@ -252,8 +252,8 @@ template <class X> bool make_maps(maps &m, const attn_geometry &g)
            tma_map(&m.dO, tma_tensor_of(g.view[ATTN_T_dout], e.B, d.H, e.rows_q, d.Dv), X::BM);
 }
 
-/* Returns whether TMA can load the problem: it needs at least one row, numbers of rows in 32 bits, and suitable
- * strides. */
+/* Returns whether TMA can load the problem: it needs at least one row, numbers of rows that fit in 32 bits, and
+ * suitable strides. */
 bool backward_walkable(const attn_plan *plan)
 {
     static const struct {

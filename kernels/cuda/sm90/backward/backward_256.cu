@@ -215,8 +215,8 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
                 issue_dV(dV, P);
                 this->next_round();
                 issue_S(S, held);
-                /* Wait for the product dV, because the next P overwrites registers that it reads. By then all warps
-                 * have also read lse and delta. */
+                /* Wait for the product dV, because the next P overwrites registers that this product reads. After the
+                 * wait all warps have also read lse and delta. */
                 wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 me.release(sm.bars_dO, now);
@@ -311,8 +311,8 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
                 keep_dS(dS);
                 this->next_round();
                 issue_dP(dP, held);
-                /* Wait for the product dK, because the next dS overwrites registers that it reads. By then all warps
-                 * have also read lse and delta. */
+                /* Wait for the product dK, because the next dS overwrites registers that this product reads. After the
+                 * wait all warps have also read lse and delta. */
                 wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 retire<0>(dP);

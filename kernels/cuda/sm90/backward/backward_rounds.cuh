@@ -40,7 +40,8 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
     static const bool TURNS =
         /* Whether the two consumers take turns with their exponentials, which is faster at D = 64. */
         VARIANT == CAPPED || (D == 64 && !OPTIONS);
-    /* Number of parts in which dV is computed: at D = 64 registers are scarce. */
+    /* Number of parts in which dV is computed, one after the other. Most variants have two at D = 64, because registers
+     * are scarce. */
     static const int DV_PARTS = D == 64 && VARIANT != CAPPED ? 2 : 1;
     static const bool S_BEFORE_DK = D != 64 && VARIANT == PLAIN;
     /* whether a consumer skips a tile of queries that sees none of the consumer's keys */
