@@ -1,10 +1,12 @@
-/* rows.cuh: functions with which one warp computes one row of out, of dq, or of dk and dv. They skip hidden pairs.
- * simple.cu consists of these functions; kernels on tensor cores call them for tiles whose result is not finite. A lane
- * holds every 32nd channel: N registers for D up to 32 N.
+/* rows.cuh: functions with which one warp computes one row of out, of dq, or of dk and dv. They skip hidden pairs of a
+ * query and a key. simple.cu consists of these functions; kernels on tensor cores call them for tiles whose result is
+ * not finite. A lane holds every 32nd channel: N registers for D up to 32 N.
+ *
  * Scores are computed in one of two ways, with the same bits (except the sign of a 0 in out):
- * BY_WARP: one pair at a time; each lane has some channels. This takes little code and few registers.
- * BY_LANES: 32 pairs at a time, one per lane. It is for rows of huge scores, where nearly all keys have a P of 0 and
- * are skipped together. BY_WARP would take 1.2 us per pair there (one warp per multiprocessor, H100, D 1). */
+ * BY_WARP: the warp computes one pair at a time; each lane has some channels. This takes little code and few registers.
+ * BY_LANES: the warp computes 32 pairs at a time, one per lane. This is for rows of huge scores, where nearly all keys
+ * have a P of 0 and are skipped together. BY_WARP would take 1.2 us per pair there (one warp per multiprocessor, H100,
+ * D 1). */
 #ifndef ATTN_CUDA_ROWS_CUH
 #define ATTN_CUDA_ROWS_CUH
 

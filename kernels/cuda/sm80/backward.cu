@@ -1,15 +1,19 @@
 /* backward.cu: flash attention backward on tensor cores by mma.sync, from compute capability 8.0 on: Algorithm 2 of
  * FlashAttention-2 (arXiv:2307.08691), with transposed scores. A block owns BN keys of one key/value head, whose K and
- * V stay in shared memory, and visits the queries that see these keys in tiles of BM:
+ * V stay in shared memory. It visits the queries that see these keys in tiles of BM:
  *
  * S^T = K Q^T, dP^T = V dO^T, P^T = exp(S^T - lse), dS^T = P^T (dP^T - delta), dV += P^T dO, dK += dS^T Q, dQ = dS K
  *
  * dQ is added to float32 sums in global memory in any order, so its last bits vary from run to run. With
- * `deterministic`, dq_tiles computes dQ by query tiles instead. dK and dV are always deterministic. With head dims
- * above 128, dK and dV do not both fit in registers: one launch computes dK and another dV.
+ * `deterministic`, the kernel dq_tiles computes dQ by query tiles instead. dK and dV are always deterministic. With
+ * head dims above 128, dK and dV do not both fit in registers: one launch computes dK and another dV.
  *
- * The kernels are prepare (delta, and lse in base 2), dkdv_wide (head dims to 128 without options) or dkdv_tiles, and
- * finish (dQ = scale * sum). Rows whose result is not finite are recomputed with rows.cuh (see forward.cu). */
+ * The kernels are, in order (without `deterministic`):
+ * prepare: delta, and lse in base 2
+ * dkdv_wide (head dims to 128 without options) or dkdv_tiles: dK, dV and the sums of dQ
+ * finish: dQ = scale * sum
+ *
+ * Rows whose result is not finite are recomputed with rows.cuh (see forward.cu). */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 #include "backward_wide.cuh"

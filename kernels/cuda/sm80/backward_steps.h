@@ -1,11 +1,12 @@
 /* backward_steps.h: the steps that a backward on tensor cores takes before and after its main kernel, for
- * sm80/backward.cu and sm90/backward/backward.cu.
+ * sm80/backward.cu and sm90/backward/backward.cu. In order:
  *
  * begin_backward: runs the forward if the client has not given out and lse.
- * prepare_backward: delta = rowsum(dO O) - dlse, lse and delta by query tiles, zeros in the sums of dQ (sm90 has its
- * own).
- * The main kernel: dK and dV, and the float32 sums of dQ; then dQ = scale * sums.
- * end_backward: rows that earlier kernels have only marked; dbias, dalibi_slopes and dsinks if requested. */
+ * prepare_backward: computes delta = rowsum(dO O) - dlse, stores lse and delta by query tiles, and sets the sums of dQ
+ * to zero (sm90 has its own version).
+ * The main kernel: computes dK and dV, and the float32 sums of dQ; then dQ = scale * sums.
+ * end_backward: computes rows that earlier kernels have only marked, and dbias, dalibi_slopes and dsinks if
+ * requested. */
 #ifndef ATTN_SM80_BACKWARD_STEPS_H
 #define ATTN_SM80_BACKWARD_STEPS_H
 

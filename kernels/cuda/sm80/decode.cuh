@@ -1,10 +1,10 @@
-/* decode.cuh: how a block of decode.cu computes a split (a part of a sequence's keys), and its loop over splits. A
- * template parameter RING says how keys and values get to shared memory, with the same bits: copies_by_threads copies
- * pieces of 16 bytes (cp.async, any strides and options, from compute capability 8.0 on); copies_by_engine uses TMA
- * (sm90/decode/decode.cu).
+/* decode.cuh: how a block of decode.cu computes a split (a part of a sequence's keys), and its loop over splits. The
+ * template parameter RING says how keys and values are copied to shared memory; results have the same bits with either
+ * class. copies_by_threads copies pieces of 16 bytes (cp.async, any strides and options, from compute capability 8.0
+ * on). copies_by_engine uses TMA (sm90/decode/decode.cu).
  *
- * RING<T, X> is a block's ring of tiles, K and V alternately:
- * kept: the ring's state that outlives a split
+ * RING<T, X> is a block's ring of tiles, alternately of K and of V. Its members are:
+ * kept: the ring's state, which lasts longer than a split
  * begin(queries): requests the first tiles; queries() writes Q to shared memory, where next() makes it visible
  * next<VALUES>(): returns the next tile of V or K, when it has arrived
  * clear_tail(tile, j): sets rows past the sequence to 0, if the copies have not done so

@@ -1,16 +1,17 @@
 /* f32_backward.cu: flash attention backward for float32 on tensor cores by mma.sync, from compute capability 8.0 on:
  * FlashAttention-2 (arXiv:2307.08691), Algorithm 2, with transposed scores, as in backward.cu. A float32 number is
- * stored as two float16, and three float16 products make one float32 product (split.cuh).
+ * stored as two float16 numbers, and three float16 products make one float32 product (split.cuh).
  *
- * A block owns BN keys of one key/value head, whose K and V stay in shared memory, and visits the queries that see them
- * in tiles of BM; a warp owns 16 keys. There is only one buffer for Q and dO.
+ * A block owns BN keys of one key/value head, whose K and V stay in shared memory. It visits the queries that see these
+ * keys in tiles of BM. A warp owns 16 keys. There is only one buffer for Q and dO.
  *
  * Registers hold 2^15 P, so that small P stay within float16's range. dS is multiplied by a power of two that brings
- * its upper bound near 2^14: |dS_ij| <= |dO_i| |v_j| + |delta_i| (|x|: the largest norm of a row of the tile).
+ * its upper bound near 2^14. The bound is |dS_ij| <= |dO_i| |v_j| + |delta_i|, where |x| is the largest norm of a row
+ * of the tile.
  *
- * dQ is added to float32 sums in any order; with `deterministic` a second kernel computes dQ by query tiles
- * (f32_dq.cuh). rows.cuh computes tiles whose result is not finite, or that depend on a wide tile (with rows whose
- * numbers are all too small for the tile's exponent, see split.cuh). */
+ * dQ is added to float32 sums in any order. With `deterministic` a second kernel computes dQ by query tiles instead
+ * (f32_dq.cuh). A tile is wide if it has a row whose numbers are all too small for the tile's exponent (split.cuh).
+ * rows.cuh computes tiles whose result is not finite, or depends on a wide tile. */
 #include <stddef.h>
 
 #include "kernels/cuda/simple/simple.h"

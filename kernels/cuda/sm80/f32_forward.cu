@@ -1,12 +1,12 @@
 /* f32_forward.cu: flash attention forward for float32 on tensor cores by mma.sync, from compute capability 8.0 on:
  * FlashAttention-2 (arXiv:2307.08691), Algorithm 1, as in forward.cu. A float32 number is stored as a pair of float16
  * numbers, and three float16 products make one float32 product, with about float32's error (split.cuh). A kernel that
- * runs first splits K and V; each block splits its rows of Q, and P in registers.
+ * runs first splits K and V into such pairs. Each block splits its rows of Q, and P in registers.
  *
  * Registers hold 2^15 P and 2^15 l, so that small P stay within float16's range. If a row sees only one key, out is a
- * bitwise copy of the key's row of v. Numbers that are not finite are handled as in forward.cu. rows.cuh computes all
- * rows of a block that reads a wide tile (with rows whose numbers are all too small for the tile's exponent, see
- * split.cuh). */
+ * bitwise copy of the key's row of v. Numbers that are not finite are handled as in forward.cu. A tile is wide if it
+ * has a row whose numbers are all too small for the tile's exponent (split.cuh). If a block reads a wide tile, rows.cuh
+ * computes all rows of the block. */
 #include "forward_steps.cuh"
 #include "seen_tiles.cuh"
 #include "split.cuh"

@@ -1,17 +1,17 @@
 /* forward.cu: flash attention forward on tensor cores by mma.sync, from compute capability 8.0 on. A block owns BM
- * queries of one head and visits the keys that they may see in tiles of BN, from the last to the first
+ * queries of one head. It visits the keys that they may see in tiles of BN, from the last tile to the first
  * (FlashAttention-2, arXiv:2307.08691, Algorithm 1).
  *
  * A warp owns 16 MT of the rows, and four lanes share a row, so the softmax needs no data of other warps. m may be up
- * to 8 (base 2) below the maximum, so that O is rescaled only once or twice per row.
+ * to 8 (base 2) below the row's maximum, so that O is rescaled only once or twice per row.
  *
- * The plain variant computes problems with lengths, causal and window, which let each row see one interval of keys, and
+ * The plain variant computes problems with lengths, causal and window, where each row sees one interval of keys, and
  * with a scale above 0. The variant with options (softcap, bias, ALiBi, masks, dropout, any scale) applies the
  * functions of args.cuh to every score.
  *
- * P = 0 times a NaN or an infinity of V is NaN, even in rows that do not see this key. A block whose result is not
- * finite therefore visits its tiles a second time, with zeros in place of such values, and then computes the rows that
- * see one with rows.cuh, which skips hidden keys. */
+ * If V has a NaN or an infinity, P V is NaN even for rows that do not see this key, because 0 times NaN is NaN. A block
+ * whose result is not finite therefore visits its tiles a second time, with zeros in place of such values. It then
+ * computes the rows that see such a value with rows.cuh, which skips hidden keys. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/rows.cuh"
 #include "decode.h"

@@ -1,8 +1,10 @@
-/* observe_cells.cu: weights and map of an observe, on tensor cores, for the queries and keys that the request selects
- * (the region). The map divides the region into a grid of cells, and has the sum of P of each cell.
+/* observe_cells.cu: two outputs of an observe (statistics of attention weights), on tensor cores: `weights`, the
+ * probabilities P of the queries and keys that the request selects, and `map`. The map divides these queries and keys
+ * into a grid of cells, and has the sum of P of each cell.
  *
- * Cells may have any size. A warp owns a strip (some neighbouring queries), and stores a sum for each row u and column
- * v of the map: P over its queries in row u and the keys in column v. observe.cu then adds up the strips in order.
+ * Cells may have any size. A warp computes a strip (some neighbouring queries). For each row u and column v of the map,
+ * it stores the sum of P over its queries in row u and the keys in column v. observe.cu then adds up the sums of all
+ * strips in order.
  *
  * A tile of keys is divided into runs (neighbouring keys in the same column v). A lane adds up a run for each of its
  * queries, and the warp adds up the queries of each row u. If columns are narrow, P goes through shared memory: each

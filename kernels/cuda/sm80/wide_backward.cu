@@ -1,16 +1,16 @@
 /* wide_backward.cu: the backward for head sizes above those of backward.cu, up to ATTN_MAX_HEAD_DIM, with constant
- * shared memory and registers. A block computes ROWS rows and COLUMNS columns of dq, dk or dv. For dq it visits the
- * tiles of TILE keys that its rows see; for dk and dv the tiles of TILE queries that see its rows, for every head of
- * the group. While a product reads one of two buffers, copies fill the other:
+ * shared memory and registers. A block computes ROWS rows and COLUMNS columns of one gradient. A block of dq visits the
+ * tiles of TILE keys that its queries see. A block of dk or dv visits the tiles of TILE queries that see its keys, for
+ * every query head of the group. There are two buffers: while a product reads one, copies fill the other.
  *
  * dq: S += Q K^T and dP += dO V^T (chunk by chunk of channels), P = exp(S - lse), dS = P (dP - delta), dq += dS K
  * dk: the same with S^T and dP^T, dk += dS^T Q
  * dv: S^T += K Q^T, P = exp(S - lse), dv += P^T dO
  *
- * S and dP are recomputed for every COLUMNS columns, by a different block: compared with the usual five products, 2.6
- * times as many multiplications at D = Dv = 512, 4.6 times at 1024. Blocks share no sums, so all gradients are
- * deterministic. Rows whose result is not finite are only marked, as in wide_forward.cu; later launches compute
- * them. */
+ * For every COLUMNS columns, a different block computes S and dP again. Compared with the usual five products, this
+ * takes 2.6 times as many multiplications at D = Dv = 512, and 4.6 times at 1024. Blocks share no sums, so all
+ * gradients are deterministic. Rows whose result is not finite are only marked, as in wide_forward.cu; later launches
+ * compute them. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 #include "backward_common.cuh"
