@@ -36,8 +36,8 @@ DEVICE void load_values(row_values *to, const row_values *from)
 
 /* ---- The kernel `prepare`: lse and delta of each row ------------------------------------------------------------- */
 
-/* Computes lse as two numbers (lse and rest) for each row of the tile whose lse is too large for one float32. Which
- * tile the block has is computed again here, because keeping it would take registers in prepare(). */
+/* Computes lse as two numbers (lse and rest) for each row of the tile whose lse is too large for one float32. The
+ * indices of the block's tile are computed again here, because keeping them would take registers in prepare(). */
 __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const saved &s, unsigned tile)
 {
     const tile_place place = tile_place_of<BM>(a, tile);

@@ -231,8 +231,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
         }
     }
 
-    /* which keys the block has is computed a second time here, because keeping it during the loop would take
-     * registers */
+    /* The block's range of keys is computed a second time here, because keeping it during the loop would take
+     * registers. */
     place = key_place_of<BN>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
     const attn_view &dk = g.view[ATTN_T_dk], &dv = g.view[ATTN_T_dv];
     bool finite = scale_block(dK, (float)g.scale);

@@ -317,8 +317,8 @@ again:
         }
     }
 
-    /* out = O / l, lse = m + ln l. Which rows the block has is computed a second time here, because keeping it during
-     * the loop would take registers. */
+    /* out = O / l, lse = m + ln l. The indices of the block's rows are computed a second time here, because keeping
+     * them during the loop would take registers. */
     unsigned block = blockIdx.x;
     asm volatile("" : "+r"(block));
     const tile_place home = tile_place_of<BM>(a, block);

@@ -137,8 +137,8 @@ again:
         accumulate<T>(O, S, [&](uint32_t(&f)[4], int dt, int kk) { b_columns_of<D>(f, down, tileV, dt * 8, kk * 16); });
     }
 
-    /* out = O / l, lse = m + ln l. Which rows the block has is computed a second time here, because keeping it during
-     * the loop would take registers. */
+    /* out = O / l, lse = m + ln l. The indices of the block's rows are computed a second time here, because keeping
+     * them during the loop would take registers. */
     place = row_place_of<BM>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
     const float v_scale = scale_of(g.view[ATTN_T_v_scale], place.b, place.hk) *
                           (SCORE_MODS && a.drop_below ? a.drop_scale : 1);

@@ -164,7 +164,8 @@ DEVICE void add_cells(const float *lines, int pitch, const strip_rows &of_map, i
     open = (double)sum_of_run(lines, pitch, of_map.begin, of_map.end, runs - 1);
 }
 
-/* Sets the scores of rows with a base of INFINITY to -inf, so that P is 0 and not NaN. */
+/* Sets the scores of rows with a base of INFINITY to -inf, so that P is 0 and not NaN. (Such rows have only P of 0, or
+ * tensor cores cannot compute them.) */
 template <int MT, int NT> DEVICE void hide_rows_without_base(float (&S)[MT][NT][4], const float (&base)[MT][2])
 {
 #pragma unroll

@@ -32,7 +32,8 @@ template <int BM> DEVICE key_place key_place_of(const cuda_args &a)
     return { b, tile * BM };
 }
 
-/* Sets the scores of queries with a base of INFINITY to -inf, so that P is 0 and not NaN. */
+/* Sets the scores of queries with a base of INFINITY to -inf, so that P is 0 and not NaN. (Such queries have only P of
+ * 0, or tensor cores cannot compute them.) */
 template <int MT, int NT> DEVICE void hide_queries_without_base(float (&S)[MT][NT][4], const float2 *end)
 {
 #pragma unroll

@@ -248,8 +248,8 @@ template <bool IN_PAIRS> DEVICE void add_bias(const cuda_args &a, const warp_pai
     }
 }
 
-/* A tile of the bias, in base 2. It is used by OVER_HEADS, where a block adds up heads and batch rows that have the
- * same bias. Rows are 136 floats apart to avoid bank conflicts. */
+/* A tile of the bias, in base 2. It is used by OVER_HEADS, where a block adds up the gradients of all heads and batch
+ * rows that have the same bias. Rows are 136 floats apart to avoid bank conflicts. */
 struct shared_bias {
     float z[SIDE][SIDE + 8];
 };

@@ -151,7 +151,8 @@ __global__ void __launch_bounds__(shape<SCORE_MODS>::THREADS, 1)
     if (!place.exists) return;
 
     const int q_last = min(place.i0 + BM, place.Sq) - 1;
-    const int end = max(min(q_last + limit.hi, limit.Sk), 0); /* no row sees keys from `end` on */
+    /* no row of the block sees the key with number `end` or later keys */
+    const int end = max(min(q_last + limit.hi, limit.Sk), 0);
     const int first = min(max(place.i0 + limit.lo, 0), limit.Sk) / BN;
     const int last = last_tile<SCORE_MODS, BN, X::THREADS>(a, place.b, place.h, place.i0, q_last + 1, first,
                                                            (end + BN - 1) / BN, sm.seen);

@@ -1,5 +1,6 @@
-/* backward_rounds.cuh: the shapes, the plan, the shared memory and the producer's warps of the kernel of
- * backward_tiles.cuh. A round is one tile of queries of one of the heads that share the block's keys. */
+/* backward_rounds.cuh: parts of the kernel in backward_tiles.cuh: its shapes, its plan (parameters), its shared memory,
+ * and the warps of the producer, which load tiles and send dQ. A round is one tile of queries of one of the heads that
+ * share the block's keys. */
 #ifndef ATTN_SM90_BACKWARD_ROUNDS_CUH
 #define ATTN_SM90_BACKWARD_ROUNDS_CUH
 
