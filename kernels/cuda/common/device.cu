@@ -60,8 +60,8 @@ enum { COUNTER_BYTES = 128 }; /* a whole cache line for each stream's counter, s
  * cancelled and delays all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
-/* number of bytes before the marks of rows in the workspace; a mark is one byte per row, and not 0 if a later launch
- * must compute the row */
+/* Size in bytes of the header before the marks of rows in the workspace. A mark is one byte; it is not 0 if a later
+ * launch must compute the row. */
 enum { MARKS_HEAD = 16 };
 
 struct block {
@@ -74,9 +74,9 @@ struct device {
     attn_device base;
     cuda_chip chip;
     cudaDeviceProp properties;
-    /* core_khz, memory_khz: highest clock rates; memory_bits: width of the memory bus; 0: unknown */
+    /* core_khz, memory_khz: highest clock rates; memory_bits: width of the memory bus. A value of 0 means unknown. */
     int core_khz, memory_khz, memory_bits;
-    /* true: the device is lost after a sticky error; any thread may set this, and nothing clears it */
+    /* whether the device is lost after a sticky error; any thread may set this, and nothing clears it */
     std::atomic<bool> lost;
     /* bit n: this device has asked for direct access to the memory of device n; any thread may set a bit */
     std::atomic<uint64_t> peers;
@@ -92,7 +92,7 @@ struct device {
 };
 
 struct memory_range {
-    const char *begin, *end; /* `end` is not included; both pointers are NULL if there is no memory */
+    const char *begin, *end; /* addresses `begin` to `end` - 1; both pointers are NULL if the range is empty */
 };
 
 struct stream {
@@ -107,9 +107,9 @@ struct stream {
     /* Two bytes of pinned memory. found[0] is cuda_chip.found. found[1] becomes 1 if kernels could not compute some
      * rows and no later launch computes them; the host must then recompute the problem (left_rows()). */
     uint8_t *found;
-    /* true: a later launch computes rows that a kernel could not compute, even in a short problem */
+    /* whether a later launch computes rows that a kernel could not compute, even in a short problem */
     bool every_row;
-    /* true: the last kernel queued on the stream is one of decode.cu, and it writes the memory `written` */
+    /* whether the last kernel queued on the stream is one of decode.cu, which writes the memory range `written` */
     bool after_decode;
     memory_range written[2];
 };
@@ -338,7 +338,7 @@ block *kept_blocks(device *d)
     return list;
 }
 
-/* cudaFree waits for the device, so the caller must not hold the lock. */
+/* Frees the blocks of a list. The caller must not hold the lock, because cudaFree waits for the device. */
 void give_back(block *b)
 {
     while (b) {
@@ -415,7 +415,7 @@ void device_free(attn_device *base, void *memory)
     device *d = device_of(base);
     if (!memory) return;
     pthread_mutex_lock(&d->lock);
-    /* the list is short, and callers usually free their youngest blocks first */
+    /* a linear search is fast enough: the list is short, and callers usually free their youngest blocks first */
     for (block **link = &d->live; *link; link = &(*link)->next) {
         block *b = *link;
         if (b->memory != memory) continue;
@@ -445,7 +445,7 @@ void staging_free(attn_device *base, void *memory, size_t bytes)
 /* ---- Memory of other processes, imported by a handle ------------------------------------------------------------- */
 
 /* Returns the error for a memory handle (CUDA IPC) that the driver refused. If the device still works, the client's
- * handle was wrong, even if the code means a lost device in other calls. */
+ * handle was wrong, even if other calls use this error code for a lost device. */
 attn_status refuse_import(device *d, cudaError_t code, attn_error *err)
 {
     size_t free_bytes, total_bytes;
@@ -474,7 +474,7 @@ attn_status check_import(device *d, void *memory, size_t bytes, attn_error *err)
                    "cuMemGetAddressRange", err);
     if (status != ATTN_OK) return status;
     if (!address_range) return attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: the driver has no cuMemGetAddressRange");
-    /* the driver's error numbers are those of the CUDA runtime */
+    /* the driver's error numbers are the same as those of the CUDA runtime, so check() can take them */
     status = check(d, (cudaError_t)address_range(&base, &size, (CUdeviceptr)memory), "cuMemGetAddressRange", err);
     if (status != ATTN_OK) return status;
     size -= (size_t)((CUdeviceptr)memory - base);
@@ -555,7 +555,8 @@ size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
     if (rows < 2 * chip->step_seconds || is_decode(plan) || plan->kernel == &simple_forward.takes ||
         plan->kernel == &simple_backward.takes || plan->kernel == &simple_observe.takes)
         return 0;
-    /* the kernels of an observe (statistics of attention weights) keep the marks of rows in their own workspace */
+    /* An observe (statistics of attention weights) needs only a header here: its kernels mark rows in their own
+     * workspace. */
     if (plan->problem->op == ATTN_OP_OBSERVE) return MARKS_HEAD;
     return (size_t)(MARKS_HEAD + query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
 }
@@ -696,7 +697,8 @@ void allow_peer(device *d, int index)
     if (bit == 0 || (d->peers.fetch_or(bit, std::memory_order_relaxed) & bit)) return;
     if (cudaDeviceCanAccessPeer(&can, d->base.index, index) == cudaSuccess && can)
         (void)cudaDeviceEnablePeerAccess(index, 0);
-    cudaGetLastError(); /* clears the error that a refused or repeated request returns */
+    /* clears CUDA's last error, which a refused or repeated call of cudaDeviceEnablePeerAccess() has set */
+    cudaGetLastError();
 }
 
 attn_status copy_peer(attn_stream *base, void *to, const attn_device *source, const void *from, size_t bytes,
@@ -895,8 +897,8 @@ attn_status run_with(stream *s, const attn_plan *plans, int count, char *scratch
     char *const begin = scratch;
     for (int i = 0; i < count && !(steps && steps->more); i++) {
         if (attn_is_cancelled(s->base.cancel)) return attn_given_up(err);
-        /* an empty problem separates two groups, which use the same workspace one after the other (see
-         * attn_workspace()) */
+        /* An empty problem ends a group of problems. The next group runs after it, and uses the same workspace (see
+         * attn_workspace()). */
         if (attn_is_empty(plans[i].problem)) {
             scratch = begin;
             continue;
@@ -934,7 +936,8 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
     return status;
 }
 
-/* Sets *steps for one call of run_some() or truth(). Earlier calls for the same problem have queued `done` steps. */
+/* Initializes *steps for a call of run_some() or truth(). `done` is the number of steps that earlier calls for the same
+ * problem have queued. */
 attn_status begin_steps(attn_stream *base, int64_t done, cuda_steps *steps, attn_error *err)
 {
     device *d = device_of(base->device);

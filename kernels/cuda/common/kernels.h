@@ -20,28 +20,29 @@ struct cuda_kernel;
 struct cuda_chip {
     int major, minor;
     int multiprocessors;
-    int shared_bytes; /* the most dynamic shared memory in bytes per block */
+    int shared_bytes; /* the largest dynamic shared memory that a block can have, in bytes */
     /* kernels skip packed sequences of at most this many rows (queries * heads of a group), because decode.cu computes
      * them */
     int decode_rows;
-    /* true: threads copy tiles to shared memory even if the kernel could use TMA */
+    /* whether threads copy tiles to shared memory even if the kernel could use TMA */
     bool copies_by_threads;
-    /* true: the stream's previous call was a decode whose results this problem does not read, so the kernel may read
-     * its inputs before that decode ends */
+    /* whether the kernel may read its inputs before the stream's previous call ends: true if that call was a decode
+     * whose results this problem does not read */
     bool after_decode;
-    /* the stream's counter in device memory, which sm90/layer/scheduler.cuh uses; NULL: none */
+    /* the stream's counter in device memory, from which blocks claim work tiles (sm90/layer/scheduler.cuh); NULL:
+     * none */
     int *counter;
     /* bytes in which a kernel marks rows that it cannot compute on tensor cores (see cuda_args) */
     uint8_t *rows_later, *keys_later, *rows_found;
-    /* A byte of the host's pinned memory, which becomes 1 if a check finds marked rows (rows that a later launch must
-     * compute). NULL: there is no such check and no such launch. */
+    /* a byte of the host's pinned memory: a check sets it to 1 if it finds marked rows, which a later launch must
+     * compute; NULL if there is neither a check nor such a launch */
     uint8_t *found;
     /* The tiles are divided into `shares` equal parts, and the launch computes part number `share`. If both are 0, the
      * launch computes all tiles. */
     int share, shares;
     double step_seconds;      /* the longest time in seconds that one step may take (see cuda_steps) */
     struct cuda_steps *steps; /* selects the steps (parts of a long problem) that this call launches; NULL: all steps */
-    /* the forward kernels that may be used, as a part of the table cuda_kernels[] */
+    /* the forward kernels that may be used: the entries `forward_kernels` to `kernels_end` - 1 of cuda_kernels[] */
     const struct cuda_kernel *const *forward_kernels, *const *kernels_end;
 };
 
@@ -49,15 +50,16 @@ struct cuda_chip {
  * ms. At each call, launch() goes through the same steps, and takes_step() says which of them to launch. The host can
  * therefore queue a few steps, and cancel the rest. */
 struct cuda_steps {
-    int64_t done; /* number of steps that attn_run_some() has queued so far */
-    /* number of the next step */
+    int64_t done; /* number of steps (launches of a long problem) that attn_run_some() has queued so far */
+    /* number of the next step of the problem */
     int64_t at;
     /* seconds of work that this call of attn_run_some() may still queue; its first step is always queued */
     double seconds;
-    bool more; /* true: steps are left for the next call of attn_run_some() */
-    bool any;  /* true: this call of attn_run_some() has queued a step */
-    bool idle; /* true: all work of earlier calls of attn_run_some() had ended when this call began */
-    /* true: this call has queued a check for marked rows (see cuda_chip.found), whose result only the next call sees */
+    bool more; /* whether steps (launches of a long problem) are left for the next call of attn_run_some() */
+    bool any;  /* whether this call of attn_run_some() has queued a step (a launch of a long problem) */
+    bool idle; /* whether all work of earlier calls of attn_run_some() had ended when this call began */
+    /* whether this call has queued a check for marked rows (rows that a later launch must compute, see
+     * cuda_chip.found); only the next call can read its result */
     bool looked;
 };
 
@@ -103,7 +105,7 @@ template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count,
 }
 
 /* The tiles `first` to `end` - 1, which one launch computes. If the tiles of a head take longer than a step (about 20
- * ms), several launches share them. Their number does not change the bits of results. */
+ * ms), several launches share them. The number of launches does not change the bits of results. */
 struct tile_range {
     int64_t first, end;
 };
@@ -141,8 +143,8 @@ template <typename F> cudaError_t in_shares(const struct cuda_chip *chip, double
     return code;
 }
 
-/* Like in_shares(), but calls before() for all shares, then launch() for all shares. If there is only one share,
- * before() and launch() together are one step. */
+/* Like in_shares(), but first calls before() for all shares, and then launch() for all shares. If there is only one
+ * share, before() and launch() together are one step. */
 template <typename F, typename G>
 cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before, F before, double seconds, G launch)
 {
@@ -157,23 +159,23 @@ cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before,
 
 struct cuda_kernel {
     attn_kernel takes;
-    /* compute capabilities, as major * 10 + minor */
+    /* the lowest and the highest compute capability that can run the kernel, as major * 10 + minor */
     int least_compute, most_compute;
     /* Returns whether the kernel can compute this problem: checks sizes, strides and the chip's shared memory. The
-     * caller has already compared features and dtypes with the row. Sets plan->workspace_bytes (memory that launch()
-     * may overwrite), and may set plan->variant. The result depends only on the problem and the chip. */
+     * caller has already checked features and dtypes. Sets plan->workspace_bytes (memory that launch() may overwrite),
+     * and may set plan->variant. The result depends only on the problem and the chip. */
     bool (*plan)(const struct cuda_chip *chip, attn_plan *plan);
     /* Queues one planned problem, whose pointers are device memory. Never waits. */
     cudaError_t (*launch)(const struct cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
-    /* true (only for a forward): each call of launch() computes only a part of the tiles (cuda_chip.share); false:
-     * launch() itself divides the work into steps */
+    /* Whether each call of launch() computes only the tiles of one share (cuda_chip.share), which only a forward does.
+     * Otherwise launch() itself divides the work into steps. */
     bool shares;
 };
 
 /* the largest head size of most kernels on tensor cores; sm80/wide_forward.cu and others compute larger heads */
 enum { TILE_HEAD_DIM = 256 };
 
-const int ANY_COMPUTE = 999; /* the most_compute of a kernel that also runs on all future GPUs */
+const int ANY_COMPUTE = 999; /* the value of most_compute for a kernel that also runs on all future GPUs */
 
 /* Features that every kernel computes: the basic tensors, and masks that let each row see one interval of keys. */
 const uint64_t BASIC_FEATURES = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(out) |

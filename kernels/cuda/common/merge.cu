@@ -49,7 +49,7 @@ DEVICE float find_dots(const attn_merge_plan &m, const attn_merge_row &row, weig
     float mean = 0;
     for (int p = 0; p < m.count; p++) {
         float dot = 0;
-        /* true: the part has no visible keys; this is the same in all lanes */
+        /* whether the part has no visible keys; all lanes get the same value */
         const bool empty = m.part_lse[p][row.lse_at] == -CUDART_INF_F;
         for (int64_t d = lane(); d < m.Dv && !empty; d += 32)
             dot += load_float(m.dout.dtype, m.dout.data, at + d) *

@@ -9,7 +9,7 @@ enum { WARPS = 4, MOST_BLOCKS = 1 << 16 };
 
 struct padded {
     attn_view view;
-    /* `rows`: the rows of one batch element, or of all packed sequences together */
+    /* `rows`: number of rows of one batch element, or of all packed sequences together */
     int64_t rows, heads, columns;
     const int32_t *cu; /* cu_seqlens; NULL if the tensor is not packed */
     bool of_queries, lse;

@@ -4,7 +4,8 @@
 
 #include "kernels/cuda/common/rows.cuh"
 
-/* Returns P and dZ of a visible pair. The query's lse must not be -inf. The whole warp calls it. */
+/* Returns P and dZ (the gradient of the score after softcap) of a visible pair of a query and a key. The query's lse
+ * must not be -inf. The whole warp calls it. */
 template <int N>
 static __device__ __noinline__ pair_gradient gradient_of_pair(const cuda_args &a, const saved &s, const head_args &x,
                                                               int64_t i, int64_t j)

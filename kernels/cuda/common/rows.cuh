@@ -1,10 +1,12 @@
-/* rows.cuh: functions with which one warp computes one row of out, of dq, or of dk and dv. They skip hidden pairs.
- * simple.cu consists of these functions; kernels on tensor cores call them for tiles whose result is not finite. A lane
- * holds every 32nd channel: N registers for D up to 32 N.
+/* rows.cuh: functions with which one warp computes one row of out, of dq, or of dk and dv. They skip hidden pairs of a
+ * query and a key. simple.cu consists of these functions; kernels on tensor cores call them for tiles whose result is
+ * not finite. A lane holds every 32nd channel: N registers for D up to 32 N.
+ *
  * Scores are computed in one of two ways, with the same bits (except the sign of a 0 in out):
- * BY_WARP: one pair at a time; each lane has some channels. This takes little code and few registers.
- * BY_LANES: 32 pairs at a time, one per lane. It is for rows of huge scores, where nearly all keys have a P of 0 and
- * are skipped together. BY_WARP would take 1.2 us per pair there (one warp per multiprocessor, H100, D 1). */
+ * BY_WARP: the warp computes one pair at a time; each lane has some channels. This takes little code and few registers.
+ * BY_LANES: the warp computes 32 pairs at a time, one per lane. This is for rows of huge scores, where nearly all keys
+ * have a P of 0 and are skipped together. BY_WARP would take 1.2 us per pair there (one warp per multiprocessor, H100,
+ * D 1). */
 #ifndef ATTN_CUDA_ROWS_CUH
 #define ATTN_CUDA_ROWS_CUH
 
@@ -93,9 +95,9 @@ template <int N> DEVICE float dot(const float (&x)[N], const float (&y)[N])
     return warp_sum(sum);
 }
 
-/* Returns the dot product of row x, the same for all lanes, with the lane's own row y. The order of additions, and so
- * the bits, are those of dot(): first channels d, d + 32, ... for each d below 32, then the 32 sums as in
- * warp_sum(). */
+/* Returns the dot product of row x, which is the same for all lanes, with row y, which each lane has for itself. The
+ * sum is added in the order of dot(), so it has the same bits: first channels d, d + 32, ... for each d below 32, then
+ * the 32 sums as in warp_sum(). */
 template <typename SUM, attn_dtype DTYPE>
 DEVICE SUM dot_of_lane_as(const attn_view &x, int64_t x_at, const void *y, int64_t y_at, int64_t D)
 {
@@ -149,8 +151,8 @@ static __device__ __noinline__ float zero_of_lane(const attn_view &y, int64_t y_
     }
 }
 
-/* Returns the score of a pair (i, j), which each lane has of its own. One of x and y is q, the other is k; the pair's
- * rows begin at x_at and y_at. */
+/* Returns, in each lane, the score of the lane's own pair (i, j). One of x and y is q, the other is k; the pair's rows
+ * begin at x_at and y_at. */
 DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i, int64_t j, const attn_view &x,
                            int64_t x_at, const attn_view &y, int64_t y_at, float *derivative)
 {
@@ -165,9 +167,10 @@ DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i,
     return in_double.x;
 }
 
-/* Computes the running maxima of an online softmax over 32 keys, one per lane, with score `z` (`seen` is false: no
- * key). Returns the maximum of *m and the scores up to the lane's own; *before becomes this maximum without the lane's
- * own score, and *m the maximum of all. A NaN stays in all later maxima. */
+/* Computes the running maxima of an online softmax over 32 keys. Each lane has one key with score `z`, or no key if
+ * `seen` is false. Returns the maximum of *m and of the scores of lanes 0 to the calling one. *before becomes the same
+ * maximum without the calling lane's score, and *m the maximum over all lanes. After a NaN, all later maxima are
+ * NaN. */
 DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
 {
     const int lane = threadIdx.x % 32;
@@ -205,14 +208,14 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
 const float SCORE_MOST = 1 << 27;
 
 /* Returns whether tensor cores computed a row correctly, given its largest score m. BUT_HUGE is true for kernels that
- * take scores from in_base_2(), which compute rows of huge scores correctly, too. */
+ * convert scores with in_base_2(): they compute rows of huge scores correctly, too. */
 template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
 {
     return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
 }
 
-/* Marks a query or a key, so that a later launch computes its row; `what` says which results. The whole warp calls
- * it. */
+/* Marks a query or a key, so that a later launch computes its row; `what` says which results of the row. The whole warp
+ * calls it. */
 DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 {
     if (threadIdx.x % 32) return;
@@ -221,8 +224,8 @@ DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 }
 
 /* Says which rows forward_row() writes. UNSOUND_ROWS: only rows that tensor cores cannot compute, because their result
- * is not finite or their scores are huge. UNSOUND_ROWS_BUT_HUGE: the same without rows whose largest |score| is at
- * least HUGE_SCORE, for kernels that compute these rows correctly (see in_base_2()). */
+ * is not finite or their scores are huge. UNSOUND_ROWS_BUT_HUGE: the same rows, except those whose largest |score| is
+ * at least HUGE_SCORE, for kernels that compute these rows correctly (see in_base_2()). */
 enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
 
 /* Returns whether the out or the lse that tensor cores computed for a row is not finite. */
@@ -256,7 +259,7 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
     }
     const int64_t hk = x.hk, D = g.dims.D, Dv = g.dims.Dv;
     const attn_view &view_q = g.view[ATTN_T_q], &view_k = g.view[ATTN_T_k], &view_v = g.view[ATTN_T_v];
-    /* o is the sum of P V times `unit`; if it overflows, the row is recomputed with a unit of 2^-40 */
+    /* o is the sum of P V times the factor `unit`; if o overflows, the row is recomputed with a unit of 2^-40 */
     float unit = 1;
     float q[N], k[N], v[N], derivative;
     if (WAY == BY_WARP) load_row(view_q, x.b, x.h, x.s.q_start + i, D, q);
@@ -327,17 +330,18 @@ again:
 
 /* ---- The backward of one row ------------------------------------------------------------------------------------- */
 
-/* The value of saved.rest for a row that sees exactly one key. It is too small to change an exponent of P, from which
- * it is subtracted. */
+/* The value of saved.rest for a row that sees exactly one key. Kernels subtract saved.rest from exponents of P, and
+ * this value is too small to change them. */
 const float ONE_KEY = FLT_MIN;
 
 /* Results of the forward that a backward needs, from the client or recomputed in the workspace. */
 struct saved {
     float *lse, *delta;
-    /* If |lse| < ATTN_LSE_MOST: 0, or ONE_KEY if the row sees one key. If it is larger, `lse` is the row's largest
-     * score, and `rest` is the logarithm of the sum of exp(score - lse). */
+    /* For a row with |lse| < ATTN_LSE_MOST: ONE_KEY if the row sees exactly one key, otherwise 0. For a row with a
+     * larger |lse|: the logarithm of the sum of exp(score - lse), where `lse` is the row's largest score. */
     float *rest;
-    /* for each row the sum of dZ times the distance from query to key, for dalibi_slopes */
+    /* for each row, the sum of dZ (the gradient of the scores after softcap) times the distance from query to key, for
+     * dalibi_slopes */
     float *far;
     attn_view out;
 };
@@ -355,15 +359,15 @@ static inline void lay_out_saved(saved *s, const attn_dims &d, void *memory)
     s->far = s->rest + query_rows(d);
 }
 
-/* Returns lse in base 2, as kernels on tensor cores use it: +inf for a row that sees no key; NaN if P cannot be
- * computed from lse. Kernels compute the tiles of a row with NaN pair by pair. */
+/* Returns lse in base 2, as kernels on tensor cores use it. The result is +inf for a row that sees no key, and NaN if P
+ * cannot be computed from lse. A tile with such a NaN is computed pair by pair, without tensor cores. */
 DEVICE float lse_in_base_2(float lse)
 {
     return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns whether kernels on tensor cores compute the two parts (lse and rest) of this row's huge lse; otherwise a
- * single warp does. */
+/* Returns whether kernels on tensor cores compute the two parts (lse and rest) of this row's huge lse. If not, a single
+ * warp computes them. */
 DEVICE bool is_parted_by_tiles(const cuda_args &a, float lse)
 {
     return a.part_lse && fabsf(lse) >= HUGE_SCORE && lse != -CUDART_INF_F;
@@ -387,7 +391,8 @@ static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const hea
 {
     if (lse != lse || lse == -CUDART_INF_F || fabsf(lse) < ATTN_LSE_MOST) return make_float2(lse, 0);
     if (!now && is_parted_by_tiles(a, lse)) return make_float2(lse, 0);
-    if (!now && a.rows_later) { /* a later launch (lse_in_parts_left()) finds the row by its huge lse */
+    /* leaves the row to a later launch (lse_in_parts_left()), which finds it by its huge lse */
+    if (!now && a.rows_later) {
         leave_to_later(a, a.rows_found, 1);
         return make_float2(lse, 0);
     }
@@ -449,7 +454,8 @@ DEVICE float one_key_slack(float lse)
     return 0x1p-18f + ATTN_LSE_SLACK * fabsf(lse);
 }
 
-/* The gradient of a visible pair: the probability P, the factor of dropout, dZ, and dS = dZ * derivative. */
+/* The gradient of a visible pair of a query and a key: the probability P, the factor of dropout, dZ (the gradient of
+ * the score after softcap), and dS = dZ times the derivative of softcap. */
 struct pair_gradient {
     float p, drop, dz, ds;
 };

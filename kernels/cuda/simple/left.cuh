@@ -8,7 +8,8 @@
 
 namespace {
 
-/* Queues a check whether kernels have marked rows since the previous check. *chip->found becomes the result. */
+/* Queues a check whether kernels have marked rows since the previous check. It copies the byte chip->rows_found, which
+ * is 1 if so, to *chip->found. */
 inline void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
 {
     if (!takes_step(chip, 0)) return;
@@ -17,12 +18,13 @@ inline void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
     chip->steps->looked = true;
 }
 
-/* Calls launch(blocks, first, count, warps) in steps, to compute marked rows. If a check for marked rows was queued in
- * this call of attn_run_some(), the steps are left to the next call, which knows its result. If no row is marked, the
- * steps count as done, but launch nothing. */
+/* Launches a kernel on marked rows in steps: calls launch(blocks, first, count, warps) for each step. If this call of
+ * attn_run_some() has queued a check for marked rows, the steps are left to the next call, which knows the check's
+ * result. If no row is marked, nothing is launched, and the steps count as done. */
 template <typename F> void launch_left(const cuda_chip *chip, int64_t rows, double seconds_each, F launch)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* 32 warps per multiprocessor keep the GPU busy */
+    /* this many warps, 32 per multiprocessor, keep the GPU busy */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32;
     cuda_steps *const s = chip->steps;
     seconds_each *= LEFT_COST;
     in_parts(chip, rows, seconds_each, [&](int64_t first, int64_t count) {

@@ -13,7 +13,8 @@
 
 namespace {
 
-/* A launch computes all rows, or only strange rows (rows that tensor cores cannot compute), or only the others. */
+/* Returns whether this launch computes the row with index `at`. A launch computes either all rows, or only strange rows
+ * (rows that tensor cores cannot compute), or only the rows that are not strange. */
 DEVICE bool is_wanted(const observed_rows &rows, int64_t at)
 {
     return !rows.strange || (rows.strange[at] != 0) != rows.nonfinite_sums;
@@ -24,8 +25,8 @@ DEVICE bool has_wanted(const observed_rows &rows)
     return rows.nonfinite_sums ? *rows.nonfinite : !rows.found || *rows.found;
 }
 
-/* If rows.nonfinite_sums is set, a launch computes only elements of key_mass, weights or map whose value so far, `x`,
- * is not finite. */
+/* Returns whether this launch computes an element of key_mass, weights or map whose value so far is `x`. If
+ * rows.nonfinite_sums is set, it computes only elements that are not finite. */
 DEVICE bool is_wanted_sum(const observed_rows &rows, float x)
 {
     return !rows.nonfinite_sums || x - x != 0;
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(32 * WARPS) observe_rows(const __grid_constant
     });
 }
 
-/* ---- Results that are sums or parts of the probabilities --------------------------------------------------------- */
+/* ---- Results that are probabilities, or sums of probabilities ---------------------------------------------------- */
 
 /* Computes key_mass of key n (counted over all query heads): the sum of its probabilities over the queries. */
 DEVICE void mass_of_key(const cuda_args &a, int64_t n, const observed_rows &rows)
@@ -245,18 +246,20 @@ __global__ void __launch_bounds__(HEAD_THREADS)
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* Calls launch(blocks, first, count) for `count` rows, keys or cells in steps. If rows.strange is not NULL, the
- * launches compute only strange rows (rows that tensor cores cannot compute). */
+/* Launches a kernel on `count` rows, keys or cells in steps: calls launch(blocks, first, count) for each step. If
+ * rows.strange is not NULL, the launches compute only strange rows (rows that tensor cores cannot compute). */
 template <typename F>
 void launch_each(const cuda_chip *chip, const observed_rows &rows, int64_t count, double seconds_each, F launch)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* 32 warps per multiprocessor keep the GPU busy */
+    /* this many warps, 32 per multiprocessor, keep the GPU busy */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32;
     if (!rows.strange) {
         in_steps(chip, count, seconds_each,
                  [&](int64_t first, int64_t part) { launch(blocks_for(part), first, part); });
     } else if (chip->rows_found) {
-        /* `found` is NULL in a short problem, and then nothing computes the strange rows. If there are such rows, the
-         * host sees it after the last kernel, and computes the whole problem again. */
+        /* `found` is NULL in a short problem; then no launch computes the strange rows (rows that tensor cores cannot
+         * compute). If there are such rows, the host sees it after the last kernel, and computes the whole problem
+         * again. */
         if (!chip->found) return;
         launch_left(chip, count, seconds_each, [&](unsigned blocks, int64_t first, int64_t part, int64_t) {
             launch((unsigned)attn_min64(blocks, busy), first, part);

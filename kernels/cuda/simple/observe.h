@@ -16,7 +16,7 @@ struct observed_rows {
     uint8_t *strange;
     int *found;
     /* *nonfinite is 1 if an element of key_mass, weights or map is not finite. If nonfinite_sums is true, this launch
-     * recomputes only such elements, without the strange rows. */
+     * recomputes only such elements, from all rows that are not strange (that tensor cores can compute). */
     int *nonfinite;
     bool nonfinite_sums;
 };
@@ -26,16 +26,17 @@ struct observed_rows {
 void simple_observe_rows_left(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                               cudaStream_t stream);
 
-/* For problems with the client's lse, where a score that tensor cores cannot compute makes elements of key_mass,
- * weights or map NaN or infinite. The first function finds such elements. The second recomputes them without the
- * strange rows, which simple_observe_sums_left() adds later. Both need base and inverse of all rows. */
+/* These functions are for problems with the client's lse. There, a score that tensor cores cannot compute makes
+ * elements of key_mass, weights or map NaN or infinite. The first function finds such elements. The second recomputes
+ * them without the strange rows (rows that tensor cores cannot compute), which simple_observe_sums_left() adds later.
+ * Both need base and inverse of all rows. */
 void simple_observe_find_nonfinite(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                                    cudaStream_t stream);
 void simple_observe_nonfinite_sums(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                                    cudaStream_t stream);
 
-/* Adds the probabilities of strange rows (rows that tensor cores cannot compute) to key_mass and map, and writes their
- * weights. */
+/* Adds the probabilities of strange rows (rows that tensor cores cannot compute) to key_mass and map, and writes the
+ * `weights` of these rows. */
 void simple_observe_sums_left(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                               cudaStream_t stream);
 

@@ -136,7 +136,7 @@ DEVICE row_end end_of_row(float m, float l, float e, float sink, bool given, flo
     return end;
 }
 
-/* Writes a row's outputs, and its numbers in observed_rows for later kernels. One thread calls it. */
+/* Writes a row's outputs, and stores the row's numbers for later kernels (observed_rows). One thread calls it. */
 DEVICE void store_end(const cuda_args &a, const head_args &x, int64_t i, const row_end &end, float most,
                       const observed_rows &rows)
 {

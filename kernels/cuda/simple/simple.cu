@@ -42,7 +42,8 @@ template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, uint8_t *marks)
 {
-    /* The loop clears each mark, because in a backward the next kernel uses the same bytes for its own marks. */
+    /* Clears each mark after reading it, because in a backward the next kernel uses the same bytes for its own
+     * marks. */
     for_wanted(
         first, count, warps, [&](int64_t n) { return marks[n] != 0; },
         [&](int64_t n) {
@@ -56,8 +57,9 @@ __global__ void __launch_bounds__(32 * WARPS)
 
 /* ---- The kernels of the backward --------------------------------------------------------------------------------- */
 
-/* Stores the two parts of a row's lse: the largest score, and `rest`. Kernels on tensor cores recognise such a row by
- * its huge `lse`, so a smaller one is raised to ATTN_LSE_MOST, and `rest` is reduced by the difference. */
+/* Stores the two parts of a row's lse: the largest score in s.lse, and `rest`. Kernels on tensor cores recognise such a
+ * row by the huge number in s.lse. A largest score below ATTN_LSE_MOST is therefore raised to this limit, and `rest` is
+ * reduced by the difference. */
 DEVICE void store_parts(const saved &s, int64_t at, float2 parts)
 {
     const bool raised = parts.y != 0 && fabsf(parts.x) < ATTN_LSE_MOST;
@@ -65,8 +67,8 @@ DEVICE void store_parts(const saved &s, int64_t at, float2 parts)
     s.rest[at] = raised ? parts.y - (ATTN_LSE_MOST - parts.x) : parts.y;
 }
 
-/* Computes lse and rest (the two parts of a huge lse) of the warp's row, which is found again to save registers in
- * delta_rows(). */
+/* Computes lse and rest (the two parts of a huge lse) of the warp's row. The row's number is computed again here,
+ * because keeping it would take registers in delta_rows(). */
 template <int N> __device__ __noinline__ void lse_of_row_in_parts(const cuda_args &a, const saved &s)
 {
     const row r = query_row(a, warp_index());
@@ -116,7 +118,7 @@ __global__ void __launch_bounds__(32 * WARPS) dq_rows(const __grid_constant__ cu
     if (r.exists) dq_row<N>(a, s, r.x, r.i);
 }
 
-/* Key rows are counted over all heads, head after head. */
+/* Computes the rows of dk and dv of key number n. Keys are counted over all key/value heads, head after head. */
 template <int N, row_way WAY> DEVICE void dkdv_row_at(const cuda_args &a, const saved &s, int64_t n)
 {
     const attn_dims &d = a.g.dims;
@@ -179,9 +181,9 @@ template <int N> DEVICE float dz_of(const cuda_args &a, const saved &s, const he
     return gradient_of_pair<N>(a, s, x, i, j).dz;
 }
 
-/* What one launch computes of dbias [nb, nh, nq, Sk], where a broadcast axis has size 1. An element is a sum over the
- * broadcast axes: one term per query, head and batch row. The launch adds the terms `begin` to `end` - 1 to the sum so
- * far. */
+/* The part of dbias [nb, nh, nq, Sk] that one launch computes; a broadcast axis has size 1. An element is a sum over
+ * the broadcast axes: one term per query, head and batch row. The launch adds the terms `begin` to `end` - 1 to the sum
+ * so far. */
 struct dbias_part {
     int64_t nb, nh, nq, first, begin, end;
 };
@@ -202,7 +204,7 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     const attn_view &view = a.g.view[ATTN_T_dbias];
     float *const to = (float *)view.data + attn_at(&view, b0, h0, i0) + j;
     float sum = x.begin ? *to : 0;
-    if (x.begin == x.end) { /* without queries an element is a sum of no terms */
+    if (x.begin == x.end) { /* if there are no queries, the sum has no terms and is 0 */
         if (threadIdx.x % 32 == 0) *to = 0;
         return;
     }
@@ -360,7 +362,8 @@ void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t
 
 static unsigned blocks_for_marks(const cuda_chip *chip, int64_t rows)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* 32 warps per multiprocessor keep the GPU busy */
+    /* this many warps, 32 per multiprocessor, keep the GPU busy */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32;
     return blocks_for(attn_max64(attn_tiles(rows, 32), attn_min64(rows, busy)));
 }
 

@@ -20,7 +20,7 @@ void simple_marked_rows(const cuda_chip *chip, cuda_args a, cudaStream_t stream)
 void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_args a, const saved &s,
                            cudaStream_t stream);
 
-/* Like simple_gradients_left(), but with one launch for dq, and one for dk and dv. */
+/* Computes the same rows as simple_gradients_left(), but with one launch for dq, and one for dk and dv. */
 void simple_marked_gradients(const cuda_chip *chip, cuda_args a, const saved &s, cudaStream_t stream);
 
 /* Computes dbias, dalibi_slopes and dsinks, if the problem requests them, from s.lse and s.delta. */
@@ -29,9 +29,9 @@ void simple_gradients(const cuda_chip *chip, const attn_problem *p, const cuda_a
 
 /* ---- How long the kernels take ----------------------------------------------------------------------------------- */
 
-/* Seconds of simple.cu for a pair of a query and a key, on a busy H100 (132 multiprocessors): a constant, and an amount
- * for every 32 channels, measured by tests/gpu/rates.c. A backward takes BACKWARD_PAIR in each of three loops: for dq,
- * for dk and dv, and for dalibi_slopes. */
+/* Seconds that simple.cu takes for a pair of a query and a key, on a busy H100 (132 multiprocessors): a constant, plus
+ * an amount for every 32 channels, measured by tests/gpu/rates.c. A backward takes BACKWARD_PAIR in each of three
+ * loops: for dq, for dk and dv, and for dalibi_slopes. */
 struct pair_cost {
     double each, each_32_channels;
 };
@@ -74,7 +74,7 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
     const bool hopper = strncmp(plan->kernel->name, "sm90", 4) == 0;
-    /* tensor cores compute at least 64 channels */
+    /* kernels on tensor cores compute at least 64 channels, even if the head size is smaller */
     const int64_t D = attn_max64(g.dims.D, 64), Dv = attn_max64(g.dims.Dv, 64);
     const bool wide = attn_max64(D, Dv) > TILE_HEAD_DIM && !hopper, backward = plan->problem->op == ATTN_OP_BACKWARD;
     const double flops = 2 * (wide ? wide_products(D, Dv, backward) : (double)(D + Dv) * (backward ? 2.5 : 1)),

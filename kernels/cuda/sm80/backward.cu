@@ -1,15 +1,19 @@
 /* backward.cu: flash attention backward on tensor cores by mma.sync, from compute capability 8.0 on: Algorithm 2 of
  * FlashAttention-2 (arXiv:2307.08691), with transposed scores. A block owns BN keys of one key/value head, whose K and
- * V stay in shared memory, and visits the queries that see these keys in tiles of BM:
+ * V stay in shared memory. It visits the queries that see these keys in tiles of BM:
  *
  * S^T = K Q^T, dP^T = V dO^T, P^T = exp(S^T - lse), dS^T = P^T (dP^T - delta), dV += P^T dO, dK += dS^T Q, dQ = dS K
  *
  * dQ is added to float32 sums in global memory in any order, so its last bits vary from run to run. With
- * `deterministic`, dq_tiles computes dQ by query tiles instead. dK and dV are always deterministic. With head dims
- * above 128, dK and dV do not both fit in registers: one launch computes dK and another dV.
+ * `deterministic`, the kernel dq_tiles computes dQ by query tiles instead. dK and dV are always deterministic. With
+ * head dims above 128, dK and dV do not both fit in registers: one launch computes dK and another dV.
  *
- * The kernels are prepare (delta, and lse in base 2), dkdv_wide (head dims to 128 without options) or dkdv_tiles, and
- * finish (dQ = scale * sum). Rows whose result is not finite are recomputed with rows.cuh (see forward.cu). */
+ * The kernels are, in order (without `deterministic`):
+ * prepare: delta, and lse in base 2
+ * dkdv_wide (head dims to 128 without options) or dkdv_tiles: dK, dV and the sums of dQ
+ * finish: dQ = scale * sum
+ *
+ * Rows whose result is not finite are recomputed with rows.cuh (see forward.cu). */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 #include "backward_wide.cuh"
@@ -21,7 +25,7 @@ cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *p
 
 namespace {
 
-/* A block computes BN keys, and has one warp for each 16 keys. */
+/* Tile sizes for head sizes up to D. A block computes BN keys, with one warp for each 16 keys. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int BN = 128;
@@ -186,7 +190,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
             }
         }
 
-        /* write dS^T to shared memory, because dQ needs it of all warps */
+        /* each warp needs dS^T of all warps to compute dQ, so dS^T goes to shared memory */
         if (want_dq) {
 #pragma unroll
             for (int nt = 0; nt < NT; nt++)
@@ -235,9 +239,9 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     bool finite = true;
     if (PARTS & DK) finite &= scale_block(dK, (float)g.scale);
     if (PARTS & DV) finite &= scale_block(dV, 1);
-    /* if no query sees the block's keys, the loop has not waited for the copies of K and V */
+    /* if no query sees the block's keys, the loop did not run, so the copies of K and V may still be in flight */
     cp_async_wait<0>();
-    /* after this barrier no thread reads the tiles, so their memory can take the results */
+    /* after this barrier no thread reads the tiles in shared memory, so results may overwrite them */
     const bool poisoned = __syncthreads_or(!finite);
     if ((PARTS & DK) && dk.data) {
         const bool pieces = in_pieces<T>(dk, b, hk, line, g.dims.D);
@@ -383,10 +387,10 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             }
         }
     }
-    /* if the queries see no key, the loop has not waited for the copies of Q and dO */
+    /* if the queries see no key, the loop did not run, so the copies of Q and dO may still be in flight */
     cp_async_wait<0>();
     const attn_view &dq = g.view[ATTN_T_dq];
-    /* after this barrier no thread reads the tiles, so their memory can take the results */
+    /* after this barrier no thread reads the tiles in shared memory, so results may overwrite them */
     const bool poisoned = __syncthreads_or(!scale_block(dQ, x.scale));
     const int64_t line = x.s.q_start + i0;
     const int rows = (int)attn_min64(BM, x.s.Sq - i0);
@@ -454,7 +458,7 @@ cudaError_t launch_dkdv(const cuda_chip *chip, cuda_args a, const scratch &w, cu
     return code;
 }
 
-/* bytes of shared memory with which dkdv_wide() can run: they have one tile of dS instead of two */
+/* bytes of shared memory that dkdv_wide() needs if it has one tile of dS instead of two */
 template <int D> constexpr size_t least_wide = sizeof(shared_wide<D>) - sizeof(shared_wide<D>::dS) / 2;
 
 template <typename T, int D>

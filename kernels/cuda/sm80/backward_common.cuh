@@ -36,8 +36,8 @@ DEVICE void load_values(row_values *to, const row_values *from)
 
 /* ---- The kernel `prepare`: lse and delta of each row ------------------------------------------------------------- */
 
-/* Computes lse as two numbers (lse and rest) for each row of the tile whose lse is too large for one float32. Finds the
- * block's tile again to save registers in prepare(). */
+/* Computes lse as two numbers (lse and rest) for each row of the tile whose lse is too large for one float32. The
+ * indices of the block's tile are computed again here, because keeping them would take registers in prepare(). */
 __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const saved &s, unsigned tile)
 {
     const tile_place place = tile_place_of<BM>(a, tile);
@@ -59,7 +59,7 @@ template <typename T, int D>
 __global__ void __launch_bounds__(128, 8)
     prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {
-    /* LANES: number of threads that share a row; STEP: number of rows of the block's 128 threads at a time */
+    /* LANES: number of threads that share a row; STEP: number of rows that the block's 128 threads process at a time */
     const int LANES = D / 8, STEP = 128 / LANES;
     const attn_geometry &g = a.g;
     const tile_place place = tile_place_of<BM>(a, blockIdx.x);
@@ -142,11 +142,12 @@ struct key_place {
     attn_sequence s;
     limits limit;
     int b, hk, j0;
-    int rows;        /* number of rows of dk and dv to write; those past the length in seqlens_k become zeros */
+    int rows;        /* number of rows of dk and dv to write; rows past the length in seqlens_k become zeros */
     int first, last; /* the query tiles `first` to `last` - 1 see at least one of the block's keys */
 };
 
-/* Returns the block's keys; find_queries() sets the members about query tiles while the keys are loaded. */
+/* Returns the block's tile of keys. The members about query tiles are not set: find_queries() sets them later, while
+ * the keys are loaded. */
 template <int BN> DEVICE key_place key_place_of(const cuda_args &a, const limits &whole, uint3 block)
 {
     const attn_geometry &g = a.g;
@@ -196,7 +197,7 @@ DEVICE void stage_block(void *memory, bool pieces, const float (&c)[MT][NT][4], 
                                  c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
 }
 
-/* Returns whether all products are finite. */
+/* Multiplies a warp's accumulators by `factor`. Returns whether all products are finite. */
 template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float factor)
 {
     float zero = 0;
@@ -268,7 +269,8 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
     }
     const bool poisoned = __syncthreads_or(!finite);
     if (pieces) store_rows<D, 256>(dq, x.b, x.h, line, 0, rows, width, staged_rows, true, threadIdx.x);
-    if (poisoned) { /* the block's tile is computed again to save registers */
+    /* the index of the block's tile is computed a second time, because keeping it would take registers */
+    if (poisoned) {
         __syncthreads();
         const tile_place again = tile_place_of<BM>(a, kept(blockIdx.x));
         for (int r = warp; r < rows; r += 8) dq_row(a, w.s, again.x, again.i0 + r);

@@ -1,11 +1,12 @@
 /* backward_steps.h: the steps that a backward on tensor cores takes before and after its main kernel, for
- * sm80/backward.cu and sm90/backward/backward.cu.
+ * sm80/backward.cu and sm90/backward/backward.cu. In order:
  *
  * begin_backward: runs the forward if the client has not given out and lse.
- * prepare_backward: delta = rowsum(dO O) - dlse, lse and delta by query tiles, zeros in the sums of dQ (sm90 has its
- * own).
- * The main kernel: dK and dV, and the float32 sums of dQ; then dQ = scale * sums.
- * end_backward: rows that earlier kernels have only marked; dbias, dalibi_slopes and dsinks if requested. */
+ * prepare_backward: computes delta = rowsum(dO O) - dlse, stores lse and delta by query tiles, and sets the sums of dQ
+ * to zero (sm90 has its own version).
+ * The main kernel: computes dK and dV, and the float32 sums of dQ; then dQ = scale * sums.
+ * end_backward: computes rows that earlier kernels have only marked, and dbias, dalibi_slopes and dsinks if
+ * requested. */
 #ifndef ATTN_SM80_BACKWARD_STEPS_H
 #define ATTN_SM80_BACKWARD_STEPS_H
 
@@ -49,15 +50,15 @@ template <int D> DEVICE int fragment_at(int q, int d)
 /* Rounds head sizes up to what kernels are compiled for: 64, 128 or 256. */
 int backward_class(const attn_dims &d);
 
-/* Returns the bytes of workspace for the steps around the main kernel, whose own workspace lies behind. Returns 0 if
- * the client has not given out and lse, and no kernel of this chip computes them. `adds`: the main kernel may add to
- * float32 sums of dQ in any order. */
+/* Returns the bytes of workspace for the steps before and after the main kernel, whose own workspace follows. Returns 0
+ * if the client has not given out and lse, and no kernel of this chip computes them. `adds` says that the main kernel
+ * may add to float32 sums of dQ in any order. */
 size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 
 struct backward_run {
     cuda_args args;
     backward_scratch scratch;
-    float *gradients; /* the part of the workspace for option_gradients() */
+    float *gradients; /* memory in the workspace for option_gradients() */
 };
 cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, bool adds, void *memory,
                            backward_run *run);

@@ -17,7 +17,7 @@ namespace {
 template <int D> struct wide;
 template <> struct wide<64> {
     static const int QW = 1, BLOCKS = 2;
-}; /* QW: number of warps that share 32 keys; BLOCKS: number of blocks that a multiprocessor runs at a time */
+}; /* QW: number of warps that share 32 keys; BLOCKS: number of blocks that run on a multiprocessor at the same time */
 template <> struct wide<128> {
     static const int QW = 2, BLOCKS = 1;
 };
@@ -31,7 +31,7 @@ template <int D> struct shared_wide {
     alignas(1024) row_values values[2];
     /* P^T (transposed): a row is a key, a column a query */
     alignas(1024) uint16_t P[wide<D>::QW == 2 ? BN * BM : 512];
-    /* dS^T of the present query tile, and, if shared memory has room, of the previous one */
+    /* dS^T of the current query tile, and, if shared memory has room, of the previous one */
     alignas(1024) uint16_t dS[2][BN * BM];
 };
 
@@ -70,7 +70,7 @@ template <typename T> DEVICE void pack_block(uint32_t (&f)[2][4], const float (&
 #define FRAGMENTS(how, D, count, tile, from, k) \
     _Pragma("unroll") for (int t_ = 0; t_ < count; t_++) how<D>(f[t_], tile, (from) + t_ * 16, k, lane)
 
-/* `ds_stride`: elements between the two buffers for dS; 0: there is only one buffer */
+/* `ds_stride`: number of elements from one buffer for dS to the other; 0: there is only one buffer */
 template <typename T, int D>
 __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     dkdv_wide(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w, limits whole, int ds_stride)
@@ -96,12 +96,12 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     const int jl = place.j0 + key, first = place.first, last = place.last, rounds = (last - first) * (int)g.group;
 
     /* h, tile: head and index of the query tile to load next; i0_next: first query of the tile that is being loaded;
-     * i0: first query of the present tile */
+     * i0: first query of the current tile */
     int h = place.hk * (int)g.group, tile = first, i0 = 0, i0_next = 0;
     loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
     loader<D, THREADS> dO(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
     int tiles_of_head = (int)query_tile(a, place.s, place.b, h, 0);
-    /* index of the next, present and previous query tile in the sums of dQ; it fits in an int, because a tile takes
+    /* index of the next, current and previous query tile in the sums of dQ; it fits in an int, because a tile takes
      * kilobytes */
     int sums_next = 0, sums_now = 0, sums_before;
 
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
             const int q = QW == 2 ? part * 32 : round * 32, il = i0 + q;
-            /* skips the tile if no query of the warp (or pair of warps) sees any of its keys */
+            /* skips the tile if no query of the warp (with QW = 2: of the pair of warps) sees any of its keys */
             const int low_q = QW == 2 ? i0 : il, high_q = QW == 2 ? i0 + BM - 1 : il + 31;
             if (jl + 31 < low_q + limit.lo || jl >= high_q + limit.hi || jl >= limit.Sk) {
                 const float zero[2][4][4] = {};
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
             product<T, D / 16>(
                 S, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, D, 2, tileK, key, kk * 16); },
                 [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(b_rows, D, 2, tileQ, q, kk * 16); });
-            /* tests single pairs only if causal, window or length hides some of the 32 x 32 */
+            /* tests single pairs only if causal, window or length hides some of the 32 x 32 pairs */
             if (jl < il + 31 + limit.lo || jl + 31 >= min(il + limit.hi, limit.Sk)) {
 #pragma unroll
                 for (int mt = 0; mt < 2; mt++) hide_queries(S[mt], limit, jl + mt * 16 + lane / 4, il + lane % 4 * 2);
@@ -231,12 +231,13 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
         }
     }
 
-    /* the block's keys are found again to save registers in the loop */
+    /* The block's range of keys is computed a second time here, because keeping it during the loop would take
+     * registers. */
     place = key_place_of<BN>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
     const attn_view &dk = g.view[ATTN_T_dk], &dv = g.view[ATTN_T_dv];
     bool finite = scale_block(dK, (float)g.scale);
     finite &= scale_block(dV, 1);
-    /* after this barrier no thread reads the tiles, so their memory can take the results */
+    /* after this barrier no thread reads the tiles in shared memory, so results may overwrite them */
     const bool poisoned = __syncthreads_or(!finite);
     const int64_t line = place.s.k_start + place.j0;
     const bool k_pieces = in_pieces<T>(dk, place.b, place.hk, line, g.dims.D),

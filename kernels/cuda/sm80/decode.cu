@@ -2,23 +2,25 @@
  * Flash-Decoding (Dao et al. 2023); FlashAttention-2, arXiv:2307.08691, section 3.2.
  *
  * All query heads of a key/value head and all queries of a sequence are the rows of one tile ("packed GQA"), at most
- * DECODE_ROWS. The keys of a sequence are divided into splits, one block each, which writes its partial result (O not
- * divided by l, maximum m, sum l) to the workspace. combine_splits() adds the splits in order, within groups of
- * SPLIT_GROUP, and then the groups. In a large batch a block computes a whole group, with the same additions and bits.
- * The bits of a result depend only on the keys that a sequence sees and on its number of rows (split_keys()).
+ * DECODE_ROWS. The keys of a sequence are divided into splits. A block computes a split, and writes its partial result
+ * (O not divided by l, maximum m, sum l) to the workspace. combine_splits() adds up the partial results in order: first
+ * within groups of SPLIT_GROUP splits, then the groups. In a large batch a block computes a whole group, with the same
+ * additions, so the bits stay the same. The bits of a result depend only on the keys that a sequence sees and on its
+ * number of rows (split_keys()).
  *
- * A block is four warps, with a ring of SLOTS tiles of BN keys in shared memory, alternately of K and of V. With up to
- * 16 rows, each warp takes some of the tile's keys for all rows; with up to 64, each warp takes 16 rows and all keys.
- * decode_few() (at most 8 rows, head sizes 65 to 128) computes O^T += V^T P^T, with half the products and registers.
- * decode_stacks() reads a prefix that sequences share once for several sequences (decode_places.cuh).
+ * A block has four warps. Its shared memory is a ring of SLOTS tiles of BN keys, alternately of K and of V. With up to
+ * 16 rows, each warp takes some of the tile's keys for all rows. With up to 64 rows, each warp takes 16 rows and all
+ * keys. decode_few() (at most 8 rows, head sizes 65 to 128) computes O^T += V^T P^T, with half the products and
+ * registers. decode_stacks() is for sequences with a common prefix: it reads the prefix once for several sequences
+ * (decode_places.cuh).
  *
- * A call's reads overlap the previous call's combine_splits() (plan::ahead), if the call reads none of its results.
- * Every kernel here must therefore wait for the previous kernel before it writes anything, and before it calls
- * launch_dependents(). Only combine_splits() calls launch_dependents() at once, because the blocks that let it start
- * have waited already.
+ * If a call reads no results of the previous call, its first reads overlap the previous call's combine_splits()
+ * (plan::ahead). Every kernel in this file must therefore wait for the previous kernel before it writes anything, and
+ * before it calls launch_dependents(). Only combine_splits() calls launch_dependents() at once: the kernel that let it
+ * start has waited already.
  *
- * A block whose result is not finite repeats its split with zeros in place of values of V that are not finite, and then
- * computes the rows that see such a value one by one. */
+ * If a result of a block is not finite, the block repeats its split with zeros in place of infinities and NaN of V. It
+ * then computes the rows that see such a value one by one. */
 #include "decode_launch.cuh"
 
 namespace {
@@ -114,8 +116,8 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const launch_p
                     : launch_variant<T, 256, PAGED>(chip, a, y, of, stream);
 }
 
-/* Returns whether decode_few() computes this problem. It counts keys in 32 bits, and its grid allows 65535 blocks per
- * key/value head and 65535 batch rows. */
+/* Returns whether decode_few() computes this problem. decode_few() counts keys in 32 bits, and its grid allows 65535
+ * blocks per key/value head and 65535 batch rows. */
 bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -123,7 +125,7 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
            d.B <= UINT16_MAX && d.Sk <= INT32_MAX / 2 && (!has_options(plan) || decode_has_float8_form(plan));
 }
 
-/* FULL: a block takes several splits only if the grid still has FULL times as many blocks as the GPU runs at a time.
+/* FULL: a block takes several splits only if at least FULL times as many blocks remain as the GPU runs at a time.
  * PLACES: number of blocks that a multiprocessor runs at a time. */
 const int FULL = 4, PLACES = 3;
 

@@ -1,10 +1,10 @@
-/* decode.cuh: how a block of decode.cu computes a split (a part of a sequence's keys), and its loop over splits. A
- * template parameter RING says how keys and values get to shared memory, with the same bits: copies_by_threads copies
- * pieces of 16 bytes (cp.async, any strides and options, from compute capability 8.0 on); copies_by_engine uses TMA
- * (sm90/decode/decode.cu).
+/* decode.cuh: how a block of decode.cu computes a split (a part of a sequence's keys), and its loop over splits. The
+ * template parameter RING says how keys and values are copied to shared memory; results have the same bits with either
+ * class. copies_by_threads copies pieces of 16 bytes (cp.async, any strides and options, from compute capability 8.0
+ * on). copies_by_engine uses TMA (sm90/decode/decode.cu).
  *
- * RING<T, X> is a block's ring of tiles, K and V alternately:
- * kept: the ring's state that outlives a split
+ * RING<T, X> is a block's ring of tiles, alternately of K and of V. Its members are:
+ * kept: the ring's state, which lasts longer than a split
  * begin(queries): requests the first tiles; queries() writes Q to shared memory, where next() makes it visible
  * next<VALUES>(): returns the next tile of V or K, when it has arrived
  * clear_tail(tile, j): sets rows past the sequence to 0, if the copies have not done so
@@ -52,7 +52,7 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
                                               : 1,
                      WK = WIDE || WIDE_HEAD ? 1 : WARPS / WD;
     static const int THREADS = 32 * WM * WK * WD;
-    static const bool STACKED = STACK > 1; /* true: the block's STACK times 16 rows belong to several sequences */
+    static const bool STACKED = STACK > 1; /* whether the block's STACK times 16 rows belong to several sequences */
     static const bool SCORE_MODS = SCORE_MODS_, PAGED = PAGED_, FLOAT8 = AS == KEYS_AS_FLOAT8;
     static const bool MORE_KEYS = FLOAT8 && !WIDE && D >= 128;
     static const int BM = FEW ? (int)FEW_ROWS : 16 * WM,
@@ -102,17 +102,18 @@ template <class X> struct shared {
         float S[X::SCORE_MODS ? X::THREADS / 32 : 1][16]
                /* each warp's scores, while options (softcap, bias, masks) are applied */
                [X::SCORE_MODS ? X::KW + 4 : 1];
-        scores_of_warps<X> scores[X::WIDE_HEAD ? 2 : 1]; /* two, because one tile's scores may still be read when the
-                                                          * next tile's are written */
+        /* two, because slow warps may still read one tile's scores while others write the next tile's */
+        scores_of_warps<X> scores[X::WIDE_HEAD ? 2 : 1];
     };
-    union { /* O overwrites the tiles when all of them have been read */
+    union { /* O overwrites the tiles of keys and values after the last of them has been read */
         tiles tile;
         float O[X::WK][X::BM][X::D + 4];
     };
-    /* each warp's maximum and sum of each row; at the end, m becomes the factor of the warp's O */
+    /* each warp's maximum and sum of each row; at the end, m becomes the factor by which the warp's O is multiplied */
     float m[X::WK][X::BM], l[X::WK][X::BM];
     float top[X::BM], sum[X::BM];
-    /* the sum of O over the splits so far of a group of SPLIT_GROUP splits; unused for wide heads */
+    /* the sum of O over those splits of a group of SPLIT_GROUP splits that have been computed so far; unused for wide
+     * heads */
     float split_group_O[X::WIDE_HEAD ? 1 : (int)SPLIT_GROUP_ROWS][X::WIDE_HEAD ? 4 : X::D];
     float2 split_group_ml[SPLIT_GROUP_ROWS];
     int i[X::BM], h[X::BM];
@@ -157,9 +158,9 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
 /* ---- The ring of tiles ------------------------------------------------------------------------------------------- */
 
 struct split_place {
-    int first, last;  /* the keys `first` to `last` - 1; `first` is a multiple of BN (keys per tile) */
-    int tiles, steps; /* tiles: index of the split's first tile; steps: number of tiles to load, with K[j] and V[j]
-                       * counted as two */
+    int first, last; /* the keys `first` to `last` - 1; `first` is a multiple of BN (keys per tile) */
+    /* tiles: index of the split's first tile of keys; steps: number of tiles of K and of V to load, counted together */
+    int tiles, steps;
 };
 
 template <class X> DEVICE split_place split_place_of(const group_place &place, int index)
@@ -305,9 +306,9 @@ template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, co
     }
 }
 
-/* Converts eight bfloat16 numbers of a row to float16, times a power of two that makes the row's largest 2^14 or more;
- * `factor` is divided by it. LANES lanes share a row. Returns false if this is not exact: if a number is 2^31 times
- * smaller than the largest, or `factor` leaves float32's range. Infinities and NaN stay. */
+/* Converts eight bfloat16 numbers of a row to float16, times a power of two that makes the row's largest 2^14 or more.
+ * `factor` is divided by the same power. LANES lanes share a row. Returns false if this is not exact: if a number is
+ * 2^31 times smaller than the largest, or `factor` leaves float32's range. Infinities and NaN stay. */
 template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &factor)
 {
     uint32_t most = 0;
@@ -333,10 +334,10 @@ template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &fa
     return exact;
 }
 
-/* Loads Q in the order that scores_of_float8() needs, as float16, because float8 keys convert to float16 in a third of
- * the instructions that bfloat16 takes. sm.factor then converts each row's scores to base 2. Returns false if a
- * bfloat16 Q cannot be converted exactly: Q then stays bfloat16, with the factor `c` for all rows. A negative scale
- * changes the sign of Q; a scale of 0 makes its finite numbers 0. */
+/* Loads Q as float16, in the order that scores_of_float8() needs. Float8 keys convert to float16 in a third of the
+ * instructions that bfloat16 takes. sm.factor has for each row the factor that converts its scores to base 2. Returns
+ * false if a bfloat16 Q cannot be converted exactly: Q then stays bfloat16, and the factor of all rows is `c`. A
+ * negative scale changes the sign of Q; a scale of 0 makes its finite numbers 0. */
 template <typename T, class X>
 DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group_place &place, float c)
 {
@@ -405,8 +406,8 @@ template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
     return o;
 }
 
-/* Returns the maximum m (x) and the sum l (y) of row r over all warps. Replaces each warp's m by the factor for its
- * O. */
+/* Returns the maximum m (x) and the sum l (y) of row r over all warps. Replaces each warp's m by the factor by which
+ * the warp's O must be multiplied. */
 template <class X> DEVICE float2 add_up_row(shared<X> &sm, int r, float sink)
 {
     float top = sink, sum;
@@ -474,7 +475,8 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
         const float4 sum = fold(split_group_ml(r).x, split_ml(r).x)(before, next);
         *(float4 *)(last ? &p.O[(to + r) * D + d] : &sm.split_group_O[r][d]) = sum;
     }
-    /* after this barrier no thread reads the group's earlier m, l and O; the next tiles go to the same memory */
+    /* after this barrier all threads have read the earlier m and l of the group, which are overwritten below, and the O
+     * of the warps, which the next tiles overwrite */
     __syncthreads();
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
@@ -525,7 +527,8 @@ template <int DT> DEVICE void multiply_row(float (&O)[DT][4], int half, float by
     }
 }
 
-/* Multiplies the rows of O, of which the warp holds O^T, by factors. Lane 4 r passes the factor of row r. */
+/* Multiplies each row of O by its own factor. The warp holds O^T (transposed), and lane 4 r passes the factor of row
+ * r. */
 template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
 {
     const int t = threadIdx.x % 4;
@@ -536,8 +539,8 @@ template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
         for (int e = 0; e < 4; e++) O[dt][e] *= by_row[e % 2];
 }
 
-/* Writes a warp's O^T to shared memory. With t = lane % 4, a lane has rows 2 t and 2 t + 1 of two of every 16 channels.
- * These are channels lane / 4 and lane / 4 + 8, or with float8 keys lane / 4 * 2 and lane / 4 * 2 + 1. */
+/* Writes a warp's O^T to shared memory. With t = lane % 4, a lane has rows 2 t and 2 t + 1. Of every 16 channels it has
+ * two: lane / 4 and lane / 4 + 8, or with float8 keys lane / 4 * 2 and lane / 4 * 2 + 1. */
 template <class X, int DT>
 DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, int wk, int rows)
 {
@@ -634,8 +637,8 @@ DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_
     else accumulate<T>(*(float(*)[1][DT][4]) & O, *(const float(*)[1][NT][4]) & P, columns);
 }
 
-/* Recomputes, one row per warp, the rows of a split whose result is not finite or whose scores are huge. `saved`: the
- * split's first row in the workspace. */
+/* Recomputes, one row per warp, the rows of a split whose result is not finite or whose scores are huge. `saved` is the
+ * number of the split's first row in the workspace. */
 template <class X>
 DEVICE void repair_rows(const shared<X> &sm, const cuda_args &a, const plan &p, const group_place &place,
                         const split_place &keys, int64_t saved)
@@ -662,7 +665,8 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const int D = X::D, BN = X::BN, KW = X::KW, WK = X::WK, CHUNK = RING<T, X>::CHUNK;
     const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2;
     const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED;
-    const bool RESCALE_AT_ONCE = X::STACKED || X::WIDE_HEAD; /* true: a lane's two rows of O are rescaled in one loop */
+    /* whether a lane's two rows of O are rescaled in one loop */
+    const bool RESCALE_AT_ONCE = X::STACKED || X::WIDE_HEAD;
     typename RING<T, X>::memory &sm = *reinterpret_cast<typename RING<T, X>::memory *>(memory);
     const attn_geometry &g = a.g;
     const head_args &x = place.x;
@@ -673,7 +677,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const bool idle = m0 >= rows;
     const int CHANNELS_OF_WARP = X::WIDE_HEAD ? D / X::WD : D, c0 = X::WIDE_HEAD ? d0 : 0;
     limits limit;
-    attn_range open; /* keys that all rows see, so that they need no causal or window test */
+    attn_range open; /* the keys that all rows see; they need no causal or window test */
     const auto prepare_rows = [&] {
         limit = limits_of(g, x.s);
         open = attn_keys_of_all_rows(&g, &x.s, 0, x.s.Sq);
@@ -686,14 +690,14 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
                     : X::FLOAT8                 ? fabsf(x.scale) * LOG2E
                                                 : x.scale * LOG2E;
 
-    bool halves = true; /* true: Q is float16; false: Q has type T (only with float8 keys) */
+    bool halves = true; /* whether Q is float16; if not (possible only with float8 keys), Q has type T */
     const auto load_rows = [&] {
         if (X::FEW) prepare_rows();
         if constexpr (X::FLOAT8) halves = load_permuted_queries<T, X>(sm, a, place, c);
         else load_queries<X>(sm.tile.Q, a, place, sequences);
     };
     if (!X::FEW) prepare_rows();
-    bool clean = false; /* true: the second pass of the loop, where zeros replace infinities and NaN of V */
+    bool clean = false; /* whether this is the loop's second pass, in which zeros replace infinities and NaN of V */
 again:
     float O[1][DT][4] = {}, m[2] = { -CUDART_INF_F, -CUDART_INF_F }, l[2] = {};
 
@@ -811,7 +815,8 @@ again:
 
     const attn_view &out = g.view[ATTN_T_out];
     bool finite = true;
-    uint32_t not_finite_of = 0; /* bit n: a result of the stack's sequence n is not finite */
+    /* bit n: a result of sequence n of the stack (sequences that are computed together) is not finite */
+    uint32_t not_finite_of = 0;
     for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 o = sum_of_warps(sm, r, d);
@@ -835,7 +840,8 @@ again:
             for (int n = 0; n < sequences; n++)
                 if (__syncthreads_or(not_finite_of >> n & 1) && threadIdx.x == 0)
                     p.ml[saved + n * each] = make_float2(CUDART_NAN_F, CUDART_NAN_F);
-        return; /* all threads have read m, so the caller needs no further barrier */
+        /* all threads have passed a barrier since they read m, so the caller may overwrite m without another barrier */
+        return;
     }
     if (clean) {
         __syncthreads();
@@ -869,8 +875,9 @@ DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kep
     const int first = (int)(blockIdx.x % stacks) * p.stack, hk = (int)(blockIdx.x / stacks % Hk),
               index = (int)(blockIdx.x / stacks / Hk), lane = threadIdx.x % 32;
     uint32_t shares = __ballot_sync(0xffffffff, lane < p.stack && splits_shared(a, p, first + lane, hk).has(index));
-    while (shares) { /* bit s: sequences `first` + s and `first` + s - 1 share the split */
-        /* a run of n bits stands for n + 1 neighbouring sequences, because each bit also means the one before */
+    while (shares) { /* bit s of `shares` is 1 if sequences `first` + s and `first` + s - 1 share the split */
+        /* a run of n 1-bits stands for n + 1 neighbouring sequences, because each bit says that two neighbours share
+         * the split */
         const int begin = __ffs(shares) - 2, length = __ffs(~(shares >> (begin + 1)));
         split<T, X, RING>(a, p, group_place_of(a, p, first + begin, hk), index, memory, kept, length);
         shares &= ~0u << (begin + length - 1) << 1;
@@ -908,8 +915,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
     wait_and_let_begin();
     if (place.rows == 0) return;
     int end = min(index + p.splits_per_block, place.splits), step = 1;
-    /* Splits that decode_stacks() has computed: those that are shared with the previous, and with the next sequence of
-     * the batch. */
+    /* Splits that decode_stacks() has computed. `before`: splits that this sequence shares with the previous sequence
+     * of the batch; `after`: splits that it shares with the next one. */
     split_range before = {}, after = {};
     if constexpr (STACKS)
         if (p.stack) {
@@ -919,14 +926,14 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
     if (place.rows <= NARROW)
 #pragma unroll 1
         for (; index < end; index += step) {
-            if constexpr (STACKS) /* find the block's next split that decode_stacks() has not computed, 32 at a time */
+            /* find the block's next split that decode_stacks() has not computed; the warp tests 32 splits at a time */
+            if constexpr (STACKS)
                 if (p.stack) {
                     const int lane = threadIdx.x % 32, own = index + lane * step;
                     bool done = own >= end;
                     if (before.has(own) || after.has(own)) {
                         const float sum = p.ml[place.saved + (int64_t)own * place.rows].y;
-                        done = sum == sum; /* decode_stacks() stores NaN as the sum of a split that it could not
-                                            * compute */
+                        done = sum == sum; /* the sum is NaN if decode_stacks() could not compute the split */
                     }
                     const uint32_t left = __ballot_sync(0xffffffff, !done);
                     index += (left ? __ffs(left) - 1 : 31) * step;

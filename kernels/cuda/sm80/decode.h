@@ -42,7 +42,7 @@ template <const cuda_kernel &other> bool plan_with_decode(const cuda_chip *chip,
     return true;
 }
 
-/* Launches `other`, then decode.cu, whose memory is at the beginning of the workspace. */
+/* Launches the kernel `other`, then the kernels of decode.cu, whose memory is at the beginning of the workspace. */
 template <const cuda_kernel &other>
 cudaError_t launch_with_decode(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
 {

@@ -36,7 +36,7 @@ enum { COMBINE_WARPS = 8, COMBINE_THREADS = 32 * COMBINE_WARPS };
 template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_WARPS])
 {
     for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
-    __syncthreads(); /* after this barrier no thread reads the parts of the previous sum */
+    __syncthreads(); /* after this barrier no thread reads `parts` of the block's previous call */
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
     __syncthreads();
     real sum = 0;
@@ -48,9 +48,9 @@ template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_W
  * columns, several blocks share them. */
 template <int D> constexpr int columns_of = D < COMBINE_THREADS ? D : (int)COMBINE_THREADS;
 
-/* forward_row() of rows.cuh for a block instead of a warp, for the columns of out from `column0` on. A thread has every
- * 256th channel of q and k, and one channel of v. It is inline, because a kernel that calls a function needs a stack
- * and starts later. */
+/* Like forward_row() of rows.cuh, but a whole block (not a warp) computes the row, and only the columns of out from
+ * `column0` on. A thread has every 256th channel of q and k, and one channel of v. The function is inline, because a
+ * kernel that calls a function needs a stack and starts later. */
 template <int D>
 DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, int column0,
                                  double (&parts)[COMBINE_WARPS])
@@ -132,12 +132,12 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     __shared__ float part[COMBINE_WARPS][COLUMNS];
     __shared__ float2 parts_ml[COMBINE_WARPS];
     __shared__ double parts_sum[COMBINE_WARPS];
-    /* arguments of a row that is recomputed key by key; in shared memory, because registers are scarce */
+    /* arguments for a row that is recomputed key by key; they are in shared memory, because registers are scarce */
     __shared__ head_args of_head;
     const attn_geometry &g = a.g;
     const int Hk = (int)g.dims.Hk, b = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk), group = (int)g.group;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column0 = (int)blockIdx.z * COLUMNS;
-    /* the next kernel waits for this kernel's end before it reads results */
+    /* Lets the next kernel start. That kernel waits for this kernel's end before it reads results. */
     launch_dependents();
     const group_place place = group_place_of(a, p, b, hk);
     const head_args &x = place.x;
@@ -151,7 +151,8 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         const float2 *ml = p.ml + place.saved + r;
         const float *O = p.O + (place.saved + r) * D + column0 + lane * C;
         const float sink = sink_in_base_2(sink_of(a, h));
-        /* number of partial results of a group of splits: one if a block has added it up, otherwise one per split */
+        /* number of partial results of a group of SPLIT_GROUP splits: one if a single block computes the group,
+         * otherwise one per split */
         const int each = p.splits_per_block > 1 ? 1 : SPLIT_GROUP;
         float m = -CUDART_INF_F, l = 0, o[C] = {};
         for (int s = warp * SPLIT_GROUP; s < splits; s += COMBINE_WARPS * SPLIT_GROUP) {
@@ -210,12 +211,13 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         }
         if (column0 + d == 0 && lse.data)
             ((float *)lse.data)[attn_at(&lse, x.b, h, x.s.q_start + i)] = lse_of_sum(top, sum);
-        /* sets the row's bit if tensor cores could not compute it; the next row may overwrite `part` */
+        /* If tensor cores could not compute the row, its bit in `repair` is set. After this barrier the next row may
+         * overwrite `part`. */
         repair |= (uint32_t)(__syncthreads_or(!finite) != 0) << (r / gridDim.y);
     }
     for (int r = blockIdx.y; repair; r += gridDim.y, repair >>= 1)
         if (repair & 1) {
-            __syncthreads(); /* after this barrier no thread reads the previous `of_head` */
+            __syncthreads(); /* after this barrier no thread reads the previous row's arguments in `of_head` */
             if (threadIdx.x == 0) of_head = head_args_of(a, b, x.h + r % group);
             __syncthreads();
             forward_row_by_block<D>(a, of_head, r / group, column0, parts_sum);
@@ -240,7 +242,7 @@ struct launch_plan {
     int64_t rows;
 };
 
-/* Plans a launch. With `float8` it is for float8 keys, which never have more splits than 16-bit keys. */
+/* Plans a launch. `float8` says that the kernels read float8 keys, which never have more splits than 16-bit keys. */
 inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
 {
     const attn_dims &d = g.dims;
@@ -256,7 +258,8 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
         y.p.head_rows = d.total_k / KEYS_A_ROW;
         y.blocks = attn_min64(short_slots, long_slots) * d.Hk;
         y.rows = most_splits(d.total_k, false, false, false) > 1 ? y.p.head_rows * d.Hk : 0;
-        /* at least DECODE_ROWS / 32, so that a block has at most 32 rows, the bits of `repair` */
+        /* number of blocks that share the rows of a key/value head; at least DECODE_ROWS / 32, because a block can have
+         * at most 32 rows, one for each bit of `repair` */
         y.combine_rows = 4;
     } else {
         const int64_t rows = d.Sq * g.group;
@@ -270,15 +273,16 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
     return y;
 }
 
-/* The state of a kernel's one-time setup on each of at most DEVICES devices. */
+/* struct once says on which devices a kernel's one-time setup is done. For devices from number DEVICES on, the setup is
+ * repeated at each launch. */
 enum { DEVICES = 64 };
 struct once {
-    /* 0: not set up; 1: set up; 2: set up, and programmatic dependent launch is possible */
+    /* for each device: 0: not set up; 1: set up; 2: set up, and programmatic dependent launch is possible */
     std::atomic<int> state[DEVICES];
 };
 
-/* Allows `main` its shared memory. *overlap becomes true if the code is compiled for compute capability 9.0 or above,
- * so that `combine` may start before `main` ends. */
+/* Lets the kernel `main` use `bytes` of shared memory. *overlap becomes true if the code is compiled for compute
+ * capability 9.0 or above: the kernel `combine` may then start before `main` ends. */
 template <typename Main, typename Combine>
 cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, bool *overlap)
 {

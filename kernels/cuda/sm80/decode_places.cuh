@@ -7,26 +7,27 @@
 #include "tile.cuh"
 
 /* How blocks find their splits (parts of a sequence's keys). Each batch row and key/value head has `walkers` blocks,
- * one for every `splits_per_block` splits; with decode_stacks(), each takes every `walkers`-th split that is left. In a
- * packed problem, sequence b has the blocks from number cu_k[b] / unit + extra * b on; some may have no work. */
+ * one for every `splits_per_block` splits. With decode_stacks(), a block instead takes every `walkers`-th split, and
+ * skips those that decode_stacks() has computed. In a packed problem, sequence b has the blocks from number cu_k[b] /
+ * unit + extra * b on; some may have no work. */
 struct decode_plan {
     int splits, splits_per_block;
-    int walkers; /* number of blocks of each batch row and key/value head */
+    int walkers; /* number of blocks that share the splits of a batch row and key/value head */
     int unit, extra;
-    /* true: the splits do not depend on device memory, which the previous kernel may still write */
+    /* whether blocks can find their splits without reading device memory that the previous kernel may still write */
     bool early;
-    /* true: decode_few() computes the problem, with a grid of Hk x walkers x B blocks */
+    /* whether decode_few() computes the problem, with a grid of Hk x walkers x B blocks */
     bool few;
-    /* true: the stream's previous kernel writes nothing that this one reads, so this kernel may read early (only if
-     * `few`) */
+    /* whether this kernel may read its inputs before the stream's previous kernel ends (only if `few`): true if that
+     * kernel writes nothing that this one reads */
     bool ahead;
     bool float8;
     bool wide_heads;
     bool options;
     /* the most sequences whose rows decode_stacks() computes together; 0: decode_stacks() is not launched */
     int stack;
-    /* number of rows of partial results per key/value head in packed problems; those of sequence b begin at cu_k[b] /
-     * KEYS_A_ROW */
+    /* number of rows of partial results per key/value head in packed problems; the rows of sequence b begin at row
+     * cu_k[b] / KEYS_A_ROW */
     int64_t head_rows;
     float *O;   /* O of the partial results, in rows of D; NULL: no sequence has more than one split */
     float2 *ml; /* maximum m in base 2 (x) and sum l (y) of each row of partial results */
@@ -85,7 +86,8 @@ struct group_place {
     /* the rows see keys from `first` to `last` - 1, which are divided into `splits` (at least 1) splits of `length`
      * keys */
     int first, last, length, splits;
-    /* the sequence's first row of partial results in the workspace: all rows of split 0, then of split 1, ... */
+    /* number of the sequence's first row of partial results in the workspace, where all rows of split 0 come first,
+     * then those of split 1, ... */
     int64_t saved;
 };
 
@@ -114,7 +116,7 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
 DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk)
 {
     const attn_geometry &g = a.g;
-    /* makes a window fit in 32 bits; changes no result for lengths up to 2^30 */
+    /* limits a window to numbers that fit in 32 bits; this changes no result for lengths up to 2^30 */
     const int64_t far = INT64_C(1) << 30;
     const int group = (int)g.group, Sq = (int)g.dims.Sq, Sk = g.seqlens_k ? g.seqlens_k[b] : (int)g.dims.Sk,
               align = g.top_left ? 0 : Sk - Sq, left = (int)attn_min64(g.left, far),

@@ -1,16 +1,17 @@
 /* f32_backward.cu: flash attention backward for float32 on tensor cores by mma.sync, from compute capability 8.0 on:
  * FlashAttention-2 (arXiv:2307.08691), Algorithm 2, with transposed scores, as in backward.cu. A float32 number is
- * stored as two float16, and three float16 products make one float32 product (split.cuh).
+ * stored as two float16 numbers, and three float16 products make one float32 product (split.cuh).
  *
- * A block owns BN keys of one key/value head, whose K and V stay in shared memory, and visits the queries that see them
- * in tiles of BM; a warp owns 16 keys. There is only one buffer for Q and dO.
+ * A block owns BN keys of one key/value head, whose K and V stay in shared memory. It visits the queries that see these
+ * keys in tiles of BM. A warp owns 16 keys. There is only one buffer for Q and dO.
  *
  * Registers hold 2^15 P, so that small P stay within float16's range. dS is multiplied by a power of two that brings
- * its upper bound near 2^14: |dS_ij| <= |dO_i| |v_j| + |delta_i| (|x|: the largest norm of a row of the tile).
+ * its upper bound near 2^14. The bound is |dS_ij| <= |dO_i| |v_j| + |delta_i|, where |x| is the largest norm of a row
+ * of the tile.
  *
- * dQ is added to float32 sums in any order; with `deterministic` a second kernel computes dQ by query tiles
- * (f32_dq.cuh). rows.cuh computes tiles whose result is not finite, or that depend on a wide tile (with rows whose
- * numbers are all too small for the tile's exponent, see split.cuh). */
+ * dQ is added to float32 sums in any order. With `deterministic` a second kernel computes dQ by query tiles instead
+ * (f32_dq.cuh). A tile is wide if it has a row whose numbers are all too small for the tile's exponent (split.cuh).
+ * rows.cuh computes tiles whose result is not finite, or depends on a wide tile. */
 #include <stddef.h>
 
 #include "kernels/cuda/simple/simple.h"
@@ -59,13 +60,15 @@ template <int D, bool SCORE_MODS> struct shared {
     /* dS^T (transposed): a row is a key, a column a query */
     alignas(1024) uint16_t dS[2 * BN * DS_ROW];
     float lse2[BM], delta[BM];
-    /* the factor by which P may differ from 1 if the query sees only one key (see of_one_key()), otherwise 0 */
+    /* for a query that sees only one key, the factor by which P may differ from its true value 1 (see of_one_key());
+     * for other queries, 0 */
     float one_key[BM];
     staged_queries<BM> options[SCORE_MODS ? BN / 16 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* Without options, the struct's last members (`options`, `seen`) take no memory. */
+/* Returns the bytes of shared memory that a block needs. Without options, the last members of the struct (`options`,
+ * `seen`) take no memory. */
 template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 {
     typedef shared<D, SCORE_MODS> Shared;
@@ -86,7 +89,7 @@ DEVICE int query_tiles_of(const attn_geometry &g, const attn_sequence &sequence,
     return max((int)attn_tiles(highest.hi, BM) - first, 0);
 }
 
-/* Returns whether all results are finite. */
+/* Multiplies x by `factor`. Returns whether all products are finite. */
 template <int DT> DEVICE bool scale_sums(float (&x)[DT][4], float factor)
 {
     bool is_finite = true;
@@ -195,7 +198,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     }
     const int hk = blockIdx.y;
     const attn_sequence sequence = attn_sequence_of(&g, b);
-    /* number of rows of dk to write; those past the length in seqlens_k become zeros */
+    /* number of rows of dk to write; rows past the length in seqlens_k become zeros */
     const int Sk_all = g.dims.packed ? (int)sequence.Sk : (int)g.dims.Sk;
     if (j0 >= Sk_all) return;
     const int Sk = (int)sequence.Sk, Sq = (int)sequence.Sq;
@@ -219,7 +222,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     auto query_tile = [&](int h, int row_tile) {
         return split_tile_of(planes.q, b, h, sequence.q_start) + row_tile * BM / SPLIT_ROWS;
     };
-    bool has_one_key = false; /* true: this thread has loaded lse and delta of a query that sees exactly one key */
+    bool has_one_key = false; /* whether this thread has loaded lse and delta of a query that sees exactly one key */
     auto fetch = [&](int h, int row_tile) {
         const int64_t from = query_tile(h, row_tile) * 2 * SPLIT_ROWS * D;
         const int i0 = row_tile * BM;
@@ -240,7 +243,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     if (now.n < rounds) fetch(now.h, now.row_tile);
     cp_async_commit();
 
-    /* this lane's operands: K and V by rows; Q and dO by rows for S and dP, by columns for dK and dV */
+    /* shared memory addresses of this lane's operands: K and V by rows; Q and dO by rows for S and dP, and by columns
+     * for dK and dV */
     uint32_t k_at = by_16<D>(sm.K, lane) + warp * 32 * D, v_at = by_16<D>(sm.V, lane) + warp * 32 * D,
              q_at = by_8<D>(sm.Q, lane), o_at = by_8<D>(sm.dO, lane);
     uint32_t q_columns_at = by_16<D>(sm.Q, lane), o_columns_at = by_16<D>(sm.dO, lane);
@@ -269,7 +273,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         /* element e of a thread's n-th block of accumulators is the pair of query i0 + 8 n + 2 (lane % 4) + e % 2 and
          * key j0 + 16 warp + 8 (e / 2) + lane / 4 */
         const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
-        const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* c must not be 0, because 0 * -inf is NaN */
+        /* the factor c must not be 0, because 0 * -inf (a hidden key) is NaN */
+        const float c = fmaxf(scale_log2 * unit, 1.2e-38f);
         if (SCORE_MODS) {
             const head_args x = head_args_of(a, b, h);
             apply_options(S, sm.options[warp], a, s, x, limit, Sq, i0, j0 + warp * 16, unit, sm.lse2, P_BITS, lane);
@@ -302,9 +307,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                 for (int nt = 0; nt < NT; nt++)
 #pragma unroll
                     for (int e = 0; e < 4; e++)
-                        kept[nt][e] = st.kept[nt * 8 + lane % 4 * 2 + e % 2][e / 2] >> (lane / 4) & 1
-                                          ? S[nt][e]
-                                          : 0; /* dropout's factor drop_scale is applied to dV at the end */
+                        /* P, or 0 if dropout drops the pair; the factor drop_scale is applied to dV at the end */
+                        kept[nt][e] = st.kept[nt * 8 + lane % 4 * 2 + e % 2][e / 2] >> (lane / 4) & 1 ? S[nt][e] : 0;
                 split_fragments<BM>(ah, al, kept);
             } else split_fragments<BM>(ah, al, S);
             opaque(o_columns_at);
@@ -387,7 +391,8 @@ static_assert(tile<64, false>::BM == tile<128, false>::BM && tile<128, true>::BM
 const attn_tensor_id split_ids[] = { ATTN_T_q, ATTN_T_k, ATTN_T_v, ATTN_T_dout };
 
 /* The parts of the workspace, in this order: lse and delta; float32 sums of dQ; planes (hi and lo of q, k, v and dout).
- * If the client gave no out and lse, these two and the workspace of the forward that computes them follow. */
+ * If the client gave no out and lse, three more parts follow: out, lse, and the workspace of the forward that computes
+ * them. */
 struct parts {
     size_t rows, sums, planes, out, lse, forward, total;
 };

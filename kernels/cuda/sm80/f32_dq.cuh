@@ -1,5 +1,6 @@
-/* f32_dq.cuh: how f32_backward.cu computes dQ: f32_finish_dq() from the sums of all blocks of keys, or with
- * `deterministic` f32_dq_tiles() by query tiles; and code that these share with the kernel of dK and dV. */
+/* f32_dq.cuh: the two kernels with which f32_backward.cu computes dQ, and code that they share with the kernel of dK
+ * and dV. f32_finish_dq() converts the float32 sums that all blocks of keys have added up. With `deterministic`,
+ * f32_dq_tiles() computes dQ by tiles of queries instead. */
 #ifndef ATTN_SM80_F32_DQ_CUH
 #define ATTN_SM80_F32_DQ_CUH
 
@@ -49,8 +50,8 @@ DEVICE void add_products_of_columns(float (&sum)[D / 8][4], const uint32_t (&ah)
     }
 }
 
-/* Stores columns d and d + 1 of a row of `width` columns. `pairs`: rows are 8-byte aligned and `width` is even, so one
- * instruction stores both. */
+/* Stores columns d and d + 1 of a row of `width` columns. `pairs` says that rows are 8-byte aligned and `width` is
+ * even; one instruction then stores both columns. */
 DEVICE void store_two(float *row, int d, int width, bool pairs, float x, float y)
 {
     if (pairs && d < width) *(float2 *)(row + d) = make_float2(x, y);
@@ -166,7 +167,8 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     uint32_t q_at = by_16<D>(sm.Q, lane) + warp * 32 * D, o_at = by_16<D>(sm.dO, lane) + warp * 32 * D;
     uint32_t k_at = by_8<D>(sm.K, lane), v_at = by_8<D>(sm.V, lane), k_columns_at = by_16<D>(sm.K, lane);
     float lse2[2], delta[2], dQ[DT][4] = {}, top_delta = 0;
-    /* the factor by which P may differ from 1 in a row that sees only one key (see of_one_key()); otherwise 0 */
+    /* for a row that sees only one key, the factor by which P may differ from its true value 1 (see of_one_key()); for
+     * other rows, 0 */
     float one_key[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {

@@ -1,12 +1,12 @@
 /* f32_forward.cu: flash attention forward for float32 on tensor cores by mma.sync, from compute capability 8.0 on:
  * FlashAttention-2 (arXiv:2307.08691), Algorithm 1, as in forward.cu. A float32 number is stored as a pair of float16
  * numbers, and three float16 products make one float32 product, with about float32's error (split.cuh). A kernel that
- * runs first splits K and V; each block splits its rows of Q, and P in registers.
+ * runs first splits K and V into such pairs. Each block splits its rows of Q, and P in registers.
  *
  * Registers hold 2^15 P and 2^15 l, so that small P stay within float16's range. If a row sees only one key, out is a
- * bitwise copy of the key's row of v. Numbers that are not finite are handled as in forward.cu. rows.cuh computes all
- * rows of a block that reads a wide tile (with rows whose numbers are all too small for the tile's exponent, see
- * split.cuh). */
+ * bitwise copy of the key's row of v. Numbers that are not finite are handled as in forward.cu. A tile is wide if it
+ * has a row whose numbers are all too small for the tile's exponent (split.cuh). If a block reads a wide tile, rows.cuh
+ * computes all rows of the block. */
 #include "forward_steps.cuh"
 #include "seen_tiles.cuh"
 #include "split.cuh"
@@ -48,7 +48,7 @@ template <int D, bool SCORE_MODS> struct shared {
 const float P_BITS = 15, P_UNIT = 1.0f / 32768;
 
 /* Rounds a row's maximum m to a multiple of 1/16 (above 2^18: coarser), so that adding P_BITS = 15 is exact. Huge
- * maxima stay: see in_base_2(). */
+ * maxima are not rounded: see in_base_2(). */
 DEVICE float rounded(float m)
 {
     const float y = __fadd_rn(__fadd_rn(m, 786432.0f), -786432.0f);
@@ -59,9 +59,9 @@ struct forward_planes {
     split_planes k, v;
 };
 
-/* Splits the block's rows of Q into float16 halves (planes hi and lo) in shared memory, all multiplied by one power of
- * two, 1 / q_unit. No score exceeds score_bound times the largest number of K. If some rows of Q have only small
- * numbers ("wide", see split.cuh), score_bound is 16 times larger. */
+/* Splits the block's rows of Q, times 1 / q_unit (a power of two), into float16 halves (planes hi and lo) in shared
+ * memory. Sets score_bound, so that no score exceeds score_bound times the largest number of K. If some rows of Q have
+ * only small numbers ("wide", see split.cuh), score_bound is 16 times larger. */
 template <int D, bool SCORE_MODS>
 DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const tile_place &place, float &q_unit,
                           float &score_bound)
@@ -86,15 +86,16 @@ DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const t
 }
 
 /* One step of the online softmax: S becomes P times 2^(P_BITS - shift); `shift` is above 0 only for tiles of V with
- * small numbers. `c` converts a score to base 2, and `rescale` becomes the factor for O. With options, P is multiplied
- * by this power of two at the end, because next to a huge score an exponent would lose it. */
+ * small numbers. `c` converts a score to base 2, and `rescale` becomes the factor for O. Without options, P_BITS -
+ * shift is added to the exponent. With options, P is multiplied by the power of two instead, because next to a huge
+ * score the sum would round P_BITS - shift away. */
 template <bool SCORE_MODS, int NT>
 DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&rescale)[2], float c, int shift)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        /* m is in base 2; with options c is 1, because in_base_2() has converted the scores */
+        /* m is in base 2; with options, `c` is 1, because in_base_2() has already converted the scores to base 2 */
         const float m = fmaxf(row.m, rounded(largest_of_row(S, half) * c));
         /* m is -inf until the row has seen a key; -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
@@ -145,8 +146,8 @@ DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, 
     return is_finite;
 }
 
-/* Writes ROWS rows of out from shared memory, beginning with row `first` of the block's tile. `copies`: a row that sees
- * only one key becomes an exact copy of the key's row of v. */
+/* Writes ROWS rows of out from shared memory, beginning with row `first` of the block's tile. If `copies` is true, a
+ * row that sees only one key becomes an exact copy of the key's row of v. */
 template <int D, int ROWS>
 DEVICE void store_rows_or_values(const cuda_args &a, const head_args &x, const float *staged, int q0, int first,
                                  const limits &limit, bool copies, int lane)
@@ -195,7 +196,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const attn_range seen = attn_keys_of_rows(&g, &place.x.s, q0, rows_end),
                      open = attn_keys_of_all_rows(&g, &place.x.s, q0, rows_end);
     const int first = (int)(seen.lo / BN);
-    int last = (int)attn_tiles(seen.hi, BN); /* at least one row sees keys of the tiles `first` to `last` - 1 */
+    /* each of the tiles `first` to `last` - 1 has a key that at least one row sees */
+    int last = (int)attn_tiles(seen.hi, BN);
     last = last_tile<SCORE_MODS, BN, THREADS>(a, (int)place.x.b, (int)place.x.h, q0, (int)rows_end, first, last,
                                               sm.seen);
     /* all rows see all keys of the tiles free_first to free_last - 1 */
@@ -214,8 +216,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     float q_unit, score_bound;
     split_queries<D, SCORE_MODS>(sm, a, place, q_unit, score_bound);
 
-    bool clean = false; /* true: the second pass of the loop, where zeros replace infinities and NaN of V */
-    /* true: numbers of a tile differ too much in size for float16 halves, so forward_row() computes all rows of the
+    bool clean = false; /* whether this is the loop's second pass, in which zeros replace infinities and NaN of V */
+    /* whether numbers of a tile differ too much in size for float16 halves; forward_row() then computes all rows of the
      * block */
     bool wide = false;
 again:
@@ -232,9 +234,9 @@ again:
     for (int j = last - 1, next; j >= first; j = next) {
         const split_stats ks = planes.k.stats[k_tile + j * BN / SPLIT_ROWS],
                           vs = planes.v.stats[k_tile + j * BN / SPLIT_ROWS];
-        /* Above 2^22, rounding errors of scores are so large that P could exceed float16's range. For wide tiles (with
-         * rows of only small numbers, see split.cuh) the limit is 16 times lower, to keep the absolute error small. For
-         * Q, score_bound contains the factor 16. */
+        /* If the bound of the scores is above 2^22, their rounding errors are so large that P could exceed float16's
+         * range. For wide tiles (with rows of only small numbers, see split.cuh) the limit is 16 times lower, to keep
+         * the absolute error small. For Q, score_bound contains the factor 16. */
         wide |= vs.wide || !(score_bound * ks.top < (ks.wide ? 1 << 18 : 1 << 22));
         /* P is divided by 2^shift if the tile of V has smaller numbers (a larger exponent) than O; shift is mostly 0 */
         int shift = vs.top > 0 ? vs.exponent - o_exponent : 0;
@@ -250,7 +252,7 @@ again:
         __syncthreads();
         load(sm.V, planes.v, j);
 
-        /* true: a row of this warp sees a key of the tile; always true with MT == 2, where registers are too few for
+        /* whether a row of this warp sees a key of the tile; always true with MT == 2, where registers are too few for
          * the test */
         const int w0 = q0 + warp * MT * 16;
         const bool active = MT == 2 || (j * BN < w0 + MT * 16 - 1 + limit.hi && (j + 1) * BN > w0 + limit.lo);
@@ -265,7 +267,7 @@ again:
 
             change_or_hide<Shape>(S, sm.way, a, place.x, limit, place.x.s.Sq, q0, j, j < free_first || j >= free_last,
                                   q_unit * k_unit);
-            /* c must not be 0, because 0 * -inf is NaN */
+            /* the factor c must not be 0: the score of a hidden key is -inf, and 0 * -inf is NaN */
             const float c = SCORE_MODS ? 1 : fmaxf(scale_log2 * k_unit, 1.2e-38f);
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) {
@@ -315,7 +317,8 @@ again:
         }
     }
 
-    /* out = O / l, lse = m + ln l. The block's tile is found again to save registers in the loop. */
+    /* out = O / l, lse = m + ln l. The indices of the block's rows are computed a second time here, because keeping
+     * them during the loop would take registers. */
     unsigned block = blockIdx.x;
     asm volatile("" : "+r"(block));
     const tile_place home = tile_place_of<BM>(a, block);

@@ -33,7 +33,7 @@ DEVICE void halves_of(uint32_t bytes, uint32_t &low, uint32_t &high)
 #endif
 }
 
-/* Converts two float16 numbers to T without rounding, because they were float8. */
+/* Converts two float16 numbers to T. This needs no rounding, because the numbers were float8 before. */
 template <typename T> DEVICE uint32_t from_halves(uint32_t x)
 {
     const float2 y = floats_of_halves(x);
@@ -44,8 +44,8 @@ template <> DEVICE uint32_t from_halves<__half>(uint32_t x)
     return x;
 }
 
-/* Returns in which of eight words channels 2 w and 2 w + 1 of 16 channels of Q are stored. This matches the order in
- * which a lane gets the channels of float8 keys. */
+/* Returns the index (0 to 7) of the 32-bit word in which channels 2 w and 2 w + 1 of 16 channels of Q are stored. The
+ * order is that in which a lane gets the channels of float8 keys. */
 DEVICE int permuted_word(int w)
 {
     return w % 2 * 4 + w / 2;
@@ -124,7 +124,8 @@ DEVICE void accumulate_turned_float8(float (&O)[DT][4], const float (&P)[NT][4],
     }
 }
 
-/* Returns the lane's channels 16 n + 4 t .. 16 n + 4 t + 3, where t is lane % 4. */
+/* Returns elements 16 n + 4 t .. 16 n + 4 t + 3 (t is lane % 4) of one of the lane's rows of O: the upper row if `half`
+ * is 0, the lower if it is 1. */
 template <int DT> DEVICE float4 four_channels(const float (&O)[DT][4], int n, int half)
 {
     return make_float4(O[n * 2][half * 2], O[n * 2 + 1][half * 2], O[n * 2][half * 2 + 1], O[n * 2 + 1][half * 2 + 1]);

@@ -1,17 +1,17 @@
 /* forward.cu: flash attention forward on tensor cores by mma.sync, from compute capability 8.0 on. A block owns BM
- * queries of one head and visits the keys that they may see in tiles of BN, from the last to the first
+ * queries of one head. It visits the keys that they may see in tiles of BN, from the last tile to the first
  * (FlashAttention-2, arXiv:2307.08691, Algorithm 1).
  *
  * A warp owns 16 MT of the rows, and four lanes share a row, so the softmax needs no data of other warps. m may be up
- * to 8 (base 2) below the maximum, so that O is rescaled only once or twice per row.
+ * to 8 (base 2) below the row's maximum, so that O is rescaled only once or twice per row.
  *
- * The plain variant computes problems with lengths, causal and window, which let each row see one interval of keys, and
+ * The plain variant computes problems with lengths, causal and window, where each row sees one interval of keys, and
  * with a scale above 0. The variant with options (softcap, bias, ALiBi, masks, dropout, any scale) applies the
  * functions of args.cuh to every score.
  *
- * P = 0 times a NaN or an infinity of V is NaN, even in rows that do not see this key. A block whose result is not
- * finite therefore visits its tiles a second time, with zeros in place of such values, and then computes the rows that
- * see one with rows.cuh, which skips hidden keys. */
+ * If V has a NaN or an infinity, P V is NaN even for rows that do not see this key, because 0 times NaN is NaN. A block
+ * whose result is not finite therefore visits its tiles a second time, with zeros in place of such values. It then
+ * computes the rows that see such a value with rows.cuh, which skips hidden keys. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/rows.cuh"
 #include "decode.h"
@@ -41,8 +41,7 @@ template <int D, bool SCORE_MODS_> struct shape {
 };
 
 template <int D, bool SCORE_MODS> struct shared {
-    alignas(1024) uint16_t Q[shape<D, SCORE_MODS>::BM * D]; /* first the block's rows of Q, after the loop its rows of
-                                                             * out */
+    alignas(1024) uint16_t Q[shape<D, SCORE_MODS>::BM * D]; /* first the block's rows of Q, later its rows of out */
     alignas(1024) uint16_t K[shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[shape<D, SCORE_MODS>::BN * D];
     scores_on_their_way<shape<D, SCORE_MODS>> way;
@@ -74,10 +73,10 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, place.h, place.q_start, place.Sq, g.dims.D);
     Q.template load<BM>(sm.Q, q0);
     const int q_last = min(q0 + BM, place.Sq) - 1;
-    const int seen = max(q0 + limit.lo, 0),
-              end = max(min(q_last + limit.hi, limit.Sk), 0); /* no row sees the key with number `end` or later keys */
+    /* no row of the block sees the key with number `end` or later keys */
+    const int seen = max(q0 + limit.lo, 0), end = max(min(q_last + limit.hi, limit.Sk), 0);
     const int first = min(seen, limit.Sk) / BN;
-    int last = (end + BN - 1) / BN; /* at least one row sees keys of the tiles `first` to `last` - 1 */
+    int last = (end + BN - 1) / BN; /* each of the tiles `first` to `last` - 1 has a key that at least one row sees */
     last = last_tile<SCORE_MODS, BN, THREADS>(a, place.b, place.h, q0, q_last + 1, first, last, sm.seen);
     key_loader<T, D, THREADS, false, PAGED> K(g, g.view[ATTN_T_k], place.b, place.hk, place.k_start, limit.Sk,
                                               g.dims.D);
@@ -88,14 +87,15 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     /* all rows see all keys of the tiles free_first to free_last - 1 */
     const int free_first = (max(q_last + limit.lo, 0) + BN - 1) / BN,
               free_last = max(min(q0 + limit.hi, limit.Sk), 0) / BN;
-    head_args x; /* set only in the variant with options (softcap, bias, masks) */
+    head_args x; /* arguments for options (softcap, bias, masks); set only in the variant with options */
     if (SCORE_MODS) x = head_args_of(a, place.b, place.h);
 
-    /* for D = 128 `across` is in a register: computing it for each fragment made the kernel 3 % slower on an H200 */
+    /* for D = 128, `across` is kept in a register: when it was computed for each fragment, the kernel took 3 % longer
+     * (H200) */
     const uint32_t start = smem_addr(&sm), down = start + lane_down<D>(lane);
     const uint32_t across = D == 128 ? kept(start + lane_across<D>(lane)) : start + lane_across<D>(lane);
     const uint32_t tileK = sizeof sm.Q, tileV = tileK + sizeof sm.K;
-    bool clean = false; /* true: the second pass of the loop, where zeros replace infinities and NaN of V */
+    bool clean = false; /* whether this is the loop's second pass, in which zeros replace infinities and NaN of V */
 again:
     float O[MT][DT][4];
     softmax_row rows[MT][2];
@@ -137,7 +137,8 @@ again:
         accumulate<T>(O, S, [&](uint32_t(&f)[4], int dt, int kk) { b_columns_of<D>(f, down, tileV, dt * 8, kk * 16); });
     }
 
-    /* out = O / l, lse = m + ln l. The block's tile is found again to save registers in the loop. */
+    /* out = O / l, lse = m + ln l. The indices of the block's rows are computed a second time here, because keeping
+     * them during the loop would take registers. */
     place = row_place_of<BM>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
     const float v_scale = scale_of(g.view[ATTN_T_v_scale], place.b, place.hk) *
                           (SCORE_MODS && a.drop_below ? a.drop_scale : 1);
@@ -155,7 +156,8 @@ again:
             finite &= is_sound_score<SCORE_MODS>(row.m);
             if (!SCORE_MODS && row.m == -CUDART_INF_F) {
                 const int i = place.i0 + (warp * MT + mt) * 16 + half * 8 + lane / 4;
-                /* a maximum of -inf is correct only if the row sees no key */
+                /* if the row sees a key, a maximum of -inf is wrong, and the row must be computed without tensor
+                 * cores */
                 finite &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);
             }
 #pragma unroll
@@ -164,7 +166,7 @@ again:
                 for (int e = 0; e < 2; e++) {
                     float &o = O[mt][dt][half * 2 + e];
                     o *= factor;
-                    /* for D above 64, the shorter test of the `else` causes spills of registers */
+                    /* for D above 64, the shorter test in the `else` branch makes the compiler spill registers */
                     if (D > 64) finite &= o - o == 0;
                     /* `zero` becomes NaN if o is not finite */
                     else zero = fmaf(o, 0, zero);

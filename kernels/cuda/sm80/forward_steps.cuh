@@ -21,8 +21,8 @@ template <class X> struct scores_on_their_way {
     float S[X::SCORE_MODS ? X::BM : 1][X::SCORE_MODS ? X::BN + 4 : 1];
 };
 
-/* Sets the state before the first key: O is 0, m is the sink's score (-inf without a sink), and l is the sink's
- * exponential, which only one of a row's four lanes passes. */
+/* Sets the state before the first key: O is 0, and m is the sink's score (-inf without a sink). Four lanes share a row;
+ * one of them passes the sink's exponential as `l`, the others pass 0. */
 template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_row (&rows)[MT][2], float m, float l)
 {
 #pragma unroll
@@ -72,8 +72,8 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
     }
 }
 
-/* Applies masks and options to the scores of key tile j; S times `unit` is q.k. Without options, sets scores outside
- * causal and window to -inf if `bounded`, otherwise does nothing. */
+/* Applies masks and options to the scores of key tile j; S times `unit` is q.k. Without options, it only sets scores
+ * outside causal and window to -inf, and only if `bounded` is true. */
 template <class X, int NT>
 DEVICE void change_or_hide(float (&S)[X::MT][NT][4], scores_on_their_way<X> &way, const cuda_args &a,
                            const head_args &x, const limits &limit, int Sq, int q0, int j, bool bounded, float unit)
@@ -115,8 +115,8 @@ template <class X, typename F> DEVICE void for_own_rows(F visit)
         for (int half = 0; half < 2; half++) visit(mt, half, (warp * X::MT + mt) * 16 + half * 8 + lane / 4);
 }
 
-/* Replaces numbers of a tile of V that are not finite by 0; of a float32 tile, only the high halves. All threads call
- * it. */
+/* Replaces infinities and NaN in a tile of V by 0. A float32 tile consists of float16 halves hi and lo; only hi is
+ * changed. All threads call this function. */
 template <typename T, class X, int D> DEVICE void clear_not_finite(uint16_t *V)
 {
     for (int n = threadIdx.x; n < X::BN * D; n += X::THREADS)

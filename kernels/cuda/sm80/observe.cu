@@ -29,8 +29,11 @@ enum { THREADS = 128 };
 struct finish_args {
     observed_parts parts;
     float scale, scale_log2;
-    bool options; /* true: the stored maxima are scores; false: q.k without the scale */
-    /* how many numbers are stored for each part (observed_parts): 0: the maximum; 1: also l; 2: also l and e */
+    /* whether there are options (softcap, bias, masks): then stored maxima are scores, otherwise q.k without the
+     * scale */
+    bool options;
+    /* how many numbers are stored for each part of a row's keys (observed_parts): 0: only the maximum; 1: also the sum
+     * l; 2: also the sums l and e */
     int sums;
 };
 
@@ -140,7 +143,8 @@ template <typename X> X *take(char *memory, size_t *used, int64_t count)
     return at;
 }
 
-/* Returns among how many blocks the work of a tile is divided (at most `most`), so that `tiles` tiles fill the GPU. */
+/* Returns the number of blocks (at most `most`) that share the work of one tile, so that the blocks of `tiles` tiles
+ * fill the GPU. */
 int blocks_of(const cuda_chip *chip, int64_t tiles, int64_t most)
 {
     const int64_t busy = (int64_t)chip->multiprocessors * 4;
@@ -168,7 +172,8 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, const observe_pas
     x.parts.rows = rows;
     size_t before = x.bytes;
     x.parts.part = take<float4>(at, &x.bytes, rows * (x.parts.blocks == 1 ? 1 : chunks));
-    /* bytes to clear before the launch, because some parts may never be written if several blocks share a row's keys */
+    /* Number of bytes of `parts` to clear before the launch. If several blocks share a row's keys, some elements of
+     * `parts` may never be written. */
     x.part_bytes = x.parts.blocks == 1 ? 0 : x.bytes - before;
     if (!plan->problem->map.rank) return x;
     before = x.bytes;
@@ -189,7 +194,8 @@ bool is_known(const attn_problem *p)
            !p->mean_entropy.rank && !p->top_keys.rank && !p->top_weights.rank;
 }
 
-/* Returns which sums over a row's keys the requested outputs need: 0: none; 1: l; 2: l and e (see observed_parts). */
+/* Returns which sums over a row's keys the requested outputs need: 0: none; 1: the sum l; 2: the sums l and e (see
+ * observed_parts). */
 int needed_sums(const attn_problem *p)
 {
     if (p->entropy.rank || p->mean_entropy.rank) return 2;

@@ -12,8 +12,8 @@ enum { OBSERVE_CHUNK = 4096 };
 /* Maxima and sums of rows over parts of their keys: part[n * rows + r] is part n of the row with index r (see
  * lse_at()). */
 struct observed_parts {
-    /* x: the row's largest score over the part, or without options the largest q.k; y, z: the sums l and e
-     * (observe_rows.cu), relative to x; w: 1 if a block has written the part */
+    /* Numbers of a row over one part of its keys. x: the largest score, or without options the largest q.k. y, z: the
+     * sums l and e (observe_rows.cu), relative to x. w: 1 if a block has written this element. */
     float4 *part;
     int64_t rows;
     int blocks; /* number of blocks that share the keys of a row; 1: each row has one part */
@@ -30,14 +30,16 @@ struct tile_rows {
 struct observed_cells {
     float *part;
     int64_t strips;
-    /* number of blocks that share the columns of the map, or the selected keys */
+    /* number of blocks that share the keys of a tile of queries; each block has some columns of the map, or some of the
+     * selected keys */
     int blocks;
-    /* true: the launch is for the output `map` (sums of P over cells); false: for `weights` (the P themselves) */
+    /* whether the launch is for the output `map` (sums of P over cells); if not, it is for `weights` (the P
+     * themselves) */
     bool map;
 };
 
-/* Each function launches one kernel, for those tiles that chip->share selects. `sums`: 0: maxima only; 1: also the sums
- * l; 2: also l and e (observed_parts). */
+/* Each function launches one kernel, for those tiles that chip->share selects. `sums`: 0: only maxima; 1: also the sums
+ * l; 2: also the sums l and e (observed_parts). */
 cudaError_t observe_rows_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
                               const observed_parts &parts, int sums, cudaStream_t stream);
 cudaError_t observe_top_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
@@ -47,8 +49,9 @@ cudaError_t observe_cells_pass(const cuda_chip *chip, const cuda_args &a, const 
 cudaError_t observe_mass_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const tile_rows &rows,
                               cudaStream_t stream);
 
-/* The kernels of an observe of which the families sm80 and sm90 have their own versions. block_rows: number of rows of
- * a block of rows(). All other kernels together take at most `others` times tile_seconds(). */
+/* The two kernels of an observe (statistics of attention weights) of which sm80 and sm90 have different versions.
+ * block_rows: number of rows per block of rows(). The other kernels of the observe take at most `others` times
+ * tile_seconds(), all together. */
 struct observe_passes {
     int block_rows, others;
     cudaError_t (*rows)(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const observed_parts &parts,
@@ -63,8 +66,8 @@ bool observe_plan(const cuda_chip *chip, attn_plan *plan, const observe_passes &
 cudaError_t observe_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace,
                            const observe_passes &passes);
 
-/* The number of rows of a block of observe_rows_pass(), the number of rows of a warp of observe_cells_pass(), and the
- * bytes of shared memory of a block of each pass. */
+/* These functions return the number of rows per block of observe_rows_pass(), the number of rows per warp of
+ * observe_cells_pass(), and the bytes of shared memory per block of each kernel. */
 int observe_block_rows(const attn_plan *plan);
 int observe_strip_rows(const attn_plan *plan);
 size_t observe_rows_shared(const attn_plan *plan);

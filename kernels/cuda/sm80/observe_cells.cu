@@ -1,8 +1,10 @@
-/* observe_cells.cu: weights and map of an observe, on tensor cores, for the queries and keys that the request selects
- * (the region). The map divides the region into a grid of cells, and has the sum of P of each cell.
+/* observe_cells.cu: two outputs of an observe (statistics of attention weights), on tensor cores: `weights`, the
+ * probabilities P of the queries and keys that the request selects, and `map`. The map divides these queries and keys
+ * into a grid of cells, and has the sum of P of each cell.
  *
- * Cells may have any size. A warp owns a strip (some neighbouring queries), and stores a sum for each row u and column
- * v of the map: P over its queries in row u and the keys in column v. observe.cu then adds up the strips in order.
+ * Cells may have any size. A warp computes a strip (some neighbouring queries). For each row u and column v of the map,
+ * it stores the sum of P over its queries in row u and the keys in column v. observe.cu then adds up the sums of all
+ * strips in order.
  *
  * A tile of keys is divided into runs (neighbouring keys in the same column v). A lane adds up a run for each of its
  * queries, and the warp adds up the queries of each row u. If columns are narrow, P goes through shared memory: each
@@ -15,7 +17,7 @@ template <int D, bool SCORE_MODS> struct shared {
     stages<D, SCORE_MODS> tiles;
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
-    /* P of a tile, for a map whose columns have at most NARROW keys; with options, P is in the member `way` */
+    /* P of a tile, for a map whose columns have at most NARROW keys; if there are options, `way` holds P instead */
     float P[SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BM][SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BN + 1];
 
     DEVICE float *line(int row)
@@ -29,18 +31,18 @@ template <int D, bool SCORE_MODS> struct shared {
 const int NARROW = 32;
 
 /* Divides `size` rows (or keys) into `cells` cells, and returns the first row (or key) of cell `cell`. If this cell is
- * empty, it returns that of the next cell that is not. */
+ * empty, returns the first row of the next cell that is not empty. */
 DEVICE int first_of_cell(int64_t cell, int64_t cells, int64_t size)
 {
     return (int)attn_tiles(cell * size, cells);
 }
 
-/* A column of a map. It ends before key `end` (counted from the region's first key), and begins where the previous one
- * ends. next() moves on without a division. */
+/* A column of a map. It ends before key `end` (counted from the first key that the request selects), and begins where
+ * the previous column ends. next() advances to the next column without a division. */
 struct map_column {
     int v, end;
-    /* the map divides `size` keys into `cells` columns: (v + 1) * size = cells * quotient + left, size = cells * whole
-     * + rest */
+    /* The map divides `size` keys into `cells` columns. size / cells is `whole` with the remainder `rest`; (v + 1) *
+     * size / cells has the remainder `left`. */
     int size, cells, whole, rest, left;
 
     DEVICE map_column(int first, int keys, int columns)
@@ -73,8 +75,8 @@ struct strip_rows {
         count = u = begin = end = 0;
         if (r0 >= r1) return;
         const int first = (int)((int64_t)r0 * cells / size), last = (int)((int64_t)(r1 - 1) * cells / size);
-        const bool single = cells > size; /* true: the map has more rows than there are queries, so each row has at most
-                                           * one query */
+        /* whether each row of the map has at most one query, because there are more rows than queries */
+        const bool single = cells > size;
         count = single ? r1 - r0 : last - first + 1;
         u = single ? (int)((int64_t)(r0 + lane) * cells / size) : first + lane;
         begin = single ? lane : max(first_of_cell(u, cells, size), r0) - r0;
@@ -117,9 +119,9 @@ template <class Shape> DEVICE float sum_of_rows(const float (&sum)[Shape::MT][2]
     return warp_sum(all);
 }
 
-/* Adds up a query's P over each run (the tile's keys in one column of the map) of keys c to c1 - 1. The sums replace P
- * in `line`, and their number is returned; `column` becomes the last run's column. `first`: the position in the region
- * of the tile's key 0, negative if the region begins inside the tile. */
+/* Adds up a query's P over each run (the tile's keys in one column of the map) of keys c to c1 - 1 of the tile. The
+ * sums replace P in `line`, and their number is returned; `column` becomes the last run's column. `first` is the
+ * distance from the first key that the request selects to the tile's key 0, negative if the tile begins earlier. */
 DEVICE int add_runs(float *line, bool mine, int first, int c, int c1, map_column &column)
 {
     for (int runs = 0;; column.next()) {
@@ -143,9 +145,9 @@ DEVICE float sum_of_run(const float *lines, int pitch, int begin, int end, int r
     return sum;
 }
 
-/* Adds up the cells of a tile with `runs` runs, one for each column of the map from v on. `open` is the sum so far of
- * the first run's cell, and becomes that of the last run's cell. Cells that end in the tile are stored at `to`, the
- * strip's row 0 of the map. */
+/* Adds the P of one tile to the cells of a map. The tile has `runs` runs; a run is the keys of one column of the map,
+ * from column v on. `open` is the unfinished sum of the first run's cell, and becomes that of the last run's cell.
+ * Cells that end in the tile are stored at `to`, which is row 0 of the map in the sums of this warp's queries. */
 DEVICE void add_cells(const float *lines, int pitch, const strip_rows &of_map, int runs, int v, int64_t columns,
                       float *to, double &open)
 {
@@ -162,7 +164,8 @@ DEVICE void add_cells(const float *lines, int pitch, const strip_rows &of_map, i
     open = (double)sum_of_run(lines, pitch, of_map.begin, of_map.end, runs - 1);
 }
 
-/* Sets the scores of rows with a base of INFINITY to -inf, so that P is 0 and not NaN. */
+/* Sets the scores of rows with a base of INFINITY to -inf, so that P is 0 and not NaN. (Such rows have only P of 0, or
+ * tensor cores cannot compute them.) */
 template <int MT, int NT> DEVICE void hide_rows_without_base(float (&S)[MT][NT][4], const float (&base)[MT][2])
 {
 #pragma unroll
@@ -192,7 +195,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     const int tile = shared_tile(a, cells.blocks, &number);
     const head_args x = head_args_of(a, g.dims.packed ? o.sequence : blockIdx.z, blockIdx.y);
     const limits limit = limits_of(g, x.s);
-    /* the block has queries [q0, q1), and keys [k0, k1), which are the columns [v0, v1) of the map */
+    /* the block has queries [q0, q1) and keys [k0, k1); [v0, v1) are its columns of the map, or for the output
+     * `weights` its tiles of BN keys */
     const int height = (int)(o.rows[1] - o.rows[0]), width = (int)(o.keys[1] - o.keys[0]), r0 = tile * BM;
     const int q0 = (int)o.rows[0] + r0, q1 = (int)attn_min64(attn_min64(q0 + BM, o.rows[1]), x.s.Sq);
     const int parts = cells.map ? (int)o.map[1] : (width + BN - 1) / BN;
@@ -211,8 +215,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     key_loader<T, D, THREADS, false, V::PAGED> K(g, g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, limit.Sk, g.dims.D);
 
     float base[MT][2], inverse[MT][2];
-    /* true: this kernel does not compute P for some row of the warp's tile, because that row lies behind the last query
-     * or tensor cores cannot compute it */
+    /* whether this kernel leaves out P of some row of the warp's tile, because that row lies behind the last query or
+     * tensor cores cannot compute it */
     bool skips = false;
     for_own_rows<Shape>([&](int mt, int half, int r) {
         const float2 end = q0 + r < q1 ? rows.end[lse_at(a, x, q0 + r)] : make_float2(CUDART_INF_F, 0);
@@ -228,7 +232,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
         cells.part + ((x.b * (g.dims.packed ? 0 : g.dims.H) + x.h) * (cells.strips + o.map[0]) + strip) * o.map[1];
     float *const to = of_strip + of_map.u * o.map[1];
     const bool narrow = cells.map && width >= parts && width <= (int64_t)NARROW * parts;
-    /* lane n has the sum so far of the present cell in the n-th of the map's rows that contain queries of this warp */
+    /* lane n has the unfinished sum of one cell: the current column, in the n-th of the map's rows that contain queries
+     * of this warp */
     double open = 0;
     const attn_view &weights = g.view[ATTN_T_weights];
     uint32_t own[MT][D / 16][4];

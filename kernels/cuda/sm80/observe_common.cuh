@@ -1,6 +1,6 @@
-/* observe_common.cuh: code that the observe kernels with mma.sync (sm80/) and with wgmma (sm90/observe/) share:
- * launching, and merging a row's maximum m and sums l and e over parts of the keys (observe.h). First include
- * sm80/ptx.cuh or sm90/observe/ptx.cuh, which define exp2_fast() and max_or_nan(). */
+/* observe_common.cuh: code for an observe (statistics of attention weights) that the kernels with mma.sync (sm80/) and
+ * with wgmma (sm90/observe/) share: launching, and merging a row's maximum m and sums l and e over parts of the keys
+ * (observe.h). First include sm80/ptx.cuh or sm90/observe/ptx.cuh, which define exp2_fast() and max_or_nan(). */
 #ifndef ATTN_SM80_OBSERVE_COMMON_CUH
 #define ATTN_SM80_OBSERVE_COMMON_CUH
 
@@ -11,8 +11,8 @@ namespace {
 
 /* ---- Adding up the sums of a row --------------------------------------------------------------------------------- */
 
-/* Converts the sums l (x) and e (y) of a part to a new maximum; `by` is the part's maximum minus the new one, in base
- * 2. */
+/* Returns the sums l (x) and e (y) of a part of the keys, rescaled to a new maximum. `by` is the part's maximum minus
+ * the new one, in base 2. */
 DEVICE float2 relative_to(const float4 &part, float by)
 {
     const float scale = part.x == -CUDART_INF_F ? 0 : exp2_fast(by);
@@ -75,8 +75,8 @@ cudaError_t launch_share(const cuda_chip *chip, cuda_args a, dim3 grid, int bloc
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
 
-/* Returns the block's tile; *number becomes its number among the blocks of this tile. The first blocks get the last
- * tiles, because under a causal mask these take longest. */
+/* Returns the block's tile. Several blocks compute a tile together; *number becomes the block's number among them. The
+ * first blocks get the last tiles, because under a causal mask these take longest. */
 DEVICE int shared_tile(const cuda_args &a, int blocks, int *number)
 {
     const int n = (int)(gridDim.x - 1 - blockIdx.x);

@@ -1,4 +1,4 @@
-/* observe_mass.cu: computes key_mass (the sum of each key's probabilities) of an observe, on tensor cores. A block
+/* observe_mass.cu: computes key_mass, the sum of each key's probabilities over the queries, on tensor cores. A block
  * computes some keys, for one query head, and visits tiles of queries in ascending order. S^T has a row for each key,
  * so a lane adds up P of its keys in registers: float32 within a tile, double over tiles. */
 #include "observe_tiles.cuh"
@@ -32,7 +32,8 @@ template <int BM> DEVICE key_place key_place_of(const cuda_args &a)
     return { b, tile * BM };
 }
 
-/* Sets the scores of queries with a base of INFINITY to -inf, so that P is 0 and not NaN. */
+/* Sets the scores of queries with a base of INFINITY to -inf, so that P is 0 and not NaN. (Such queries have only P of
+ * 0, or tensor cores cannot compute them.) */
 template <int MT, int NT> DEVICE void hide_queries_without_base(float (&S)[MT][NT][4], const float2 *end)
 {
 #pragma unroll
@@ -65,7 +66,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
               shown = !packed && g.observe.shown_keys > 0 ? (int)attn_min64(g.observe.shown_keys, limit.Sk) : limit.Sk;
     if (j0 >= shown) return;
     const int j1 = min(j0 + BM, limit.Sk), Sq = (int)x.s.Sq;
-    /* the queries i0 to i1 - 1 see one of the block's keys; with key_mass_rows, only the last queries count */
+    /* each of the queries i0 to i1 - 1 sees one of the block's keys; if key_mass_rows is set, only that many last
+     * queries of the sequence count */
     const int64_t last_rows = g.observe.key_mass_rows > 0 ? g.observe.key_mass_rows : Sq;
     const int i0 = (int)attn_max64(attn_rows_of(&g, &x.s, j0).lo, Sq - last_rows),
               i1 = (int)attn_rows_of(&g, &x.s, j1 - 1).hi, first = i0 / BN, last = i0 < i1 ? (i1 + BN - 1) / BN : 0;
@@ -95,8 +97,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     };
     const int begin = from(first);
     float2 end = make_float2(0, 0);
-    /* true: this kernel does not compute P for some query of the tile, because that query lies outside the block's
-     * queries or tensor cores cannot compute it */
+    /* whether this kernel leaves out P of some query of the tile, because that query lies outside the block's queries
+     * or tensor cores cannot compute it */
     bool skips = false;
     double total[MT][2] = {};
     if (begin < last) {

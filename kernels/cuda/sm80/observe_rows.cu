@@ -19,8 +19,8 @@ template <int D, bool SCORE_MODS> struct shared {
     float4 row[shape<D, SCORE_MODS>::BM];
 };
 
-/* Adds a tile's scores to the maxima and sums of the thread's two rows; S is overwritten. Exponents of hidden pairs
- * become finite, because e has terms P times exponent, and 0 * -inf is NaN. */
+/* Adds a tile's scores to the maxima and sums of the thread's two rows; S is overwritten. The exponents of hidden pairs
+ * are set to finite numbers: e is a sum of P times exponent, and 0 * -inf would be NaN. */
 template <int SUMS, bool SCORE_MODS, int NT>
 DEVICE void add_tile(float (&S)[NT][4], lane_row (&rows)[2], float scale_log2, bool bounded)
 {
@@ -114,8 +114,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
 #pragma unroll
     for (int mt = 0; mt < MT; mt++) rows[mt][0] = rows[mt][1] = no_keys();
     const int of_chunk = OBSERVE_CHUNK / BN;
-    /* Returns this block's first tile from tile n on. If several blocks share the keys, this block has every
-     * parts.blocks-th chunk of keys, from chunk `number` on. */
+    /* Returns the first tile from tile n on that this block computes. If several blocks share the keys, this block has
+     * every parts.blocks-th chunk of keys, from chunk `number` on. */
     const auto own_tile = [&](int n) {
         const int blocks = parts.blocks;
         for (;;) {

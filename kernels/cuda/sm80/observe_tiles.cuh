@@ -1,7 +1,7 @@
-/* observe_tiles.cuh: code that the passes (kernels) of an observe on tensor cores share. A block owns BM rows of q (for
- * key_mass: of k), which stay in registers as fragments, and visits tiles of BN rows of k (or q). There are two buffers
- * for tiles, so a tile takes only one barrier, and the next tile is copied while products are computed. scores.cuh
- * explains which elements of S a lane has. */
+/* observe_tiles.cuh: code that the kernels of an observe (statistics of attention weights) on tensor cores share. A
+ * block owns BM rows of q (for key_mass: of k), which stay in registers as fragments, and visits tiles of BN rows of k
+ * (or q). There are two buffers for tiles, so a tile takes only one barrier, and the next tile is copied while products
+ * are computed. scores.cuh explains which elements of S a lane has. */
 #ifndef ATTN_SM80_OBSERVE_TILES_CUH
 #define ATTN_SM80_OBSERVE_TILES_CUH
 
@@ -66,9 +66,9 @@ template <int D, class Shape> DEVICE void take_rows(uint32_t (&own)[Shape::MT][D
         for (int kk = 0; kk < D / 16; kk++) a_rows_of<D>(own[mt][kk], down, 0, (warp * Shape::MT + mt) * 16, kk * 16);
 }
 
-/* Visits the tiles `tile`, next(tile), ... below `end`: visit(S, tile, after, stage) gets the scores, the next tile,
- * and the index of the tile's buffer. load(to, tile) begins to copy a tile; arrive() waits for the copy and is a
- * barrier of the block. */
+/* Computes the scores of the tiles `tile`, next(tile), ... below `end`, and calls visit(S, tile, after, stage) for
+ * each: S are the scores, `after` is the next tile, and `stage` the index of the buffer that holds the tile. load(to,
+ * tile) begins to copy a tile; arrive() waits for the copy and is a barrier of the block. */
 template <typename T, int D, class Shape, class LOAD, class ARRIVE, class NEXT, class VISIT>
 DEVICE void for_tiles(uint16_t (&tiles)[2][Shape::BN * D], const uint32_t (&own)[Shape::MT][D / 16][4], int tile,
                       int end, LOAD load, ARRIVE arrive, NEXT next, VISIT visit)

@@ -35,17 +35,18 @@ enum {
 
 struct work {
     saved s;
-    attn_view to; /* where sums are written: dbias, or the workspace with separate sums for each block */
-    /* number of elements between the sums of two blocks that share a tile */
+    attn_view to; /* where sums are written: to dbias, or to the workspace, where each block has its own sums */
+    /* number of elements from one block's sums to the next block's, if several blocks share a tile */
     int64_t part_elements;
     int batches, heads; /* an element of dbias is a sum over this many batch rows and heads */
     int q_tiles, key_tiles;
     int parts; /* number of blocks that share the terms of an element of dbias */
-    /* true: Q and dO stay in shared memory while the block visits tiles of keys */
+    /* whether Q and dO stay in shared memory while the block visits tiles of keys */
     bool resident;
-    bool bias_stays; /* true: the block's tile of the bias stays in shared memory */
+    bool bias_stays; /* whether the block's tile of the bias stays in shared memory */
     bool given;
-    /* true: one instruction can read elements 2 n and 2 n + 1 of a row of the bias, or write those of dbias */
+    /* bias_in_pairs: whether one instruction can read elements 2 n and 2 n + 1 of a row of the bias; dbias_in_pairs:
+     * whether one instruction can write them in a row of dbias */
     bool bias_in_pairs, dbias_in_pairs;
 };
 
@@ -176,10 +177,10 @@ template <sum_kind KIND> struct load_cursor {
     }
 };
 
-/* ---- Computing P and dZ from scores ------------------------------------------------------------------------------ */
+/* ---- Computing P and dZ (the gradient of scores after softcap) from scores --------------------------------------- */
 
-/* A warp's pairs of a tile. Element e of block (mt, nt) of a lane is the pair of query i + 16 mt + 8 (e / 2) and key j
- * + 8 nt + e % 2. */
+/* The pairs of a query and a key of which a warp computes the gradients. Element e of block (mt, nt) of a lane is the
+ * pair of query i + 16 mt + 8 (e / 2) and key j + 8 nt + e % 2. */
 struct warp_pairs {
     head_args x;
     limits limit;
@@ -188,8 +189,8 @@ struct warp_pairs {
 typedef float pair_numbers[MT][NT][4];
 typedef float row_numbers[MT][2];
 
-/* Calls visit(mt, half, i) for each query i of the lane, which is the lane's row `half` (0 or 1) in block mt of 16
- * rows. */
+/* Calls visit(mt, half, i) for each query i of the lane's pairs. In block mt of 16 rows, a lane has two rows, `half` =
+ * 0 and `half` = 1. */
 template <class F> DEVICE void for_queries(const warp_pairs &x, F visit)
 {
 #pragma unroll
@@ -247,8 +248,8 @@ template <bool IN_PAIRS> DEVICE void add_bias(const cuda_args &a, const warp_pai
     }
 }
 
-/* A tile of the bias, in base 2, for OVER_HEADS, where a block adds up heads and batch rows with the same bias. Rows
- * are 136 floats apart to avoid bank conflicts. */
+/* A tile of the bias, in base 2. It is used by OVER_HEADS, where a block adds up the gradients of all heads and batch
+ * rows that have the same bias. Rows are 136 floats apart to avoid bank conflicts. */
 struct shared_bias {
     float z[SIDE][SIDE + 8];
 };
@@ -384,8 +385,8 @@ DEVICE void scale_scores(const warp_pairs &x, pair_numbers &S)
             for (int e = 0; e < 4; e++) S[mt][nt][e] = cap * LOG2E * tanhf(S[mt][nt][e]);
 }
 
-/* Replaces scores in base 2 by P, and dP by dZ, the gradient of the scores after softcap. With w.bias_stays, the caller
- * has already added the bias. */
+/* Replaces scores in base 2 by P, and dP by dZ, the gradient of the scores after softcap. If w.bias_stays is true, the
+ * caller has already added the bias to the scores. */
 DEVICE void gradients_of_pairs(const cuda_args &a, const work &w, const warp_pairs &x, int lane,
                                const row_numbers &lse2, const row_numbers &delta, pair_numbers &S, pair_numbers &dP)
 {
@@ -413,13 +414,14 @@ DEVICE void gradients_of_pairs(const cuda_args &a, const work &w, const warp_pai
             }
 }
 
-/* A warp's BLOCK x BLOCK pairs: q.k, later P; and dP, later dZ. */
+/* A warp's pairs of BLOCK queries and BLOCK keys. `z` has q.k and later P; `w` has dP and later dZ (the gradient of the
+ * scores after softcap). */
 struct careful_pairs {
     float z[BLOCK][LINE], w[BLOCK][LINE];
 };
 
-/* Computes P and dZ of BLOCK queries from i on and BLOCK keys from j on, without tensor cores. The whole warp calls
- * it. */
+/* Computes P and dZ (the gradient of the scores after softcap) of BLOCK queries from i on and BLOCK keys from j on,
+ * without tensor cores. The whole warp calls it. */
 __device__ __noinline__ void careful_block(const cuda_args &a, const saved &s, const head_args &x, const limits &limit,
                                            int i, int j, careful_pairs &pairs)
 {
@@ -435,7 +437,7 @@ __device__ __noinline__ void careful_block(const cuda_args &a, const saved &s, c
         float p = hidden ? 0 : exp2_fast(exponent_of(a, s, x, query, z, lse_in_base_2(lse)));
         const float drop = hidden ? 0 : dropout(a, x, query, key);
         float dz = p == 0 ? 0 : p * (drop == 0 ? -delta : drop * pairs.w[r][c] - delta);
-        /* P is NaN although lse is not: recompute it from the rows of q and k */
+        /* P is NaN although lse is not, so P is recomputed from the rows of q and k */
         unsigned again = __ballot_sync(ALL_LANES, p != p && lse == lse);
         for (; again; again &= again - 1) {
             const int from = __ffs(again) - 1, m = n - (int)threadIdx.x % 32 + from;
@@ -477,7 +479,7 @@ DEVICE void careful_gradients(const cuda_args &a, const work &w, const warp_pair
         }
 }
 
-/* ---- Storing or adding up dZ ------------------------------------------------------------------------------------- */
+/* ---- Storing dZ (the gradient of scores after softcap) in dbias, or adding it up --------------------------------- */
 
 DEVICE void store_pairs(const cuda_args &a, const work &w, const warp_pairs &x, int64_t at, const pair_numbers &dZ)
 {
@@ -524,7 +526,7 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
                 const float far = fabsf(first - (float)(nt * 8 + e)), p = P[mt][nt][half * 2 + e],
                             dz = dZ[mt][nt][half * 2 + e];
                 sum.dz_far = fmaf(dz, far, sum.dz_far);
-                if (GIVEN) continue; /* far_of_row() reads the other sums only if the client gave no out and lse */
+                if (GIVEN) continue; /* far_of_row() needs the sums below only if the client gave no out and lse */
                 sum.p += p;
                 sum.dz += dz;
                 sum.p_far = fmaf(p, far, sum.p_far);
@@ -532,8 +534,8 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
     });
 }
 
-/* Adds up the partial sums that four lanes of two warps have for each query, and writes the sum of dZ times distance
- * (far_of_row()). `other`: shared memory, one struct per query. */
+/* For each query, four lanes of two warps have partial sums. Adds them up, and writes the sum of dZ (the gradient of
+ * the scores after softcap) times distance (far_of_row()). `other` is shared memory with one struct per query. */
 DEVICE void store_far(const cuda_args &a, const work &w, const warp_pairs &x, far_sums (&sums)[MT][2], far_sums *other)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -557,7 +559,8 @@ DEVICE void store_far(const cuda_args &a, const work &w, const warp_pairs &x, fa
     });
 }
 
-/* Writes the sums of dZ over the block's queries. `columns`: shared memory, one sum per key and group of 32 queries. */
+/* Writes the sums of dZ (the gradient of the scores after softcap) over the block's queries. `columns` is shared memory
+ * with one sum per key and group of 32 queries. */
 DEVICE void store_columns(const cuda_args &a, const work &w, int64_t at, int j0, float (&sums)[NT][2],
                           float (*columns)[SIDE])
 {
@@ -614,7 +617,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         row_numbers lse2, delta;
         load_row_numbers(a, w.s, x, lse2, delta);
 
-        /* adds the products of chunk number `chunk` to `to`, and begins to load the chunk STAGES - 1 later */
+        /* adds the products of chunk number `chunk` to `to`, and begins to load chunk number `chunk` + STAGES - 1 */
         const auto add_product = [&](float(&to)[MT][NT][4], int chunk) {
             cp_async_wait<STAGES - 2>();
             /* after this barrier the chunk has arrived, and no thread reads the buffer that the next copy overwrites */
@@ -694,8 +697,8 @@ struct division {
     sum_kind kind;
     /* cells: number of tiles of dbias; terms: number of tiles of dZ that are added up to one tile of dbias */
     int64_t elements, cells, terms, batches, heads;
-    int64_t nb, nh, nq; /* sizes of dbias along batch rows, heads and queries; 1 along an axis over which it is
-                         * shared */
+    /* sizes of dbias along batch rows, heads and queries; the size of an axis over which dbias is shared is 1 */
+    int64_t nb, nh, nq;
     int parts;
 };
 
@@ -723,7 +726,7 @@ division division_of(const attn_plan *plan)
     return x;
 }
 
-/* Returns whether one instruction can read or write elements 2 n and 2 n + 1 of each row. */
+/* Returns whether one instruction can read or write elements 2 n and 2 n + 1 of each row of the tensor. */
 bool in_pairs(const attn_view &view, int64_t Sk)
 {
     const size_t pair = view.dtype == ATTN_F32 ? 8 : 4;
@@ -746,8 +749,8 @@ work work_of(const cuda_chip *chip, const attn_plan *plan, const cuda_args &a, c
     return w;
 }
 
-/* A launch takes at most this constant times tile_seconds(): dbias with head size 64 took 1.97 ms instead of 1.7 ms
- * (H200). */
+/* A launch takes at most this constant times the estimate tile_seconds(). On an H200, dbias with head size 64 took 1.97
+ * ms; the estimate was 1.7 ms. */
 const double SECONDS_OVER_TILES = 1.2;
 
 template <sum_kind KIND>

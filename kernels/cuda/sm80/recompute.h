@@ -54,9 +54,9 @@ static inline bool plan_recomputed(recomputed_forward *f, const cuda_kernel &ker
     return attn_kernel_takes(&kernel.takes, &p, f->plan.features) && kernel.plan(chip, &f->plan);
 }
 
-/* Calls plan_recomputed() with the chip's first kernel that can compute the problem, and returns this kernel, or NULL.
+/* Finds the chip's first kernel for which plan_recomputed() succeeds. Returns this kernel, or NULL if there is none.
  * out is float32 if the kernel can write it, otherwise q's dtype. Kernels that use decode.cu for short sequences are
- * skipped, because dtype and bits of a sequence's out would depend on the other sequences. */
+ * skipped, because with them the dtype and the bits of a sequence's out would depend on the other sequences. */
 static inline const cuda_kernel *plan_first_recomputed(recomputed_forward *f, const cuda_chip *chip,
                                                        const attn_plan *backward, void *out, void *lse)
 {

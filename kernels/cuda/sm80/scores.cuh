@@ -20,7 +20,8 @@
 /* ---- Matrix products --------------------------------------------------------------------------------------------- */
 
 /* Computes S += A B^T over D channels, for MT blocks of 16 rows of A and NT blocks of 8 rows of B. rows_of_a(fragment,
- * mt, kk) and rows_of_b(fragment, nt, kk), which loads blocks nt and nt + 1, load channels 16 kk .. 16 kk + 15. */
+ * mt, kk) loads channels 16 kk .. 16 kk + 15 of block mt of A. rows_of_b(fragment, nt, kk) loads the same channels of
+ * blocks nt and nt + 1 of B. */
 template <typename T, int D, int MT, int NT, typename A, typename B>
 DEVICE void scores(float (&S)[MT][NT][4], A rows_of_a, B rows_of_b)
 {
@@ -71,8 +72,9 @@ DEVICE void accumulate(float (&O)[MT][DT][4], const float (&P)[MT][NT][4], B col
     }
 }
 
-/* Computes O^T += V^T P^T for at most 8 rows of O. columns_of_a(fragment, dt, kk) loads columns 16 dt .. 16 dt + 15 of
- * rows 16 kk .. 16 kk + 15 of V. P in registers already has the layout of an operand. */
+/* to_turned_operand() converts P in registers to the operand B of a product. accumulate_turned() computes O^T += V^T
+ * P^T for at most 8 rows of O; columns_of_a(fragment, dt, kk) loads columns 16 dt .. 16 dt + 15 of rows 16 kk .. 16 kk
+ * + 15 of V. */
 template <typename T, int NT> DEVICE void to_turned_operand(uint32_t (&b)[2], const float (&P)[NT][4], int kk)
 {
 #pragma unroll
@@ -143,8 +145,8 @@ template <int LINE> DEVICE float (&lines_of(void *memory))[16][LINE]
 }
 
 /* Replaces every element of S by change(row, column, score). Elements pass through shared memory (`line`), so that
- * neighbouring lanes read neighbouring elements of masks and biases. Keys are the columns of S, or with ROWS_FIRST the
- * rows. */
+ * neighbouring lanes read neighbouring elements of masks and biases. Keys are the rows of S if ROWS_FIRST is true,
+ * otherwise the columns. */
 template <bool ROWS_FIRST, int NT, int LINE, typename F>
 DEVICE void change_scores(float (&S)[NT][4], float (&line)[16][LINE], int lane, F change)
 {
@@ -209,8 +211,8 @@ DEVICE uint32_t kept_of(const cuda_args &a, int64_t head, int64_t i, int64_t eig
 }
 
 /* Multiplies elements of S (rows are queries) that dropout keeps by `scale`, and sets the others to 0. draw(row, block)
- * is kept_of() of eight keys; `kept` is shared memory for 16 * NT of them. Call it after the row's sum, because dropout
- * does not change lse. */
+ * returns kept_of() for a block of eight keys; `kept` is shared memory for 16 * NT of these results. Call it after the
+ * row's sum, because dropout does not change lse. */
 template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept, float scale, int lane, F draw)
 {
 #pragma unroll 1
@@ -226,8 +228,8 @@ template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept
 
 /* ---- Transposed scores S^T, whose rows are keys ------------------------------------------------------------------ */
 
-/* A warp's 16 keys x BM queries in shared memory, for options: the scores, 1 - tanh^2 (the derivative of softcap), and
- * a bit for each pair that dropout keeps. */
+/* Shared memory for options. For each pair of a warp's 16 keys and BM queries, it has the score, 1 - tanh^2 (the
+ * derivative of softcap), and a bit that says whether dropout keeps the pair. */
 template <int BM> struct staged_queries {
     float z[16][BM + 2];
     float cap[16][BM + 2];
@@ -235,8 +237,8 @@ template <int BM> struct staged_queries {
 };
 
 /* Applies all options to the scores of keys from j0 on and queries from i0 on (Sq queries exist), and computes which
- * pairs dropout keeps. S times `unit` is q.k before the call; after it, S is log2 of P, plus `bits` if `lse2` is the
- * lse in base 2 minus `bits`. */
+ * pairs dropout keeps. Before the call, S times `unit` is q.k. After it, S is log2(P) + `bits`. The caller passes in
+ * `lse2` the lse in base 2 minus `bits`. */
 template <int BM, int NT>
 DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_args &a, const saved &s,
                           const head_args &x, const limits &limit, int Sq, int i0, int j0, float unit,

@@ -32,8 +32,8 @@ DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int
     return attn_mask_classify(&e, i0, i1) != ATTN_TILE_HIDDEN;
 }
 
-/* Returns whether a keep_mask leaves any of keys [j0, j1) visible to any of queries [i0, i1). In most tiles the first
- * row already keeps a key. */
+/* Returns whether a keep_mask leaves any of keys [j0, j1) visible to any of queries [i0, i1). The search usually ends
+ * at the first row, because in most tiles this row keeps a key. */
 DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
     enum { TOGETHER = 8 }; /* number of rows of the mask that are loaded together, to hide latency */
@@ -119,8 +119,8 @@ DEVICE int seen_tile_above(const seen_tiles &seen, int n, int end)
     return min(n, end);
 }
 
-/* last_tile() lists the visible tiles among the key tiles [first, last), and returns the last visible tile plus 1;
- * tile_below() returns the visible tile before n. Without LISTED, all tiles count as visible. */
+/* last_tile() lists the visible tiles among the key tiles [first, last), and returns the last visible tile plus 1.
+ * tile_below() returns the visible tile before n. If LISTED is false, all tiles count as visible. */
 template <bool LISTED, int BN, int THREADS, class SEEN>
 DEVICE int last_tile(const cuda_args &a, int b, int h, int i0, int i1, int first, int last, SEEN &seen)
 {

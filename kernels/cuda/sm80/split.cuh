@@ -47,7 +47,7 @@ struct split_planes {
     int64_t tiles;
     int heads, width;
     int queries; /* 1: the tensor's rows are queries; 0: they are keys */
-    /* 1: sequences are packed, and in each head the tiles of all sequences follow each other */
+    /* 1: sequences are packed, and in each head the tiles of all sequences follow each other; 0: not packed */
     int packed;
 };
 
@@ -88,7 +88,7 @@ static inline split_planes split_planes_of(const attn_dims &d, attn_tensor_id id
     return p;
 }
 
-/* Computes the planes (float16 parts hi and lo) of `count` (at most 4) tensors; ids[n] belongs to planes[n] (in
+/* Splits `count` (at most 4) float32 tensors into float16 numbers hi and lo: tensor ids[n] is written to planes[n] (in
  * f32_split.cu). */
 cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const attn_tensor_id *ids, int count,
                           cudaStream_t stream);
@@ -101,8 +101,8 @@ DEVICE float power_of_two(int e)
     return __int_as_float((e + 127) << 23);
 }
 
-/* Copies rows `row` to `row` + ROWS - 1 of a tile to shared memory: high halves to to[0 .. ROWS * D), low halves
- * behind. `tile` is the tile's high halves, which its low halves follow. */
+/* Copies rows `row` to `row` + ROWS - 1 of a tile to shared memory: high halves to to[0 .. ROWS * D), followed by the
+ * low halves. `tile` points to the tile's high halves, which its low halves follow. */
 template <int D, int ROWS, int THREADS> DEVICE void load_planes(uint16_t *to, const uint16_t *tile, int row)
 {
     const int PIECES = D / 8, STEP = THREADS / PIECES;
@@ -127,7 +127,7 @@ template <int LO> DEVICE void split_pair(uint32_t &hi, uint32_t &lo, float x, fl
     lo = pack<__half>((x - there.x) * LO, (y - there.y) * LO);
 }
 
-/* Splits 16 rows x N columns of a matrix product into operands hi and lo, which add up to it. */
+/* Splits 16 rows x N columns of a matrix product into float16 operands hi and lo, whose sum is the product. */
 template <int N>
 DEVICE void split_fragments(uint32_t (&ah)[N / 16][4], uint32_t (&al)[N / 16][4], const float (&S)[N / 8][4])
 {
@@ -159,9 +159,9 @@ DEVICE void opaque(uint32_t &x)
     asm volatile("" : "+r"(x));
 }
 
-/* Computes S = A B^T over D channels, for 16 MT rows of A and N rows of B, which are float16 parts hi and lo in shared
- * memory. Small products (hi times lo) are summed separately, because tensor cores truncate when they add. A_ROWS: rows
- * of A in shared memory. */
+/* Computes S = A B^T over D channels, for 16 MT rows of A and N rows of B. Both are stored in shared memory as float16
+ * parts hi and lo. Small products (hi times lo) are summed separately, because tensor cores truncate when they add.
+ * A_ROWS: number of rows of A in shared memory. */
 template <int D, int MT, int N, int A_ROWS, bool TURNED = false>
 DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
 {
@@ -210,9 +210,9 @@ DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
             for (int e = 0; e < 4; e++) S[mt][nt][e] = fmaf(rest[mt][nt][e], LO_UNIT, S[mt][nt][e]);
 }
 
-/* Computes sum += A B for 16 rows of B and PAIRS times 16 columns. A is in registers as hi + lo. B is planes hi' and
- * lo' in shared memory, PLANE bytes apart, read by columns from address b on. lo' is multiplied by hi / 2048, because
- * it stands for lo' / 2048. */
+/* Computes sum += A B, where B has 16 rows and PAIRS times 16 columns. A is in registers as hi + lo. B is in shared
+ * memory as planes hi' and lo', PLANE bytes apart, and is read by columns from address b on. lo' is multiplied by hi /
+ * 2048, because it stands for lo' / 2048. */
 template <int MT, int PAIRS, int PLANE>
 DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah)[MT][4], const uint32_t (&al)[MT][4],
                              uint32_t b, int pair, int offset)
@@ -245,7 +245,7 @@ DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah
 }
 
 /* Loads ROWS rows of a float32 tensor to a warp's registers, D / 32 columns per lane. Elements outside the tensor are
- * 0. `pages`: the problem, if the tensor is its keys or values in pages, otherwise NULL. */
+ * 0. `pages` is the problem if the tensor is paged keys or values (page_table), otherwise NULL. */
 template <int D, int ROWS>
 DEVICE void load_rows(float (&x)[ROWS][D / 32], const attn_view &view, int64_t b, int64_t h, int64_t start,
                       int64_t first, int64_t count, int width, const attn_geometry *pages = nullptr)
@@ -286,8 +286,8 @@ DEVICE bool is_number(float x)
     return x - x == 0;
 }
 
-/* Finds each row's largest magnitude. `top` is the largest of them, `least` the smallest that is not 0 (+inf if all are
- * 0). */
+/* Finds the largest magnitude of each row. `top` becomes the largest of these magnitudes, `least` the smallest that is
+ * not 0 (+inf if all are 0). */
 template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], float &top, float &least)
 {
     top = 0, least = CUDART_INF_F;
@@ -297,7 +297,7 @@ template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], 
 #pragma unroll
         for (int v = 0; v < V; v++)
             if (is_number(x[r][v])) most = fmaxf(most, fabsf(x[r][v]));
-        /* floats that are not negative compare like their bits as integers */
+        /* among floats that are not negative, the largest also has the largest bits as an integer */
         most = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(most)));
         top = fmaxf(top, most);
         if (most > 0) least = fminf(least, most);
@@ -317,8 +317,8 @@ DEVICE bool is_wide(float top, float least)
     return least < top * (1.0f / (1 << 22));
 }
 
-/* Splits a lane's part of a row, times `factor`, into high halves (at `to`) and low halves (`plane` elements behind).
- * Returns the sum of squares. */
+/* Multiplies V numbers of a row, which one lane holds, by `factor`, and splits each product into two float16 numbers:
+ * the high halves go to `to`, the low halves to `to` + `plane`. Returns the sum of the squared products. */
 template <int V> DEVICE float split_row(uint16_t *to, int plane, const float (&x)[V], float factor)
 {
     uint32_t hi[V / 2], lo[V / 2];

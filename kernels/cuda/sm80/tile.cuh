@@ -6,8 +6,8 @@
 
 #include "ptx.cuh"
 
-/* Returns the offset of piece c (16 bytes) of row r in a tile, in 16-bit elements. With D = 32, two rows together span
- * all banks. */
+/* Returns the offset of piece c (16 bytes) of row r in a tile, in 16-bit elements. With D = 32, two neighbouring rows
+ * have the same swizzle, because together they span all banks. */
 template <int D> DEVICE int at(int r, int c)
 {
     return r * D + (c ^ (D >= 64 ? r & 7 : r / 2 & 3)) * 8;
@@ -22,8 +22,8 @@ template <> DEVICE uint16_t widened<__half>(uint8_t x)
     return __half_as_ushort(__float2half_rn(attn_e4m3_to_f32(x)));
 }
 
-/* How elements of a tile are stored in shared memory: float8 is converted to a 16-bit T; if T is uint8_t, it is not,
- * and a row has D bytes. */
+/* How elements of a tile are stored in shared memory. If T is a 16-bit type, float8 numbers are converted to T. If T is
+ * uint8_t, they stay float8, and a row has D bytes. */
 template <typename T, int D> struct tile_row {
     static const int BYTES = sizeof(T), PIECE = 16 / BYTES, WIDTH = D * BYTES / 2, PIECES = D / PIECE;
 
@@ -41,18 +41,19 @@ template <typename T, int D> struct tile_row {
 };
 
 /* Copies tiles of one head's rows to shared memory. A thread copies piece c (16 bytes) of rows r, r + STEP, ...; if
- * STEP is a multiple of 8, the swizzle puts it at the same offset in all of them. ONCE: only this block reads these
- * rows. T: see tile_row. */
+ * STEP is a multiple of 8, the swizzle puts the piece at the same offset in each of these rows. ONCE: no other block
+ * reads these rows, so they need not stay in the L2 cache. T: the type of an element (see tile_row). */
 template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loader {
     typedef tile_row<T, D> tile;
     static const int W = tile::WIDTH, PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    /* if `pieces`: the address of the thread's first piece, in row threadIdx.x / PIECES; otherwise of row 0 */
+    /* address of the thread's first piece of 16 bytes, in row threadIdx.x / PIECES; if `pieces` is false, address of
+     * row 0 */
     const char *data;
     const attn_view *view;
-    int row_bytes; /* number of bytes from one row to the next; set only if `pieces` */
+    int row_bytes; /* number of bytes from one row to the next; set only if `pieces` is true */
     int rows;      /* number of rows of the sequence; later rows become zeros */
     int columns;
-    /* true: every row is 16-byte aligned and a multiple of 16 bytes, so it is copied in pieces of 16 bytes */
+    /* whether every row is 16-byte aligned and a multiple of 16 bytes; rows are then copied in pieces of 16 bytes */
     bool pieces;
 
     DEVICE loader(const attn_view &tensor, int64_t b, int64_t h, int64_t line, int64_t count, int64_t width)
@@ -124,9 +125,9 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
         /* next: the row where the next call probably begins; page and slot: its page and its index in the page,
          * computed early to hide latency */
         slot;
-    /* true: every row is 16-byte aligned and a multiple of 16 bytes, so it is copied in pieces of 16 bytes */
+    /* whether every row is 16-byte aligned and a multiple of 16 bytes; rows are then copied in pieces of 16 bytes */
     bool pieces;
-    bool chunks; /* true: `pieces`, and a page consists of whole chunks */
+    bool chunks; /* whether `pieces` is true and a page consists of whole chunks of CHUNK rows */
 
     DEVICE key_loader(const attn_geometry &geometry, const attn_view &tensor, int64_t b, int64_t hk, int64_t,
                       int64_t count, int64_t width)
@@ -228,7 +229,8 @@ template <typename T> DEVICE bool not_finite(uint16_t x)
     return (x & 0x7fff) >= exponent_mask<T>;
 }
 
-/* Causal, window and lengths in 32 bits: query i sees keys max(0, i + lo) to min(Sk, i + hi) - 1. */
+/* The keys that each query of a sequence sees (causal, window, lengths), in 32 bits: query i sees keys max(0, i + lo)
+ * to min(Sk, i + hi) - 1. */
 struct limits {
     int lo, hi, Sk;
 };
@@ -242,8 +244,8 @@ DEVICE limits limits_of(const attn_geometry &g, const attn_sequence &s)
                    (int)s.Sk };
 }
 
-/* Returns x, but hides this from the compiler, so that it recomputes values and does not keep those computed from x in
- * registers. */
+/* Returns x, but the compiler does not see that the result is x. It therefore computes values that depend on x when
+ * they are needed, and does not keep them in registers. */
 DEVICE uint32_t kept(uint32_t x)
 {
     asm volatile("" : "+r"(x));
@@ -413,7 +415,8 @@ template <typename T> DEVICE bool in_pieces(const attn_view &view, int64_t b, in
            ((uint64_t)view.data + 2 * attn_at(&view, b, h, line)) % 16 == 0;
 }
 
-/* Stores elements d and d + 1 (d is even) of row r in shared memory: as T with `pieces`, otherwise as floats. */
+/* Stores elements d and d + 1 (d is even) of row r in shared memory. If `pieces` is true they are stored as T,
+ * otherwise as floats. */
 template <typename T, int D> DEVICE void stage_pair(void *staged, bool pieces, int r, int d, float low, float high)
 {
     if (pieces) *(uint32_t *)((uint16_t *)staged + at<D>(r, d / 8) + d % 8) = pack<T>(low, high);

@@ -1,16 +1,16 @@
 /* wide_backward.cu: the backward for head sizes above those of backward.cu, up to ATTN_MAX_HEAD_DIM, with constant
- * shared memory and registers. A block computes ROWS rows and COLUMNS columns of dq, dk or dv. For dq it visits the
- * tiles of TILE keys that its rows see; for dk and dv the tiles of TILE queries that see its rows, for every head of
- * the group. While a product reads one of two buffers, copies fill the other:
+ * shared memory and registers. A block computes ROWS rows and COLUMNS columns of one gradient. A block of dq visits the
+ * tiles of TILE keys that its queries see. A block of dk or dv visits the tiles of TILE queries that see its keys, for
+ * every query head of the group. There are two buffers: while a product reads one, copies fill the other.
  *
  * dq: S += Q K^T and dP += dO V^T (chunk by chunk of channels), P = exp(S - lse), dS = P (dP - delta), dq += dS K
  * dk: the same with S^T and dP^T, dk += dS^T Q
  * dv: S^T += K Q^T, P = exp(S - lse), dv += P^T dO
  *
- * S and dP are recomputed for every COLUMNS columns, by a different block: compared with the usual five products, 2.6
- * times as many multiplications at D = Dv = 512, 4.6 times at 1024. Blocks share no sums, so all gradients are
- * deterministic. Rows whose result is not finite are only marked, as in wide_forward.cu; later launches compute
- * them. */
+ * For every COLUMNS columns, a different block computes S and dP again. Compared with the usual five products, this
+ * takes 2.6 times as many multiplications at D = Dv = 512, and 4.6 times at 1024. Blocks share no sums, so all
+ * gradients are deterministic. Rows whose result is not finite are only marked, as in wide_forward.cu; later launches
+ * compute them. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 #include "backward_common.cuh"
@@ -24,7 +24,7 @@ enum { ROWS = 128, TILE = QUERY_TILE, CHUNK = 64, WARPS = ROWS / 16, THREADS = 3
 
 union stage {
     struct {
-        /* a chunk of columns: `own` of the block's rows, `other` of the tile that the block visits */
+        /* a chunk of columns: `own` for the block's rows, `other` for the rows of the tile that the block visits */
         uint16_t own[ROWS * CHUNK], other[TILE * CHUNK];
     } chunk;
     uint16_t columns[TILE * COLUMNS];
@@ -44,13 +44,14 @@ struct parked {
 struct block_place {
     attn_sequence s;
     limits limit;
-    /* `h`: the query head of the present tile; blocks of dk and dv visit all query heads of `hk` */
+    /* `h`: the query head of the current tile; a block that computes dk or dv visits all query heads of key/value head
+     * `hk` */
     int b, h, hk;
     int row0;
     int rows;
     int column0;
-    /* The rounds of the block's loop have the numbers `begin` to `end` - 1. A round is a tile of keys (for dq), or a
-     * tile of queries, head after head (for dk and dv). */
+    /* The rounds of the block's loop have the numbers `begin` to `end` - 1. In each round the block visits one tile of
+     * keys (for dq), or one tile of queries of one head (for dk and dv; head after head). */
     int begin, end;
     /* only for blocks that compute dk and dv: index of the first tile of queries in each head, and number of tiles */
     int first_tile, tiles;
@@ -61,7 +62,8 @@ template <gradient G, bool SCORE_MODS> struct shared {
     alignas(1024) stage stages[2];
     std::conditional_t<SCORE_MODS, std::conditional_t<G == DQ, staged_keys, staged_queries<TILE>>, parked>
         options[WARPS];
-    row_values values; /* lse and delta of the present tile's queries; only blocks that compute dk and dv use them */
+    /* lse and delta of the queries of the current tile; only blocks that compute dk or dv use this member */
+    row_values values;
     block_place place;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
@@ -105,8 +107,8 @@ DEVICE void find_keys_of_block(const cuda_args &a, const limits &whole, int colu
     p.end = place.rows > 0 ? p.tiles * (int)a.g.group : 0;
 }
 
-/* tile_row() returns the first row, and head_of_round() the query head, of the tile that the block visits in round
- * n. */
+/* For the tile that the block visits in round n of its loop, tile_row() returns the first row, and head_of_round() the
+ * query head. */
 template <gradient G> DEVICE int tile_row(const block_place &p, int n)
 {
     return (G == DQ ? n : p.first_tile + n % p.tiles) * TILE;
@@ -137,7 +139,8 @@ DEVICE void load_rows(const cuda_args &a, const block_place &p, attn_tensor_id i
     from.template load<COUNT>(to, row);
 }
 
-/* Begins to copy a chunk of columns of round n's tile: of dout and v with VALUES, otherwise of q and k. */
+/* Begins to copy a chunk of columns of the tile that the block visits in round n of its loop. If VALUES is true, the
+ * chunk is from dout and v, otherwise from q and k. */
 template <gradient G, bool VALUES>
 DEVICE void load_chunk(const cuda_args &a, const block_place &p, stage &to, int n, int chunk)
 {
@@ -148,7 +151,8 @@ DEVICE void load_chunk(const cuda_args &a, const block_place &p, stage &to, int 
     cp_async_commit();
 }
 
-/* Begins to copy the block's columns of k, q or dout, which the last product of round n multiplies by dS or P. */
+/* Begins to copy the block's columns of k, q or dout. In round n of the block's loop, the last product multiplies them
+ * by dS or P. */
 template <gradient G> DEVICE void load_columns(const cuda_args &a, const block_place &p, stage &to, int n)
 {
     load_rows<TILE, COLUMNS>(a, p,
@@ -159,7 +163,8 @@ template <gradient G> DEVICE void load_columns(const cuda_args &a, const block_p
     cp_async_commit();
 }
 
-/* Loads lse and delta of the queries of round n's tile, and its head's arguments for options. */
+/* Loads lse and delta of the queries of the tile that the block visits in round n of its loop, and the arguments for
+ * options of the tile's head. */
 template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, const saved &s, Shared &sm, int n)
 {
     block_place &p = sm.place;
@@ -180,7 +185,7 @@ template <gradient G> struct row_numbers {
     float lse2[G == DQ ? 2 : 1], delta[G == DQ ? 2 : 1];
 };
 
-/* Returns lse in base 2 (x) and delta (y) of the query of element e of block nt. */
+/* Returns lse in base 2 (x) and delta (y) of one query: the query of element e of the lane's accumulator block nt. */
 template <gradient G, class Shared> DEVICE float2 numbers_of(const Shared &sm, const row_numbers<G> &own, int nt, int e)
 {
     if constexpr (G == DQ) return make_float2(own.lse2[e / 2], own.delta[e / 2]);
@@ -188,7 +193,7 @@ template <gradient G, class Shared> DEVICE float2 numbers_of(const Shared &sm, c
     return make_float2(sm.values.lse2[query], sm.values.delta[query]);
 }
 
-/* Returns dropout's factor (x) and the derivative of softcap, 1 - tanh^2 (y). */
+/* For one pair of a query and a key, returns dropout's factor (x) and the derivative of softcap, 1 - tanh^2 (y). */
 template <gradient G, bool SCORE_MODS, class Shared>
 DEVICE float2 factors_of(const cuda_args &a, const Shared &sm, int nt, int e)
 {
@@ -204,7 +209,8 @@ DEVICE float2 factors_of(const cuda_args &a, const Shared &sm, int nt, int e)
     return factors;
 }
 
-/* Turns the scores S of round n's tile into P: masks and options, then 2^(S - lse). */
+/* Turns the scores S of the tile of round n (iteration of the block's loop) into probabilities P: applies masks and
+ * options, then computes 2^(S - lse). */
 template <gradient G, bool SCORE_MODS, int NT, class Shared>
 DEVICE void scores_to_p(float (&S)[NT][4], const cuda_args &a, const saved &s, Shared &sm, const row_numbers<G> &own,
                         int n, float scale_log2)
@@ -356,7 +362,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 
     const bool finite = scale_block(sums, G == DV ? 1 : (float)g.scale);
-    /* after this barrier no thread reads the chunks, so their memory can take the results */
+    /* after this barrier no thread reads the chunks in shared memory, so results may overwrite them */
     const bool poisoned = __syncthreads_or(!finite);
     const attn_view &result = g.view[G == DQ ? ATTN_T_dq : G == DK ? ATTN_T_dk : ATTN_T_dv];
     const int64_t line = (G == DQ ? p.s.q_start : p.s.k_start) + p.row0;
@@ -372,8 +378,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* number of bytes before the marks of rows in the workspace; a mark is one byte per row, and not 0 if a later launch
- * must compute the row */
+/* Size in bytes of the header before the marks of rows in the workspace. A mark is one byte; it is not 0 if a later
+ * launch must compute the row. */
 enum { MARKS_HEAD = 16 };
 
 size_t mark_bytes(const attn_dims &d)
@@ -446,8 +452,8 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     const auto before = [&](const cuda_chip *part) {
         cuda_args now = a;
         if (!is_first_share(part)) return cudaSuccess;
-        /* If the marks are this file's own (`own`), no later launch computes the two parts of a huge lse.
-         * simple_delta() computes them at once if rows_later is NULL. */
+        /* If the marks are in this file's own memory (`own`), no later launch computes the two parts of a huge lse.
+         * rows_later is therefore NULL in this call, so that simple_delta() computes the parts at once. */
         if (own) now.rows_later = nullptr;
         simple_delta(now, run.scratch.s, true, stream);
         return own ? cudaMemsetAsync(a.rows_found, 0, mark_bytes(d), stream) : cudaSuccess;

@@ -52,8 +52,8 @@ static_assert(sizeof(stage<shape<true>>) % 1024 == 0 && sizeof(stage<shape<false
 
 static_assert(sizeof(shared<shape<false>>) >= sizeof(float) * shape<false>::BM * COLUMNS / 2, "results are staged");
 
-/* Finds the block's rows and columns of out. Blocks of the same queries have successive numbers, so that they find
- * their common keys in the L2 cache. All threads of a block call it. */
+/* Finds the block's rows and columns of out. Blocks with the same queries have successive numbers: they read the same
+ * keys, and find them in the L2 cache. All threads of a block call this function. */
 template <int BM> DEVICE void find_place(const cuda_args &a, const limits &whole, int column_blocks, block_place &place)
 {
     const int n = (int)(gridDim.x - 1 - blockIdx.x);
@@ -100,7 +100,7 @@ DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2],
         row.l = whole_sum(row.l);
         const float factor = row.l == 0 ? 0 : v_scale / row.l;
         sound &= is_sound_score<X::SCORE_MODS>(row.m) && row.l - row.l == 0;
-        /* a maximum of -inf is correct only if the row sees no key */
+        /* if the row sees a key, a maximum of -inf is wrong, and the row must be computed without tensor cores */
         if (!X::SCORE_MODS && row.m == -CUDART_INF_F) {
             const int i = place.i0 + r;
             sound &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);
@@ -151,13 +151,14 @@ __global__ void __launch_bounds__(shape<SCORE_MODS>::THREADS, 1)
     if (!place.exists) return;
 
     const int q_last = min(place.i0 + BM, place.Sq) - 1;
-    const int end = max(min(q_last + limit.hi, limit.Sk), 0); /* no row sees keys from `end` on */
+    /* no row of the block sees the key with number `end` or later keys */
+    const int end = max(min(q_last + limit.hi, limit.Sk), 0);
     const int first = min(max(place.i0 + limit.lo, 0), limit.Sk) / BN;
     const int last = last_tile<SCORE_MODS, BN, X::THREADS>(a, place.b, place.h, place.i0, q_last + 1, first,
                                                            (end + BN - 1) / BN, sm.seen);
     const uint32_t start = smem_addr(&sm);
     const float c = SCORE_MODS ? 1 : scale_log2;
-    bool clean = false; /* true: the second pass of the loop, where zeros replace infinities and NaN of V */
+    bool clean = false; /* whether this is the loop's second pass, in which zeros replace infinities and NaN of V */
 again:
     float O[1][DT][4];
     softmax_row rows[1][2];
@@ -212,8 +213,8 @@ again:
 
 /* ---- Functions of the host that launch the kernel ---------------------------------------------------------------- */
 
-/* number of bytes before the marks of rows in the workspace; a mark is one byte per row, and not 0 if a later launch
- * must compute the row */
+/* Size in bytes of the header before the marks of rows in the workspace. A mark is one byte; it is not 0 if a later
+ * launch must compute the row. */
 enum { MARKS_HEAD = 16 };
 
 template <typename T, bool SCORE_MODS, bool PAGED>

@@ -40,8 +40,8 @@ struct block_place {
     int Sq;
     DEVICE int tiles() const { return last - first; }
 
-    /* Returns how many key tiles after this one are seen by query tile `tile`. (Query i sees keys i + lo to i + hi -
-     * 1.) */
+    /* Returns how many key tiles after this one are seen by the queries of query tile `tile`. (Query i sees keys i + lo
+     * to i + hi - 1.) */
     template <class X> DEVICE int after(int tile) const
     {
         return min((tile * X::BM + X::BM + band.hi - 2) / X::BN, (band.Sk - 1) / X::BN) - j0 / X::BN;
@@ -124,8 +124,8 @@ DEVICE void load_Q(SHARED &sm, const cuda_args &a, const backward_scratch &scrat
     load_tile<X::BM, X::CHUNKS, 64>(smem_addr(sm.Q[at.stage]), &m.Q,
                                     { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b }, bar,
                                     X::UNITS * sizeof(row_values));
-    /* 64 queries past the end of the sequence get the finite lse and delta of the last 64 that exist; their scores are
-     * masked. */
+    /* If 64 queries of the tile lie past the end of the sequence, lse and delta of the last existing 64 queries are
+     * loaded for them, because these are finite; the scores are masked. */
     for (int n = 0; n < X::UNITS; n++) {
         const int unit = min(tile * X::UNITS + n, last_unit);
         bulk_load(smem_addr(&sm.values[at.stage][n]), scratch.values + query_tile(a, x.s, x.b, h, unit),
@@ -185,8 +185,8 @@ template <int BM> DEVICE void exponents_of(float (&S)[BM / 2], const row_values 
     }
 }
 
-/* Turns dP into dS = P (dP - delta) for queries FIRST to LAST - 1 of the tile. instead_of(pair, n) may replace the n-th
- * pair of P. */
+/* Turns dP into dS = P (dP - delta) for queries FIRST to LAST - 1 of the tile. For each two neighbouring P (`pair`), it
+ * calls instead_of(pair, n), and uses the result in place of the pair. */
 template <int FIRST, int LAST, int N, class F>
 DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values *values, int lane, F instead_of)
 {
@@ -252,8 +252,8 @@ template <class X> bool make_maps(maps &m, const attn_geometry &g)
            tma_map(&m.dO, tma_tensor_of(g.view[ATTN_T_dout], e.B, d.H, e.rows_q, d.Dv), X::BM);
 }
 
-/* Returns whether TMA can load the problem: it needs at least one row, numbers of rows in 32 bits, and suitable
- * strides. */
+/* Returns whether TMA can load the problem: it needs at least one row, numbers of rows that fit in 32 bits, and
+ * suitable strides. */
 bool backward_walkable(const attn_plan *plan)
 {
     static const struct {

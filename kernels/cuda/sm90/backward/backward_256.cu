@@ -23,11 +23,12 @@ template <class X> struct shared_keys {
     alignas(1024) uint16_t Q[X::STAGES][X::BM * X::D];
     alignas(1024) uint16_t dO[X::STAGES][X::BM * X::DV];
     alignas(1024) uint16_t dS[X::BN * X::BM]; /* dS on its way to global memory */
-    /* P^T as a register operand: 16 bytes per thread of a consumer and step of 16 queries */
+    /* P^T as a register operand: each thread of a consumer stores 16 bytes for each step of 16 queries */
     uint4 P[X::STAGES_P][X::BM / 16][128];
     alignas(16) row_values values[X::STAGES][X::UNITS];
     barrier_pairs<X::STAGES> bars_Q, bars_dO;
-    /* one pair of barriers per warp, by which it hands P to the same warp of the other consumer */
+    /* one pair of barriers for each warp of a consumer: the warp hands P to the warp with the same number of the other
+     * consumer */
     barrier_pairs<X::STAGES_P> bars_P[4];
     uint64_t K_full, V_full;
     block_place place;
@@ -82,7 +83,7 @@ DEVICE void multiply_held(float (&d)[N / 2], const uint32_t (&held)[HELD][4], co
     wgmma_commit();
 }
 
-/* What the two consumers have in common. A round is one tile of queries of one head. */
+/* Code and state that are the same for both consumers of a block. A round is one tile of queries of one head. */
 template <typename T, class X> struct half_of_keys {
     static const int BM = X::BM, BN = X::BN;
     typedef uint32_t operand[BM / 16][4];
@@ -214,8 +215,8 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
                 issue_dV(dV, P);
                 this->next_round();
                 issue_S(S, held);
-                /* Wait for the product dV, because the next P overwrites registers that it reads. By then all warps
-                 * have also read lse and delta. */
+                /* Wait for the product dV, because the next P overwrites registers that this product reads. After the
+                 * wait all warps have also read lse and delta. */
                 wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 me.release(sm.bars_dO, now);
@@ -310,8 +311,8 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
                 keep_dS(dS);
                 this->next_round();
                 issue_dP(dP, held);
-                /* Wait for the product dK, because the next dS overwrites registers that it reads. By then all warps
-                 * have also read lse and delta. */
+                /* Wait for the product dK, because the next dS overwrites registers that this product reads. After the
+                 * wait all warps have also read lse and delta. */
                 wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 retire<0>(dP);
@@ -321,11 +322,12 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
             issue_dK(dK, dS);
             keep_dS(dS);
             retire<0>(dK);
-            /* The copies must have read shared memory before this block ends, because another block may then get it. */
+            /* These copies (TMA) must have read shared memory before this block ends, because another block may then
+             * get that memory. */
             if (KEEP && me.lane == 0) bulk_wait_read<0>();
         }
-        /* dK passes through sm.Q[0], which no consumer reads any more: the other consumer made its last P after its
-         * last product with Q. */
+        /* dK is copied to global memory through sm.Q[0]. No consumer reads sm.Q[0] any more: the other consumer made
+         * its last P after its last product with Q. */
         this->template finish<X::D>(dK, p.scale, ATTN_T_dk, a.g.dims.D, sm.Q[0], t);
     }
 };
@@ -439,7 +441,7 @@ struct backward_job {
     cudaStream_t stream;
     backward_run run = {};
     kept_part kept;
-    /* this file's memory in the workspace: dS, and one flag (a byte) for each warp of each block */
+    /* memory of the kernels of this file in the workspace: dS, and one flag (a byte) for each warp of each block */
     uint8_t *own;
 };
 
@@ -518,7 +520,7 @@ template <typename T, class X> cudaError_t launch(const backward_job &job)
 
 struct shape_row {
     int D, Dv;
-    cudaError_t (*launch[2])(const backward_job &); /* [0]: bfloat16, [1]: float16 */
+    cudaError_t (*launch[2])(const backward_job &); /* launch functions for bfloat16 ([0]) and float16 ([1]) */
 };
 template <class X> constexpr shape_row row()
 {

@@ -37,10 +37,10 @@ template <int D_, int DV_> struct shape {
  * mask one sees few keys where the other sees many. */
 enum { KEPT_TILE = KEYS * QUERY_TILE };
 struct kept_tiles {
-    uint16_t *tiles; /* NULL: dS is not stored, and dQ is computed from S and dP */
+    uint16_t *tiles; /* tiles of dS; NULL: dS is not stored, and dQ is computed from S and dP */
     int width, query_tiles;
-    /* Returns the tile of dS for a tile of queries and a tile of keys. `head` is counted from the first head whose dS
-     * is in memory. */
+    /* Returns the address of the tile of dS for a tile of queries and a tile of keys. `head` is the head's number among
+     * the heads whose dS is in memory. */
     DEVICE uint16_t *at(int head, const key_band &band, int query_tile, int key_tile) const
     {
         const int pair = min(query_tile, query_tiles - 1 - query_tile);
@@ -51,24 +51,24 @@ struct kept_tiles {
     }
 };
 
-/* The kernels' parameters besides cuda_args. The heads are divided into parts, which are computed one after the
- * other. */
+/* Parameters of the kernels in this file, besides cuda_args. The heads are divided into parts, which are computed one
+ * after the other. */
 struct plan {
-    /* the orders in which tiles of keys, and tiles of queries, of a part of the heads are computed; in packed problems
-     * some tiles have no rows */
+    /* `keys` is the order in which blocks take tiles of keys, and `queries` that for tiles of queries, within one part
+     * of the heads. In packed problems some tiles have no rows. */
     tile_order keys, queries;
     int heads;
     int parts, part;
     kept_tiles kept;
     backward_scratch scratch;
-    float scale, c; /* c = log2(e) * scale; both are > 0 */
+    float scale, c; /* the scale of the scores, and c = log2(e) * scale; both are > 0 */
     /* One byte per warp, nonzero if its rows must be recomputed: nonfinite for tiles of keys, nonfinite_queries for
      * tiles of queries. */
     uint8_t *nonfinite, *nonfinite_queries;
 };
 
-/* Returns tile t of all heads. `order` is the order within one part of the heads, which are computed one after the
- * other; the last part may have fewer heads. */
+/* Returns tile t in the order of all heads. The heads are computed in parts, one part after the other; `order` is the
+ * order of tiles within a part. The last part may have fewer heads. */
 DEVICE head_tile tile_of_parts(tile_order order, int heads, int t)
 {
     const int part = t / order.tiles, before = part * order.heads;
@@ -223,12 +223,13 @@ template <typename T, class X> struct query_gradients {
     {
         multiply_add<T, X::D, BN / 16>(dQ, dS, stage_of<sizeof sm.KV[0]>(first_K_down, at.stage));
     }
-    /* Releases the buffer of the tile before the newest one, which no product reads any more. */
+    /* Releases the buffer of the tile before the newest one, because no product reads that tile any more. */
     DEVICE void release_last() { me.release(sm.bars.empty[at.stage == 0 ? X::STAGES_KV - 1 : at.stage - 1]); }
 
     DEVICE void make_dS(operand &dS, float (&S)[BN / 2], const float (&dP)[BN / 2])
     {
-        /* P is rounded to 16 bits, as in backward_keys, so that dQ has the same bits whether dS is stored or not. */
+        /* P is rounded to 16 bits as in the kernel backward_keys. dQ then has the same bits, whether it is computed
+         * here or from the dS that backward_keys stores. */
         if (tile < free_first || tile >= free_last)
             mask<BN>(S, x.band, row0 + me.warp * 16 + me.lane / 4, tile * BN, me.lane);
 #pragma unroll
@@ -277,7 +278,7 @@ template <typename T, class X> struct query_gradients {
                 tile++;
                 at.next();
                 issue_dP(dP);
-                /* the next S overwrites registers that the product dQ reads */
+                /* wait for the product dQ, because the next S overwrites registers that it reads */
                 wgmma_wait<1>();
                 release_last();
                 at.next();

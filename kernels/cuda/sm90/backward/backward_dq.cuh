@@ -28,7 +28,7 @@ template <typename T, class X> struct dq_writer {
         for (int next = claim_unit();;) {
             const int n = __shfl_sync(0xffffffff, next, 0);
             if (n >= p.units) return;
-            /* claim the next queries before these are computed, because the atomic operation takes time */
+            /* claim the next unit of queries before this one is computed, because the atomic operation takes time */
             next = claim_unit();
             write(n);
         }
@@ -64,7 +64,8 @@ template <typename T, class X> struct dq_writer {
             const int64_t to = attn_at(&dq, x.b, x.h, x.s.q_start + x.i0);
 #pragma unroll
             for (int chunk = 0; chunk < X::CHUNKS; chunk++) {
-                /* 0: no block has added to these sums, because the queries see no key; their dQ is 0 */
+                /* a word of 0 says that no block has added to these sums, because the queries see no key; their dQ is
+                 * 0 */
                 const uint32_t *const word = p.begun + x.place * 2 + (X::UNITS == 2 ? x.i0 / QUERY_TILE % 2 : chunk);
                 const bool begun = p.zeros || load_acquire(word) != 0;
                 const float factors[2] = { p.scale, p.scale };

@@ -104,7 +104,7 @@ template <typename T, class X> struct preparer {
             huge |= !(fabsf(y[n]) < ATTN_LSE_MOST) && y[n] != -CUDART_INF_F;
         }
         if (__any_sync(0xffffffff, huge)) part_lse(x, rows);
-        __syncwarp(); /* the warp's next queries overwrite `products` */
+        __syncwarp(); /* after this barrier the warp may overwrite `products` with those of its next queries */
     }
 
     /* Splits lse of these queries into two numbers, lse and rest (saved.rest), because some lse is huge. */
@@ -167,8 +167,8 @@ template <typename T, class X> struct preparer {
     }
 };
 
-/* Computes delta and lse of all queries. The warps take 32 or 64 queries of a head at a time, in order, so that
- * neighbours go to different multiprocessors. */
+/* Computes delta and lse of all queries. A warp takes 32 or 64 queries of one head at a time. Neighbouring groups of
+ * queries go to different multiprocessors. */
 template <typename T, class X>
 __global__ void __launch_bounds__(PREPARER_THREADS, 1)
     prepare_ahead(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)

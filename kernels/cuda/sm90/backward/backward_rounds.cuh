@@ -1,5 +1,6 @@
-/* backward_rounds.cuh: the shapes, the plan, the shared memory and the producer's warps of the kernel of
- * backward_tiles.cuh. A round is one tile of queries of one of the heads that share the block's keys. */
+/* backward_rounds.cuh: parts of the kernel in backward_tiles.cuh: its shapes, its plan (parameters), its shared memory,
+ * and the warps of the producer, which load tiles and send dQ. A round is one tile of queries of one of the heads that
+ * share the block's keys. */
 #ifndef ATTN_SM90_BACKWARD_ROUNDS_CUH
 #define ATTN_SM90_BACKWARD_ROUNDS_CUH
 
@@ -20,36 +21,38 @@ enum variant {
     WITH_BIAS     /* all options, including bias, keep_mask and dropout, but no softcap */
 };
 
-/* Head sizes up to D, BM queries per tile. Variants that keep more numbers in shared memory until dS is computed have
- * one buffer less for Q or for dS. */
+/* The shape of a kernel instance for head sizes up to D, with BM queries per tile. Variants that keep more numbers in
+ * shared memory until dS is computed have one buffer less for Q or for dS. */
 template <int D_, int BM_, variant VARIANT_> struct shape {
     static const variant VARIANT = VARIANT_;
     static const bool BIAS = VARIANT == WITH_BIAS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS,
                       OPTIONS = VARIANT == WITH_OPTIONS || PAIRS;
     static const int D = D_, BM = BM_, BN = 128, STAGES_Q = D == 128 && !OPTIONS ? 3 : 2, STAGES_DO = 2,
                      STAGES_DS = D == 64 && OPTIONS ? 2 : 3;
-    /* whether keep_mask's words are copied to shared memory one tile of queries ahead; D = 64 has no room for them */
+    /* whether the words of keep_mask for the next tile of queries are copied to shared memory in advance; at D = 64
+     * shared memory has no room for them */
     static const bool COPIES_KEPT = PAIRS && D == 128;
     static const int CHUNKS = D / 64, CHUNKS_V = CHUNKS, THREADS = 384;
     static const int UNITS = BM / QUERY_TILE;
-    /* channels of dQ that a consumer computes at a time, for 64 queries */
+    /* number of channels of dQ that a consumer computes at a time, for 64 queries */
     static const int DQ_COLUMNS = D / (2 / UNITS);
     /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
     static const int PRODUCER = 24, CONSUMER = 240;
     static const bool TURNS =
         /* Whether the two consumers take turns with their exponentials, which is faster at D = 64. */
         VARIANT == CAPPED || (D == 64 && !OPTIONS);
-    /* Number of parts in which dV is computed: at D = 64 registers are scarce. */
+    /* Number of parts in which dV is computed, one after the other. Most variants have two at D = 64, because registers
+     * are scarce. */
     static const int DV_PARTS = D == 64 && VARIANT != CAPPED ? 2 : 1;
     static const bool S_BEFORE_DK = D != 64 && VARIANT == PLAIN;
     /* whether a consumer skips a tile of queries that sees none of the consumer's keys */
     static const bool PASSES = BM == 64 && !OPTIONS;
 };
 
-enum { NO_ROWS = -1 }; /* value of block_place::rows: there are no more tiles of keys */
-/* value of a word of plan.begun: the first dQ is stored, so other blocks may add theirs */
+enum { NO_ROWS = -1 }; /* a value of block_place::rows, which says that there are no more tiles of keys */
+/* a value of a word of plan.begun, which says that the first dQ is stored, so that other blocks may add theirs */
 enum { PART_THERE = 2 };
-/* number of threads that meet to hand over dQ: a consumer (128) and the warp that sends its dQ (32) */
+/* number of threads that meet at a barrier to hand over dQ: a consumer (128) and the warp that sends its dQ (32) */
 enum { HANDING = 128 + 32 };
 
 /* Numbers of the named barriers. DQ_FULL and DQ_FREE are two barriers each, one per consumer. */
@@ -61,31 +64,34 @@ struct plan {
     tile_order order; /* the order in which tiles of keys are claimed; in packed problems some tiles have no rows */
     int *counter;     /* number of tiles of keys that blocks have claimed */
     backward_scratch scratch;
-    float scale, c; /* c = log2(e) * scale; both members are > 0 */
+    float scale, c; /* the scale of the scores, and c = log2(e) * scale; both are > 0 */
     /* [tile of keys][warp]: 0, or 1 + the number of the block that must recompute the warp's keys */
     uint16_t *nonfinite;
     /* [key/value head]: number of units of queries (UNIT_ROWS queries of one head) whose delta and lse are computed */
     uint32_t *prepared;
     /* number of units of queries (UNIT_ROWS queries of one head) of all heads, and of one key/value head */
     int units, units_of_head;
-    bool out_in_pieces; /* true: rows of `out` can be read in pieces of 16 bytes (rows of dO always can) */
+    bool out_in_pieces; /* whether rows of `out` can be read in pieces of 16 bytes; rows of dO always can */
     /* [tile of 64 queries][consumer]: state of the sum of dQ (see struct sender); NULL: dQ is not wanted */
     uint32_t *begun;
-    /* [key/value head]: number of terms of dQ that are added to the sums; each tile of keys adds two, one per
+    /* [key/value head]: number of terms that have been added to dQ so far; each tile of keys adds two terms, one per
      * consumer */
     uint32_t *done;
-    /* number of units of queries (UNIT_ROWS queries of one head) whose dQ warps have claimed to compute */
+    /* number of units (UNIT_ROWS queries of one head) that warps have claimed; a warp computes dQ of the units that it
+     * claims */
     int *claimed;
-    /* true: this launch writes dQ, because dQ is wanted and no later launch computes tiles of keys */
+    /* whether this launch writes dQ: true if dQ is wanted and no later launch computes tiles of keys */
     bool makes_dq;
-    /* option `deterministic`: blocks take the tiles of keys of a head from the last to the first, and add to dQ in this
-     * order */
+    /* whether blocks take the tiles of keys of a head from the last to the first, and add to dQ in this order; set by
+     * the option `deterministic` */
     bool in_order;
-    /* true: the first block with dQ for a query tile stores it as the tile's sum, and later blocks add to the sum */
+    /* whether the first block that has a term of dQ for a query tile stores it as the tile's sum; later blocks add
+     * their terms to this sum */
     bool claims;
-    bool zeros;      /* true: prepare_ahead has zeroed the sums of dQ, so that even the first block adds */
-    score_mods mods; /* ALiBi and softcap; slopes are multiplied by log2(e), as scores are */
-    float cap;       /* tanh times this factor is the score in base 2 after softcap */
+    /* whether prepare_ahead has set the sums of dQ to zero; if so, even the first block adds to them */
+    bool zeros;
+    score_mods mods; /* constants of softcap, and ALiBi slopes times log2(e), because scores are in base 2 */
+    float cap;       /* the factor that converts tanh to the score in base 2 after softcap */
     near_tanh near_0;
     flash_mask mask;
     int mask_heads;
@@ -102,13 +108,13 @@ template <class X> using plan_of = std::conditional_t<X::PAIRS, pair_plan, plan>
 struct round_record {
     int tile, h;
     bool more;
-    bool bounded;     /* true: FlashMask hides some pairs of the tile of queries with the block's keys */
-    bool partly_kept; /* true: keep_mask hides some pairs of the tile of queries with the block's keys */
+    bool bounded;     /* whether FlashMask hides some pairs of the tile of queries with the block's keys */
+    bool partly_kept; /* whether keep_mask hides some pairs of the tile of queries with the block's keys */
     float slope;      /* the head's ALiBi slope times log2(e); 0: no ALiBi */
 };
 
 template <class X> struct shared {
-    /* K and V, which exchange places at each new tile of keys */
+    /* one buffer has K and the other has V; they are swapped at each new tile of keys */
     alignas(1024) uint16_t keys[2][X::BN * X::D];
     alignas(1024) uint16_t Q[X::STAGES_Q][X::BM * X::D];
     alignas(1024) uint16_t dO[X::STAGES_DO][X::BM * X::D];
@@ -130,7 +136,7 @@ template <class X> struct shared {
     int any_nonfinite; /* 1 if a dK or dV of this block is not finite */
     uint64_t K_full, K_empty, V_full, V_empty, loaded, dS_full[X::STAGES_DS];
     barrier_pairs<2> bars_work;
-    block_place work[2]; /* descriptions of the present and the next tile of keys */
+    block_place work[2]; /* the current and the next tile of keys */
     block_place place;
 };
 
@@ -143,7 +149,7 @@ DEVICE head_tile keys_of(const plan &p, int t)
 
 /* ---- The order of a block's rounds (tiles of queries) ------------------------------------------------------------ */
 
-/* Removes query tiles at both ends of x's range that FlashMask hides in all heads of the group. */
+/* Shortens x's range of query tiles: removes tiles at both ends that FlashMask hides in all heads of the group. */
 template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int group)
 {
     if (!p.mask.bounds || x.first >= x.last) return;
@@ -155,8 +161,8 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
         /* rows `begin` to `end` - 1 include all query rows that FlashMask leaves visible */
         int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq);
 #pragma unroll
-        /* One of FlashMask's two intervals may reach the end of the range only after the other was cut off, so the loop
-         * runs twice. */
+        /* One of FlashMask's two intervals may reach the end of the range only after the other interval has shortened
+         * the range, so the loop tests both twice. */
         for (int n = 0; n < 2; n++) {
             if (e.max.lts <= begin && e.min.lte > begin) begin = min(e.min.lte, end);
             if (e.max.uts <= begin && e.min.ute > begin) begin = min(e.min.ute, end);
@@ -177,7 +183,7 @@ template <class X> struct round_walk {
     const plan_of<X> &p;
     const block_place &x;
     const int end;
-    int h, tile; /* query head and tile of queries; h == end: no round is left */
+    int h, tile; /* query head and tile of queries of the current round; h == end: all rounds are done */
     bool bounded, partly_kept;
 
     DEVICE round_walk(const plan_of<X> &p_, const block_place &x_, int group)
@@ -200,8 +206,8 @@ template <class X> struct round_walk {
             if (p.kept.words) {
                 const int some = kinds_of(p.kept, x.b, h, x.j0, tile * X::UNITS, X::UNITS);
                 partly_kept = some & SOME_HIDDEN;
-                /* With `deterministic`, blocks count the additions of dQ to this tile of queries, so none may be left
-                 * out. */
+                /* A tile in which keep_mask hides all pairs is skipped, but not with `deterministic`: blocks then count
+                 * the additions of dQ to this tile of queries, so none may be left out. */
                 if (!(some & SOME_SEEN) && !p.in_order) return true;
             }
         if (!X::OPTIONS || !p.mask.bounds) return false;
@@ -215,7 +221,8 @@ template <class X> struct round_walk {
 
 /* ---- The warps that load tiles and send dQ (producer) ------------------------------------------------------------ */
 
-/* Adds `parts` to the number of finished terms of dQ of the key/value head. Tiles of keys without rows count too. */
+/* Adds `parts` to the counter of terms that have been added to dQ of the key/value head. It is also called for tiles of
+ * keys without rows, because they are counted too. */
 DEVICE void count_done(const plan &p, const block_place &x, uint32_t parts)
 {
     if (p.begun) add_release(p.done + x.head, parts);
@@ -226,9 +233,9 @@ DEVICE tma_place keys_at(const block_place &x, const cuda_args &a)
     return { 0, (int)x.s.k_start + x.j0, x.hk, a.g.dims.packed ? 0 : x.b };
 }
 
-/* One thread claims tiles of keys and publishes them in shared memory; rows = NO_ROWS: no tile is left. It claims a
- * tile only after all loads of the previous one are issued, because blocks wait for each other's dQ in the order of
- * claims. */
+/* One thread claims tiles of keys and publishes them in shared memory. rows = NO_ROWS says that no tile is left. The
+ * thread claims a tile only after it has issued all loads of the previous tile, because blocks wait for each other's dQ
+ * in the order of claims. */
 template <class X> struct scheduler {
     const cuda_args &a;
     const plan_of<X> &p;
@@ -286,7 +293,8 @@ template <class X> struct scheduler {
     }
 };
 
-/* One thread loads K and V of each tile of keys, and keeps the rings of Q and dO full, also across tiles of keys. */
+/* One thread loads K and V of each tile of keys. It also keeps the rings of Q and dO full, even while the block goes on
+ * to the next tile of keys. */
 template <class X> struct loader {
     const cuda_args &a;
     const plan_of<X> &p;
@@ -294,7 +302,7 @@ template <class X> struct loader {
     const maps &m;
     ring<X::STAGES_Q> q = {};
     ring<X::STAGES_DO> o = {};
-    uint32_t phase = 0; /* parity of the phase to wait for next at the barriers of K and V */
+    uint32_t phase = 0; /* parity of the phase of the barriers of K and V that is waited for next */
 
     DEVICE void run()
     {
@@ -351,8 +359,8 @@ template <class X> struct loader {
 
 /* One warp per consumer sends the consumer's terms of dQ to the sums in global memory, where TMA adds them. A word of
  * p.begun is 0 if no block has come yet, 1 while the first block stores its term, and PART_THERE when other blocks may
- * add. With `deterministic` it counts the additions, and each block waits for its turn. There is no deadlock: a block
- * waits only for tiles that running blocks have claimed earlier. */
+ * add. With `deterministic` the word counts the additions, and each block waits for its turn. There is no deadlock: a
+ * block waits only for tiles that running blocks have claimed earlier. */
 template <class X> struct sender {
     const cuda_args &a;
     const plan_of<X> &p;
@@ -371,7 +379,8 @@ template <class X> struct sender {
             __syncwarp();
             if (sends) mbarrier_arrive(smem_addr(&sm.bars_work.empty[at.stage]));
         }
-        /* The copies must have read shared memory before this block ends, because another block may then get it. */
+        /* These copies (TMA) must have read shared memory before this block ends, because another block may then get
+         * that memory. */
         if (sends) bulk_wait_read<0>();
     }
 
@@ -382,8 +391,8 @@ template <class X> struct sender {
         uint32_t becomes = 0;
 #pragma unroll 1
         for (round_walk<X> at(p, x, (int)a.g.group); at.there(); at.next()) {
-            /* A consumer computes dQ of 64 queries with all channels at D = 64, and of 64 queries with 64 channels at D
-             * = 128. */
+            /* At D = 64, a consumer computes dQ of its own 64 queries with all channels. At D = 128, it computes dQ of
+             * the tile's 64 queries with 64 of the channels. */
             const int unit = X::UNITS == 2 ? at.tile * 2 + w : at.tile;
             const bool adds = sends && unit * QUERY_TILE < x.Sq && p.begun;
             const int place = (int)query_tile(a, x.s, x.b, at.h, unit);
