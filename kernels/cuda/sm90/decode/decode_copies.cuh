@@ -92,8 +92,8 @@ template <typename T, class X> struct copies_by_engine {
         __syncwarp();
     }
 
-    /* Issues the loads of the tile of number `step` into buffer `slot`, which must be free. One warp calls this. FIRST:
-     * find_boxes() has not run yet. */
+    /* Issues the loads of step number `step` (a tile of K or of V) into buffer `slot`, which must be free. One warp
+     * calls this. FIRST: find_boxes() has not run yet. */
     template <bool FIRST = false> DEVICE void fill(int step, int slot) const
     {
         /* COLUMNS: width of a chunk (128 bytes of a row, or the whole row) in elements of the tensor */
@@ -237,7 +237,7 @@ inline bool plan_copies(copy_plan *copies, const cuda_chip *chip, const attn_pla
     if (d.page_size == 0 || d.page_size % LEAST_BOX || !walkable_as(&K, a.g.view[ATTN_T_k], d, d.D) ||
         !walkable_as(&V, a.g.view[ATTN_T_v], d, d.Dv))
         return false;
-    /* a load must lie within one page and one tile, so its number of rows divides those of both */
+    /* One load must lie within one page and one tile, so its number of rows is a power of two that divides both. */
     const int box_bytes = row_bytes < 128 ? row_bytes : 128;
     copies->box = (int)attn_min64(d.page_size & -d.page_size, tile);
     copies->box_shift = 0;

@@ -22,8 +22,8 @@ template <class X> constexpr shape_row row(int masks, int least_Sk)
     return { X::D, X::DV, X::SCORE_MODS, masks, least_Sk, { launch<__nv_bfloat16, X>, launch<__half, X> } };
 }
 
-/* A problem takes the first row whose head sizes suffice and which is meant for its kind of mask and number of keys. A
- * sequence's shape never depends on other sequences. */
+/* A problem takes the first row whose head sizes suffice and which is meant for its kind of mask and number of keys.
+ * The row that computes a sequence never depends on other sequences. */
 /* clang-format off */
 const shape_row shapes[] = {
     /* D, Dv: largest head sizes of q and v; C: consumers; BN: keys per tile; stages: buffers of a ring

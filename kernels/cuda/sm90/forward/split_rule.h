@@ -21,8 +21,9 @@ struct split_rule {
     int least;   /* the least number of keys that a split may have */
     int queries; /* number of queries of the whole problem, if only a part of the problem is computed; 0: all of it is
                   * computed */
-    int window;  /* the largest number of keys that the rows of a work tile see together; FAR if left or right is not
-                  * limited */
+    /* the largest number of keys that the rows of a work tile see together; FAR if there is no limit on the left or on
+     * the right */
+    int window;
     /* A work tile has the rows of 2^shift query heads; row r belongs to query r >> shift. per_tile: query heads of a
      * group, divided by 2^shift. */
     int shift, per_tile;

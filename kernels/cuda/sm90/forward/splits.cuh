@@ -14,7 +14,7 @@ namespace {
 
 struct split_plan : plan {
     int most;     /* number of work tiles for the same rows: the largest number of splits, or 1 with in_turn */
-    bool in_turn; /* true: a work tile computes all splits of its rows; false: each split is a work tile */
+    bool in_turn; /* whether a work tile computes all splits of its rows; otherwise each split is a work tile */
     float4 *sums; /* [slot][warp][4 numbers of O][lane]: sums of O; a slot belongs to a work tile or, with in_turn, to a
                    * block */
     /* [slot][warp][lane]: `top` and l of the first (x, y) and of the second (z, w) of the lane's two rows */
@@ -52,13 +52,14 @@ template <int BM, int BN> DEVICE work_tile split_tile_of(const split_plan &p, in
 
 /* ---- Adding up the results of splits (parts of the keys) --------------------------------------------------------- */
 
-/* Combines two partial results of a row. Its operations are intrinsics, because two kernels must get the same bits. */
+/* Combines two partial results of a row. Each operation is an intrinsic, so that the two kernels that combine results
+ * get the same bits. */
 struct fold {
     float top, keep, add;
     DEVICE fold(float before, float next)
     {
         top = fmaxf(before, next);
-        /* the row has seen no key yet; -inf - -inf would be NaN */
+        /* top is -inf if the row has seen no key yet; -inf - -inf would be NaN */
         const float base = top == -CUDART_INF_F ? 0 : top;
         keep = exp2_fast(__fsub_rn(before, base));
         add = exp2_fast(__fsub_rn(next, base));

@@ -71,13 +71,13 @@ DEVICE void fill_stage(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at, uin
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* Numbers of named barriers: the first of a set with one barrier per consumer warpgroup. */
+/* Numbers of named barriers. Each is the first of a set that has one barrier per consumer warpgroup. */
 enum { ORDER_BARRIER = 2, GROUP_BARRIER = 6 };
 
 /* The position of a thread in a block with C consumer warpgroups, and the barriers of its warpgroup. */
 template <int C> struct consumer {
     int w, warp, lane; /* w: number of the warpgroup among the consumers; warp: number in the warpgroup */
-    bool leader;       /* true: this thread arrives at barriers for its whole warpgroup */
+    bool leader;       /* whether this thread arrives at barriers for its whole warpgroup */
 
     DEVICE explicit consumer(int w_)
         : w(w_), warp(threadIdx.x % 128 / 32), lane(threadIdx.x % 32), leader(threadIdx.x % 128 == 0)

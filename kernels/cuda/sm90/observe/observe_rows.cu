@@ -90,7 +90,7 @@ template <int SUMS> DEVICE void add_tile(const float (&S)[BN / 2], lane_row (&ro
             row.l *= scale;
             row.m = y;
         }
-        /* the row has seen no key yet; -inf - -inf would be NaN */
+        /* m is -inf if the row has seen no key yet; -inf - -inf would be NaN */
         const float base = row.m == -CUDART_INF_F ? 0 : row.m;
         float l[2] = { 0, 0 }, sum[2] = { 0, 0 };
         const auto add = [&](auto may_be_hidden) {

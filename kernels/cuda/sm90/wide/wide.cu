@@ -6,7 +6,7 @@ namespace {
 
 struct shape_row {
     int D, Dv;
-    /* first index: 1 with options (see launch_wide()); second index: 0 for bfloat16, 1 for float16 */
+    /* first index: 1 with softcap, ALiBi or FlashMask; second index: 0 for bfloat16, 1 for float16 */
     cudaError_t (*launch[2][2])(const forward_job &);
 };
 template <int DC, int DVC> constexpr shape_row row(int column_blocks)

@@ -29,7 +29,7 @@ struct product_work {
     int line, rows;          /* first row of the gradient's tensor, and number of rows to write, at most 128 */
     int column0;
     int64_t mark; /* index of the first row in cuda_args::rows_later (dq) or keys_later (dk, dv) */
-    bool empty;   /* true: no query or key contributes to the sum, so a single buffer without operands is passed on */
+    bool empty;   /* whether no query or key contributes to the sum; consumers then get one buffer without operands */
     int sums;     /* index in kept_plan::sums of this piece's float32 sums */
 };
 
@@ -174,7 +174,8 @@ template <int COLUMNS> struct product_loader {
         end(true);
     }
 
-    /* The longest sums under a causal mask, those of the first keys and of the last queries, come first. */
+    /* Claims products and loads their operands. The longest sums under a causal mask, those of the first keys and of
+     * the last queries, come first. */
     DEVICE void run()
     {
         const attn_geometry &g = a.g;

@@ -1,8 +1,8 @@
 /* wide_backward.cu: the Hopper backward for head sizes above 256, and for head sizes from 129 to 256 with options that
  * backward/backward_256.cu does not compute.
  *
- * At D 512 the sums of dK and dV of 64 keys would take all registers of a multiprocessor. This backward therefore
- * stores P and dS in memory, and computes each of the five products of attention once:
+ * At head size 512 the sums of dK and dV of 64 keys would take all registers of a multiprocessor. This backward
+ * therefore stores P and dS in memory, and computes each of the five products of attention once:
  *
  *   scores_of_part      (scores.cuh) P and dS of a part of the problem, 16 bits each, to memory
  *   products_of_part    (products.cuh) dQ of the part's queries, and the part's terms of dK and dV
@@ -22,8 +22,8 @@ namespace {
 #endif
 const int64_t KEPT_LIMIT = ATTN_KEPT_BYTES;
 
-/* number of bytes before the marks in the workspace; the first is cuda_args.rows_found. A mark is nonzero if a later
- * launch must compute the row */
+/* Number of bytes before the marks in the workspace. The first of them is cuda_args.rows_found. A mark (a byte per row)
+ * is nonzero if a later launch must compute the row. */
 enum { MARKS_HEAD = 16 };
 
 /* The numbers of columns of a gradient that one product may compute. A problem uses the first with which its D and Dv
@@ -200,8 +200,8 @@ cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_p
     if (!make_kept_maps(job.maps, a.g)) return cudaErrorInvalidValue;
     if (takes_step(chip, 0)) {
         cuda_args now = a;
-        /* without the caller's array of marks (`own`), no later launch computes the two numbers of a huge lse, so
-         * simple_delta() does */
+        /* `own`: the caller has no array of marks, so no later launch computes the two numbers of a huge lse.
+         * simple_delta() then computes them. */
         if (own) now.rows_later = nullptr;
         simple_delta(now, k.s, true, stream);
         if (own) code = cudaMemsetAsync(a.rows_found, 0, (size_t)(x.bytes - x.marks), stream);
