@@ -1165,8 +1165,7 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         stream->left_rows |= c->left;
         for (int n = 0; n < c->count && c->nan; n++)
             for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-                if (is_output(&c->problems[n],
-                              id)) /* an output is contiguous, so its span has no bytes of other data */
+                if (is_output(&c->problems[n], id)) /* outputs are contiguous */
                     memset(c->problems[n].tensor[id].data, 0xff, span(&c->problems[n].tensor[id]));
     }
     return 0;

@@ -11,7 +11,8 @@ namespace {
 
 /* Shared memory for the scores of a warp's 16 rows, while options (softcap, bias, masks) are applied. */
 struct exchange {
-    /* slope: the derivative of the score, which is never negative; its sign bit is 1 if dropout drops the pair */
+    /* slope: the derivative of the score. It is never negative, so its sign bit can say whether dropout drops the pair
+     * (1: yes). */
     double z[16][COLUMNS + 2], slope[16][COLUMNS + 2];
 };
 

@@ -75,8 +75,8 @@ template <typename T, class X, typename R> struct gradients {
         return x;
     }
 
-    /* Return the operands in a buffer of Q or dO: ..._along() for products along the channels, ..._down() for products
-     * along the rows. */
+    /* Return the operands in a buffer of Q or dO: ..._along() for products that sum over channels, ..._down() for
+     * products that sum over queries. */
     DEVICE auto Q_along(int stage) const { return stage_of<sizeof sm.Q[0]>(first_Q, stage); }
     DEVICE auto dO_along(int stage) const { return stage_of<sizeof sm.dO[0]>(first_dO, stage); }
     DEVICE mn_major_low<BM> Q_down(int stage) const { return stage_of<sizeof sm.Q[0]>(first_Q_down, stage); }
@@ -397,9 +397,9 @@ template <typename T, class X, typename R> struct gradients {
                 P[half * 2] * derivative[half * 2], P[half * 2 + 1] * derivative[half * 2 + 1]);
     }
 
-    /* Turns S into P where softcap is the only option. Of two registers of S, one then holds two P, and the other holds
-     * these P times the softcap's derivative, all as 16-bit numbers. EDGE: some pairs are hidden. NEAR: all scores are
-     * near 0. */
+    /* Turns S into P where softcap is the only option. Of each two registers of S, one then holds two P, and the other
+     * these P times the softcap's derivative, as 16-bit numbers. EDGE: some pairs are hidden. NEAR: all scores are near
+     * 0. */
     template <bool EDGE, bool NEAR> DEVICE void capped_exponents(float (&S)[BM / 2], const row_values *values) const
     {
         /* for each of the thread's two keys: the range of queries that see it, counted from the thread's first query */
@@ -720,8 +720,8 @@ template <typename T, class X, typename R> struct gradients {
         float S[BM / 2], dP[BM / 2];
         const int keys = x.band.Sk - x.j0;
         mbarrier_wait(smem_addr(&sm.K_full), phase);
-        /* This sets rows to zero more often than necessary, which does no harm. The exact condition needs ends_of_keys
-         * too, which ptxas would spill. */
+        /* Sets rows of K and V past the end to zero, more often than necessary, which does no harm. The exact condition
+         * needs ends_of_keys too, which ptxas would spill. */
         if ((a.ends_of_queries || a.g.seqlens_k) && keys < BN) {
             mbarrier_wait(smem_addr(&sm.V_full), phase);
             zero_rows<BN, X::CHUNKS>(sm.keys[0], keys);
@@ -776,8 +776,8 @@ template <typename T, class X, typename R> struct gradients {
     {
         /* dK and dV have passed through the memory of dS, which may be overwritten after this barrier */
         named_barrier_sync(END_BARRIER, CONSUMERS);
-        /* Conditions, not branches, choose the lanes that act: after a branch that only some lanes take, ptxas would
-         * keep addresses in registers of each thread. */
+        /* Only single instructions depend on the lane. After a branch that only some lanes take, ptxas would keep
+         * addresses in registers of each thread. */
         await_full(sm.bars_work, at);
         const int words = sizeof(block_place) / sizeof(int);
         static_assert(words <= 32, "a lane copies a word");

@@ -4,8 +4,8 @@
 
 namespace {
 
-/* The shape of decode_stacks(), which computes sequences that share keys together. It has as many slots (buffers for
- * tiles) as shared memory allows. */
+/* The shape of decode_stacks(), which computes together the sequences that share keys. It has as many slots (buffers
+ * for tiles) as shared memory allows. */
 template <int D> struct tall_shape : stack_shape<D> {
     static const int BLOCKS = D == 256 ? 1 : 2, SLOTS = D == 64 ? 6 : D == 128 ? 5 : 8;
 };

@@ -65,7 +65,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
     /* whether the wait for O += P V, and the rescaling of O, come in the middle of the next tile's softmax */
     static const bool EARLY = D == 128 && !WIDE;
-    /* whether largest_by_bits() finds maxima; D = 256 has no registers for it */
+    /* whether the softmax finds maxima by largest_by_bits() (integer comparisons); D = 256 lacks registers for it */
     static const bool BY_BITS = D < 256;
     /* Whether O is set to zero and all products add to it. Otherwise the first product overwrites O, which is faster
      * except for BN = 224. */
@@ -287,7 +287,7 @@ template <class X> struct promoted_sums {
             else ((uint2 *)sums.O[n])[lane] = make_uint2(0, 0);
     }
 
-    /* Begins a work tile: sets l to 0 and the maxima to -inf in shared memory, if products compute l. */
+    /* Begins a work tile: sets l to 0 and the maxima to -inf in shared memory, if the product P V computes l. */
     DEVICE static void begin(words &sums, int lane)
     {
         if (X::COUNTS) ((float *)sums.rows)[lane] = lane & 2 ? -CUDART_INF_F : 0;
@@ -299,8 +299,8 @@ template <class X> struct promoted_sums {
         if (!X::COUNTS) left[0] *= factor[0], left[1] *= factor[1];
     }
 
-    /* Must be called before the sums in shared memory are used. If products compute l, sets `left`, and returns l of
-     * the thread's two rows. */
+    /* Must be called before the sums in shared memory are used. If the product P V computes l, sets `left`, and returns
+     * l of the thread's two rows. */
     DEVICE float2 find_left(const words &sums, const softmax &state, float c, int lane)
     {
         if (!X::COUNTS) return {};
@@ -693,8 +693,8 @@ struct run_counters {
     int unused[29];
 };
 
-/* Where in scratch memory each part begins: counters, words that say which parts of V^T are ready, a repair_note per
- * work tile and warp, V^T, q and k as bfloat16. */
+/* Where in scratch memory each part begins. The parts are counters, words that say which units of V^T are ready, a
+ * repair_note per work tile and warp, V^T, and q and k converted to bfloat16. */
 struct layout {
     int64_t notes, V, wide[2], bytes; /* offsets in bytes; `bytes`: size of the scratch memory */
 };

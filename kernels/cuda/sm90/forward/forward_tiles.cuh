@@ -61,7 +61,8 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     /* The argument IN_TURN of softmax_step(). 0: both rows' maxima are searched together. 1: the second row's search
      * waits for the first row's maximum. 2: it also waits for the first exponential. */
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
-    /* whether largest_by_bits() finds maxima; other shapes have no register for it */
+    /* whether the softmax finds maxima by largest_by_bits() (integer comparisons); other shapes lack a register for
+     * it */
     static const bool BY_BITS = D < 256 && !SCORE_MODS;
     /* Whether the first product of the next work tile is issued right after the last one of the present work tile. It
      * then runs while the output is written. */
@@ -109,7 +110,7 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     recent_work<X::C> recent[RECENT];
     head_mods heads[X::SCORE_MODS ? X::C * 4 : 1];
     int any_nonfinite;
-    /* the newest work tile of the block, where the list plan::before begins; -1: none */
+    /* the block's newest work tile, from which plan::before leads to the earlier ones; -1: none */
     int newest;
     /* the buffer of V that zero_nonfinite_tiles() must clean next; negative: there is no more work */
     int raw_stage;
@@ -627,8 +628,9 @@ template <typename T, class X> struct attention {
         return X::PASSES_FIRST ? first_visible(t) - first_of_block(t) : 0;
     }
 
-    /* Adds P V to O for the tiles of keys that this warpgroup's rows see, except the first tile, whose P V the caller
-     * must add. With BEGINS_EARLY, `begun` has the scores of the last tile. */
+    /* Adds P V to O for the tiles of keys that this warpgroup's rows see, except the tile that is computed last. `P`
+     * gets P of that tile, and the caller must add its P V. With BEGINS_EARLY, `begun` has the scores of the tile that
+     * is computed first. */
     DEVICE void attend(float (&O)[DV / 2], uint32_t (&P)[BN / 16][4], float (&begun)[BN / 2], softmax &state,
                        const thread_tile &t)
     {
@@ -866,7 +868,7 @@ template <typename T, class X> struct attention {
             multiply_add<T, DV, BN / 16>(O, P, V());
             const int passed = first_passed(tile_of(now));
             if (X::PASSES_FIRST) me.template pass_K<X::MOST_PASSED>(passed);
-            /* runs during the product P V of the last tile */
+            /* end_work() does not need O, so it runs during the product P V of the last tile */
             const auto end = end_work(state, tile_of(now));
             if (X::BEGINS_EARLY) {
                 work = take();
@@ -893,13 +895,13 @@ template <typename T, class X> struct attention {
     }
 };
 
-/* Recomputes the rows of work tiles that this warp has flagged, if they see a NaN or infinity, one by one. All flags
+/* Recomputes, one by one, the rows of work tiles that this warp has flagged, if they see a NaN or infinity. All flags
  * and plan::before have been written when STOP is published. Not inlined, so that the loop over keys keeps its uniform
  * registers. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan_of<X> &p, const cuda_args &a)
 {
-    /* the channels of a lane; the largest number for all shapes would make ptxas spill registers in shapes with small
-     * heads */
+    /* number of channels per lane; a single maximum for all shapes would make ptxas spill registers in shapes with
+     * small heads */
     constexpr int channels = (X::D > X::DV ? X::D : X::DV) / 32;
     const int warp = threadIdx.x / 32 - 4, newest = block_memory<shared<X>>().newest;
     repair_begins();

@@ -25,7 +25,7 @@ template <int C, int STAGES> struct kv_barriers {
     barrier_pairs<STAGES> K, V;
     barrier_pairs<1> work;
 
-    /* One thread calls this; it must call fence_mbarrier_init() afterwards. */
+    /* Initialises the barriers. The thread that calls this must call fence_mbarrier_init() afterwards. */
     DEVICE void init()
     {
         init_pairs(Q, 1);

@@ -40,8 +40,8 @@ ATTN_HD bool has_splits(const split_rule &r, int Sq, int Sk)
     return Sq <= r.most_queries && Sk >= r.least_keys && Sq <= Sk / 4;
 }
 
-/* Returns the largest number of splits of a work tile of a sequence with Sq queries and Sk keys, or 0 if the keys are
- * not split. It never falls when keys are added. */
+/* Returns into how many splits at most the keys of a work tile are divided, in a sequence with Sq queries and Sk keys;
+ * 0: the keys are not split. The result never falls when keys are added. */
 ATTN_HD int split_count(const split_rule &r, int Sq, int Sk)
 {
     if (!has_splits(r, Sq, Sk)) return 0;
@@ -56,7 +56,7 @@ ATTN_HD int split_length(const split_rule &r, int Sq, int Sk)
 {
     const int count = split_count(r, Sq, Sk);
     if (count == 0) return 0;
-    /* a window may touch two tiles of keys more than it fills */
+    /* a window that begins and ends within tiles touches up to two tiles more than its length fills */
     const int all = (Sk + r.BN - 1) / r.BN, seen = r.window < Sk ? r.window / r.BN + 2 : all;
     return ((seen < all ? seen : all) + count - 1) / count;
 }
@@ -64,8 +64,8 @@ ATTN_HD int split_length(const split_rule &r, int Sq, int Sk)
 /* Returns the rule for a problem that sm90_forward takes. */
 split_rule split_rule_of(const attn_plan *plan);
 
-/* split_part_of() returns whether forward_split.cu computes all sequences of the problem, some of them (if their
- * lengths are in device memory), or none. */
+/* split_part_of() returns whether forward_split.cu computes all sequences of the problem, none, or some. Some: their
+ * lengths are in device memory, so only the kernels know which sequences are split. */
 enum split_part : uint8_t { SPLITS_NONE, SPLITS_SOME, SPLITS_ALL };
 split_part split_part_of(const split_rule &r, const attn_geometry &g);
 

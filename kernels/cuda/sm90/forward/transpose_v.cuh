@@ -228,7 +228,7 @@ template <int STEPS, class MEMORY> struct transposer {
             }
             if (claimer) at(n ^ 1) = unit_of(p, claimed);
             __syncwarp();
-            /* the next V arrives while this V^T is stored */
+            /* load V of the next unit while V^T of this unit is stored */
             if (at(n ^ 1).keys) fetch(n ^ 1, 0);
             publish(at(n));
         }

@@ -607,7 +607,8 @@ __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
         forward_row<LATENT_CHANNELS>(a, head_args_of(a, b, h), i, g.view[ATTN_T_out], nullptr, EVERY_ROW);
 }
 
-/* Recomputes the rows that latent_tiles could not compute, one row per warp. For problems without splits to combine. */
+/* Recomputes the rows that latent_tiles could not compute, one row per warp. It runs if there are no splits to
+ * combine. */
 __global__ void __launch_bounds__(128)
     repair_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {

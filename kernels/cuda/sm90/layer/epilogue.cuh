@@ -36,8 +36,8 @@ DEVICE float sink_log2(const results &to, int h)
 
 /* ---- Computing the factors of O, and lse, from the sums of rows -------------------------------------------------- */
 
-/* The ends of the thread's two rows. `factor`: what the row of O is multiplied by. `top`: the exponentials in the row's
- * sum l were divided by 2^top. */
+/* What ends the softmax of the thread's two rows. `factor`: what the row of O must be multiplied by. `top`: the
+ * exponentials in the row's sum l were divided by 2^top. */
 struct row_ends {
     float factor[2], top[2];
 };

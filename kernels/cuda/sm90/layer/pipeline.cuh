@@ -103,8 +103,8 @@ template <int C> struct consumer {
     }
 
     DEVICE void meet() const { named_barrier_sync(GROUP_BARRIER + w, 128); }
-    /* meet() that returns whether x is true in all threads of the warpgroup. The vote tells ptxas that all lanes get
-     * the same result. */
+    /* Does the same as meet(), and returns whether x is true in all threads of the warpgroup. The vote tells ptxas that
+     * all lanes get the same result. */
     DEVICE bool meet_all(bool x) const { return __any_sync(0xffffffff, named_barrier_all(GROUP_BARRIER + w, 128, x)); }
 
     DEVICE void release(uint64_t &empty) const

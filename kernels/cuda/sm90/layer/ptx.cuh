@@ -34,8 +34,8 @@ DEVICE uint32_t thread_anew()
     return thread;
 }
 
-/* Returns the address of block_memory(), read at each call, so that descriptors made from it stay in uniform
- * registers. */
+/* Returns the address of the block's dynamic shared memory (block_memory()), read at each call, so that descriptors
+ * made from it stay in uniform registers. */
 DEVICE uint32_t memory_anew()
 {
     uint32_t address;

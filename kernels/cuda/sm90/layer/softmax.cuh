@@ -38,8 +38,8 @@ template <int SHIFT> struct shifted_reference {
     DEVICE float change(float m, float b, float) const { return __fsub_rn(base(m), b); }
 };
 
-/* The softmax of the thread's two rows: m is the row's reference (subtracted from its scores before exp2), and l this
- * lane's part of the row's sum. */
+/* The softmax of the thread's two rows: m is the row's reference (subtracted from its scores before exp2), and l is
+ * this lane's part of the row's sum of exponentials. */
 struct softmax {
     float m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 };
 };

@@ -46,7 +46,8 @@ struct mass_order {
     bool uneven;
 };
 
-/* Keys j0 to j1 - 1 of head x. Queries i0 to i1 - 1 see one of these keys and count for key_mass. */
+/* Keys j0 to j1 - 1 of head x, and queries i0 to i1 - 1, which see at least one of these keys and count for
+ * key_mass. */
 struct mass_tile {
     head_args x;
     int j0, j1, shown; /* shown: keys below this number have an element in key_mass */

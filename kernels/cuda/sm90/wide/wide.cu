@@ -1,5 +1,5 @@
-/* wide.cu: shapes of the Hopper forward for head sizes above 256, and which problems it takes. The kernel is in
- * wide_tiles.cuh. */
+/* wide.cu: shapes of the Hopper forward for head sizes above 256, and the choice of a shape for a problem. The kernel
+ * is in wide_tiles.cuh. */
 #include "kernels/cuda/sm90/wide/wide_tiles.cuh"
 
 namespace {

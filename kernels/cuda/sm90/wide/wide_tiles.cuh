@@ -1,10 +1,10 @@
 /* wide_tiles.cuh: flash attention forward for Hopper with head sizes above 256. README.md has the schedule.
  *
  * A work tile is 64 queries of one head, and DVC boxes of 64 columns of their out. Each of two consumer warpgroups
- * accumulates half of these columns. In the order of the visit, the left-hand consumer computes the scores of tiles 0,
- * 2, 4, .. of 64 keys, and the right-hand consumer those of tiles 1, 3, 5, .. Each passes its P to the other, so that
- * the softmax of one runs during products of the other. If `out` has more columns than a work tile has, several work
- * tiles have the same queries, and each of them computes their scores.
+ * accumulates half of these columns. The left-hand consumer computes the scores of every second tile of 64 keys,
+ * beginning with the first one that is visited, and the right-hand consumer those of the other tiles. Each passes its P
+ * to the other, so that the softmax of one runs during products of the other. If `out` has more columns than a work
+ * tile has, several work tiles have the same queries, and each of them computes their scores.
  *
  * Each consumer has its own ring of boxes (64 keys and 64 columns): K of its own tiles, and its columns of V of all
  * tiles. A thread has the same rows and keys in both consumers, so P passes from thread to thread through one buffer. A
@@ -273,7 +273,7 @@ template <typename T, class X, int W> struct wide_consumer {
     DEVICE void meet() const { named_barrier_sync(MEET + W, 128); }
     DEVICE void await_box() const { mbarrier_wait(smem_addr(&sm.bars.ring[W].full[at.stage]), at.phase); }
 
-    /* Releases `count` buffers of the ring, from the one `distance` buffers before the present one on. */
+    /* Releases `count` buffers of the ring. The first of them is `distance` buffers before the present one. */
     DEVICE void release(int count, int distance) const
     {
         if (thread >= count) return;
@@ -486,8 +486,8 @@ template <typename T, class X, int W> struct wide_consumer {
                 if (j3 < 0) release_Q();
                 take(P, rescale);
                 multiply_values<false>(O, P, rescale, t, j0);
-                /* P of this consumer's own tile j1, in other registers than P of tile j0, which a running product still
-                 * reads */
+                /* P of this consumer's own tile j1. It has registers of its own, because a running product still reads
+                 * P of tile j0. */
                 uint32_t own[BN / 16][4];
                 exponentiate(own, S, rescale, t, walk, j1);
                 retire_values<0, false>(O);

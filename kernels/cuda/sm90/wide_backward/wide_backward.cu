@@ -22,12 +22,12 @@ namespace {
 #endif
 const int64_t KEPT_LIMIT = ATTN_KEPT_BYTES;
 
-/* Number of bytes before the marks in the workspace. The first of them is cuda_args.rows_found. A mark (a byte per row)
- * is nonzero if a later launch must compute the row. */
+/* Number of bytes before the marks in the workspace. The first of these bytes is cuda_args.rows_found. A mark (a byte
+ * per row) is nonzero if a later launch must compute the row. */
 enum { MARKS_HEAD = 16 };
 
-/* The numbers of columns of a gradient that one product may compute. A problem uses the first with which its D and Dv
- * need the fewest products. */
+/* The numbers of columns of a gradient that one product may compute. A problem uses the smallest one with which its D
+ * and Dv need the fewest products. */
 constexpr int column_counts[] = { 160, 192, 224, 256 };
 enum { MOST_COLUMNS = 256 };
 
@@ -137,8 +137,8 @@ bool plan_kept(const cuda_chip *chip, attn_plan *plan)
     const bool wide = attn_max64(d.D, d.Dv) > TILE_HEAD_DIM;
     if (attn_max64(d.D, d.Dv) <= 128 || !backward_walkable(plan) || !mods_fit(p, g)) return false;
     if (d.packed && (p->mask_startend_rows.rank || p->keep_mask.rank || p->bias.rank)) return false;
-    /* A bias such as -3.4e38 on all keys of a row makes its lse huge. sm80/backward.cu computes such rows by tiles up
-     * to TILE_HEAD_DIM; this backward would leave them to slow kernels. */
+    /* A bias such as -3.4e38 on all keys of a row makes its lse huge. For head sizes up to TILE_HEAD_DIM,
+     * sm80/backward.cu computes such rows in tiles; this backward would leave them to slow kernels. */
     if (p->bias.rank && !wide) return false;
     if (p->keep_mask.rank && (d.B * d.H > 65535 || attn_tiles(d.Sq, KIND_ROWS) > 65535)) return false;
     const kept_layout x = layout_of(p, g);
