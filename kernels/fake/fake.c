@@ -108,7 +108,7 @@ static const struct {
 enum {
     MAX_DEVICES = 16,
     MAX_RULES = 32,
-    STREAMS = 4, /* number of streams that the device reports, as many as a GPU has */
+    STREAMS = 4, /* number of streams that the device reports */
     PATH_BYTES = 256,
 };
 

@@ -580,7 +580,7 @@ template <typename T, class X, typename R> struct gradients {
          * which costs 10 % of the time at D = 128. */
         if (!X::OPTIONS) next_tile_of_queries();
         add_dV<X::DV_PARTS - 1>(dV, dP, S, P, sm.values[now.stage]);
-        wgmma_wait<0>(); /* for the product dV */
+        wgmma_wait<0>(); /* waits for the product dV */
         me.release(sm.bars_dO, o);
         o.next();
         opaque(dP);
@@ -813,7 +813,7 @@ template <typename T, class X, typename R> struct gradients {
     }
 };
 
-/* Recomputes the keys whose dK or dV this warp has found not finite, one by one. Not inlined, so that the loop over
+/* Recomputes, one by one, the keys whose dK or dV this warp has found not finite. Not inlined, so that the loop over
  * tiles of queries keeps its registers. */
 template <class X> static __device__ __noinline__ void repair_own_keys(const plan &p, const cuda_args &a)
 {

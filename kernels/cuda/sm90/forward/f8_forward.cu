@@ -99,7 +99,7 @@ enum { STOP = -1 }; /* value of work_tile::i0: there is no more work */
  * memory. */
 template <class X> struct sum_words {
     uint32_t O[X::D / 8][32 * X::SUM_WORDS];
-    /* for each pair of rows: their sums l (x, y), and the maxima that were subtracted from their scores (z, w) */
+    /* [r]: for rows r and r + 8, their sums l (x, y), and the maxima that were subtracted from their scores (z, w) */
     float4 rows[X::COUNTS ? 8 : 1];
 };
 
@@ -432,8 +432,8 @@ template <class X> struct attention {
         to_operand_8<N>(P, S);
     }
 
-    /* Releases K during the softmax, so that ptxas keeps the wait for O after the release. The condition always holds,
-     * but ptxas cannot know that. */
+    /* Releases K during the softmax, so that ptxas keeps the wait for O after the release. The condition is always
+     * true, because `sum` is never negative, but ptxas cannot know that. */
     DEVICE void release_K_late(float sum, float c)
     {
         if (me.leader && !(sum < -c)) mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
@@ -446,8 +446,8 @@ template <class X> struct attention {
         me.release_V();
     }
 
-    /* Computes O = P V over the tiles of keys that this warpgroup's rows see. With SHORT_ENDS it also does the work of
-     * end_softmax(). */
+    /* Computes O = P V over the tiles of keys that this warpgroup's rows see. With SHORT_ENDS it also calls
+     * rows_to_repair() and, unless products compute l, end_softmax(). */
     DEVICE void attend(float (&O)[X::COLUMNS / 2], softmax &state, const work_tile &x, const warpgroup_tile &y,
                        tile_end &end)
     {

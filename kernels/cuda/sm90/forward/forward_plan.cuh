@@ -1,5 +1,5 @@
-/* forward_plan.cuh: the plan, the work tiles and the scratch memory of the kernel of forward_tiles.cuh, and which
- * problems it computes. */
+/* forward_plan.cuh: for the kernel of forward_tiles.cuh, its plan, its work tiles, its scratch memory, and the test
+ * whether it can compute a problem. */
 #ifndef ATTN_SM90_FORWARD_PLAN_CUH
 #define ATTN_SM90_FORWARD_PLAN_CUH
 

@@ -61,7 +61,7 @@ ATTN_HD int split_length(const split_rule &r, int Sq, int Sk)
     return ((seen < all ? seen : all) + count - 1) / count;
 }
 
-/* Returns the rule for a problem that sm90_forward takes. */
+/* Returns the rule by which keys are split, for a problem that the kernel sm90_forward computes. */
 split_rule split_rule_of(const attn_plan *plan);
 
 /* split_part_of() returns whether forward_split.cu computes all sequences of the problem, none, or some. Some: their

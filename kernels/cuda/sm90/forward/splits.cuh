@@ -112,8 +112,8 @@ template <int N> DEVICE bool is_finite(const float (&O)[N])
 
 /* ---- Storing the results of rows --------------------------------------------------------------------------------- */
 
-/* Stores WIDTH columns of out, from `column` on, of rows i0 and i0 + 8; with column 0 also their lse. Returns whether
- * all results are finite. */
+/* Stores WIDTH columns of out, from `column` on, of rows i0 and i0 + 8. If `column` is 0, it also stores their lse.
+ * Returns whether all results are finite. */
 template <typename T, int WIDTH>
 DEVICE bool store_split_rows(const split_plan &p, const work_tile &x, int i0, int column, float (&O)[WIDTH / 2],
                              const split_end &end, int lane)

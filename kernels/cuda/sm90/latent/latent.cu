@@ -150,7 +150,7 @@ template <typename T, int W> struct warpgroup {
     }
 
     /* Waits for a piece (128 or 64 columns) of the tile whose scores this warpgroup computes, and issues S += Q K^T for
-     * it. */
+     * these columns. FIRST: S starts from 0. */
     template <int PIECE, bool FIRST> DEVICE void score_piece(float (&S)[BN / 2]) const
     {
         const k_major_low<64> Q(address(sm.Q[0])), K(address(sm.K[W][0]));
