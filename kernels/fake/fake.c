@@ -188,8 +188,8 @@ struct command {
     /* float64 results, which TRUTH computes and COMPARE reads; COMPARE writes its distances to `to` */
     attn_truth truth;
     int64_t head; /* index (b * H + h) of the next head that a command of kind TRUTH computes, one head per step */
-    /* the rows for which a command of kind LSE sums exp(score): a copy of the caller's struct, which the command owns.
-     * The sums go to `to` */
+    /* the rows whose lse a command of kind LSE computes: a copy of the caller's struct, which the command owns. The
+     * results go to `to` */
     attn_lse_look *look;
     attn_merge_plan *merge;     /* the merge of a command of kind MERGE: a copy, which the command owns */
     struct fake_device *source; /* device from whose memory a command of kind PEER copies */

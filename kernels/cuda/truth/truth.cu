@@ -20,7 +20,7 @@
 
 namespace {
 
-/* ---- The kernel `widen`: inputs become float32 tensors without gaps ---------------------------------------------- */
+/* ---- The kernel `widen`, which converts inputs to dense float32 arrays ------------------------------------------- */
 
 enum { SMALL_BLOCK = 256, SMALL_ROWS = SMALL_BLOCK / 32, MOST_BLOCKS = 1 << 16 };
 

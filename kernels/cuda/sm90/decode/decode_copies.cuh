@@ -7,13 +7,11 @@
  *   full[slot]    One lane arrives and announces how many bytes will come. The barrier completes when they have come.
  *   empty[slot]   Each warp arrives when it has read the tile. The barrier completes when all warps have read it.
  *
- * Step s (a tile of K or of V) is requested when step s - SLOTS has been read. The warps take turns to request a step,
- * and only the warp whose turn it is waits for the other warps. No warp uses a slot again before all warps have seen
- * its last phase, so the parity of a phase is enough to wait for it. There is no deadlock, because a warp waits only
- * for warps that are behind it.
+ * Step s is a tile of K or of V. It is loaded when all warps have read step s - SLOTS, which had the same slot. The
+ * warps take turns to issue the loads of a step, and only the warp whose turn it is waits for the other warps.
  *
  * The swizzle of TMA is that of sm80/tile.cuh. Rows past the end of a sequence are set to zero in shared memory,
- * because the last page may have anything there. */
+ * because the last page may hold any data after it. */
 #ifndef ATTN_SM90_DECODE_COPIES_CUH
 #define ATTN_SM90_DECODE_COPIES_CUH
 

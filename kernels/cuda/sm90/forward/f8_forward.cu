@@ -81,7 +81,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2;
 };
 
-/* A work tile: rows i0 to i0 + BM - 1 of head h of batch row b, with tiles of keys `first` to `last` - 1. */
+/* A work tile: rows i0 to i0 + BM - 1 of head h of batch row b. They see tiles of keys `first` to `last` - 1. */
 struct __align__(16) work_tile
 {
     int b, h, i0, first;
@@ -395,8 +395,9 @@ template <class X> struct attention {
     DEVICE int warp_index() const { return me.w * 4 + me.warp; }
     DEVICE int row_of(const work_tile &x) const { return x.i0 + me.w * 64 + me.warp * 16 + me.lane / 4; }
 
-    /* Turns raw scores of the first N keys of tile j into P. CAREFUL: some keys may be hidden, or scores must change
-     * their sign. With SHORT_ENDS and N > 128, the first 64 keys are not masked, because all rows see them. */
+    /* Turns S, the products q.k with the first N keys of tile j, into P. CAREFUL: some keys may be hidden, or scores
+     * must change their sign. With SHORT_ENDS and N > 128, the first 64 keys are not masked, because all rows see
+     * them. */
     template <int N, bool CAREFUL, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
                             softmax &state, float (&rescale)[2], F midway)

@@ -57,7 +57,7 @@ struct pair_plan : plan {
 
 /* ---- Work tiles -------------------------------------------------------------------------------------------------- */
 
-/* A work tile: rows i0 to i0 + BM - 1 of head h of sequence b, with key tiles `first` to `last` - 1. */
+/* A work tile: rows i0 to i0 + BM - 1 of head h of sequence b. They see tiles of keys `first` to `last` - 1. */
 struct __align__(16) work_tile
 {
     int b, h, i0, first;
@@ -165,7 +165,7 @@ layout layout_of(const attn_problem *p, const attn_dims &d)
     return x;
 }
 
-/* ---- Functions of the host: which problems the kernels take ------------------------------------------------------ */
+/* ---- Functions of the host: which problems the kernels compute --------------------------------------------------- */
 
 bool plan_forward(const cuda_chip *, attn_plan *plan)
 {

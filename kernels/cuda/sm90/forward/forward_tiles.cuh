@@ -429,7 +429,7 @@ template <typename T, class X> struct attention {
         int slot;
         /* work_tile::i0: the first row, or a negative command (REPORT, STOP or SKIP) */
         int order;
-        int passed; /* number of tiles at the end of the keys that this warpgroup's rows do not see */
+        int passed; /* number of tiles, at the end of the work tile's keys, that this warpgroup's rows do not see */
         bool loads; /* whether the work tile has keys */
         bool sees;  /* whether this warpgroup's rows see some of the keys that are loaded */
     };
@@ -506,8 +506,8 @@ template <typename T, class X> struct attention {
         }
     }
 
-    /* Turns raw scores of the first N keys of tile j into P. MASKED: some of these keys may be hidden. BY_BITS and
-     * midway: see softmax_step(). */
+    /* Turns S, the products q.k with the first N keys of tile j, into P. MASKED: some of these keys may be hidden.
+     * BY_BITS and midway: see softmax_step(). */
     template <int N, bool MASKED, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const thread_tile &t, const tile_bits *seen, int j, softmax &state,
                             float (&rescale)[2], pair_values<X> &values, F midway)

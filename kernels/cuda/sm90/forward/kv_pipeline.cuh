@@ -137,7 +137,8 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         if (last) release_Q();
         k.next();
     }
-    /* Releases Q if `last`. With LATE, the caller itself releases K later, and then moves on in the ring of buffers. */
+    /* Releases K, and also Q if `last`. With LATE, the caller itself releases K later, and then moves on in the ring of
+     * buffers. */
     template <bool LATE> DEVICE void release_K(bool last)
     {
         if (!LATE) release_K(last);

@@ -29,7 +29,7 @@ struct exact_reference {
     DEVICE float change(float m, float b, float f) const { return __fsub_rn(__fmul_rn(m, f), b); }
 };
 
-/* Converts the largest raw score m of a row to base 2, as in_base_2() does. The true score is m * unit. */
+/* Converts a row's largest score to base 2, as in_base_2() does. The score is m * unit. */
 struct largest_in_base_2 {
     float unit;
     DEVICE float base(float m) const

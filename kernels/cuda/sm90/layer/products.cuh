@@ -96,7 +96,7 @@ template <int LEFT, int N> DEVICE void retire(float (&d)[N])
     opaque(d);
 }
 
-/* ---- P as the next product's operand ----------------------------------------------------------------------------- */
+/* ---- P as the operand of the next product ------------------------------------------------------------------------ */
 
 /* Rounds P, which S holds, to 16-bit elements, in the order that wgmma needs for an operand in registers. */
 template <typename T, int N, int M> DEVICE void to_operand(uint32_t (&P)[M][4], const float (&S)[N / 2])

@@ -110,7 +110,7 @@ static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_
 }
 
 /* first_tile() returns the block's first work tile. claim_tile() returns the next one to all lanes of the warp; the
- * lane with `scheduler` claims it from the counter. */
+ * lane whose `scheduler` is true claims it from the counter. */
 DEVICE int first_tile(const tile_order &x)
 {
     return x.first + (int)blockIdx.x;
@@ -121,7 +121,7 @@ DEVICE int claim_tile(const tile_order &x, int t, int *counter, bool scheduler)
     return __shfl_sync(0xffffffff, t, 0);
 }
 
-/* ---- Which keys rows see ----------------------------------------------------------------------------------------- */
+/* ---- Which keys each row sees ------------------------------------------------------------------------------------ */
 
 /* Which keys the rows of a sequence see: row i sees keys i + lo to min(i + hi, Sk) - 1. */
 struct key_band {

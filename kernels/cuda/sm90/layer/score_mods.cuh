@@ -46,7 +46,7 @@ struct score_mods {
     float cap;
     const float *slopes; /* ALiBi's slopes; NULL: no ALiBi */
     int64_t slope_batch, slope_head;
-    float per_slope; /* factor of ALiBi's slopes: a raw score is the true score times this number */
+    float per_slope; /* factor of ALiBi's slopes, because the kernel's scores are the true scores times this number */
 };
 
 /* Returns whether the functions of this file are exact enough for the problem's softcap and ALiBi. */

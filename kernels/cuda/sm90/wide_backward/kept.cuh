@@ -61,7 +61,7 @@ struct kept_maps {
     CUtensorMap Q_step, K_step, dO_step; /* for products_of_part: a box has STEP queries or keys */
 };
 
-/* ---- Row tiles: their queries, and the keys that these see ------------------------------------------------------- */
+/* ---- Row tiles (128 queries each), and which keys they see ------------------------------------------------------- */
 
 struct row_tile {
     attn_sequence s;
