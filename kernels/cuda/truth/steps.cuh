@@ -36,7 +36,7 @@ DEVICE int column_of(int n, int e)
     return 8 * n + threadIdx.x % 4 * 2 + e % 2;
 }
 
-/* Calls visit(n, e) for each number of a lane: element e of the tile's block n of 8 columns. */
+/* Calls visit(n, e) for each number in a lane's fragment: element e of block n (8 columns of the tile). */
 template <typename F> DEVICE void for_each(F visit)
 {
 #pragma unroll

@@ -760,8 +760,8 @@ template <typename T, class X, typename R> struct gradients {
         if (X::TURNS) me.end_turns();
         bool finite = true;
         last_dQ([&] {
-            if (!X::OPTIONS) /* with options dV is stored after dQ is complete, because both need registers */
-                finite = finish_dV(dV);
+            /* with options dV is stored after dQ is complete, because registers do not suffice for both at once */
+            if (!X::OPTIONS) finite = finish_dV(dV);
         });
         me.release(sm.K_empty);
         if (X::OPTIONS) finite = finish_dV(dV);
@@ -806,15 +806,15 @@ template <typename T, class X, typename R> struct gradients {
             opaque(dV);
             if (rounds > 0) add_rounds(dK, dV, rounds);
             else leave_mark(finish_dV(dV) & finish_dK(dK));
-            /* The next product dQ reads memory through which dK and dV have passed. Its result is not used, but the
-             * writes must be ordered before the read. */
+            /* The next product dQ reads memory through which dK and dV have passed. The product's result is not used,
+             * but the writes must be ordered before the read. */
             fence_proxy_async_shared();
         }
     }
 };
 
-/* Recomputes, one by one, the keys whose dK or dV this warp has found not finite. Not inlined, so that the loop over
- * tiles of queries keeps its registers. */
+/* Recomputes, one by one, the keys whose dK or dV this warp has found not finite. The function is not inlined, so that
+ * the loop over tiles of queries keeps its registers. */
 template <class X> static __device__ __noinline__ void repair_own_keys(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -869,8 +869,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     } else {
         setmaxnreg_inc<X::CONSUMER>();
         gradients<T, X, R>(a, p, sm, wg - 1).run();
-        /* The next kernel waits only for the end of this one, so this one must not end before its own predecessor,
-         * prepare_ahead. */
+        /* The next kernel waits only for the end of this one. This kernel must therefore not end before its own
+         * predecessor, prepare_ahead, has ended. */
         wait_for_prerequisites();
         const uint32_t t = thread_anew() - 128;
         if (p.makes_dq) dq_writer<T, X>{ a, p, sm.dS[0] + t / 32 * (16 * 64), (int)(t % 32) }.run();
@@ -1037,7 +1037,8 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
 struct shape_row {
     int D;
     variant takes;
-    /* indices: 0 for bfloat16, 1 for float16; 0 if dK and dV have the inputs' dtype, 1 if they are float32 */
+    /* first index: 0 for bfloat16, 1 for float16; second index: 0 if dK and dV have the inputs' dtype, 1 if they are
+     * float32 */
     cudaError_t (*launch[2][2])(const backward_job &);
 };
 template <class X> constexpr shape_row row()

@@ -193,7 +193,7 @@ template <int SLOTS = MOST_SLOTS> DEVICE void make_ready(const copy_plan &copies
     fence_mbarrier_init();
 }
 
-/* decode_splits() of sm80/decode_launch.cuh with tiles that TMA loads. */
+/* Does the work of decode_splits() (sm80/decode_launch.cuh) with tiles that TMA loads. */
 template <typename T, int D, keys_as AS>
 __global__ void __launch_bounds__(threads_of<D>, (blocks_of<D, false>))
     decode_splits_by_engine(const __grid_constant__ copy_plan copies, const __grid_constant__ cuda_args a,

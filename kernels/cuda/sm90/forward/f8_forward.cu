@@ -310,8 +310,8 @@ template <class X> struct promoted_sums {
         return { x.x, x.y };
     }
 
-    /* Adds O to the sums. With ZEROS, O is then multiplied by 0, because ptxas would use more registers to set it to
-     * the constant 0. */
+    /* Adds O to the sums in shared memory. With ZEROS, O is then multiplied by 0, because ptxas would use more
+     * registers to set it to the constant 0. */
     DEVICE void promote(words &sums, float (&O)[X::COLUMNS / 2], const softmax &state, float c, int lane)
     {
         const float2 l = find_left(sums, state, c, lane);

@@ -231,8 +231,8 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
 
 /* ---- Functions of the host: bias, keep_mask and dropout ---------------------------------------------------------- */
 
-/* Offsets in scratch memory of the parts after struct layout: keep_mask as bits, and FlashMask's smallest and largest
- * bounds for each tile of BN keys. */
+/* Offsets in scratch memory of the parts that follow those of struct layout: keep_mask as bits, and FlashMask's
+ * smallest and largest bounds for each tile of BN keys. */
 struct pair_layout {
     int64_t kept, extremes, bytes;
 };

@@ -214,7 +214,7 @@ split_rule split_rule_of(const attn_plan *plan)
     const split_row &x = shape_of(d);
     const bool fits = g.group <= 64 && (g.group & (g.group - 1)) == 0;
     while (fits && 1 << r.shift < g.group) r.shift++;
-    /* rows of a packed problem are counted in an int */
+    /* the rows of a packed problem are counted in an int, so there must be fewer than FAR */
     if (d.packed && d.total_q << r.shift >= FAR) return NO_SPLITS;
     r.BN = x.BN, r.least = x.least;
     r.queries = (int)attn_min64(p->whole_queries, FAR);

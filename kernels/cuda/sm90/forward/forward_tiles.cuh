@@ -128,7 +128,7 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     }
 };
 
-/* Row r of a work tile belongs to query r >> shift_of(p). */
+/* Returns the shift by which the rows of a work tile belong to queries: row r belongs to query r >> shift. */
 template <class X> DEVICE int shift_of(const plan_of<X> &p)
 {
     if constexpr (X::SPLITS) return p.splits.shift;
@@ -164,7 +164,7 @@ template <class X> DEVICE work_tile tile_at(const plan_of<X> &p, int t)
     else return work_tile_of<X::BM, X::BN>(p, t);
 }
 
-/* The warp that hands out work tiles. At the end it hands out again those whose results were not finite. */
+/* The warp that hands out work tiles. At the end it hands out again the work tiles whose results were not finite. */
 template <class X> struct work_scheduler {
     const plan_of<X> &p;
     shared<X> &sm;
@@ -492,7 +492,7 @@ template <typename T, class X> struct attention {
             load_bias<BN>(values.bias, p.bias, rows, j * BN, lane());
         }
     }
-    /* Determines the tile of keys after tile j, whether some pairs of tile j are hidden, and which pairs dropout
+    /* Determines which tile of keys follows tile j, whether some pairs of tile j are hidden, and which pairs dropout
      * keeps. */
     DEVICE void look_at_pairs(pair_values<X> &values, const thread_tile &t, const tile_bits *seen, int j) const
     {
@@ -712,7 +712,7 @@ template <typename T, class X> struct attention {
         return max(query + band.lo, 0) < min(query + band.hi, band.Sk);
     }
 
-    /* end_softmax() for shapes in which a bias may make scores huge (see exact_reference). */
+    /* Does the work of end_softmax() for shapes in which a bias may make scores huge (see exact_reference). */
     DEVICE tile_end end_softmax_of_pairs(softmax &state, const thread_tile &t, const work_tile &x)
     {
         const float sink = p.to.sinks ? p.to.sinks[x.h * p.to.sink_stride] : -CUDART_INF_F;
@@ -774,7 +774,7 @@ template <typename T, class X> struct attention {
             if (any) *(volatile int *)&sm.any_nonfinite = 1;
         }
         if (!p.to.out) return;
-        /* the first of the warp's 16 rows, and the number of the sequence's rows from it on */
+        /* the first of the warp's 16 rows, and how many rows the sequence has from that row on */
         const int row = t.i0 - lane() / 4, count = x.Sq - row;
         T *const rows = out_row<T>(p.to, x.b, x.h, x.q_start + row);
         uint16_t *const staging = sm.out + (X::STAGES_OUT ? warp_index() * 16 * 64 * X::CHUNKS_V : 0);
@@ -896,8 +896,8 @@ template <typename T, class X> struct attention {
 };
 
 /* Recomputes, one by one, the rows of work tiles that this warp has flagged, if they see a NaN or infinity. All flags
- * and plan::before have been written when STOP is published. Not inlined, so that the loop over keys keeps its uniform
- * registers. */
+ * and plan::before have been written when STOP is published. The function is not inlined, so that the loop over keys
+ * keeps its uniform registers. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan_of<X> &p, const cuda_args &a)
 {
     /* number of channels per lane; a single maximum for all shapes would make ptxas spill registers in shapes with

@@ -9,8 +9,8 @@
 
 #include "kernels/cuda/common/kernels.h"
 
-/* The largest number of work tiles that splits should give a key/value head. With eight key/value heads, 16 work tiles
- * of each nearly fill the 132 multiprocessors of an H100. */
+/* Splits should give a key/value head at most this number of work tiles. With eight key/value heads, 16 work tiles of
+ * each nearly fill the 132 multiprocessors of an H100. */
 enum { SPLIT_TILES = 17 };
 
 struct split_rule {
@@ -32,7 +32,7 @@ struct split_rule {
 /* The number of rows of a work tile of forward_split.cu. */
 enum { SPLIT_BM = 128 };
 
-/* A rule that splits no sequence that has queries. */
+/* The rule for problems without splits: it splits no sequence that has queries. */
 const split_rule NO_SPLITS = { 0, 0, 1, 1, 0, 0, 0, 0 };
 
 ATTN_HD bool has_splits(const split_rule &r, int Sq, int Sk)
@@ -40,7 +40,7 @@ ATTN_HD bool has_splits(const split_rule &r, int Sq, int Sk)
     return Sq <= r.most_queries && Sk >= r.least_keys && Sq <= Sk / 4;
 }
 
-/* Returns into how many splits at most the keys of a work tile are divided, in a sequence with Sq queries and Sk keys;
+/* Returns the most splits into which the keys of a work tile are divided, for a sequence with Sq queries and Sk keys;
  * 0: the keys are not split. The result never falls when keys are added. */
 ATTN_HD int split_count(const split_rule &r, int Sq, int Sk)
 {

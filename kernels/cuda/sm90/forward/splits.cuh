@@ -67,8 +67,8 @@ struct fold {
     DEVICE float operator()(float before, float next) const { return fmaf(add, next, __fmul_rn(keep, before)); }
 };
 
-/* Adds the sums of all earlier splits (parts of the keys) to O and `end`. `before`: their `top` and l of both rows.
- * O_of(n) returns four numbers of their O, two for each row. */
+/* Adds the sums of all earlier splits (parts of the keys) to O and `end`. `before`: `top` and l of these sums, for both
+ * rows. O_of(n) returns four numbers of their O, two for each row. */
 template <int N, class F> DEVICE void add_split(const float4 &before, F O_of, float (&O)[N], split_end &end)
 {
     const fold first(before.x, end.top[0]), second(before.z, end.top[1]);
@@ -82,7 +82,8 @@ template <int N, class F> DEVICE void add_split(const float4 &before, F O_of, fl
     }
 }
 
-/* Where a warp's sums lie in memory. Each thread reads only the sums that it has written itself. */
+/* Stores a warp's sums of a split to memory, and adds the sums of earlier splits. Each thread reads only the sums that
+ * it has written itself. */
 template <int DV> struct split_sums {
     float4 *const O, *const rows;
     DEVICE split_sums(const split_plan &p, int warp, int lane)

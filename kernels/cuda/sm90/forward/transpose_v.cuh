@@ -120,7 +120,8 @@ template <int STEPS, class MEMORY> struct transposer {
     const transpose_plan &p;
     MEMORY &memory;
 
-    /* Returns the description of what the calling warp transposes at present or next. `which` (0 or 1) alternates. */
+    /* Returns the description of the unit that the calling warp transposes now or next. `which` alternates between 0
+     * and 1. */
     DEVICE unit &at(int which) const { return memory.own_unit(which); }
 
     /* Starts to copy the elements of V for one of STEPS steps to shared memory. Bytes past the end become zeros. */
@@ -260,8 +261,8 @@ DEVICE int key_blocks_below(const transpose_plan &p, int end)
     return min((end + KEYS - 1) / KEYS, p.key_blocks);
 }
 
-/* Returns whether a warp has found a NaN in V so far. All keys are covered that the caller has waited for, or whose V^T
- * has arrived in shared memory. */
+/* Returns whether a warp has found a NaN in V so far. The answer covers all keys that the caller has waited for, or
+ * whose V^T has arrived in shared memory. */
 DEVICE bool had_any_nan(const transpose_plan &p)
 {
     return *(volatile uint32_t *)p.any_nan;

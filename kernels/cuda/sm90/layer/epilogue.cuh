@@ -36,7 +36,7 @@ DEVICE float sink_log2(const results &to, int h)
 
 /* ---- Computing the factors of O, and lse, from the sums of rows -------------------------------------------------- */
 
-/* What ends the softmax of the thread's two rows. `factor`: what the row of O must be multiplied by. `top`: the
+/* Results of end_rows() for the thread's two rows. `factor`: what the row of O must be multiplied by. `top`: the
  * exponentials in the row's sum l were divided by 2^top. */
 struct row_ends {
     float factor[2], top[2];

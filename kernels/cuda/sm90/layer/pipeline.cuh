@@ -6,7 +6,7 @@
  *         products of another. A warpgroup without a product passes its turn.
  *
  * If no product of a warpgroup reads a stage, its four warps must meet before one thread releases the stage (see
- * pass()). Otherwise a warp that still waits for the stage could miss the phase. */
+ * pass()). Otherwise a warp that still waits for the stage could miss the barrier's phase. */
 #ifndef ATTN_SM90_PIPELINE_CUH
 #define ATTN_SM90_PIPELINE_CUH
 

@@ -17,8 +17,8 @@ template <int D_> struct rows_shape {
     static_assert(BM == SM90_OBSERVE_ROWS, "what observe.cu plans for");
 };
 
-/* A consumer's 64 rows see the tiles of keys [seen.first, seen.last); all rows see all keys of tiles [free.first,
- * free.last). In shared memory, because registers are scarce. */
+/* The tiles of keys for a consumer's 64 rows. Some row sees the tiles [seen.first, seen.last); all rows see all keys of
+ * the tiles [free.first, free.last). The struct is in shared memory, because registers are scarce. */
 struct rows_part {
     key_band band;
     key_tiles seen, free;

@@ -335,7 +335,7 @@ template <typename T, class X, int W> struct wide_consumer {
         finish_scores(S, passes);
     }
     /* Computes the scores of the next tile of keys while the previous product O += P V still runs, and then releases
-     * its V. */
+     * that product's V. */
     DEVICE void score_behind(float (&S)[BN / 2], float (&O)[BOXES][32], bool passes)
     {
         score_box<0>(S);

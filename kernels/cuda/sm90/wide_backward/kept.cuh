@@ -70,7 +70,7 @@ struct row_tile {
     key_tiles keys;
 };
 
-/* Returns the number, within a head, of the first row tile of sequence b. */
+/* Returns the index of sequence b's first row tile within a head. */
 DEVICE int first_row_tile(const attn_geometry &g, int b)
 {
     return g.dims.packed ? g.cu_q[b] / ROWS + b : 0;
