@@ -74,7 +74,7 @@ DEVICE void tma_prefetch_4d(const CUtensorMap *map, int c0, int c1, int c2, int 
                  : "memory");
 }
 
-/* Does the same as the function above, with a policy for the L2 cache (createpolicy, PTX ISA 9.7.9.16). */
+/* Does the same as the other tma_load_4d(), with a policy for the L2 cache (createpolicy, PTX ISA 9.7.9.16). */
 DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar,
                         uint64_t policy)
 {
