@@ -113,9 +113,9 @@ static attn_status head_size_fits(const attn_capabilities *can, const attn_probl
                      attn_tensors[id].name, axis, (long long)size, can->backend->name, most, op);
 }
 
-/* Writes the error that no kernel computes the problem. It names a head size that is too large for every kernel of the
- * operation, or else the first tensor or option that no kernel supports. It names nothing if only the combination is
- * not supported. */
+/* Writes the error that no kernel computes the problem. The error names a head size that is too large for every kernel
+ * of the operation, or else the first tensor or option that no kernel supports. If only the combination is not
+ * supported, it names nothing. */
 static attn_status no_kernel(const attn_capabilities *can, const attn_problem *problem, uint64_t features,
                              attn_error *err)
 {
@@ -332,7 +332,7 @@ attn_status attn_sum_parts(attn_stream *stream, const attn_sum *sum, attn_error 
     return sum->elements > 0 ? stream->device->backend->sum(stream, sum, err) : ATTN_OK;
 }
 
-/* Checks that the outputs have memory. attn_check() accepts an output without memory, but a run has to write it. */
+/* Checks that each tensor that is read or written has memory. attn_check() accepts an output without memory. */
 static attn_status check_memory(const attn_plan *plans, int count, attn_error *err)
 {
     for (int n = 0; n < count; n++)

@@ -47,7 +47,7 @@ ATTN_HD float attn_bf16_to_f32(uint16_t bits)
 ATTN_HD float attn_widen(uint32_t magnitude, int mantissa, int bias)
 {
     const uint32_t exponent = magnitude >> mantissa, fraction = magnitude & ((1u << mantissa) - 1);
-    if (exponent == 0) /* a power of two times a small integer, so the product is exact */
+    if (exponent == 0) /* subnormal: a small integer times a power of two, which is exact */
         return (float)fraction * attn_f32_from_bits((uint32_t)(1 - bias - mantissa + 127) << 23);
     return attn_f32_from_bits(((exponent + 127 - (uint32_t)bias) << 23) | (fraction << (23 - mantissa)));
 }

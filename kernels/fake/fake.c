@@ -18,8 +18,8 @@
  * the device is opened.
  *
  * Only `delay` and `launch.slow` depend on time; `hold` waits until a file is deleted, so a test decides the order of
- * events. Marks have the times of a device that starts each command as soon as it is queued and the command before it
- * is done.
+ * events. A stream's marks have the times of a device that starts each command as soon as it is queued and the previous
+ * one is done.
  *
  * Memory that another process lends (attn_device_import()) is an object of POSIX shared memory, so that a test can
  * write and read it. Its handle is the text "DEVICE/NAME", padded with NULs. Only the device may access it: while the
@@ -108,7 +108,7 @@ static const struct {
 enum {
     MAX_DEVICES = 16,
     MAX_RULES = 32,
-    STREAMS = 4, /* number of streams of the device, as many as a GPU has */
+    STREAMS = 4, /* number of streams that the device reports */
     PATH_BYTES = 256,
 };
 
@@ -188,8 +188,8 @@ struct command {
     /* float64 results, which TRUTH computes and COMPARE reads; COMPARE writes its distances to `to` */
     attn_truth truth;
     int64_t head; /* index (b * H + h) of the next head that a command of kind TRUTH computes, one head per step */
-    /* rows that a command of kind LSE sums: a copy of the caller's struct, which the command owns. The sums go to
-     * `to` */
+    /* the rows whose lse a command of kind LSE computes: a copy of the caller's struct, which the command owns. The
+     * results go to `to` */
     attn_lse_look *look;
     attn_merge_plan *merge;     /* the merge of a command of kind MERGE: a copy, which the command owns */
     struct fake_device *source; /* device from whose memory a command of kind PEER copies */
@@ -524,7 +524,7 @@ static void release_import(attn_device *base, void *memory)
     pthread_mutex_unlock(&device->lock);
 }
 
-/* nothing to pin: the fake device copies by memcpy() */
+/* Pins nothing, because the fake device copies by memcpy(). The script of faults can make the call fail. */
 static attn_status pin(attn_device *base, void *memory, size_t bytes, attn_error *err)
 {
     struct fake_device *const device = device_of(base);
@@ -1028,7 +1028,8 @@ static bool is_output(const attn_problem *p, int id)
     return attn_writes(p, (attn_tensor_id)id);
 }
 
-/* The caller must hold device->lock. */
+/* Returns whether all tensors that the problem reads or writes lie in memory of this device. The caller must hold
+ * device->lock. */
 static bool problem_is_here(const struct fake_device *device, const attn_problem *p)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -1041,7 +1042,8 @@ static bool problem_is_here(const struct fake_device *device, const attn_problem
     return true;
 }
 
-/* A tensor without elements may be anywhere. The caller must hold device->lock. */
+/* Returns whether the merge's tensors lie in memory of this device. A tensor without elements may be anywhere. The
+ * caller must hold device->lock. */
 static bool merge_is_here(const struct fake_device *device, const attn_merge_plan *m)
 {
     const bool rows = attn_merge_count(m) > 0, columns = rows && m->Dv > 0;
@@ -1059,7 +1061,8 @@ static bool merge_is_here(const struct fake_device *device, const attn_merge_pla
     return here;
 }
 
-/* The caller must hold device->lock. */
+/* Returns whether the parts and the result of the sum lie in memory of this device. The caller must hold
+ * device->lock. */
 static bool sum_is_here(const struct fake_device *device, const attn_sum *sum)
 {
     const size_t elements = (size_t)sum->elements;
@@ -1162,7 +1165,7 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         stream->left_rows |= c->left;
         for (int n = 0; n < c->count && c->nan; n++)
             for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-                if (is_output(&c->problems[n], id)) /* outputs have no gaps */
+                if (is_output(&c->problems[n], id)) /* outputs are contiguous */
                     memset(c->problems[n].tensor[id].data, 0xff, span(&c->problems[n].tensor[id]));
     }
     return 0;
@@ -1202,7 +1205,7 @@ static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
     return status;
 }
 
-/* With the fault event.never it waits for ever. */
+/* Waits until the stream is done. With the fault event.never this never returns. */
 static attn_status wait_for_stream(attn_stream *base, attn_error *err)
 {
     const struct timespec pause = { 0, 1000000 };

@@ -40,7 +40,7 @@ struct truth_args {
     attn_truth to;
     attn_score_options_as<double> scores;
     double drop_scale;
-    bool options; /* true: the problem has options other than scale, causal, window and lengths */
+    bool options; /* whether the problem has options other than scale, causal, window and lengths */
     int64_t first_block;
 };
 

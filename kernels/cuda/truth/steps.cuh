@@ -11,7 +11,8 @@ namespace {
 
 /* Shared memory for the scores of a warp's 16 rows, while options (softcap, bias, masks) are applied. */
 struct exchange {
-    /* slope: the derivative of the score, which is never negative; its sign bit is 1 if dropout drops the pair */
+    /* slope: the derivative of the score. It is never negative, so its sign bit can say whether dropout drops the pair
+     * (1: yes). */
     double z[16][COLUMNS + 2], slope[16][COLUMNS + 2];
 };
 
@@ -35,7 +36,7 @@ DEVICE int column_of(int n, int e)
     return 8 * n + threadIdx.x % 4 * 2 + e % 2;
 }
 
-/* Calls visit(n, e) for each number of a lane: element e of the tile's block n of 8 columns. */
+/* Calls visit(n, e) for each number in a lane's fragment: element e of block n (8 columns of the tile). */
 template <typename F> DEVICE void for_each(F visit)
 {
 #pragma unroll

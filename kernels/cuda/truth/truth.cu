@@ -1,14 +1,14 @@
 /* truth.cu: computes attention in float64 on tensor cores (attn_truth_some()), for comparison with other results.
  *
- * The kernel widen converts q, k, v and dout exactly to float32 without gaps. FORWARD computes out, and lse in two
- * parts. close_rows computes delta, and takes the client's lse if there is one. DQ, DK and DV compute one gradient
- * each.
+ * The kernel widen converts q, k, v and dout exactly to dense float32 arrays. FORWARD computes out and lse. close_rows
+ * computes delta, and takes the client's lse if there is one. DQ, DK and DV compute one gradient each.
  *
  * FORWARD, DQ, DK and DV are one kernel. A block has 64 rows of a head (queries, or keys for DK and DV) and WIDTH
  * columns of the result, and visits tiles of 32 columns of S (keys, or queries for DK and DV):
- * S = X Y^T (X: q, or k; Y: k, or q), then the scores and their P
- * dP = X2 Y2^T (X2: dout, or v; Y2: v, or dout), only DQ and DK, then dS
- * result += P Z (Z: v, k, q or dout), with dS in place of P in DQ and DK
+ *
+ *     S  = X Y^T       X is q (k in DK and DV), Y is k (q in DK and DV); S then becomes the scores, and these become P
+ *     dP = X2 Y2^T     only in DQ (X2 is dout, Y2 is v) and DK (X2 is v, Y2 is dout); dP and P then become dS
+ *     result += P Z    Z is v in FORWARD, k in DQ, q in DK, dout in DV; DQ and DK use dS in place of P
  *
  * P of a hidden pair is -0, and P of a visible pair is never -0. Rows of Z with a NaN or an infinity are multiplied
  * without tensor cores, skipping hidden pairs. All sums are in double, in an order that depends on the problem alone.
@@ -20,7 +20,7 @@
 
 namespace {
 
-/* ---- The kernel `widen`: inputs become float32 tensors without gaps ---------------------------------------------- */
+/* ---- The kernel `widen`, which converts inputs to dense float32 arrays ------------------------------------------- */
 
 enum { SMALL_BLOCK = 256, SMALL_ROWS = SMALL_BLOCK / 32, MOST_BLOCKS = 1 << 16 };
 
@@ -181,8 +181,8 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
     w.row = place.row, w.part = place.part;
     w.rows = (int)(BY_KEYS ? w.s.Sk : w.s.Sq), w.columns = (int)(BY_KEYS ? w.s.Sq : w.s.Sk);
     w.first_row = first_row(g.dims, w.s, BY_KEYS, w.b, w.h) + w.row;
-    /* from row to row, the first and the last visible column do not decrease, so the tile's columns begin with those of
-     * its first row */
+    /* From row to row, the first and the last visible column never decrease. The tile's columns therefore lie between
+     * the first column of its first row and the last column of its last row. */
     w.begin = (int)columns_of<BY_KEYS>(g, w.s, w.row).lo / COLUMNS * COLUMNS;
     w.end = (int)columns_of<BY_KEYS>(g, w.s, min(w.row + ROWS, w.rows) - 1).hi;
     w.chunks = w.o.x.width / CHUNK, w.chunks2 = has_two_products(PASS) ? w.o.x2.width / CHUNK : 0;
@@ -211,7 +211,8 @@ DEVICE void load_rows(float *to, int line, const dense &from, int64_t row0, int 
     }
 }
 
-/* Begins to copy what iteration `at` reads, as one group of copies, which is empty past the last tile. */
+/* Starts to copy to shared memory what iteration `at` reads, as one group of asynchronous copies. Past the last tile
+ * the group is empty. */
 template <pass PASS> DEVICE void load(const truth_args &t, const block_work &w, float *to, const cursor &at)
 {
     if (at.member < w.members && w.begin < w.end) {

@@ -9,7 +9,7 @@
  * overflow. */
 bool cuda_truth_need(const cuda_chip *chip, const attn_problem *problem, attn_truth_cost *cost);
 
-/* For attn_truth_some(): computes float64 results in several steps (short launches), of which a call queues those that
+/* For attn_truth_some(): computes float64 results in several steps (short launches). A call queues only the steps that
  * chip->steps selects. */
 cudaError_t cuda_truth(const cuda_chip *chip, cudaStream_t stream, const attn_problem *problem,
                        const attn_truth *results, void *workspace);

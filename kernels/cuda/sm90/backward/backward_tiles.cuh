@@ -14,7 +14,8 @@
  * (backward_dq.cuh).
  *
  * Rows past the end of a sequence are set to zero in shared memory, because P = 0 times NaN is NaN. Keys whose dK or dV
- * is not finite are recomputed one by one at the end (repair_own_keys), rows of dQ at once. */
+ * is not finite are recomputed one by one at the end (repair_own_keys). Rows of dQ that are not finite are recomputed
+ * immediately. */
 #ifndef ATTN_SM90_BACKWARD_TILES_CUH
 #define ATTN_SM90_BACKWARD_TILES_CUH
 #include "kernels/cuda/sm90/backward/backward_dq.cuh"
@@ -26,8 +27,8 @@ namespace {
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* R is the type of dK and dV in memory, T or float. A test of the type in store() instead would make ptxas run products
- * one after the other. */
+/* A consumer warpgroup. R is the type of dK and dV in memory, T or float. It is a template parameter because a test of
+ * the type in store() would make ptxas run products one after the other. */
 template <typename T, class X, typename R> struct gradients {
     static const int D = X::D, BM = X::BM, BN = X::BN;
     const cuda_args &a;
@@ -44,7 +45,8 @@ template <typename T, class X, typename R> struct gradients {
     int tile;
     /* all queries of tiles free_first to free_last - 1 see all keys of this warpgroup */
     int free_first, free_last;
-    /* Operands of products: own_ for this warpgroup's keys, first_ in the first buffer of a ring, K_down for dQ. */
+    /* Operands of products. own_...: K and V of this warpgroup's keys. first_...: the operand in the first buffer of a
+     * ring. K_down: K in the product dQ = dS K. */
     k_major_low<BN> own_K, own_V;
     const k_major_low<BM> first_Q, first_dO, first_dS;
     const mn_major_low<BM> first_Q_down, first_dO_down;
@@ -73,8 +75,8 @@ template <typename T, class X, typename R> struct gradients {
         return x;
     }
 
-    /* Return the operands in a buffer of Q or dO: ..._along() for products along the channels, ..._down() for products
-     * along the rows. */
+    /* Return the operands in a buffer of Q or dO: ..._along() for products that sum over channels, ..._down() for
+     * products that sum over queries. */
     DEVICE auto Q_along(int stage) const { return stage_of<sizeof sm.Q[0]>(first_Q, stage); }
     DEVICE auto dO_along(int stage) const { return stage_of<sizeof sm.dO[0]>(first_dO, stage); }
     DEVICE mn_major_low<BM> Q_down(int stage) const { return stage_of<sizeof sm.Q[0]>(first_Q_down, stage); }
@@ -85,7 +87,8 @@ template <typename T, class X, typename R> struct gradients {
         if (a.ends_of_queries && (tile + 1) * BM > x.Sq) zero_rows<BM, X::CHUNKS>(queries, x.Sq - tile * BM);
     }
 
-    /* Moves `tile` on. After the last tile of queries of a head comes the first tile of the next head. */
+    /* Sets `tile` to the next tile of queries. After the last tile of one head comes the first tile of the next
+     * head. */
     DEVICE void next_tile_of_queries() { tile = tile + 1 == x.last ? x.first : tile + 1; }
 
     DEVICE const round_record &record() const { return sm.rounds[X::OPTIONS ? q.stage : 0]; }
@@ -218,8 +221,8 @@ template <typename T, class X, typename R> struct gradients {
         return dtype == ATTN_F32 ? word : dtype == ATTN_BF16 ? __uint_as_float(bits << 16) : unpack<__half>(bits).x;
     }
 
-    /* Converts the loaded bias in S to float32 and divides it by the scale, so that the product can add q.k. A huge lse
-     * needs exponents_in_parts() instead. */
+    /* Converts the loaded bias in S to float32 and divides it by the scale, so that the product can add q.k. For a tile
+     * with a huge lse, exponents_in_parts() reads the bias again. */
     DEVICE void scale_bias(float (&S)[BM / 2]) const
     {
         if (p.bias.dtype == ATTN_F32)
@@ -287,8 +290,8 @@ template <typename T, class X, typename R> struct gradients {
         return __any_sync(0xffffffff, any);
     }
 
-    /* Turns S into P for a tile with rows whose lse is stored as two numbers. Their bias is so huge that q.k does not
-     * count. */
+    /* Turns S into P for a tile with rows whose lse is stored as two numbers. The bias of these rows is so huge that
+     * q.k makes no difference. */
     DEVICE void exponents_in_parts(float (&S)[BM / 2], const row_values *values) const
     {
         if constexpr (X::BIAS) {
@@ -367,7 +370,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Replaces P of each dropped pair by -P. dV then takes 0 for such a pair, and dS takes P. */
+    /* Replaces P of each dropped pair by -P. By the sign, the product dV uses 0 for such a pair, but dS uses P. */
     DEVICE void drop_pairs(float (&P)[BM / 2], const uint32_t (&drawn)[BM / 64]) const
     {
 #pragma unroll
@@ -385,7 +388,7 @@ template <typename T, class X, typename R> struct gradients {
                 }
     }
 
-    /* Stores P times the softcap's derivative, for four scores, in shared memory as 16-bit numbers. */
+    /* Stores four P, each times the softcap's derivative, in shared memory as 16-bit numbers. */
     DEVICE void put_aside(int n, const float *P, const float (&derivative)[4]) const
     {
 #pragma unroll
@@ -394,8 +397,9 @@ template <typename T, class X, typename R> struct gradients {
                 P[half * 2] * derivative[half * 2], P[half * 2 + 1] * derivative[half * 2 + 1]);
     }
 
-    /* Turns S into P where softcap is the only option. Of two registers, one then holds two P, and the other these P
-     * times the softcap's derivative, as 16-bit numbers. EDGE: some pairs are hidden. NEAR: all scores are near 0. */
+    /* Turns S into P where softcap is the only option. Of each two registers of S, one then holds two P, and the other
+     * these P times the softcap's derivative, as 16-bit numbers. EDGE: some pairs are hidden. NEAR: all scores are near
+     * 0. */
     template <bool EDGE, bool NEAR> DEVICE void capped_exponents(float (&S)[BM / 2], const row_values *values) const
     {
         /* for each of the thread's two keys: the range of queries that see it, counted from the thread's first query */
@@ -509,7 +513,8 @@ template <typename T, class X, typename R> struct gradients {
         mbarrier_wait(smem_addr(&sm.dS_full[whole.stage]), whole.phase);
     }
 
-    /* Issues this warpgroup's columns or rows of dQ = dS K. await_dS() must have returned. */
+    /* Issues dQ = dS K for the columns (with two units per tile of queries: for the rows) that this warpgroup computes.
+     * await_dS() must have returned. */
     DEVICE void issue_dQ(float (&dQ)[X::DQ_COLUMNS / 2])
     {
         multiply_down<T, X::DQ_COLUMNS, BN / 16>(dQ, anew(stage_of<sizeof sm.dS[0]>(first_dS, whole.stage)),
@@ -517,7 +522,8 @@ template <typename T, class X, typename R> struct gradients {
         whole.next();
     }
 
-    /* Writes dQ to shared memory, from which the sender (a warp of the producer) adds it to the sums. */
+    /* Writes dQ to shared memory. From there the sender (a warp of the producer) adds it to the sums in global
+     * memory. */
     DEVICE void hand_over(const float (&dQ)[X::DQ_COLUMNS / 2]) const
     {
         named_barrier_sync(DQ_FREE + me.w, HANDING);
@@ -558,10 +564,10 @@ template <typename T, class X, typename R> struct gradients {
         retire<0>(dP); /* also waits for dK, which was issued before dP */
     }
 
-    /* Computes dV, dS and dK of a tile of queries from its P and dP, and dQ of the previous tile; with MORE also P and
-     * dP of the next tile. No product may be running when it is called, because ptxas keeps a product in flight from
-     * one iteration to the next only if no code reads its result. In the first round dQ is computed but not used,
-     * because a branch around the product would cost registers. */
+    /* Computes dV, dS and dK of a tile of queries from its P and dP, and dQ of the previous tile. MORE: it also
+     * computes P and dP of the next tile. Each call waits for all its products, because ptxas would not let a product
+     * run across iterations if code reads its result. `first`: dQ is computed but not used, because a branch around the
+     * product would cost registers. */
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
     {
@@ -574,7 +580,7 @@ template <typename T, class X, typename R> struct gradients {
          * which costs 10 % of the time at D = 128. */
         if (!X::OPTIONS) next_tile_of_queries();
         add_dV<X::DV_PARTS - 1>(dV, dP, S, P, sm.values[now.stage]);
-        wgmma_wait<0>(); /* for the product dV */
+        wgmma_wait<0>(); /* waits for the product dV */
         me.release(sm.bars_dO, o);
         o.next();
         opaque(dP);
@@ -699,7 +705,7 @@ template <typename T, class X, typename R> struct gradients {
         return __shfl_sync(0xffffffff, x, 0);
     }
 
-    /* K of the next tile of keys is loaded to where V was, and its V to where K was. */
+    /* Swaps the operands K and V: K of the next tile of keys is loaded to where V was, and its V to where K was. */
     DEVICE void swap_keys()
     {
         const k_major_low<BN> K = own_K;
@@ -714,8 +720,8 @@ template <typename T, class X, typename R> struct gradients {
         float S[BM / 2], dP[BM / 2];
         const int keys = x.band.Sk - x.j0;
         mbarrier_wait(smem_addr(&sm.K_full), phase);
-        /* This sets rows to zero more often than necessary, which does no harm. The exact condition needs ends_of_keys
-         * too, which ptxas would spill. */
+        /* Sets rows of K and V past the end to zero, more often than necessary, which does no harm. The exact condition
+         * needs ends_of_keys too, which ptxas would spill. */
         if ((a.ends_of_queries || a.g.seqlens_k) && keys < BN) {
             mbarrier_wait(smem_addr(&sm.V_full), phase);
             zero_rows<BN, X::CHUNKS>(sm.keys[0], keys);
@@ -736,8 +742,8 @@ template <typename T, class X, typename R> struct gradients {
         }
         issue_S(S);
         wgmma_fence();
-        /* the waits below count groups of products; this empty group stands for dK of an earlier round, which the first
-         * round lacks */
+        /* The waits below count groups of products. This empty group stands for the product dK of the previous round,
+         * which does not exist in the first round. */
         wgmma_commit();
         mbarrier_wait(smem_addr(&sm.V_full), phase);
         issue_dP(dP);
@@ -754,8 +760,8 @@ template <typename T, class X, typename R> struct gradients {
         if (X::TURNS) me.end_turns();
         bool finite = true;
         last_dQ([&] {
-            if (!X::OPTIONS) /* with options dV is stored after dQ is complete, because both need registers */
-                finite = finish_dV(dV);
+            /* with options dV is stored after dQ is complete, because registers do not suffice for both at once */
+            if (!X::OPTIONS) finite = finish_dV(dV);
         });
         me.release(sm.K_empty);
         if (X::OPTIONS) finite = finish_dV(dV);
@@ -770,8 +776,8 @@ template <typename T, class X, typename R> struct gradients {
     {
         /* dK and dV have passed through the memory of dS, which may be overwritten after this barrier */
         named_barrier_sync(END_BARRIER, CONSUMERS);
-        /* Conditions, not branches, choose the lanes that act: after a branch that only some lanes take, ptxas would
-         * keep addresses in registers of each thread. */
+        /* Only single instructions depend on the lane. After a branch that only some lanes take, ptxas would keep
+         * addresses in registers of each thread. */
         await_full(sm.bars_work, at);
         const int words = sizeof(block_place) / sizeof(int);
         static_assert(words <= 32, "a lane copies a word");
@@ -800,15 +806,15 @@ template <typename T, class X, typename R> struct gradients {
             opaque(dV);
             if (rounds > 0) add_rounds(dK, dV, rounds);
             else leave_mark(finish_dV(dV) & finish_dK(dK));
-            /* The next product dQ reads memory through which dK and dV have passed. Its result is not used, but the
-             * writes must be ordered before the read. */
+            /* The next product dQ reads memory through which dK and dV have passed. The product's result is not used,
+             * but the writes must be ordered before the read. */
             fence_proxy_async_shared();
         }
     }
 };
 
-/* Recomputes the keys whose dK or dV this warp has found not finite, one by one. Not inlined, so that the loop over
- * tiles of queries keeps its registers. */
+/* Recomputes, one by one, the keys whose dK or dV this warp has found not finite. The function is not inlined, so that
+ * the loop over tiles of queries keeps its registers. */
 template <class X> static __device__ __noinline__ void repair_own_keys(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -863,8 +869,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     } else {
         setmaxnreg_inc<X::CONSUMER>();
         gradients<T, X, R>(a, p, sm, wg - 1).run();
-        /* The next kernel waits only for the end of this one, so this one must not end before its own predecessor,
-         * prepare_ahead. */
+        /* The next kernel waits only for the end of this one. This kernel must therefore not end before its own
+         * predecessor, prepare_ahead, has ended. */
         wait_for_prerequisites();
         const uint32_t t = thread_anew() - 128;
         if (p.makes_dq) dq_writer<T, X>{ a, p, sm.dS[0] + t / 32 * (16 * 64), (int)(t % 32) }.run();
@@ -1011,8 +1017,8 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
     p.units_of_head = p.units / p.order.heads;
     const int tiles = p.order.end - p.order.first;
     const int blocks = p.makes_dq ? job.chip->multiprocessors : std::min(tiles, job.chip->multiprocessors);
-    /* Later launches read what the first one prepared, so they start only after the one before has ended, without
-     * launch_dependent(). */
+    /* Launches after the first read what the first one has prepared. They are launched without launch_dependent(), so
+     * that each starts after the one before has ended. */
     if (!is_first_share(job.chip)) {
         if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(job.run.args, p, m);
         return cudaPeekAtLastError();
@@ -1031,7 +1037,8 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
 struct shape_row {
     int D;
     variant takes;
-    /* indices: 0 for bfloat16, 1 for float16; 0 if dK and dV have the inputs' dtype, 1 if they are float32 */
+    /* first index: 0 for bfloat16, 1 for float16; second index: 0 if dK and dV have the inputs' dtype, 1 if they are
+     * float32 */
     cudaError_t (*launch[2][2])(const backward_job &);
 };
 template <class X> constexpr shape_row row()

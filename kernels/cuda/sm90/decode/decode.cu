@@ -4,13 +4,14 @@
 
 namespace {
 
-/* The shape of decode_stacks(), which computes sequences that share keys together. It has as many slots (buffers for
- * tiles) as shared memory allows. */
+/* The shape of decode_stacks(), which computes together the sequences that share keys. It has as many slots (buffers
+ * for tiles) as shared memory allows. */
 template <int D> struct tall_shape : stack_shape<D> {
     static const int BLOCKS = D == 256 ? 1 : 2, SLOTS = D == 64 ? 6 : D == 128 ? 5 : 8;
 };
 
-/* decode_stacks() of sm80/decode.cu with tiles that TMA loads: computes the splits that several sequences share. */
+/* Does the work of decode_stacks() (sm80/decode.cu) with tiles that TMA loads: computes the splits that several
+ * sequences share. */
 template <typename T, int D>
 __global__ void __launch_bounds__(tall_shape<D>::THREADS, tall_shape<D>::BLOCKS)
     decode_stacks_by_engine(const __grid_constant__ copy_plan copies, const __grid_constant__ cuda_args a,

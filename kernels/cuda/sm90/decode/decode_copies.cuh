@@ -7,13 +7,11 @@
  *   full[slot]    One lane arrives and announces how many bytes will come. The barrier completes when they have come.
  *   empty[slot]   Each warp arrives when it has read the tile. The barrier completes when all warps have read it.
  *
- * Step s (a tile of K or of V) is requested when step s - SLOTS has been read. The warps take turns to request a step,
- * and only the warp whose turn it is waits for the other warps. No warp uses a slot again before all warps have seen
- * its last phase, so the parity of a phase is enough to wait for it. There is no deadlock, because a warp waits only
- * for warps that are behind it.
+ * Step s is a tile of K or of V. It is loaded when all warps have read step s - SLOTS, which had the same slot. The
+ * warps take turns to issue the loads of a step, and only the warp whose turn it is waits for the other warps.
  *
  * The swizzle of TMA is that of sm80/tile.cuh. Rows past the end of a sequence are set to zero in shared memory,
- * because the last page may have anything there. */
+ * because the last page may hold any data after it. */
 #ifndef ATTN_SM90_DECODE_COPIES_CUH
 #define ATTN_SM90_DECODE_COPIES_CUH
 
@@ -92,8 +90,8 @@ template <typename T, class X> struct copies_by_engine {
         __syncwarp();
     }
 
-    /* Issues the loads of the tile of number `step` into buffer `slot`, which must be free. One warp calls this. FIRST:
-     * find_boxes() has not run yet. */
+    /* Issues the loads of step number `step` (a tile of K or of V) into buffer `slot`, which must be free. One warp
+     * calls this. FIRST: find_boxes() has not run yet. */
     template <bool FIRST = false> DEVICE void fill(int step, int slot) const
     {
         /* COLUMNS: width of a chunk (128 bytes of a row, or the whole row) in elements of the tensor */
@@ -195,7 +193,7 @@ template <int SLOTS = MOST_SLOTS> DEVICE void make_ready(const copy_plan &copies
     fence_mbarrier_init();
 }
 
-/* decode_splits() of sm80/decode_launch.cuh with tiles that TMA loads. */
+/* Does the work of decode_splits() (sm80/decode_launch.cuh) with tiles that TMA loads. */
 template <typename T, int D, keys_as AS>
 __global__ void __launch_bounds__(threads_of<D>, (blocks_of<D, false>))
     decode_splits_by_engine(const __grid_constant__ copy_plan copies, const __grid_constant__ cuda_args a,
@@ -237,7 +235,7 @@ inline bool plan_copies(copy_plan *copies, const cuda_chip *chip, const attn_pla
     if (d.page_size == 0 || d.page_size % LEAST_BOX || !walkable_as(&K, a.g.view[ATTN_T_k], d, d.D) ||
         !walkable_as(&V, a.g.view[ATTN_T_v], d, d.Dv))
         return false;
-    /* a load must lie within one page and one tile, so its number of rows divides those of both */
+    /* One load must lie within one page and one tile, so its number of rows is a power of two that divides both. */
     const int box_bytes = row_bytes < 128 ? row_bytes : 128;
     copies->box = (int)attn_min64(d.page_size & -d.page_size, tile);
     copies->box_shift = 0;

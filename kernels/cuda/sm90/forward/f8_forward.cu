@@ -8,7 +8,7 @@
  *            the key with the largest weight is not rounded.
  *   sums     An e4m3 product keeps 14 bits of its sums. After every PROMOTED keys, O is therefore added in float32 to
  *            sums in shared memory, and the next product starts from 0.
- *   scores   For the same reason a score has an error of about 2^-13 of its largest product, too much for lse
+ *   scores   With 14 bits, a score has an error of about 2^-13 of its largest product, too much for lse
  *            (kernels/README.md, "Accuracy"). If lse is wanted, q and k are therefore converted to bfloat16.
  *
  * When a block has no more work, it recomputes rows of work tiles whose V had a NaN, rows whose result is not finite,
@@ -33,15 +33,17 @@ typedef __nv_bfloat16 bf16;
 /* ---- Shapes of kernel instances; the table at the end of this file says which problem takes which shape ---------- */
 
 /* PROMOTED: the most keys after which O is added to sums in shared memory, because an e4m3 product loses up to 2^-13 of
- * its sum with each key. PROMOTED_COUNTED: the same where products also compute l. SHIFT: P is 2^SHIFT where a row's
- * score is its maximum. Measured errors: kernels/MEASUREMENTS.md (float8 forward: changes 22, 25). */
+ * its sum with each key. PROMOTED_COUNTED: the same for shapes whose product P V also computes l (the sum of P). SHIFT:
+ * P is 2^SHIFT where a row's score is its maximum. Measured errors: kernels/MEASUREMENTS.md (float8 forward: changes
+ * 22, 25). */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
 /* D: the largest head size. C: number of consumers, with 64 rows each. BN: keys per tile. STAGES: number of buffers in
  * each ring of tiles. T: the type in which q and k are multiplied. */
 template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {
     typedef T_ T;
-    /* true: a work tile begins and ends faster, which gains most where it has few or wide tiles of keys */
+    /* Whether only the visible keys of a work tile's last tile are computed, and the softmax ends during the last
+     * product. This gains most where there are few or wide tiles of keys. */
     static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
@@ -51,41 +53,42 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     static const int64_t SECTION = (HELPS ? 16 : 8) << 20;
     /* number of chunks of 128 bytes in a row of q or k (CHUNKS), and in a row of V^T (CHUNKS_V) */
     static const int ROW_BYTES = D * (int)sizeof(T), CHUNKS = (ROW_BYTES + 127) / 128, CHUNKS_V = (BN + 127) / 128;
-    /* true: a consumer's thread gets as many registers as possible */
+    /* whether a consumer's thread gets as many registers as possible */
     static const bool LARGE = D == 256 || BN == 224;
     static const int PRODUCER = C == 3 ? 32 : LARGE ? 24 : 40, CONSUMER = C == 3 ? 160 : LARGE ? 240 : 232;
-    /* true: the product P V also computes l, the sum of P, in 8 additional columns of O, see counted() */
+    /* whether the product P V also computes l, the sum of P, in 8 additional columns of O (see counted()) */
     static const bool COUNTS = D == 128 && !WIDE;
     static const int COLUMNS = D + (COUNTS ? 8 : 0);
     /* number of tiles of keys after which O is added to sums in shared memory */
     static const int PROMOTE = (COUNTS ? PROMOTED_COUNTED : PROMOTED) / BN;
     /* the largest number of tiles, at the end of a work tile's keys, that only some of the consumers see */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
-    /* true: the wait for O += P V, and the rescaling of O, come in the middle of the next tile's softmax */
+    /* whether the wait for O += P V, and the rescaling of O, come in the middle of the next tile's softmax */
     static const bool EARLY = D == 128 && !WIDE;
-    /* true: largest_by_bits() finds maxima; D = 256 has no registers for it */
+    /* whether the softmax finds maxima by largest_by_bits() (integer comparisons); D = 256 lacks registers for it */
     static const bool BY_BITS = D < 256;
-    /* true: O is set to zero, and all products add to it. false: the first product overwrites O, which is faster except
-     * for BN = 224. */
+    /* Whether O is set to zero and all products add to it. Otherwise the first product overwrites O, which is faster
+     * except for BN = 224. */
     static const bool ZEROS = BN == 224;
-    /* With EARLY: number of chains of operations that find the second row's maximum. With 224 keys one chain takes too
-     * long. */
+    /* With EARLY: number of chains of dependent operations that find the second row's maximum. With 224 keys one chain
+     * takes too long. */
     static const int CHAINS = BN == 224 ? 2 : 1;
     /* number of steps in which a warp transposes a unit (128 keys by 64 channels) of V; shared memory limits the size
      * of a step */
     static const int STEPS = D == 256 ? 8 : 1;
-    /* true: the sums of O in shared memory are floats; false: bfloat16, because there is no room for floats */
+    /* whether the sums of O in shared memory are floats; otherwise they are bfloat16, because floats do not fit */
     static const bool FLOAT_SUMS = D <= 128;
     static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2;
 };
 
-/* A work tile: rows i0 to i0 + BM - 1 of head h of batch row b, with tiles of keys `first` to `last` - 1. */
+/* A work tile: rows i0 to i0 + BM - 1 of head h of batch row b. They see tiles of keys `first` to `last` - 1. */
 struct __align__(16) work_tile
 {
     int b, h, i0, first;
-    int last, index, negative; /* negative: 1 if the scale is negative, so that scores must change their sign */
-    /* c: log2(e) * scale times the absolute scales of q and k, above 0. sink: the head's sink times log2(e), or -inf
-     * without one. */
+    /* negative: 1 if q_scale times k_scale is negative; the sign of all scores is then changed */
+    int last, index, negative;
+    /* c: log2(e) * scale * |q_scale * k_scale|, above 0. sink: the head's sink times log2(e), or -inf if it has
+     * none. */
     float c, v_scale, sink;
     int unused[2];
 };
@@ -96,7 +99,7 @@ enum { STOP = -1 }; /* value of work_tile::i0: there is no more work */
  * memory. */
 template <class X> struct sum_words {
     uint32_t O[X::D / 8][32 * X::SUM_WORDS];
-    /* for each pair of rows: their sums l (x, y), and the maxima that were subtracted from their scores (z, w) */
+    /* [r]: for rows r and r + 8, their sums l (x, y), and the maxima that were subtracted from their scores (z, w) */
     float4 rows[X::COUNTS ? 8 : 1];
 };
 
@@ -112,20 +115,20 @@ template <class X> struct shared {
     kv_barriers<X::C, X::STAGES> bars;
     unit helped_units[X::HELPS ? X::C * 4 : 1]; /* [consumer warp]: the unit of V (128 keys by 64 channels) that it
                                                  * transposes in help_to_transpose() */
-    int newest[X::C * 4]; /* [warp]: the newest work tile with a repair_note of this warp; -1: none */
+    int newest[X::C * 4]; /* [consumer warp]: the newest work tile with a repair_note of this warp; -1: none */
 };
 
 /* ---- The plan: the numbers of a problem that the kernel reads, in 32 bits ---------------------------------------- */
 
-/* Which of a warp's 16 rows must be recomputed at the end of the block. In `rows`, bit 4 i is set if row i has huge
- * scores, and bit 4 i + 1 if row i + 8 has. */
+/* Which of a warp's 16 rows must be recomputed at the end of the block. In `rows`, for i from 0 to 7, bit 4 i is set if
+ * row i has huge scores, and bit 4 i + 1 if row i + 8 has huge scores. */
 struct repair_note {
     uint32_t rows;
     int before; /* the warp's previous work tile with a repair_note; -1: none */
 };
-/* bit of repair_note::rows: a result was not finite, so the rows that see a NaN must be found */
+/* bit of repair_note::rows: a result was not finite, so each of the 16 rows must be checked */
 enum { LOOK = 4 };
-/* bit of repair_note::rows: V had a NaN, for which V^T has a zero, perhaps in a key that the rows do not see */
+/* bit of repair_note::rows: V had a NaN, for which V^T has a zero; these rows may or may not see its key */
 enum { V_NAN = 8 };
 
 struct plan {
@@ -229,8 +232,8 @@ template <class X> struct tile_loader {
             const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = x.b;
             __syncwarp(); /* all lanes have read the work tile, so lane 0 may release it */
             if (i0 == STOP) break;
-            /* true: the work tile is released, and the next one claimed, only when its last tile of keys is left to
-             * load */
+            /* Whether there are at least two tiles of keys to load. The work tile is then released, so that the next
+             * one is claimed, only when its last tile of keys is left to load. */
             const bool late = first + 1 < last;
             if (loader && !late) release_work(sm);
             if (first >= last) continue;
@@ -248,7 +251,7 @@ template <class X> struct tile_loader {
     }
 };
 
-/* ---- A warpgroup that multiplies (consumer), and its promoted sums in shared memory ------------------------------ */
+/* ---- A warpgroup that multiplies (consumer), and its sums of O in shared memory ---------------------------------- */
 
 DEVICE float low_bf16(uint32_t pair)
 {
@@ -259,17 +262,18 @@ DEVICE float high_bf16(uint32_t pair)
     return __uint_as_float(pair & 0xffff0000);
 }
 
-/* Values of 8 additional columns of V, by which the product P V computes l too. O and l then lose the same parts of
- * small P, and out = O / l loses less. The mean of the sums for 1 and for 1.75 has the smallest error of the numbers
- * tried (kernels/MEASUREMENTS.md, changes to the float8 forward). */
+/* Values of 8 additional columns of V. With them, the product P V also computes l, the sum of P. Small P then lose the
+ * same bits in O as in l, which makes out = O / l more exact. l is the mean of two sums, one with the value 1 and one
+ * with 1.75 (divided by 1.75). This had the smallest error of the values tried (kernels/MEASUREMENTS.md, changes to the
+ * float8 forward). */
 enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* words of four equal e4m3 numbers, 1 or 1.75 */
 DEVICE float2 counted(const float *sums)
 {
     return make_float2(0.5f * sums[0] + 0.5f / 1.75f * sums[1], 0.5f * sums[2] + 0.5f / 1.75f * sums[3]);
 }
 
-/* A warp's sums of O over many tiles of keys, in shared memory. A new work tile multiplies them by 0, so they must
- * always be finite. */
+/* A warp's sums of O over many tiles of keys, in shared memory. A new work tile multiplies the old sums by 0, so they
+ * must always be finite. */
 template <class X> struct promoted_sums {
     typedef sum_words<X> words;
     /* factors by which the sums in shared memory must still be multiplied, for the thread's two rows */
@@ -283,7 +287,7 @@ template <class X> struct promoted_sums {
             else ((uint2 *)sums.O[n])[lane] = make_uint2(0, 0);
     }
 
-    /* Begins a work tile: sets l to 0 and the maxima to -inf in shared memory, if products compute l. */
+    /* Begins a work tile: sets l to 0 and the maxima to -inf in shared memory, if the product P V computes l. */
     DEVICE static void begin(words &sums, int lane)
     {
         if (X::COUNTS) ((float *)sums.rows)[lane] = lane & 2 ? -CUDART_INF_F : 0;
@@ -295,8 +299,8 @@ template <class X> struct promoted_sums {
         if (!X::COUNTS) left[0] *= factor[0], left[1] *= factor[1];
     }
 
-    /* Must be called before the sums in shared memory are used. If products compute l, sets `left`, and returns l of
-     * the thread's two rows. */
+    /* Must be called before the sums in shared memory are used. If the product P V computes l, sets `left`, and returns
+     * l of the thread's two rows. */
     DEVICE float2 find_left(const words &sums, const softmax &state, float c, int lane)
     {
         if (!X::COUNTS) return {};
@@ -306,8 +310,8 @@ template <class X> struct promoted_sums {
         return { x.x, x.y };
     }
 
-    /* Adds O to the sums. With ZEROS, O is then multiplied by 0, because ptxas would use more registers to set it to
-     * the constant 0. */
+    /* Adds O to the sums in shared memory. With ZEROS, O is then multiplied by 0, because ptxas would use more
+     * registers to set it to the constant 0. */
     DEVICE void promote(words &sums, float (&O)[X::COLUMNS / 2], const softmax &state, float c, int lane)
     {
         const float2 l = find_left(sums, state, c, lane);
@@ -391,8 +395,9 @@ template <class X> struct attention {
     DEVICE int warp_index() const { return me.w * 4 + me.warp; }
     DEVICE int row_of(const work_tile &x) const { return x.i0 + me.w * 64 + me.warp * 16 + me.lane / 4; }
 
-    /* Turns raw scores of the first N keys of tile j into P. CAREFUL: some keys may be hidden, or scores must change
-     * their sign. With SHORT_ENDS and N > 128, the first 64 keys are not masked, because all rows see them. */
+    /* Turns S, the products q.k with the first N keys of tile j, into P. CAREFUL: some keys may be hidden, or scores
+     * must change their sign. With SHORT_ENDS and N > 128, the first 64 keys are not masked, because all rows see
+     * them. */
     template <int N, bool CAREFUL, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
                             softmax &state, float (&rescale)[2], F midway)
@@ -428,8 +433,8 @@ template <class X> struct attention {
         to_operand_8<N>(P, S);
     }
 
-    /* Releases K during the softmax, so that ptxas keeps the wait for O after the release. The condition always holds,
-     * but ptxas cannot know that. */
+    /* Releases K during the softmax, so that ptxas keeps the wait for O after the release. The condition is always
+     * true, because `sum` is never negative, but ptxas cannot know that. */
     DEVICE void release_K_late(float sum, float c)
     {
         if (me.leader && !(sum < -c)) mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
@@ -442,8 +447,8 @@ template <class X> struct attention {
         me.release_V();
     }
 
-    /* Computes O = P V over the tiles of keys that this warpgroup's rows see. With SHORT_ENDS it also does the work of
-     * end_softmax(). */
+    /* Computes O = P V over the tiles of keys that this warpgroup's rows see. With SHORT_ENDS it also calls
+     * rows_to_repair() and, unless products compute l, end_softmax(). */
     DEVICE void attend(float (&O)[X::COLUMNS / 2], softmax &state, const work_tile &x, const warpgroup_tile &y,
                        tile_end &end)
     {
@@ -461,7 +466,7 @@ template <class X> struct attention {
         me.await_Q();
         me.template pass_K<X::MOST_PASSED>(x.last - y.last_visible);
         me.await_K();
-        /* number of keys in the first computed tile up to the last one that some row of this warpgroup sees */
+        /* in the tile that is computed first: number of keys up to the last one that a row of this warpgroup sees */
         const int seen = min(x.i0 + me.w * 64 + 63 + p.band.hi, p.band.Sk) - (y.last_visible - 1) * BN;
         if (X::SHORT_ENDS && seen <= 64) first_tile<X::SHORT_ENDS ? 64 : BN>(P, x, y, state);
         else if (X::SHORT_ENDS && BN > 128 && seen <= 128) first_tile<X::SHORT_ENDS ? 128 : BN>(P, x, y, state);
@@ -483,8 +488,8 @@ template <class X> struct attention {
                 retire_O(O);
             });
             if (X::EARLY) {
-                /* rows whose factor is 1 are multiplied too, because a vote would have to wait for the last
-                 * exponentials */
+                /* Rows are multiplied even if their factor is 1. To skip this, the warp would have to vote, and the
+                 * vote would wait for the last exponentials. */
                 multiply_rows(O, rescale);
                 promoted.rescale(rescale);
             } else {
@@ -495,8 +500,8 @@ template <class X> struct attention {
             to_operand_8<BN>(P, S);
             if (promotes(j)) promoted.promote(sums, O, state, x.c, me.lane);
         };
-        /* true: the slower code, which masks scores and changes their sign, computes all tiles: the scale is negative,
-         * or some row's window hides keys of the first tile */
+        /* Whether the slower code, which masks scores and changes their sign, computes all tiles. It is needed if the
+         * scale is negative, or if some row's window hides keys of the first tile. */
         const bool none_free = x.negative || y.free_first > first;
         walk_down<X::EARLY, X::BY_BITS>(
             y.last_visible - 2, none_free ? first : y.free_last, first, [](int j) { return j - 1; }, step,
@@ -528,8 +533,8 @@ template <class X> struct attention {
         return rows;
     }
 
-    /* Stores lse = ln(2^base l), where P was computed relative to 2^base, and sets y. Needs O only if products compute
-     * l. */
+    /* Stores lse = ln(2^base l), where 2^base is the divisor of the row's exponentials, and sets y. With COUNTS it can
+     * run only after the last product, which computes l. */
     DEVICE void end_softmax(tile_end &y, softmax &state, const work_tile &x)
     {
         const row_ends ends = end_rows<X::COUNTS>(state, shifted_reference<SHIFT>{ x.c }, x.sink, x.v_scale);
@@ -590,8 +595,9 @@ template <class X> struct attention {
 
 /* ---- Recomputing rows, and helping to transpose V ---------------------------------------------------------------- */
 
-/* Recomputes the rows of this warp's repair_notes one by one. Inlined, or without the vote in the loop over work tiles,
- * it would make ptxas keep descriptors in registers of each thread in the loop over keys. */
+/* Recomputes the rows of this warp's repair_notes one by one. It is not inlined, and the loop over work tiles ends by a
+ * vote. Otherwise ptxas would keep descriptors in registers of each thread, not in uniform registers, in the loop over
+ * keys. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -612,8 +618,8 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
     }
 }
 
-/* Lets each consumer warp transpose one unit of V (128 keys by 64 channels) before its other work. The two warps that
- * only transpose V are too slow alone under a mask and at head size 256. */
+/* Lets each consumer warp transpose one unit of V (128 keys by 64 channels) before its other work. At head size 256
+ * with a mask, the two warps that only transpose V are too slow alone. */
 template <class X> struct helper_memory {
     shared<X> &sm;
     static DEVICE uint32_t index() { return thread_anew() / 32 - 4; }
@@ -688,8 +694,8 @@ struct run_counters {
     int unused[29];
 };
 
-/* Where in scratch memory each part begins: counters, words that say which parts of V^T are ready, a repair_note per
- * work tile and warp, V^T, q and k as bfloat16. */
+/* Where in scratch memory each part begins. The parts are counters, words that say which units of V^T are ready, a
+ * repair_note per work tile and warp, V^T, and q and k converted to bfloat16. */
 struct layout {
     int64_t notes, V, wide[2], bytes; /* offsets in bytes; `bytes`: size of the scratch memory */
 };
@@ -790,7 +796,8 @@ template <class X> cudaError_t launch(const f8_job &job)
     const int64_t words = job.place.notes / (int64_t)sizeof(uint4);
     code = launch_dependent(begin_run, attn_tiles(words, 256), 256, 0, job.stream, (uint4 *)job.memory, words);
     if (code != cudaSuccess) return code;
-    /* A block without a work tile only transposes V. */
+    /* There may be more blocks than work tiles, because a block's two transposing warps are useful without a work
+     * tile. */
     const int64_t blocks = attn_max64(p.order.end - p.order.first, (p.transpose.units + 1) / 2);
     return launch_dependent(forward_tiles<X>, attn_min64(blocks, job.chip->multiprocessors), X::THREADS,
                             sizeof(shared<X>), job.stream, p, maps, job.given);

@@ -22,8 +22,8 @@ template <class X> constexpr shape_row row(int masks, int least_Sk)
     return { X::D, X::DV, X::SCORE_MODS, masks, least_Sk, { launch<__nv_bfloat16, X>, launch<__half, X> } };
 }
 
-/* A problem takes the first row whose head sizes suffice and which is meant for its kind of mask and number of keys. A
- * sequence's shape never depends on other sequences. */
+/* A problem takes the first row whose head sizes suffice and which is meant for its kind of mask and number of keys.
+ * Which row of the table computes a sequence never depends on other sequences. */
 /* clang-format off */
 const shape_row shapes[] = {
     /* D, Dv: largest head sizes of q and v; C: consumers; BN: keys per tile; stages: buffers of a ring
@@ -43,7 +43,7 @@ const shape_row shapes[] = {
     /* shapes for softcap, ALiBi, FlashMask or float8's scales */
     row<shape<64,  2, 128, 4, 64,  WITH_OPTIONS>>  (ANY,              0),
     row<shape<128, 2, 128, 2, 128, WITH_OPTIONS>>  (ANY,              0),
-    /* with 80 keys per tile ptxas would spill registers */
+    /* 64 keys per tile, because ptxas would spill registers with 80 */
     row<shape<256, 2, 64,  2, 256, WITH_OPTIONS>>  (ANY,              0),
 };
 /* clang-format on */

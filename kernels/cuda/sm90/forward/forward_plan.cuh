@@ -1,5 +1,5 @@
-/* forward_plan.cuh: the plan, the work tiles and the scratch memory of the kernel of forward_tiles.cuh, and which
- * problems it computes. */
+/* forward_plan.cuh: for the kernel of forward_tiles.cuh, its plan, its work tiles, its scratch memory, and the test
+ * whether it can compute a problem. */
 #ifndef ATTN_SM90_FORWARD_PLAN_CUH
 #define ATTN_SM90_FORWARD_PLAN_CUH
 
@@ -15,8 +15,8 @@ namespace {
 
 const int LEAST_BN = 64; /* the smallest number of keys per tile of any shape */
 
-/* K and V of a section (a group of heads, see ending_order) have FEW_KEYS_SECTION bytes if there are fewer than
- * MANY_KEYS keys, and SECTION bytes otherwise. */
+/* The most bytes of K and V in a section (a group of heads, see ending_order): FEW_KEYS_SECTION if there are fewer than
+ * MANY_KEYS keys, SECTION otherwise. */
 const int MANY_KEYS = 2048;
 const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
 
@@ -27,9 +27,10 @@ struct plan {
     int B, H, group, Sq, Sk;
     int left, right; /* how many keys a row sees to the left and right of its own position, at most FAR */
     int top_left;
-    lazy_reference reference; /* reference.c is log2(e) times the scale (or the softcap, if there is one), above 0 */
+    /* reference.c is log2(e) times the scale (or times the softcap, if there is one); it is above 0 */
+    lazy_reference reference;
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
-    bool ends_of_queries; /* true: a sequence may have fewer queries than its tensor has rows */
+    bool ends_of_queries; /* whether a sequence may have fewer queries than its tensor has rows */
     input_scales scales;
     score_mods mods;
     flash_mask mask;
@@ -40,13 +41,13 @@ struct plan {
     int least_Sk, most_Sk;
     /* in packed problems: this launch computes only sequences with more rows than this number */
     int decode_rows;
-    /* sequences whose keys this rule splits are left to forward_split.cu */
+    /* sequences whose keys are split by this rule are left to forward_split.cu */
     split_rule splits;
     int *counter;
 };
 
 /* The plan for bias, keep_mask or dropout (pairs.cuh). With a bias, a score is q.k times `unit`, plus the bias, and
- * reference.c refers to that score. */
+ * reference.c is log2(e). */
 struct pair_plan : plan {
     pair_bias bias;
     kept_bits kept;
@@ -56,7 +57,7 @@ struct pair_plan : plan {
 
 /* ---- Work tiles -------------------------------------------------------------------------------------------------- */
 
-/* A work tile: rows i0 to i0 + BM - 1 of head h of sequence b, with key tiles `first` to `last` - 1. */
+/* A work tile: rows i0 to i0 + BM - 1 of head h of sequence b. They see tiles of keys `first` to `last` - 1. */
 struct __align__(16) work_tile
 {
     int b, h, i0, first;
@@ -140,8 +141,8 @@ const int MOST_WARPS = 16;             /* the largest number of consumer warps i
 const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per work tile: four for plan::before, and one flag per
                                         * warp */
 
-/* Where parts of the scratch memory begin, after plan::before and plan::nonfinite: FlashMask's smallest and largest
- * bounds for each tile of keys; for float8, q, k and v as bfloat16. */
+/* Offsets in the scratch memory, which begins with plan::before and plan::nonfinite. extremes: FlashMask's smallest and
+ * largest bounds of each tile of keys. wide: q, k and v, converted from float8 to bfloat16. */
 struct layout {
     int64_t extremes, wide[3], bytes; /* offsets in bytes; `bytes`: size of the scratch memory */
 };
@@ -164,7 +165,7 @@ layout layout_of(const attn_problem *p, const attn_dims &d)
     return x;
 }
 
-/* ---- Functions of the host: which problems the kernels take ------------------------------------------------------ */
+/* ---- Functions of the host: which problems the kernels compute --------------------------------------------------- */
 
 bool plan_forward(const cuda_chip *, attn_plan *plan)
 {
@@ -188,8 +189,8 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
 
 /* ---- Functions of the host: making the plan ---------------------------------------------------------------------- */
 
-/* `given` has the problem's tensors. `read` has the tensors that forward_tiles reads, with float8 converted to
- * bfloat16. */
+/* A problem to launch. `given` has the problem's tensors. `read` has the tensors that forward_tiles reads, in which
+ * float8 is converted to bfloat16. */
 struct forward_job {
     const cuda_chip *chip;
     cudaStream_t stream;
@@ -230,8 +231,8 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
 
 /* ---- Functions of the host: bias, keep_mask and dropout ---------------------------------------------------------- */
 
-/* Offsets in scratch memory of the parts after struct layout: keep_mask as bits, and FlashMask's smallest and largest
- * bounds for each tile of BN keys. */
+/* Offsets in scratch memory of the parts that follow those of struct layout: keep_mask as bits, and FlashMask's
+ * smallest and largest bounds for each tile of BN keys. */
 struct pair_layout {
     int64_t kept, extremes, bytes;
 };

@@ -1,7 +1,7 @@
 /* forward_split.cu: the Hopper forward of few rows over many keys, such as chunks of a prompt. The keys of a work tile
  * are divided into splits (split_rule.h), so that all multiprocessors have work. forward_tiles leaves the sums of
- * splits in the workspace, and merge_splits adds them (splits.cuh). Where a batch has enough work tiles, a work tile
- * computes its splits one after the other, with the same bits. */
+ * splits in the workspace, and merge_splits adds them (splits.cuh). Where a batch has enough tiles of rows, one work
+ * tile computes all splits of its rows, one after the other. Both ways give the same bits. */
 #include "kernels/cuda/simple/simple.h"
 #include "kernels/cuda/sm90/forward/forward_tiles.cuh"
 
@@ -99,7 +99,7 @@ struct split_layout {
 };
 
 /* With at most MANY splits and MOST_TILES tiles of rows per multiprocessor, each split is a work tile. The sums of MANY
- * splits per multiprocessor fit into the L2. */
+ * splits per multiprocessor fit into the L2 cache. */
 const int MANY = 6;
 const double MOST_TILES = 1.6;
 
@@ -107,8 +107,8 @@ const double MOST_TILES = 1.6;
  * bits. `count`: the largest number of splits. */
 bool runs_in_turn(const cuda_chip *chip, const attn_dims &d, int64_t tiles, int64_t count)
 {
-    /* The host does not know the lengths of packed sequences. With work tiles for the largest possible number of
-     * splits, most would be empty. */
+    /* The host does not know the lengths of packed sequences. If work tiles were planned for the largest possible
+     * number of splits, most would be empty. */
     if (d.packed) return true;
     const int64_t fill = chip->multiprocessors;
     return tiles * 2 > fill && ((double)tiles > MOST_TILES * (double)fill || tiles * count > MANY * fill);
@@ -214,7 +214,7 @@ split_rule split_rule_of(const attn_plan *plan)
     const split_row &x = shape_of(d);
     const bool fits = g.group <= 64 && (g.group & (g.group - 1)) == 0;
     while (fits && 1 << r.shift < g.group) r.shift++;
-    /* rows of a packed problem are counted in an int */
+    /* the rows of a packed problem are counted in an int, so there must be fewer than FAR */
     if (d.packed && d.total_q << r.shift >= FAR) return NO_SPLITS;
     r.BN = x.BN, r.least = x.least;
     r.queries = (int)attn_min64(p->whole_queries, FAR);
@@ -244,8 +244,8 @@ size_t split_workspace(const cuda_chip *chip, const attn_plan *plan)
     split_layout x = split_layout_of(chip, r, d, DV);
     const int64_t bytes = x.bytes;
     if (d.packed || !x.in_turn) return (size_t)bytes;
-    /* device.cu may compute this problem in parts with the same workspace. In a part each split may be a work tile,
-     * which needs more memory. */
+    /* device.cu may compute this problem in parts (some of its heads or queries), one after the other in the same
+     * workspace. In such a part each split may be a work tile, which needs more memory. */
     const int64_t count = split_count(r, (int)d.Sq, (int)d.Sk);
     x.tiles = x.slots = attn_max64(chip->multiprocessors / 2 * count, (int64_t)MANY * chip->multiprocessors);
     place_sums(x, DV);

@@ -39,21 +39,21 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     static const int D = D_, C = C_, DV = DV_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool BIAS = VARIANT == WITH_PAIRS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS;
     static const bool SCORE_MODS = VARIANT == WITH_OPTIONS || PAIRS;
-    static const bool SPLITS = VARIANT == SPLIT; /* true: a work tile has only a split (a part) of the keys that its
-                                                  * rows see */
-    /* true: a consumer may skip tiles at the beginning of a work tile's keys, because with a window only rows of other
-     * consumers see them */
+    /* whether a work tile has only a split (a part) of the keys that its rows see */
+    static const bool SPLITS = VARIANT == SPLIT;
+    /* Whether a consumer may skip tiles at the beginning of a work tile's keys. With a window, these may be tiles that
+     * only rows of other consumers see. */
     static const bool PASSES_FIRST = VARIANT == WINDOWED;
     static const int CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64;
     static const int PRODUCER = C == 2 ? 40 : 32, CONSUMER = C == 2 ? 232 : C == 3 ? 160 : 112;
-    /* true: shared memory has room for O beside Q, K and V */
+    /* whether shared memory has room for O beside Q, K and V */
     static const bool STAGES_OUT = !SPLITS &&
                                    ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
                                        220 << 10;
     static const bool LOW_WORDS =
-        /* true: operands are stored as low words of descriptors; at other head sizes this is 1 to 4 % slower */
+        /* whether operands are stored as low words of descriptors; at other head sizes this is 1 to 4 % slower */
         D == 128 || D == 192;
-    /* true: the wait for the product O comes after the softmax, see release_K_late() */
+    /* whether the wait for the product O += P V comes after the softmax (see release_K_late()) */
     static const bool LATE_WAIT = D == 128 || D == 192;
     /* If a warpgroup's rows see at most FEW_KEYS keys of their last tile, only the scores of these keys are
      * computed. */
@@ -61,10 +61,11 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     /* The argument IN_TURN of softmax_step(). 0: both rows' maxima are searched together. 1: the second row's search
      * waits for the first row's maximum. 2: it also waits for the first exponential. */
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
-    /* true: largest_by_bits() finds maxima; other shapes have no register for it */
+    /* whether the softmax finds maxima by largest_by_bits() (integer comparisons); other shapes lack a register for
+     * it */
     static const bool BY_BITS = D < 256 && !SCORE_MODS;
-    /* true: the first product of the next work tile is issued right after the last one of the present work tile, and
-     * runs while the output is written */
+    /* Whether the first product of the next work tile is issued right after the last one of the present work tile. It
+     * then runs while the output is written. */
     static const bool BEGINS_EARLY = D == 96 || D == 192 || (D != 128 && SCORE_MODS && !PAIRS);
     /* the largest number of tiles, at either end of a work tile's keys, that only some of the consumers see */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
@@ -109,14 +110,14 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     recent_work<X::C> recent[RECENT];
     head_mods heads[X::SCORE_MODS ? X::C * 4 : 1];
     int any_nonfinite;
-    /* the newest work tile of the block, where the list plan::before begins; -1: none */
+    /* the block's newest work tile, from which plan::before leads to the earlier ones; -1: none */
     int newest;
     /* the buffer of V that zero_nonfinite_tiles() must clean next; negative: there is no more work */
     int raw_stage;
     kv_barriers<X::C, X::STAGES> bars;
     uint64_t idle, raw_V;
 
-    /* One thread calls this before the block begins. */
+    /* Initialises the barriers. One thread of the block calls this first. */
     DEVICE void init()
     {
         any_nonfinite = 0;
@@ -127,7 +128,7 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     }
 };
 
-/* Row r of a work tile belongs to query r >> shift_of(p). */
+/* Returns the shift by which the rows of a work tile belong to queries: row r belongs to query r >> shift. */
 template <class X> DEVICE int shift_of(const plan_of<X> &p)
 {
     if constexpr (X::SPLITS) return p.splits.shift;
@@ -163,7 +164,7 @@ template <class X> DEVICE work_tile tile_at(const plan_of<X> &p, int t)
     else return work_tile_of<X::BM, X::BN>(p, t);
 }
 
-/* The warp that hands out work tiles. At the end it hands out again those whose results were not finite. */
+/* The warp that hands out work tiles. At the end it hands out again the work tiles whose results were not finite. */
 template <class X> struct work_scheduler {
     const plan_of<X> &p;
     shared<X> &sm;
@@ -296,8 +297,8 @@ template <class X> struct tile_loader {
             if (i0 == STOP) break;
             const tile_bits *const seen = sm.list(X::SCORE_MODS ? x.list : 0);
             const bool nonfinite_to_zero = x.nonfinite_to_zero, late = first + 1 < last;
-            /* release the work tile, so that the next one is claimed, when only its last tile of keys is left to
-             * load */
+            /* The work tile is released, so that the next one is claimed, when only its last tile of keys is left to
+             * load. If it has at most one tile, this is now. */
             if (!late) release_work(sm);
             if (first >= last) continue;
             const auto tile = [&](int j) { return tma_place{ 0, k_start + j * X::BN, hk, b }; };
@@ -395,7 +396,7 @@ template <class X> struct pair_values<X, true> {
     uint2 kept[2];
     uint32_t drawn[2];
     int next = -1; /* the tile of keys to compute next; -1: none */
-    bool partly;   /* true: FlashMask or keep_mask hides some pairs of the present tile */
+    bool partly;   /* whether FlashMask or keep_mask hides some pairs of the present tile */
 };
 
 template <typename T, class X> struct attention {
@@ -428,9 +429,9 @@ template <typename T, class X> struct attention {
         int slot;
         /* work_tile::i0: the first row, or a negative command (REPORT, STOP or SKIP) */
         int order;
-        int passed; /* number of tiles at the end of the keys that this warpgroup's rows do not see */
-        bool loads; /* true: the work tile has keys */
-        bool sees;  /* true: this warpgroup's rows see some of the keys that are loaded */
+        int passed; /* number of tiles, at the end of the work tile's keys, that this warpgroup's rows do not see */
+        bool loads; /* whether the work tile has keys */
+        bool sees;  /* whether this warpgroup's rows see some of the keys that are loaded */
     };
     DEVICE next_work take()
     {
@@ -455,7 +456,7 @@ template <typename T, class X> struct attention {
     /* Kernel instances with options read the work tile from shared memory at each use, to save registers. */
     DEVICE const work_tile &work_of(const thread_tile &t) const { return X::SCORE_MODS ? sm.recent[t.slot].work : t.x; }
 
-    /* Sets rows of V past the end of the sequence to zero. */
+    /* Sets rows of V past the end of the sequence to zero, in the buffer that is read next. */
     DEVICE void zero_past_end(const work_tile &x)
     {
         me.await_V();
@@ -491,7 +492,7 @@ template <typename T, class X> struct attention {
             load_bias<BN>(values.bias, p.bias, rows, j * BN, lane());
         }
     }
-    /* Determines the tile of keys after tile j, whether some pairs of tile j are hidden, and which pairs dropout
+    /* Determines which tile of keys follows tile j, whether some pairs of tile j are hidden, and which pairs dropout
      * keeps. */
     DEVICE void look_at_pairs(pair_values<X> &values, const thread_tile &t, const tile_bits *seen, int j) const
     {
@@ -505,8 +506,8 @@ template <typename T, class X> struct attention {
         }
     }
 
-    /* Turns raw scores of the first N keys of tile j into P. MASKED: some of these keys may be hidden. BY_BITS and
-     * midway: see softmax_step(). */
+    /* Turns S, the products q.k with the first N keys of tile j, into P. MASKED: some of these keys may be hidden.
+     * BY_BITS and midway: see softmax_step(). */
     template <int N, bool MASKED, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const thread_tile &t, const tile_bits *seen, int j, softmax &state,
                             float (&rescale)[2], pair_values<X> &values, F midway)
@@ -565,9 +566,9 @@ template <typename T, class X> struct attention {
         me.next_turn();
     }
 
-    /* With BEGINS_EARLY, issues the first S = Q K^T of the next work tile, even if this warpgroup's rows see no keys,
-     * because ptxas would wait for a product within the branch that issues it. Nothing overwrites its operands until
-     * this warpgroup releases `work`. */
+    /* With BEGINS_EARLY, issues the first product S = Q K^T of the next work tile. It does so even if this warpgroup's
+     * rows see no keys, because in a branch ptxas would wait for the product at once. Nothing overwrites the operands
+     * until this warpgroup releases `work`. */
     DEVICE void begin(float (&S)[BN / 2], const next_work &work)
     {
         if (warp_uniform(work.sees)) {
@@ -627,8 +628,9 @@ template <typename T, class X> struct attention {
         return X::PASSES_FIRST ? first_visible(t) - first_of_block(t) : 0;
     }
 
-    /* Adds P V to O for the tiles of keys that this warpgroup's rows see, except the first tile, whose P V the caller
-     * must add. With BEGINS_EARLY, `begun` has the scores of the last tile. */
+    /* Adds P V to O for the tiles of keys that this warpgroup's rows see, except the tile that is computed last. `P`
+     * gets P of that tile, and the caller must add its P V. With BEGINS_EARLY, `begun` has the scores of the tile that
+     * is computed first. */
     DEVICE void attend(float (&O)[DV / 2], uint32_t (&P)[BN / 16][4], float (&begun)[BN / 2], softmax &state,
                        const thread_tile &t)
     {
@@ -697,7 +699,8 @@ template <typename T, class X> struct attention {
         }
     }
 
-    /* Returns whether row i, whose largest score is -inf, sees keys: its q.k are then beyond float32. */
+    /* Returns whether row i sees keys. The row's largest score is -inf, so if it sees keys, all its q.k are below the
+     * range of float32. */
     DEVICE bool has_lost_keys(const work_tile &x, int i) const
     {
         if (std::is_same<T, __half>::value || p.mask.bounds || i >= x.Sq) return false;
@@ -709,7 +712,7 @@ template <typename T, class X> struct attention {
         return max(query + band.lo, 0) < min(query + band.hi, band.Sk);
     }
 
-    /* end_softmax() for shapes in which a bias may make scores huge (see exact_reference). */
+    /* Does the work of end_softmax() for shapes in which a bias may make scores huge (see exact_reference). */
     DEVICE tile_end end_softmax_of_pairs(softmax &state, const thread_tile &t, const work_tile &x)
     {
         const float sink = p.to.sinks ? p.to.sinks[x.h * p.to.sink_stride] : -CUDART_INF_F;
@@ -771,7 +774,7 @@ template <typename T, class X> struct attention {
             if (any) *(volatile int *)&sm.any_nonfinite = 1;
         }
         if (!p.to.out) return;
-        /* the first of the warp's 16 rows, and the number of the sequence's rows from it on */
+        /* the first of the warp's 16 rows, and how many rows the sequence has from that row on */
         const int row = t.i0 - lane() / 4, count = x.Sq - row;
         T *const rows = out_row<T>(p.to, x.b, x.h, x.q_start + row);
         uint16_t *const staging = sm.out + (X::STAGES_OUT ? warp_index() * 16 * 64 * X::CHUNKS_V : 0);
@@ -779,8 +782,8 @@ template <typename T, class X> struct attention {
         else copy_rows(O, x, row, count, rows, staging);
     }
 
-    /* Stores the sums of a split (a part of the keys) or, after the last split of rows that this block computes alone,
-     * the results. */
+    /* Stores the sums of a split (a part of the keys). If this block computes all splits of its rows, the results are
+     * stored after the last split instead. */
     DEVICE void finish(float (&O)[DV / 2], split_end end, const thread_tile &t)
     {
         const work_tile &x = t.x;
@@ -822,8 +825,8 @@ template <typename T, class X> struct attention {
         __syncwarp();
     }
 
-    /* Moves `work` on to the first work tile in which this warpgroup's rows see keys, and stores the results of those
-     * that it skips. Returns false if no work tile is left. */
+    /* Moves `work` on to the first work tile in which this warpgroup's rows see keys, and stores the results of the
+     * work tiles that it skips. Returns false if no work tile is left. */
     DEVICE bool pass_unseen(next_work &work)
     {
 #pragma unroll 1
@@ -865,7 +868,7 @@ template <typename T, class X> struct attention {
             multiply_add<T, DV, BN / 16>(O, P, V());
             const int passed = first_passed(tile_of(now));
             if (X::PASSES_FIRST) me.template pass_K<X::MOST_PASSED>(passed);
-            /* runs during the product P V of the last tile */
+            /* end_work() does not need O, so it runs during the product P V of the last tile */
             const auto end = end_work(state, tile_of(now));
             if (X::BEGINS_EARLY) {
                 work = take();
@@ -892,12 +895,13 @@ template <typename T, class X> struct attention {
     }
 };
 
-/* Recomputes the rows of work tiles that this warp has flagged, if they see a NaN or infinity, one by one. All flags
- * and plan::before are written when STOP is published. Not inlined, so that the loop over keys keeps its uniform
- * registers. */
+/* Recomputes, one by one, the rows of work tiles that this warp has flagged, if they see a NaN or infinity. All flags
+ * and plan::before have been written when STOP is published. The function is not inlined, so that the loop over keys
+ * keeps its uniform registers. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan_of<X> &p, const cuda_args &a)
 {
-    /* one number for all shapes would make ptxas spill registers in shapes with small heads */
+    /* number of channels per lane; a single maximum for all shapes would make ptxas spill registers in shapes with
+     * small heads */
     constexpr int channels = (X::D > X::DV ? X::D : X::DV) / 32;
     const int warp = threadIdx.x / 32 - 4, newest = block_memory<shared<X>>().newest;
     repair_begins();

@@ -25,7 +25,7 @@ template <int C, int STAGES> struct kv_barriers {
     barrier_pairs<STAGES> K, V;
     barrier_pairs<1> work;
 
-    /* One thread calls this; it must call fence_mbarrier_init() afterwards. */
+    /* Initialises the barriers. The thread that calls this must call fence_mbarrier_init() afterwards. */
     DEVICE void init()
     {
         init_pairs(Q, 1);
@@ -64,7 +64,7 @@ template <class SM> DEVICE void announce_work(SM &sm)
 template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.empty[0]), at.phase);
-    __syncwarp(); /* otherwise a late lane could miss a phase of the mbarrier at the next call */
+    __syncwarp(); /* without this, a slow lane could miss a phase of the mbarrier at the next call */
     at.next();
 }
 
@@ -77,7 +77,7 @@ template <class SM> DEVICE const auto &await_work(SM &sm, const ring<1> &at)
     return sm.work;
 }
 
-/* Releases sm.work, when the thread that loads tiles needs the next work tile. */
+/* Releases sm.work. The thread that loads tiles calls this when it needs the next work tile. */
 template <class SM> DEVICE void release_work(SM &sm)
 {
     mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
@@ -104,8 +104,8 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
 
     DEVICE kv_consumer(SM &sm_, int w) : consumer<C>(w), sm(sm_) {}
 
-    /* Waits for the next work tile x and this consumer's part y, and calls read(x, y). If read() returns false,
-     * release_work() must be called later. */
+    /* Waits for the next work tile x and this consumer's part y, and calls read(x, y). If read() returns false, the
+     * caller must call release_work() later. */
     template <class F> DEVICE void take(F read)
     {
         await_full(sm.bars.work, at);
@@ -129,14 +129,16 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     DEVICE void await_K() { await_full(sm.bars.K, k); }
     DEVICE void await_V() { await_full(sm.bars.V, v); }
 
-    /* `last`: it was the work tile's last product Q K^T, so Q is released too. */
+    /* Releases the buffer of K after a product Q K^T. `last`: this was the work tile's last such product, so Q is
+     * released too. */
     DEVICE void release_K(bool last)
     {
         this->release(sm.bars.K, k);
         if (last) release_Q();
         k.next();
     }
-    /* With LATE, the caller releases K later, and also advances in the ring of buffers. */
+    /* Releases K, and also Q if `last`. With LATE, the caller itself releases K later, and then moves on in the ring of
+     * buffers. */
     template <bool LATE> DEVICE void release_K(bool last)
     {
         if (!LATE) release_K(last);
@@ -156,8 +158,8 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     }
     DEVICE void pass_V() { this->pass(sm.bars.V, v); }
 
-    /* Releases the first `count` tiles of keys, at most MOST. A loop that ends at `count` would cost 2 to 4 % of the
-     * time, because ptxas would keep descriptors in registers of each thread. */
+    /* Releases the next `count` (at most MOST) tiles of keys, which this warpgroup does not need. A loop that ends at
+     * `count` would cost 2 to 4 % of the time, because ptxas would keep descriptors in registers of each thread. */
     template <int MOST> DEVICE void pass_K(int count)
     {
 #pragma unroll
@@ -186,9 +188,9 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     }
 };
 
-/* Calls step(j, MASKED, BY_BITS) for tile j, below(j) and so on down to `first`. MASKED and BY_BITS are types that hold
- * a bool, so that each combination has its own loop. MASKED: some keys may be hidden; with FREE_LOOP it is false below
- * tile `free`. BY_BITS: high() has returned true; only with HIGH_LOOP. */
+/* Calls step(j, MASKED, BY_BITS) for tile j, tile below(j) and so on, down to tile `first`. MASKED and BY_BITS are
+ * types that hold a bool, so that each combination has its own loop. MASKED: some keys may be hidden; with FREE_LOOP it
+ * is false below tile `free`. BY_BITS: high() has returned true; only with HIGH_LOOP. */
 template <bool FREE_LOOP, bool HIGH_LOOP, class BELOW, class STEP, class HIGH>
 DEVICE void walk_down(int j, int free, int first, const BELOW &below, const STEP &step, const HIGH &high)
 {

@@ -9,8 +9,8 @@
 
 #include "kernels/cuda/common/kernels.h"
 
-/* The largest number of work tiles that splits should give a key/value head. With eight key/value heads, 16 work tiles
- * of each nearly fill the 132 multiprocessors of an H100. */
+/* Splits should give a key/value head at most this number of work tiles. With eight key/value heads, 16 work tiles of
+ * each nearly fill the 132 multiprocessors of an H100. */
 enum { SPLIT_TILES = 17 };
 
 struct split_rule {
@@ -21,8 +21,9 @@ struct split_rule {
     int least;   /* the least number of keys that a split may have */
     int queries; /* number of queries of the whole problem, if only a part of the problem is computed; 0: all of it is
                   * computed */
-    int window;  /* the largest number of keys that the rows of a work tile see together; FAR if left or right is not
-                  * limited */
+    /* the largest number of keys that the rows of a work tile see together; FAR if there is no limit on the left or on
+     * the right */
+    int window;
     /* A work tile has the rows of 2^shift query heads; row r belongs to query r >> shift. per_tile: query heads of a
      * group, divided by 2^shift. */
     int shift, per_tile;
@@ -31,7 +32,7 @@ struct split_rule {
 /* The number of rows of a work tile of forward_split.cu. */
 enum { SPLIT_BM = 128 };
 
-/* A rule that splits no sequence that has queries. */
+/* The rule for problems without splits: it splits no sequence that has queries. */
 const split_rule NO_SPLITS = { 0, 0, 1, 1, 0, 0, 0, 0 };
 
 ATTN_HD bool has_splits(const split_rule &r, int Sq, int Sk)
@@ -39,8 +40,8 @@ ATTN_HD bool has_splits(const split_rule &r, int Sq, int Sk)
     return Sq <= r.most_queries && Sk >= r.least_keys && Sq <= Sk / 4;
 }
 
-/* Returns the largest number of splits of a work tile of a sequence with Sq queries and Sk keys, or 0 if the keys are
- * not split. It never falls when keys are added. */
+/* Returns the most splits into which the keys of a work tile are divided, for a sequence with Sq queries and Sk keys;
+ * 0: the keys are not split. The result never falls when keys are added. */
 ATTN_HD int split_count(const split_rule &r, int Sq, int Sk)
 {
     if (!has_splits(r, Sq, Sk)) return 0;
@@ -55,16 +56,16 @@ ATTN_HD int split_length(const split_rule &r, int Sq, int Sk)
 {
     const int count = split_count(r, Sq, Sk);
     if (count == 0) return 0;
-    /* a window may touch two tiles of keys more than it fills */
+    /* a window that begins and ends within tiles touches up to two tiles more than its length fills */
     const int all = (Sk + r.BN - 1) / r.BN, seen = r.window < Sk ? r.window / r.BN + 2 : all;
     return ((seen < all ? seen : all) + count - 1) / count;
 }
 
-/* Returns the rule for a problem that sm90_forward takes. */
+/* Returns the rule by which keys are split, for a problem that the kernel sm90_forward computes. */
 split_rule split_rule_of(const attn_plan *plan);
 
-/* split_part_of() returns whether forward_split.cu computes all sequences of the problem, some of them (if their
- * lengths are in device memory), or none. */
+/* split_part_of() returns whether forward_split.cu computes all sequences of the problem, none, or some. Some: their
+ * lengths are in device memory, so only the kernels know which sequences are split. */
 enum split_part : uint8_t { SPLITS_NONE, SPLITS_SOME, SPLITS_ALL };
 split_part split_part_of(const split_rule &r, const attn_geometry &g);
 

@@ -14,7 +14,7 @@ namespace {
 
 struct split_plan : plan {
     int most;     /* number of work tiles for the same rows: the largest number of splits, or 1 with in_turn */
-    bool in_turn; /* true: a work tile computes all splits of its rows; false: each split is a work tile */
+    bool in_turn; /* whether a work tile computes all splits of its rows; otherwise each split is a work tile */
     float4 *sums; /* [slot][warp][4 numbers of O][lane]: sums of O; a slot belongs to a work tile or, with in_turn, to a
                    * block */
     /* [slot][warp][lane]: `top` and l of the first (x, y) and of the second (z, w) of the lane's two rows */
@@ -52,13 +52,14 @@ template <int BM, int BN> DEVICE work_tile split_tile_of(const split_plan &p, in
 
 /* ---- Adding up the results of splits (parts of the keys) --------------------------------------------------------- */
 
-/* Combines two partial results of a row. Its operations are intrinsics, because two kernels must get the same bits. */
+/* Combines two partial results of a row. Each operation is an intrinsic, so that the two kernels that combine results
+ * get the same bits. */
 struct fold {
     float top, keep, add;
     DEVICE fold(float before, float next)
     {
         top = fmaxf(before, next);
-        /* the row has seen no key yet; -inf - -inf would be NaN */
+        /* top is -inf if the row has seen no key yet; -inf - -inf would be NaN */
         const float base = top == -CUDART_INF_F ? 0 : top;
         keep = exp2_fast(__fsub_rn(before, base));
         add = exp2_fast(__fsub_rn(next, base));
@@ -66,8 +67,8 @@ struct fold {
     DEVICE float operator()(float before, float next) const { return fmaf(add, next, __fmul_rn(keep, before)); }
 };
 
-/* Adds the sums of all earlier splits (parts of the keys) to O and `end`. `before`: their `top` and l of both rows.
- * O_of(n) returns four numbers of their O, two for each row. */
+/* Adds the sums of all earlier splits (parts of the keys) to O and `end`. `before`: `top` and l of these sums, for both
+ * rows. O_of(n) returns four numbers of their O, two for each row. */
 template <int N, class F> DEVICE void add_split(const float4 &before, F O_of, float (&O)[N], split_end &end)
 {
     const fold first(before.x, end.top[0]), second(before.z, end.top[1]);
@@ -81,7 +82,8 @@ template <int N, class F> DEVICE void add_split(const float4 &before, F O_of, fl
     }
 }
 
-/* Where a warp's sums lie in memory. Each thread reads only the sums that it has written itself. */
+/* Stores a warp's sums of a split to memory, and adds the sums of earlier splits. Each thread reads only the sums that
+ * it has written itself. */
 template <int DV> struct split_sums {
     float4 *const O, *const rows;
     DEVICE split_sums(const split_plan &p, int warp, int lane)
@@ -111,8 +113,8 @@ template <int N> DEVICE bool is_finite(const float (&O)[N])
 
 /* ---- Storing the results of rows --------------------------------------------------------------------------------- */
 
-/* Stores WIDTH columns of out, from `column` on, of rows i0 and i0 + 8; with column 0 also their lse. Returns whether
- * all results are finite. */
+/* Stores WIDTH columns of out, from `column` on, of rows i0 and i0 + 8. If `column` is 0, it also stores their lse.
+ * Returns whether all results are finite. */
 template <typename T, int WIDTH>
 DEVICE bool store_split_rows(const split_plan &p, const work_tile &x, int i0, int column, float (&O)[WIDTH / 2],
                              const split_end &end, int lane)

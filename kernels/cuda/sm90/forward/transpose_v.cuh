@@ -1,10 +1,11 @@
 /* transpose_v.cuh: writes V^T of a float8 V to scratch memory, by warps that have no other work.
  *
  * A unit is KEYS keys x CHANNELS_V channels of a head. A warp claims the next unit from a counter, in the order in
- * which work tiles need them, transposes it and sets the unit's mark. A warp that loads V^T waits for the marks of its
- * keys. Every wait ends, because a warp finishes a claimed unit without waiting, and a waiting block's other warps
- * claim the remaining units. V^T is stored by ordinary stores and loaded by TMA, so two fences between the generic and
- * the asynchronous proxy are needed: one before a mark is released, one after it was acquired.
+ * which work tiles need them, transposes it and sets the unit's mark (a word in global memory: V^T of the unit is
+ * ready). A warp that loads V^T waits for the marks of its keys. Every wait ends, because a warp finishes a claimed
+ * unit without waiting, and a waiting block's other warps claim the remaining units. V^T is stored by ordinary stores
+ * and loaded by TMA, so two fences between the generic and the asynchronous proxy are needed: one before a mark is
+ * released, one after it was acquired.
  *
  * Within each 16 keys, V^T has the keys in the order in which the accumulators hold P, so that P can be an operand
  * without a change: position 16u + 4q + e holds key 16u + 8 (e / 2) + 2q + e % 2.
@@ -16,7 +17,7 @@
 
 #include "kernels/cuda/sm90/layer/scheduler.cuh"
 
-/* numbers of keys and of channels that a warp transposes at a time (a unit) */
+/* numbers of keys and of channels in a unit, which a warp transposes at a time */
 enum { KEYS = 128, CHANNELS_V = 64 };
 /* number of warps of a block that transpose, and the first of these warps */
 enum { TRANSPOSERS = 2, FIRST_TRANSPOSER = 2 };
@@ -28,7 +29,8 @@ enum { THERE = 1, THERE_NONFINITE = 3 };
 
 struct transpose_plan {
     const uint8_t *V;
-    /* strides of V in bytes; sweep: distance in bytes from rows that a warp requests to those that it requests next */
+    /* strides of V in bytes; sweep: distance in bytes from the rows that a warp loads at a time to those that it loads
+     * next */
     int64_t batch, head, row, sweep;
     uint8_t *to; /* V^T, a dense tensor [B, Hk, Dv, pitch] */
     int64_t to_head, pitch;
@@ -39,8 +41,8 @@ struct transpose_plan {
      * of all heads */
     int key_blocks, channel_blocks, units;
     tile_order order;
-    /* true: each consumer warp transposes 128 keys by 64 channels before its other work (help_to_transpose()), because
-     * the transposing warps alone would be too slow */
+    /* Whether each consumer warp transposes 128 keys by 64 channels before its other work (help_to_transpose()). It
+     * does so if the transposing warps alone would be too slow. */
     bool in_haste;
     int *next_unit;
     uint32_t *any_nan; /* set to 1 if a warp found a NaN in V */
@@ -99,8 +101,8 @@ DEVICE uint32_t without_nan(uint32_t word)
     return word & ~(nan | (nan - (nan >> 7)));
 }
 
-/* Layout in shared memory of what is transposed at a time: LINES keys with CELLS cells (16 channels of one key) each.
- * The 8 rows that ldmatrix reads for one matrix lie in different banks. */
+/* Layout in shared memory of what a warp transposes in one step: LINES keys with CELLS cells (16 channels of one key)
+ * each. The 8 rows that ldmatrix reads for one matrix lie in different banks. */
 template <int STEPS> struct transpose_step_shape {
     static const int LINES = STEPS == 1 ? KEYS : 64, CELLS = STEPS == 1 ? CHANNELS_V / 16 : 1, SWEEP = 32 / CELLS;
     static_assert(LINES * CELLS * 16 * STEPS == KEYS * CHANNELS_V, "all of the unit");
@@ -112,16 +114,17 @@ template <int STEPS> struct transpose_step_shape {
     }
 };
 
-/* MEMORY is transpose_memory, or a type with members of the same names. */
+/* A warp that transposes units of V. MEMORY is transpose_memory, or a type with members of the same names. */
 template <int STEPS, class MEMORY> struct transposer {
     typedef transpose_step_shape<STEPS> step_shape;
     const transpose_plan &p;
     MEMORY &memory;
 
-    /* Returns the description of what the calling warp transposes at present or next. `which` (0 or 1) alternates. */
+    /* Returns the description of the unit that the calling warp transposes now or next. `which` alternates between 0
+     * and 1. */
     DEVICE unit &at(int which) const { return memory.own_unit(which); }
 
-    /* Requests the numbers of V for one of STEPS steps. Bytes past the end become zeros. */
+    /* Starts to copy the elements of V for one of STEPS steps to shared memory. Bytes past the end become zeros. */
     DEVICE void fetch(int which, int step) const
     {
         const uint32_t lane = thread_anew() % 32;
@@ -138,8 +141,8 @@ template <int STEPS, class MEMORY> struct transposer {
             for (int key = lane; key < min(x.keys, KEYS); key += 32) prefetch_L2(p.V + x.from + key * p.row);
     }
 
-    /* With g = lane / 4 and q = lane % 4, ldmatrix gives a lane channels 2 g and 2 g + 1 (of 16) of keys 16 q to 16 q +
-     * 15 (of 64), two keys per register. */
+    /* Transposes the elements of one step, and stores them in V^T. With g = lane / 4 and q = lane % 4, ldmatrix gives a
+     * lane channels 2 g and 2 g + 1 (of 16) of keys 16 q to 16 q + 15 (of 64), two keys per register. */
     DEVICE void transpose(int which, int step) const
     {
         const uint32_t lane = thread_anew() % 32, row = lane % 8, key = 16 * (row / 2) + 2 * (lane / 8) + row % 2;
@@ -179,7 +182,8 @@ template <int STEPS, class MEMORY> struct transposer {
                                   __byte_perm(v[2], w[2], BYTES), __byte_perm(v[3], w[3], BYTES));
     }
 
-    /* Says by a mark that V^T of these keys and channels is ready, after all stores of this warp to it. */
+    /* Sets the unit's mark, by which other warps see that its V^T is ready. All stores of this warp to V^T become
+     * visible before the mark. */
     DEVICE void publish(const unit &x) const
     {
         fence_proxy_async_global(); /* makes this lane's stores visible to TMA */
@@ -213,7 +217,7 @@ template <int STEPS, class MEMORY> struct transposer {
         __syncwarp();
         if (at(0).keys) fetch(0, 0);
         for (int n = 0; at(n).keys; n ^= 1) {
-            /* claim the next keys early, to hide the latency of the atomic operation */
+            /* claim the next unit early, to hide the latency of the atomic operation */
             const int claimed = claimer ? claim(p.next_unit) : 0;
 #pragma unroll 1
             for (int step = 0; step < STEPS; step++) {
@@ -225,7 +229,7 @@ template <int STEPS, class MEMORY> struct transposer {
             }
             if (claimer) at(n ^ 1) = unit_of(p, claimed);
             __syncwarp();
-            /* the next V arrives while this V^T is stored */
+            /* load V of the next unit while V^T of this unit is stored */
             if (at(n ^ 1).keys) fetch(n ^ 1, 0);
             publish(at(n));
         }
@@ -234,8 +238,9 @@ template <int STEPS, class MEMORY> struct transposer {
 
 /* ---- Functions for warps that read V^T --------------------------------------------------------------------------- */
 
-/* Waits until V^T of a key/value head is ready from block of keys `wanted` to the last. Returns the first block from
- * which on all are ready; `ready` is the previous result. All lanes of the warp must call this. */
+/* Waits until V^T of a key/value head is ready from block of keys number `wanted` to the last block. Returns the first
+ * block from which on all blocks are ready. `ready` is the result of the previous call. All lanes of the warp must call
+ * this. */
 DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
 {
     while (ready > wanted) {
@@ -256,15 +261,15 @@ DEVICE int key_blocks_below(const transpose_plan &p, int end)
     return min((end + KEYS - 1) / KEYS, p.key_blocks);
 }
 
-/* Returns whether V had a NaN in what has been transposed so far: at least in all keys that the caller has waited for,
- * or whose V^T has arrived in shared memory. */
+/* Returns whether a warp has found a NaN in V so far. The answer covers all keys that the caller has waited for, or
+ * whose V^T has arrived in shared memory. */
 DEVICE bool had_any_nan(const transpose_plan &p)
 {
     return *(volatile uint32_t *)p.any_nan;
 }
 
-/* Returns whether V had a NaN in a block of KEYS keys that has one of keys `begin` to `end` - 1 of a head. V^T of these
- * blocks must be ready. */
+/* Returns whether V had a NaN in any block of KEYS keys that contains one of the keys `begin` to `end` - 1 of a head.
+ * V^T of these blocks must be ready. */
 DEVICE bool had_nan(const transpose_plan &p, int64_t head, int begin, int end)
 {
     const uint32_t *const marks = p.marks + head * p.key_blocks * p.channel_blocks;

@@ -5,11 +5,12 @@
  * warpgroups computes the scores of one tile of a pair, passes P to the other through shared memory, and accumulates
  * half of O's 512 columns (the "seesaw" of FlashMLA).
  *
- * Splits (parts of a sequence's keys) are added up in fours, and then these groups, always in this order. A block
- * computes one split or the splits of a group; combine_latent adds up the results of different blocks.
+ * A sequence's keys are divided into splits. The results of four splits (a group) are added up first, then the results
+ * of the groups, always in this order. A block computes one split or one group. The kernel combine_latent adds up the
+ * results of different blocks.
  *
- * Rows whose result is not finite, for example because P = 0 was multiplied by a NaN in V, or whose scores are huge,
- * are flagged and recomputed one by one by the next kernel. */
+ * A row is flagged if its scores are huge, or if its result is not finite (P = 0 times a NaN in V, for example). The
+ * next kernel recomputes the flagged rows one by one. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/sm90/latent/latent_plan.cuh"
@@ -20,14 +21,14 @@ namespace {
 
 /* ---- A block's threads and its shared memory --------------------------------------------------------------------- */
 
-/* number of threads of a block; registers per thread of the producer (which loads) and of a consumer (which
- * multiplies) */
+/* THREADS: threads per block. PRODUCER, CONSUMER: registers per thread of the warpgroup that loads tiles, and of a
+ * warpgroup that multiplies. */
 enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 };
-/* a tile of keys arrives in PIECES loads: four of 128 columns each, and one of 64 columns */
+/* A tile of keys is loaded in PIECES pieces, each with its own barrier: four of 128 columns, and one of 64 columns. */
 enum { PIECES = 5 };
 enum { KEPT = 3 };
 
-/* The left and the right consumer warpgroup, and the halves of a buffer of keys whose columns of V they multiply. */
+/* The two consumer warpgroups. LEFT computes the left half of O's columns, RIGHT the right half. */
 enum { LEFT, RIGHT };
 
 /* Numbers of the named barriers. The 256 consumer threads meet at barriers below MEET, the 128 threads of a warpgroup
@@ -36,7 +37,7 @@ enum { Q_READY = 1, P0_READY, P1_READY, TURN, ENDED, MEET };
 
 struct shared {
     alignas(1024) uint16_t Q[BOXES][BM * 64];
-    /* [buffer][box of 64 columns]; P of a tile overwrites its last box */
+    /* [buffer][box of 64 columns]: tiles of keys. P of a tile overwrites the last box of that tile. */
     alignas(1024) uint16_t K[2][BOXES][BOX];
     /* [warpgroup that computed the scores][row]: the reference (the number subtracted from scores before exp2), and the
      * factor by which O is multiplied */
@@ -66,7 +67,8 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
                                      return make_int2(key - page * page_size, pages[page]);
     };
     const uint64_t policy = evict_first();
-    /* parity of the phase to wait for at `empty` of each buffer; at first 1, so that the first wait ends at once */
+    /* [buffer]: the phase parity to wait for at its barriers `empty`. It begins as 1, so that the first wait returns at
+     * once. */
     uint32_t phase[2] = { 1, 1 };
     int j = sm.place.first_key(sm.place.begin), split_end = j + length, s = 0, n = 0;
     int2 place = find(j + lane * BN), ahead = find(j + (lane + 32) * BN);
@@ -84,9 +86,9 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
         };
 #pragma unroll
         for (int turn = 0; turn < 2; turn++) {
-            /* the halves of a buffer are requested in the order in which they are released */
+            /* the two halves of a buffer are loaded in the order in which the consumers release them */
             const int half = turn ^ s;
-            /* only lane 0 waits, because a lane that comes late to the wait might miss the phase */
+            /* only lane 0 waits, because another lane might begin to wait too late, after the barrier's next phase */
             if (lane == 0) {
                 mbarrier_wait(smem_addr(&sm.bars[s].empty[half]), phase[s]);
                 ask(half * 2);
@@ -102,25 +104,25 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
 /* A consumer warpgroup. W (LEFT or RIGHT) says for which buffer of keys (0 or 1) it computes scores, and which half of
- * V it multiplies. */
+ * V's columns it multiplies. */
 template <typename T, int W> struct warpgroup {
     const plan &p;
     shared &sm;
-    const block_place &place; /* in shared memory, because copies of the members would take registers */
+    const block_place &place; /* a reference to shared memory, because a copy would take registers */
     const int group;
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     /* the thread's first row in the block; its second row is 8 rows below */
     const int row = warp * 16 + lane / 4;
-    uint32_t phase[2] = { 0, 0 }; /* parity of the phase to wait for at `full` of each buffer */
-    softmax x;                    /* x.l: sums of P over only those tiles whose scores this warpgroup computes */
-    uint32_t kept[KEPT * 4][4];   /* the last KEPT boxes (64 columns each) of Q, as operands of products */
+    uint32_t phase[2] = { 0, 0 }; /* [buffer]: the phase parity to wait for at its barriers `full` */
+    softmax x;                    /* x.l sums P only over the tiles whose scores this warpgroup computes */
+    uint32_t kept[KEPT * 4][4];   /* the last KEPT boxes (64 columns each) of Q, in registers, as operands of wgmma */
 
     DEVICE warpgroup(const attn_geometry &g, const plan &p_, shared &sm_)
         : p(p_), sm(sm_), place(sm_.place), group((int)g.group)
     {
     }
 
-    /* Computed anew at each call, to save registers. */
+    /* Returns the address of a tile in shared memory. It is computed at each call, to save registers. */
     DEVICE uint32_t address(const uint16_t *tile) const
     {
         return memory_anew() + (uint32_t)((const char *)tile - (const char *)&sm);
@@ -148,7 +150,7 @@ template <typename T, int W> struct warpgroup {
     }
 
     /* Waits for a piece (128 or 64 columns) of the tile whose scores this warpgroup computes, and issues S += Q K^T for
-     * it. */
+     * these columns. FIRST: S starts from 0. */
     template <int PIECE, bool FIRST> DEVICE void score_piece(float (&S)[BN / 2]) const
     {
         const k_major_low<64> Q(address(sm.Q[0])), K(address(sm.K[W][0]));
@@ -185,7 +187,8 @@ template <typename T, int W> struct warpgroup {
      * 64 columns of the tile's keys, after all warps of this warpgroup have computed their scores. */
     DEVICE void give(const uint32_t (&P)[BN / 16][4], const float (&rescale)[2]) const
     {
-        /* read thread numbers again, because addresses made from earlier copies would stay in registers */
+        /* Reads the thread index again, because addresses computed from the struct's members would stay in
+         * registers. */
         const int thread = (int)thread_anew() % 128, warp = thread / 32, lane = thread % 32, row = warp * 16 + lane / 4;
         meet();
 #pragma unroll
@@ -247,8 +250,9 @@ template <typename T, int W> struct warpgroup {
         wgmma_commit();
     }
 
-    /* Processes the tiles of a split (a part of the keys), two at a time. ptxas makes good code only if each product O
-     * += P V is retired in the iteration that issues it, and if no other product is in flight while O is rescaled. */
+    /* Computes one split (a part of the keys), two tiles at a time. ptxas makes good code only under two conditions:
+     * the iteration that issues a product O += P V also waits for it, and no other product is running while O is
+     * rescaled. */
     DEVICE void run_left(float (&O)[HALF / 2], int first, int tiles)
     {
         float S[BN / 2];
@@ -290,7 +294,7 @@ template <typename T, int W> struct warpgroup {
         if (two) named_barrier_arrive(TURN, 256);
         phase[0] ^= 1;
     }
-    /* Processes the tile in buffer 0, whose scores the caller has issued. */
+    /* Processes the tile in buffer 0. The caller has already issued its product S = Q K^T. */
     DEVICE void left_tile(float (&O)[HALF / 2], float (&S)[BN / 2], int j0)
     {
         float rescale[2];
@@ -352,7 +356,7 @@ template <typename T, int W> struct warpgroup {
     }
 
     /* Ends a split (a part of the keys): adds its result to the sum of this block's earlier splits. Writes the sum to
-     * `out` if the block has computed all splits, otherwise to the workspace. */
+     * `out` if the block has computed all splits of these rows, otherwise to the workspace. */
     DEVICE void end(float (&O)[HALF / 2], int split)
     {
         const bool joins = split > place.begin, last = split + 1 == place.end, out = last && place.q.ends_in_block(p);
@@ -381,8 +385,8 @@ template <typename T, int W> struct warpgroup {
 #pragma unroll
             for (int half = 0; half < 2; half++) sm.before[W][row + half * 8] = now[half];
         __syncwarp();
-        /* A thread has pieces of 4 floats, even ones of its first row and odd ones of its second row (see
-         * piece_of()). */
+        /* The thread's partial sums of O in the workspace, in pieces of 4 floats. Even pieces belong to the thread's
+         * first row, odd pieces to its second row. */
         float4 *const sum = p.O + place.unit * UNIT + W * (UNIT / 2) + thread;
         if (joins) {
 #pragma unroll
@@ -419,7 +423,7 @@ template <typename T, int W> struct warpgroup {
             const int2 sees = sm.sees[row + half * 8];
             const bool exists = r < place.q.rows, sound = is_sound(now[half].x, now[half].y, sees.x < sees.y);
             const float factor = factor_of(now[half].y);
-            float zero = 0; /* becomes NaN if a number of the thread's row is not finite */
+            float zero = 0; /* 0, or NaN if one of the thread's sums in this row is not finite */
             T *const to = p.to.out ? out_row<T>(p.to, place.b, h, i) + W * HALF : nullptr;
 #pragma unroll
             for (int n = 0; n < HALF / 8; n += 4) {
@@ -515,12 +519,12 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- The kernels that combine partial results -------------------------------------------------------------------- */
 
-/* COMBINE_PARTS: number of parts into which a row's split groups (four splits each) are divided; 128 threads add up
- * each part */
+/* COMBINE_PARTS: the most parts into which combine_latent divides a row's split groups (four splits each). 128 threads
+ * add up each part. */
 enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* number of blocks per multiprocessor */ };
 
-/* Adds up the results of a row's splits, one row per block. 128 threads add up a part (every fourth split group). A row
- * that tensor cores could not compute (see is_sound()) is recomputed by one warp. */
+/* Adds up the results of a row's splits, one row per block. 128 threads add up one part: every PARTS-th split group
+ * (four splits). One warp recomputes a row that tensor cores could not compute (see is_sound()). */
 template <int PARTS>
 __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
     combine_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
@@ -603,7 +607,8 @@ __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
         forward_row<LATENT_CHANNELS>(a, head_args_of(a, b, h), i, g.view[ATTN_T_out], nullptr, EVERY_ROW);
 }
 
-/* Recomputes the rows that latent_tiles could not compute, one row per warp. For problems without splits to combine. */
+/* Recomputes the rows that latent_tiles could not compute, one row per warp. It runs if there are no splits to
+ * combine. */
 __global__ void __launch_bounds__(128)
     repair_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
@@ -622,11 +627,11 @@ __global__ void __launch_bounds__(128)
 
 /* ---- Functions of the host that plan and launch ------------------------------------------------------------------ */
 
-/* A block computes a split group or a single split, whichever needs fewer waves of blocks; the results have the same
- * bits. */
+/* How a problem is divided among blocks. A block computes a group of splits or a single split, whichever takes fewer
+ * waves of blocks. Both ways give the same bits. */
 struct launch_plan {
     int tiles, units, walks;
-    bool all_end; /* true: the blocks write all results, so that no kernel has to combine splits */
+    bool all_end; /* whether one block computes all splits of a row, so that no kernel has to combine results */
     int64_t blocks, rows, O, ml, bytes;
 };
 
@@ -693,7 +698,7 @@ cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cud
     if (code != cudaSuccess) return code;
     if (y.all_end)
         return launch_dependent(repair_latent, attn_min64(attn_tiles(y.rows, 128), 1024), 128, 0, stream, a, p);
-    /* true: each row has at most COMBINE_PARTS split groups (four splits each), so few that 128 threads add up all */
+    /* whether each row has so few split groups (at most COMBINE_PARTS) that 128 threads add up all of them */
     const bool one_each = attn_tiles(y.units, y.walks ? 1 : SPLIT_GROUP) <= COMBINE_PARTS;
     return one_each ? launch_dependent(combine_latent<1>, y.rows, 128, 0, stream, a, p)
                     : launch_dependent(combine_latent<COMBINE_PARTS>, y.rows, 128 * COMBINE_PARTS, 0, stream, a, p);

@@ -10,7 +10,7 @@ namespace {
 /* ---- The sizes of tiles ------------------------------------------------------------------------------------------ */
 
 enum { D = 576, DV = 512, BM = 64, BN = 64, HALF = DV / 2 };
-/* a box has BN keys and 64 columns; BOXES: boxes per tile; BOX: elements of a box */
+/* BOXES: number of boxes (BN keys by 64 columns) in a tile of keys. BOX: number of elements in a box. */
 enum { BOXES = D / 64, BOX = BN * 64 };
 enum { MOST_ROWS = 1024 };
 enum { SPLIT_GROUP = 4 };
@@ -20,12 +20,13 @@ enum { SPLIT_GROUP = 4 };
 struct plan {
     lazy_reference reference;
     results to;
-    /* tiles: number of tiles of 64 rows; units: the largest number of splits or split groups of a sequence */
+    /* tiles: number of tiles of 64 rows per sequence. units: the most splits, or groups of splits, of a sequence. */
     int tiles, units;
-    /* true: a unit is a group of splits, which one block computes; false: a unit is one split */
+    /* Whether a block computes a group of splits, one after the other, instead of one split. A "unit" is what a block
+     * computes: a group or a split. */
     int walks;
-    float4 *O;      /* [split or split group][piece_of()]: partial sums O, 64 rows of 512 columns each */
-    float2 *ml;     /* for each row of O: its reference m (x), which was subtracted from its scores before exp2, and its
+    float4 *O;  /* [unit][piece_of()]: partial sums O, 64 rows of 512 columns for each unit (split or split group) */
+    float2 *ml; /* for each row of O: its reference m (x), which was subtracted from its scores before exp2, and its
                      * sum l (y) */
     uint8_t *flags; /* two flags per row of out: nonzero if the row's left or right half must be recomputed */
 };
@@ -51,8 +52,8 @@ __host__ __device__ inline int64_t splits_of(int64_t keys, bool wide)
     return attn_max64(1, attn_tiles(keys, split_keys(keys, wide)));
 }
 
-/* Returns the largest number of splits that a sequence of at most `keys` keys can have; a shorter one may have more
- * than a longer one. */
+/* Returns the largest number of splits that a sequence of at most `keys` keys can have; a shorter sequence may have
+ * more splits than a longer one. */
 inline int64_t most_splits_of(int64_t keys, bool wide)
 {
     const int64_t group_of_shortest = SPLIT_GROUP * least_split_keys(wide);
@@ -87,7 +88,7 @@ struct block_place {
     sequence_place q;
     int b, r0, begin, end;
     int open_lo, open_hi; /* all rows of the sequence see keys open_lo to open_hi - 1 */
-    int64_t unit;         /* index in the workspace of the block's first unit (split or split group) */
+    int64_t unit;         /* index in the workspace of the unit (split or split group) that the block computes */
 
     DEVICE int first_key(int split) const { return q.first + split * q.length; }
     DEVICE int last_key(int split) const { return min(first_key(split) + q.length, q.last); }
@@ -125,13 +126,14 @@ DEVICE int piece_of(int row, int n)
 
 /* ---- Combining two partial results ------------------------------------------------------------------------------- */
 
-/* Combines two partial results of a row. Its operations are intrinsics, because two kernels must get the same bits. */
+/* Combines two partial results of a row. Each operation is an intrinsic, so that the two kernels that combine results
+ * get the same bits. */
 struct fold {
     float m, keep, add;
     DEVICE fold(float m_before, float m_next)
     {
         m = fmaxf(m_before, m_next);
-        /* no key was seen yet; -inf - -inf would be NaN */
+        /* m is -inf if no key was seen yet; -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
         keep = exp2_fast(__fsub_rn(m_before, base));
         add = exp2_fast(__fsub_rn(m_next, base));

@@ -40,8 +40,8 @@ DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
                  : "memory");
 }
 
-/* mbarrier_wait() that suspends the thread, for at most 10 ms at a time. It does not poll shared memory, whose
- * bandwidth wgmma needs. For threads without other work. */
+/* Does the same as mbarrier_wait(), but suspends the thread, for at most 10 ms at a time. It does not poll shared
+ * memory, whose bandwidth wgmma needs. It is for threads without other work. */
 DEVICE void mbarrier_sleep(uint32_t bar, uint32_t parity)
 {
     asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"
@@ -74,7 +74,7 @@ DEVICE void tma_prefetch_4d(const CUtensorMap *map, int c0, int c1, int c2, int 
                  : "memory");
 }
 
-/* tma_load_4d() with a policy for the L2 cache (createpolicy, PTX ISA 9.7.9.16). */
+/* Does the same as the other tma_load_4d(), with a policy for the L2 cache (createpolicy, PTX ISA 9.7.9.16). */
 DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar,
                         uint64_t policy)
 {

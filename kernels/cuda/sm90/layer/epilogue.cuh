@@ -36,13 +36,14 @@ DEVICE float sink_log2(const results &to, int h)
 
 /* ---- Computing the factors of O, and lse, from the sums of rows -------------------------------------------------- */
 
-/* For the thread's two rows: the factor of O, and `top`, where the exponentials in the sum l are divided by 2^top. */
+/* Results of end_rows() for the thread's two rows. `factor`: what the row of O must be multiplied by. `top`: the
+ * exponentials in the row's sum l were divided by 2^top. */
 struct row_ends {
     float factor[2], top[2];
 };
 
-/* Adds the sink to the sum l of each row, and computes v_scale / l, the factors of O. x.l must be this lane's part of
- * each sum or, with WHOLE, the whole sum. */
+/* Adds the sink to the sum l of each row, and computes v_scale / l, the factor of each row of O. x.l must be this
+ * lane's part of each sum or, with WHOLE, the whole sum. */
 template <bool WHOLE = false, class REFERENCE>
 DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, float v_scale)
 {
@@ -66,8 +67,8 @@ DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, flo
     return y;
 }
 
-/* Stores lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8, if they are below Sq. BY_IN_BASE_2: top comes from
- * in_base_2(), which returns huge scores unchanged. */
+/* Stores lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8, if they are below Sq. BY_IN_BASE_2: `top` comes from
+ * in_base_2(), which does not convert huge scores to base 2. */
 template <bool BY_IN_BASE_2 = false>
 DEVICE void store_lse(const results &to, int b, int h, int64_t q_start, int i0, int Sq, const softmax &x,
                       const row_ends &ends, int lane)
@@ -121,8 +122,8 @@ DEVICE void stage_rows(const float (&O)[D / 2], uint16_t *staging, int lane, PLA
 template <typename T, int D>
 DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], uint16_t *staging, int lane)
 {
-    /* PITCH: pieces of 16 bytes from one row to the next in shared memory. The swizzle moves a piece only within its
-     * group of 8. */
+    /* PIECES: 16-byte pieces in a row. PITCH: pieces from one row to the next in shared memory, a multiple of 8,
+     * because the swizzle permutes groups of 8 pieces. */
     const int PIECES = D / 8, PITCH = (D + 63) / 64 * 8;
     const auto place = [](int i, int piece) { return i * PITCH + (piece ^ (i & 7)); };
     stage_rows<T, D>(O, staging, lane, place);
@@ -188,7 +189,7 @@ DEVICE void transpose_quad(uint32_t (&a)[4], int q)
         }
 }
 
-/* Stores rows of O directly from registers, where shared memory has no room for O. */
+/* Stores rows of O directly from registers, for kernels whose shared memory has no room for O. */
 template <typename T, int D>
 DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], int lane)
 {
@@ -254,8 +255,8 @@ DEVICE void store_floats(float *rows, int64_t stride, int count, int width, cons
                 *(float2 *)(rows + n * 8) = make_float2(sums[n * 4 + half * 2], sums[n * 4 + half * 2 + 1]);
 }
 
-/* Stores `count` rows of a gradient, from element `place` of the tensor on, as float32 or in type T. `rest`: the last
- * arguments of store_rows(). */
+/* Stores `count` rows of a gradient, from element `place` of the tensor on, in the tensor's type (float32 or T).
+ * `rest`: the last arguments of store_rows(). */
 template <typename T, int D, class... REST>
 DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int width, const float (&sums)[D / 2],
                            REST... rest)
@@ -267,7 +268,7 @@ DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int wi
 
 /* ---- Recomputing rows whose results are not finite --------------------------------------------------------------- */
 
-/* Calls repair(n, word), with all lanes of a warp, for each n below `flags` whose word flag(n) is not 0. */
+/* For each n below `flags` with flag(n) != 0, one warp calls repair(n, flag(n)) with all its lanes. */
 template <class FLAG, class REPAIR> DEVICE void for_flagged_warps(int flags, FLAG flag, REPAIR repair)
 {
     for (int base = (blockIdx.x * 4 + threadIdx.x / 32) * 32; base < flags; base += gridDim.x * 128) {

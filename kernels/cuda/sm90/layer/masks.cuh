@@ -8,9 +8,9 @@
 
 /* ---- Masks that let a row see a band of keys: causal, window, lengths -------------------------------------------- */
 
-/* Sets scores to -inf where rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see the key. The tile's keys begin at j0.
- * RIGHT_ONLY: the mask hides no key on the left. FIRST: all rows see the first FIRST keys. Row r belongs to query r >>
- * shift. */
+/* Sets a score of row i0 (registers 0 1 4 5 ...) or i0 + 8 to -inf if the row does not see the key. The tile's keys
+ * begin at j0. RIGHT_ONLY: the mask hides no key on the left. FIRST: all rows see the first FIRST keys. Row r belongs
+ * to query r >> shift. */
 template <int N, bool RIGHT_ONLY = false, int FIRST = 0>
 DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int lane, int shift = 0)
 {
@@ -58,8 +58,8 @@ struct tile_bits {
     uint32_t some[MOST_KEY_TILES / 32], part[MOST_KEY_TILES / 32];
 };
 
-/* Lists the tiles of keys that are not hidden in `seen`, and narrows `tiles` to their range. kind_of(j) must return the
- * attn_tile_kind of tile j. All lanes of the warp must call this. */
+/* Sets in `seen` the bits of the tiles of keys that are not hidden, and narrows `tiles` to the range of these tiles.
+ * kind_of(j) must return the attn_tile_kind of tile j. All lanes of the warp must call this. */
 template <class KIND> DEVICE void list_tiles(key_tiles &tiles, tile_bits &seen, KIND kind_of)
 {
     const int lane = threadIdx.x % 32;
@@ -83,8 +83,8 @@ DEVICE const attn_mask_extremes *extremes_of(const flash_mask &mask, int b, int 
     return mask.extremes + ((int64_t)b * (H / mask.group) + h / mask.group) * mask.key_tiles;
 }
 
-/* Lists the tiles of keys that FlashMask does not hide completely from rows `begin` to `end` - 1. All lanes of the warp
- * must call this. */
+/* Lists in `seen` the tiles of keys that FlashMask does not hide completely from rows `begin` to `end` - 1. All lanes
+ * of the warp must call this. */
 DEVICE void list_visible_tiles(const flash_mask &mask, int b, int h, int H, int begin, int end, key_tiles &tiles,
                                tile_bits &seen)
 {
@@ -109,7 +109,8 @@ DEVICE void hide_by_bounds(float (&S)[N / 2], const flash_mask &mask, const WORK
     static_assert(N <= 128, "hidden has 32 bits");
     const int32_t *const bounds = mask.bounds + x.b * mask.batch + x.h / mask.group * mask.head;
     const int column = j0 + lane % 4 * 2;
-    /* one bit per score for each row; not unrolled, because then all bounds would be in registers at once */
+    /* One bit per score of each row; 1: hidden. The loop is not unrolled, because all bounds would then be in registers
+     * at once. */
     uint32_t hidden[2] = { 0, 0 };
 #pragma unroll 1
     for (int n = 0; n < N / 4; n++) {

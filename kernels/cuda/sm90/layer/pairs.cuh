@@ -18,8 +18,8 @@
 /* ---- The softmax of rows whose scores may be huge ---------------------------------------------------------------- */
 
 /* The choice of a row's reference (see softmax.cuh) where a bias may make scores huge, such as -3.4e38. Scores are
- * converted to base 2 unless the reference is huge: P is then 1 for the largest score and 0 for all others, in any
- * base. */
+ * converted to base 2 unless the reference is huge. With a huge reference, P is 1 for the largest score and 0 for all
+ * others, in any base. */
 struct exact_reference {
     float c, slack;
     DEVICE float factor(float m) const { return fabsf(m) * c < SCORE_MOST ? c : 1; }
@@ -29,7 +29,7 @@ struct exact_reference {
     DEVICE float change(float m, float b, float f) const { return __fsub_rn(__fmul_rn(m, f), b); }
 };
 
-/* Converts the largest raw score m of a row to base 2, as in_base_2() does. The true score is m * unit. */
+/* Converts a row's largest score to base 2, as in_base_2() does. The score is m * unit. */
 struct largest_in_base_2 {
     float unit;
     DEVICE float base(float m) const
@@ -46,8 +46,8 @@ struct largest_in_base_2 {
 struct kept_bits {
     const uint4 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* distances in `words` from one batch row, head or query to the next, counted in queries; 0: all batch rows, heads
-     * or queries have the same bits */
+    /* distances in `words`, in units of one query's words, from one batch row, head or query to the next; 0: all batch
+     * rows, heads or queries have the same bits */
     int64_t batch, head, row;
     int rows, tiles; /* rows per head (1: the mask is the same for all rows), and tiles of keys */
 };
@@ -84,8 +84,8 @@ DEVICE uint8_t kind_of(const kept_bits &kept, int b, int h, int i, int tile)
     return kept.kinds[(head * blocks + (kept.row ? i / KIND_ROWS : 0)) * kept.tiles + tile];
 }
 
-/* Returns keep_mask's bits of this lane's columns, for row i and a tile of keys. Of columns 8 n to 8 n + 7 a lane has
- * two; bit 2 n + lane % 4 / 2 of x belongs to the left one, and the same bit of y to the right one. */
+/* Returns keep_mask's bits of this lane's columns, for row i and a tile of keys. The lane has two of the columns 8 n to
+ * 8 n + 7: bit 2 n + lane % 4 / 2 of x is for the left one, and the same bit of y for the right one. */
 DEVICE uint2 kept_words(const kept_bits &kept, int b, int h, int i, int tile, int lane)
 {
     const uint4 *const at = kept.words + (b * kept.batch + h * kept.head + i * kept.row) * kept.tiles + tile;
@@ -189,14 +189,15 @@ const int COLUMN_QUERIES = 64, KIND_KEYS = 128;
 struct kept_columns {
     const uint2 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* distances in `words` from one batch row or head to the next, counted in heads; 0: all batch rows or heads have
-     * the same bits */
+    /* distances in `words`, in units of one head's words, from one batch row or head to the next; 0: all batch rows or
+     * heads have the same bits */
     int64_t batch, head;
     /* keys per head, and tiles of queries per head (1: the mask is the same for all queries) */
     int keys, tiles;
 };
 
-/* Does for bits by key what plan_kept_bits() does for bits by row. */
+/* Plans keep_mask's bits ordered by key. Returns the bytes of scratch memory that they take. `memory` may be NULL if
+ * the caller only needs the size. */
 static inline int64_t plan_kept_columns(const attn_geometry &g, bool given, void *memory, kept_columns &x)
 {
     const attn_view &keep = g.view[ATTN_T_keep_mask];
@@ -219,8 +220,8 @@ DEVICE const uint2 *column_words(const kept_columns &kept, int b, int h, int j, 
     return kept.words + ((b * kept.batch + h * kept.head) * kept.keys + j) * kept.tiles + (kept.tiles > 1 ? tile : 0);
 }
 
-/* Returns the bits of tile_kind of keys [j0, j0 + KIND_KEYS) for `count` tiles of queries from `tile` on. j0 must be a
- * multiple of KIND_KEYS. */
+/* Returns the tile_kinds, combined by OR, of keys [j0, j0 + KIND_KEYS) and `count` tiles of queries from tile number
+ * `tile` on. j0 must be a multiple of KIND_KEYS. */
 DEVICE int kinds_of(const kept_columns &kept, int b, int h, int j0, int tile, int count)
 {
     const int64_t head = b * kept.batch + h * kept.head, blocks = attn_tiles(kept.keys, KIND_KEYS);
@@ -280,7 +281,7 @@ __global__ void __launch_bounds__(128)
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         uint2 words = { column_of(even, e), column_of(odd, e) };
-        /* the mask has one row for all queries */
+        /* The mask has one row for all queries: copy that row's bit to all queries of the words. */
         if (!keep.row) words.x = words.y = words.x & 1 ? ~0u : 0;
         if (j + e < kept.keys)
             ((uint2 *)kept.words)[((int64_t)blockIdx.z * kept.keys + j + e) * kept.tiles + tile] = words;
@@ -310,7 +311,7 @@ struct pair_bias {
     int64_t batch, head, row; /* strides in bytes; 0: the axis is broadcast */
     int columns;
     attn_dtype dtype;
-    bool in_pairs; /* true: columns 2 n and 2 n + 1 can be loaded as one word */
+    bool in_pairs; /* whether columns 2 n and 2 n + 1 can be loaded by one instruction */
 };
 
 static inline pair_bias pair_bias_of(const attn_geometry &g)
@@ -378,12 +379,12 @@ template <int N> DEVICE void add_bias(float (&S)[N / 2], const uint32_t (&raw)[N
 /* ---- Which pairs dropout keeps ----------------------------------------------------------------------------------- */
 
 struct pair_dropout {
-    /* a pair is kept if its 16 random bits, in the upper half of a word, exceed this */
+    /* a pair is kept if a word whose upper half is the pair's 16 random bits exceeds this number */
     uint32_t most;
     float scale; /* factor of the pairs that dropout keeps: 1 / (1 - dropout_p) */
     bool drops;
     uint32_t keys[20];    /* two key words for each of the 10 rounds of Philox4x32-10 */
-    int64_t first, batch; /* for the random generator, head h of batch row b has number first + b * batch + h */
+    int64_t first, batch; /* head h of batch row b has number first + b * batch + h in the random generator's counter */
 };
 
 static inline pair_dropout pair_dropout_of(const cuda_args &a)

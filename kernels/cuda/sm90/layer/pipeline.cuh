@@ -6,7 +6,7 @@
  *         products of another. A warpgroup without a product passes its turn.
  *
  * If no product of a warpgroup reads a stage, its four warps must meet before one thread releases the stage (see
- * pass()). Otherwise a warp that still waits for the stage could miss the phase. */
+ * pass()). Otherwise a warp that still waits for the stage could miss the barrier's phase. */
 #ifndef ATTN_SM90_PIPELINE_CUH
 #define ATTN_SM90_PIPELINE_CUH
 
@@ -71,13 +71,13 @@ DEVICE void fill_stage(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at, uin
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* Numbers of named barriers: the first of a set with one barrier per consumer warpgroup. */
+/* Numbers of named barriers. Each is the first of a set that has one barrier per consumer warpgroup. */
 enum { ORDER_BARRIER = 2, GROUP_BARRIER = 6 };
 
 /* The position of a thread in a block with C consumer warpgroups, and the barriers of its warpgroup. */
 template <int C> struct consumer {
     int w, warp, lane; /* w: number of the warpgroup among the consumers; warp: number in the warpgroup */
-    bool leader;       /* true: this thread arrives at barriers for its whole warpgroup */
+    bool leader;       /* whether this thread arrives at barriers for its whole warpgroup */
 
     DEVICE explicit consumer(int w_)
         : w(w_), warp(threadIdx.x % 128 / 32), lane(threadIdx.x % 32), leader(threadIdx.x % 128 == 0)
@@ -103,8 +103,8 @@ template <int C> struct consumer {
     }
 
     DEVICE void meet() const { named_barrier_sync(GROUP_BARRIER + w, 128); }
-    /* meet() that returns whether x is true in all threads of the warpgroup. The vote tells ptxas that all lanes get
-     * the same result. */
+    /* Does the same as meet(), and returns whether x is true in all threads of the warpgroup. The vote tells ptxas that
+     * all lanes get the same result. */
     DEVICE bool meet_all(bool x) const { return __any_sync(0xffffffff, named_barrier_all(GROUP_BARRIER + w, 128, x)); }
 
     DEVICE void release(uint64_t &empty) const

@@ -1,8 +1,8 @@
 /* products.cuh: products of tiles that a warpgroup computes, with operands in shared memory or registers.
  *
  * An operand's function step(k) returns the descriptor of step k: 32 bytes of each row of a K-major operand, or 16 rows
- * of an MN-major one. The functions that multiply issue and commit a product, but do not wait for it: call retire()
- * before reading the sums. */
+ * of an MN-major one. The functions multiply...() start a product, but do not wait for it: call retire() before reading
+ * the sums. */
 #ifndef ATTN_SM90_PRODUCTS_CUH
 #define ATTN_SM90_PRODUCTS_CUH
 
@@ -10,30 +10,30 @@
 
 /* ---- Operands of tensor-core products (wgmma) -------------------------------------------------------------------- */
 
-/* A K-major operand in shared memory: chunks of 128 bytes of columns with ROWS rows each (tma.cuh). Each descriptor is
- * made from the address, to save registers. */
+/* A K-major operand in shared memory, stored as chunks of ROWS rows by 128 bytes (see tma.cuh). Each descriptor is
+ * computed from the address when it is needed, to save registers. */
 template <int ROWS> struct k_major {
     uint32_t address;
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k / 4 * ROWS * 128 + k % 4 * 32, 16, 1024); }
 };
 
-/* A K-major operand that stores the descriptor of its first 32 bytes of columns. That of later columns takes one
- * addition. */
+/* A K-major operand that stores the descriptor of the first 32 bytes of its rows. The descriptor of later columns takes
+ * one addition. */
 template <int ROWS> struct k_major_described {
     uint64_t first;
     DEVICE explicit k_major_described(uint32_t address) : first(wgmma_descriptor(address, 16, 1024)) {}
     DEVICE uint64_t step(int k) const { return first + ((uint32_t)(k / 4 * ROWS * 128 + k % 4 * 32) >> 4); }
 };
 
-/* An MN-major operand in shared memory: chunks of 128 bytes of columns with ROWS rows each (tma.cuh). The rows are the
+/* An MN-major operand in shared memory, stored as chunks of ROWS rows by 128 bytes (see tma.cuh). The rows are the
  * product's dimension k. */
 template <int ROWS> struct mn_major {
     uint32_t address;
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k * 2048, ROWS * 128, 1024); }
 };
 
-/* Operands that store only the low word of a descriptor; the high word is the same in all. The descriptor of another
- * step along k, or of another buffer, takes one addition. */
+/* Operands that store only the low word of a descriptor; the high word is the same in all descriptors. The descriptor
+ * of another step along k, or of another buffer, takes one addition. */
 DEVICE uint64_t descriptor_of(uint32_t low)
 {
     return wgmma_descriptor(0, 0, 1024) | low;
@@ -88,14 +88,15 @@ DEVICE void multiply_add(float (&d)[N / 2], const uint32_t (&A)[STEPS][4], const
     wgmma_commit();
 }
 
-/* Waits until all but the newest LEFT products are complete. Then d may be read. */
+/* Waits until all but the newest LEFT products are complete. Afterwards d, the result of a completed product, may be
+ * read. */
 template <int LEFT, int N> DEVICE void retire(float (&d)[N])
 {
     wgmma_wait<LEFT>();
     opaque(d);
 }
 
-/* ---- P as the next product's operand ----------------------------------------------------------------------------- */
+/* ---- P as the operand of the next product ------------------------------------------------------------------------ */
 
 /* Rounds P, which S holds, to 16-bit elements, in the order that wgmma needs for an operand in registers. */
 template <typename T, int N, int M> DEVICE void to_operand(uint32_t (&P)[M][4], const float (&S)[N / 2])

@@ -34,8 +34,8 @@ DEVICE uint32_t thread_anew()
     return thread;
 }
 
-/* Returns the address of block_memory(), read at each call, so that descriptors made from it stay in uniform
- * registers. */
+/* Returns the address of the block's dynamic shared memory (block_memory()), read at each call, so that descriptors
+ * made from it stay in uniform registers. */
 DEVICE uint32_t memory_anew()
 {
     uint32_t address;
@@ -166,7 +166,7 @@ DEVICE void wait_for_prerequisites()
 
 /* ---- Moves between registers and shared memory, conversions, arithmetic ------------------------------------------ */
 
-/* Stores four 8x8 blocks of 16-bit elements. Lane l gives the address of row l % 8 of block l / 8. */
+/* Stores four 8x8 blocks of 16-bit elements to shared memory. Lane l gives the address of row l % 8 of block l / 8. */
 DEVICE void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
@@ -174,8 +174,8 @@ DEVICE void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
                  : "memory");
 }
 
-/* Stores four 8x8 blocks of 16-bit elements, each transposed. Lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of
- * column l / 4. */
+/* Stores four 8x8 blocks of 16-bit elements to shared memory, each transposed. Lane l holds elements 2 (l % 4) and 2 (l
+ * % 4) + 1 of column l / 4. */
 DEVICE void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
@@ -183,8 +183,8 @@ DEVICE void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4])
                  : "memory");
 }
 
-/* Loads four 8x8 blocks of 16-bit elements, each transposed. Lane l gives the address of row l % 8 of block l / 8, and
- * gets elements 2 (l % 4) and 2 (l % 4) + 1 of column l / 4 of each block. */
+/* Loads four 8x8 blocks of 16-bit elements from shared memory, each transposed. Lane l gives the address of row l % 8
+ * of block l / 8, and gets elements 2 (l % 4) and 2 (l % 4) + 1 of column l / 4 of each block. */
 DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -193,7 +193,7 @@ DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
                  : "memory");
 }
 
-/* Stores 16 bytes to global memory in one instruction; the compiler would make four of an assignment. */
+/* Stores 16 bytes to global memory in one instruction. The compiler would use four instructions for an assignment. */
 DEVICE void store_16(void *to, uint4 x)
 {
     asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
@@ -268,8 +268,8 @@ DEVICE float largest_by_bits(float x, float y, float z)
 
 /* ---- Tensor-core products (wgmma), PTX ISA 9.7.15 ---------------------------------------------------------------- */
 
-/* Returns the descriptor of an operand in shared memory with the 128-byte swizzle. To move on by some bytes, add bytes
- * >> 4 to it.
+/* Returns the descriptor of an operand in shared memory with the 128-byte swizzle. To move the operand's beginning by
+ * n bytes, add n >> 4.
  *   lbo  MN-major operands: distance in bytes from one group of 64 elements of M or N to the next;
  *        K-major operands ignore it
  *   sbo  distance in bytes from one group of 8 rows to the next */
@@ -323,8 +323,8 @@ template <int N> DEVICE void undefine(float (&d)[N])
     for (int i = 0; i < N; i++) asm volatile("" : "=f"(d[i]));
 }
 
-/* Returns x in a register that ptxas must keep, instead of computing x again at each use. (A shuffle in which each lane
- * gets its own x.) */
+/* Returns x in a register that ptxas must keep, instead of computing x again at each use. It is a shuffle in which each
+ * lane gets its own x. */
 DEVICE uint32_t kept(uint32_t x)
 {
     return __shfl_sync(0xffffffff, x, threadIdx.x % 32);

@@ -60,12 +60,12 @@ DEVICE head_tile head_tile_of(const tile_order &x, int t)
 
 /* A tile_order that ends with short work tiles (few keys) of the last heads. */
 struct ending_order : tile_order {
-    int last_heads; /* number of the first of the last heads */
+    int last_heads; /* index of the first of the last heads, whose short work tiles end the order */
     int short_tiles;
 };
 
 /* Plans an ending_order that ends with about at_end short work tiles. short_tiles: number of short work tiles of a
- * head, or 0 if all take the same time. */
+ * head, or 0 if all work tiles take the same time. */
 static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, int64_t short_tiles,
                                            int at_end, int64_t share)
 {
@@ -99,8 +99,8 @@ DEVICE head_tile head_tile_of(const ending_order &x, int t)
     return { head + at.head, tile + at.tile };
 }
 
-/* Plans an ending_order for a forward with BM queries per work tile and `rows` keys per head, whose K and V take
- * row_bytes per key. uneven: work tiles differ in length. */
+/* Plans an ending_order for a forward with BM queries per work tile. rows: keys per head. row_bytes: bytes of K and V
+ * per key. uneven: work tiles differ in their number of keys. */
 static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_head, int64_t heads, int64_t rows,
                                             int64_t row_bytes, int BM, bool uneven, int64_t share)
 {
@@ -109,8 +109,8 @@ static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_
                            share);
 }
 
-/* first_tile() returns the block's first work tile. claim_tile() returns the next one, from the counter, to all
- * lanes. */
+/* first_tile() returns the block's first work tile. claim_tile() returns the next one to all lanes of the warp; the
+ * lane whose `scheduler` is true claims it from the counter. */
 DEVICE int first_tile(const tile_order &x)
 {
     return x.first + (int)blockIdx.x;
@@ -121,14 +121,15 @@ DEVICE int claim_tile(const tile_order &x, int t, int *counter, bool scheduler)
     return __shfl_sync(0xffffffff, t, 0);
 }
 
-/* ---- Which keys rows see ----------------------------------------------------------------------------------------- */
+/* ---- Which keys each row sees ------------------------------------------------------------------------------------ */
 
 /* Which keys the rows of a sequence see: row i sees keys i + lo to min(i + hi, Sk) - 1. */
 struct key_band {
     int lo, hi, Sk;
 };
 
-/* Row i is at the same position of the sequence as key i + align. */
+/* Returns the band of keys that rows see. Row i is at the position of key i + align, and sees `left` keys before that
+ * key and `right` keys after it. */
 ATTN_HD key_band key_band_of(int align, int left, int right, int Sk)
 {
     return { align - left, align + right + 1, Sk };

@@ -42,11 +42,11 @@ const double MOST_SOFTCAP = 64;
 const int EXACT = 1 << 24; /* limit on ALiBi's distances: float32 holds all integers up to this number */
 
 struct score_mods {
-    /* factor inside softcap; 0: no softcap. A score s becomes tanh(s scale / softcap) = 1 - 2 / (1 + 2^(s cap)) */
+    /* 0: no softcap. Otherwise a score s becomes tanh(s scale / softcap), computed as 1 - 2 / (1 + 2^(s cap)). */
     float cap;
     const float *slopes; /* ALiBi's slopes; NULL: no ALiBi */
     int64_t slope_batch, slope_head;
-    float per_slope; /* a raw score divided by this number is the true score, to which slopes apply */
+    float per_slope; /* factor of ALiBi's slopes, because the kernel's scores are the true scores times this number */
 };
 
 /* Returns whether the functions of this file are exact enough for the problem's softcap and ALiBi. */
@@ -69,7 +69,7 @@ static inline score_mods score_mods_of(const attn_geometry &g, float unit)
 }
 
 struct head_mods {
-    float cap, slope; /* softcap and slope of score_mods, for products q.k that are not scaled yet */
+    float cap, slope; /* the factor inside softcap, and ALiBi's slope, for products q.k before they are scaled */
     float factor;     /* scores are multiplied by `factor` before softcap and ALiBi */
 };
 
@@ -108,7 +108,7 @@ DEVICE void tanh_of_four(float (&x)[4])
     x[3] = fmaf(-of_last, d[2], 1);
 }
 
-/* Computes tanh(s * cap) for arguments near 0 by a series in s, with a relative error below 5.5e-7. */
+/* Computes tanh(s * cap * ln(2) / 2) for s near 0 by a power series in s, with a relative error below 5.5e-7. */
 struct near_tanh {
     float most; /* the series is used for |s| up to this limit, where tanh is 0.46 */
     float a[4];

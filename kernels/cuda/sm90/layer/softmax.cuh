@@ -38,24 +38,24 @@ template <int SHIFT> struct shifted_reference {
     DEVICE float change(float m, float b, float) const { return __fsub_rn(base(m), b); }
 };
 
-/* The softmax of the thread's two rows: m is the row's reference (subtracted from its scores before exp2), and l this
- * lane's part of the row's sum. */
+/* The softmax of the thread's two rows: m is the row's reference (subtracted from its scores before exp2), and l is
+ * this lane's part of the row's sum of exponentials. */
 struct softmax {
     float m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 };
 };
 
-/* Returns whether largest_by_bits(), which compares scores as integers, may find the next maxima: in both rows a score
- * must exceed a number >= 0 to move the reference. Once true it stays true. */
+/* Returns whether largest_by_bits(), which compares scores as integers, may find the next maxima. It may if in both
+ * rows only scores above some number >= 0 move the reference. Once true, this stays true. */
 template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE &reference)
 {
     return reference.least(x.m[0]) >= 0 && reference.least(x.m[1]) >= 0;
 }
 
 /* Turns S into P. `rescale` gets the factors for the rows of O, which are exactly 1 where the reference stays.
- * midway(sum) is called when a row's maximum and a quarter of its exponentials are known; `sum` is >= 0 or NaN and
- * depends on them, so that ptxas cannot move code that uses `sum` to an earlier place. IN_TURN = 1 makes the second
- * row's maximum depend on the first row's, so that ptxas schedules it during the first row's exponentials. With IN_TURN
- * = 2 it also depends on the first of these exponentials. BY_BITS: is_high() is true for all rows. */
+ * midway(sum) is called when a row's maximum and a quarter of its exponentials are known. `sum` is >= 0 or NaN and
+ * depends on them, so that ptxas cannot move code that uses `sum` to an earlier place. IN_TURN = 1: the second row's
+ * maximum depends on the first row's, so that ptxas schedules it during the first row's exponentials. IN_TURN = 2: it
+ * also depends on the first of these exponentials. BY_BITS: is_high() is true for all rows. */
 template <int N, int IN_TURN = 0, bool BY_BITS = false, class REFERENCE, class F>
 DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
@@ -78,7 +78,7 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
             float least = fminf(x.m[0], x.m[1]);
             if (IN_TURN == 2) {
                 S[1] = exp2_fast(fmaf(S[1], factor[0], -base[0]));
-                /* makes `least` NaN if the score is NaN, which the search for the maximum would ignore */
+                /* adds 0 or NaN; fmaxf() ignores a NaN, so that only the dependency on S[1] has an effect */
                 least = fmaf(S[1], 0, least);
             }
             top[2] = fmaxf(top[2], least), top[3] = fmaxf(top[3], least);
@@ -88,7 +88,7 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
         m = reference.advance(x.m[half], m);
-        /* the row has seen no key yet; -inf - -inf would be NaN */
+        /* m is -inf if the row has seen no key yet; -inf - -inf would be NaN */
         base[half] = m == -CUDART_INF_F ? 0 : reference.base(m);
         factor[half] = reference.factor(m);
         rescale[half] = exp2_fast(reference.change(x.m[half], base[half], factor[half]));
@@ -136,7 +136,7 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
         if (half == 1) {
             S[0] = exp2_fast(fmaf(S[0], reference.c, -base[0]));
             if (BY_BITS) top[1] = fmaxf(reference.least(x.m[1]), -fabsf(S[0]));
-            /* becomes NaN if the score is NaN, which the search for the maximum would ignore */
+            /* S[0] times 0 adds 0 or NaN; fmaxf() ignores a NaN, so that only the dependency has an effect */
             else top[1] = fmaf(S[0], 0, fminf(x.m[0], x.m[1]));
             other = top[1];
             float &second = CHAINS == 2 ? other : top[1];
@@ -151,7 +151,7 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
         m = reference.advance(x.m[half], m);
-        /* with HIDDEN the row may have seen no key yet; -inf - -inf would be NaN */
+        /* with HIDDEN, m is -inf if the row has seen no key yet; -inf - -inf would be NaN */
         base[half] = HIDDEN && m == -CUDART_INF_F ? 0 : reference.base(m);
         rescale[half] = exp2_fast(__fsub_rn(reference.base(x.m[half]), base[half]));
         x.m[half] = m;

@@ -98,7 +98,7 @@ struct tma_place {
 };
 
 /* Issues the load of a tile of ROWS rows and CHUNKS chunks of COLUMNS columns; in shared memory the chunks are PITCH
- * rows apart. The tile's bytes count towards barrier `bar`, with `more` bytes that the caller loads. */
+ * rows apart. The tile's bytes count towards barrier `bar`, together with `more` bytes that the caller loads. */
 template <int ROWS, int CHUNKS, int COLUMNS, int PITCH = ROWS>
 DEVICE void load_tile(uint32_t to, const CUtensorMap *map, const tma_place &from, uint32_t bar, uint32_t more = 0)
 {

@@ -1,6 +1,6 @@
-/* observe.cu: an observe (statistics of attention weights) on Hopper GPUs, for problems without softcap, bias and masks
- * per pair. The passes for rows and key_mass use wgmma (observe_rows.cu, observe_mass.cu); all other passes, and the
- * order of the passes, are those of sm80/observe.cu. */
+/* observe.cu: an observe (statistics of attention weights) on Hopper GPUs, for problems without softcap, ALiBi, bias,
+ * keep_mask and FlashMask. The passes for rows and key_mass use wgmma (observe_rows.cu, observe_mass.cu); all other
+ * passes, and the order of the passes, are those of sm80/observe.cu. */
 #include "kernels/cuda/sm90/layer/tma.cuh"
 #include "kernels/cuda/sm90/layer/scheduler.cuh"
 #include "kernels/cuda/sm90/observe/observe.h"

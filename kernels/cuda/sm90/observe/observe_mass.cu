@@ -42,11 +42,12 @@ template <class X> struct mass_memory {
 /* The work tiles of a problem: per_head tiles of keys for each of `heads` query heads of the whole batch. */
 struct mass_order {
     int per_head, heads, first, end; /* this launch computes work tiles `first` to `end` - 1 */
-    /* true: work tiles differ in length; the longest, those of the first keys, come first */
+    /* whether work tiles differ in length; the longest, those of the first keys, then come first */
     bool uneven;
 };
 
-/* Keys j0 to j1 - 1 of head x. Queries i0 to i1 - 1 see one of these keys and count for key_mass. */
+/* Keys j0 to j1 - 1 of head x, and queries i0 to i1 - 1, which see at least one of these keys and count for
+ * key_mass. */
 struct mass_tile {
     head_args x;
     int j0, j1, shown; /* shown: keys below this number have an element in key_mass */
@@ -227,7 +228,7 @@ DEVICE void sum_keys(mass_memory<X> &sm, const cuda_args &a, const mass_order &o
             }
             if (n / X::C % FOLD == FOLD - 1) fold(sum, total, me.lane);
         }
-        me.meet(); /* a warp without a product may still wait for the keys */
+        me.meet(); /* each warp must have seen the keys arrive before one thread releases their buffer */
         me.release(sm.bars.K, keys);
         keys.next();
         fold(sum, total, me.lane);

@@ -17,8 +17,8 @@ template <int D_> struct rows_shape {
     static_assert(BM == SM90_OBSERVE_ROWS, "what observe.cu plans for");
 };
 
-/* A consumer's 64 rows see the tiles of keys [seen.first, seen.last); all rows see all keys of tiles [free.first,
- * free.last). In shared memory, because registers are scarce. */
+/* The tiles of keys for a consumer's 64 rows. Some row sees the tiles [seen.first, seen.last); all rows see all keys of
+ * the tiles [free.first, free.last). The struct is in shared memory, because registers are scarce. */
 struct rows_part {
     key_band band;
     key_tiles seen, free;
@@ -90,7 +90,7 @@ template <int SUMS> DEVICE void add_tile(const float (&S)[BN / 2], lane_row (&ro
             row.l *= scale;
             row.m = y;
         }
-        /* the row has seen no key yet; -inf - -inf would be NaN */
+        /* m is -inf if the row has seen no key yet; -inf - -inf would be NaN */
         const float base = row.m == -CUDART_INF_F ? 0 : row.m;
         float l[2] = { 0, 0 }, sum[2] = { 0, 0 };
         const auto add = [&](auto may_be_hidden) {

@@ -1,12 +1,12 @@
-/* wide.cu: shapes of the Hopper forward for head sizes above 256, and which problems it takes. The kernel is in
- * wide_tiles.cuh. */
+/* wide.cu: shapes of the Hopper forward for head sizes above 256, and the choice of a shape for a problem. The kernel
+ * is in wide_tiles.cuh. */
 #include "kernels/cuda/sm90/wide/wide_tiles.cuh"
 
 namespace {
 
 struct shape_row {
     int D, Dv;
-    /* first index: 1 with options (see launch_wide()); second index: 0 for bfloat16, 1 for float16 */
+    /* first index: 1 with softcap, ALiBi or FlashMask; second index: 0 for bfloat16, 1 for float16 */
     cudaError_t (*launch[2][2])(const forward_job &);
 };
 template <int DC, int DVC> constexpr shape_row row(int column_blocks)

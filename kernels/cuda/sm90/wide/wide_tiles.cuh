@@ -1,10 +1,10 @@
 /* wide_tiles.cuh: flash attention forward for Hopper with head sizes above 256. README.md has the schedule.
  *
  * A work tile is 64 queries of one head, and DVC boxes of 64 columns of their out. Each of two consumer warpgroups
- * accumulates half of these columns. In the order of the visit, the left-hand consumer computes the scores of tiles 0,
- * 2, 4, .. of 64 keys, and the right-hand consumer those of tiles 1, 3, 5, .. Each passes its P to the other, so that
- * the softmax of one runs during products of the other. If `out` has more columns than a work tile has, several work
- * tiles have the same queries, and each of them computes their scores.
+ * accumulates half of these columns. The left-hand consumer computes the scores of every second tile of 64 keys,
+ * beginning with the first one that is visited, and the right-hand consumer those of the other tiles. Each passes its P
+ * to the other, so that the softmax of one runs during products of the other. If `out` has more columns than a work
+ * tile has, several work tiles have the same queries, and each of them computes their scores.
  *
  * Each consumer has its own ring of boxes (64 keys and 64 columns): K of its own tiles, and its columns of V of all
  * tiles. A thread has the same rows and keys in both consumers, so P passes from thread to thread through one buffer. A
@@ -27,7 +27,8 @@ namespace {
 
 /* BM: queries per work tile; BN: keys per tile; BOX: elements of a box of 64 keys (or queries) and 64 columns */
 enum { BM = 64, BN = 64, BOX = 64 * 64 };
-/* registers per thread of the producer warpgroup, and of a consumer warpgroup */
+/* THREADS: threads per block. PRODUCER, CONSUMER: registers per thread of the producer warpgroup, and of a consumer
+ * warpgroup. */
 enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 };
 enum { LEFT, RIGHT };
 
@@ -47,8 +48,8 @@ template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
     /* number of Q's last boxes (64 columns each) that consumers keep in registers, to save bandwidth of shared
      * memory */
     static const int KEPT = MOST_BOXES > 3 ? 2 : SCORE_MODS ? 3 : 4;
-    /* true: the right-hand consumer begins its scores when the left-hand one has issued box TURN_BOX of its own. With
-     * more than 8 boxes of K per tile this is slower. */
+    /* Whether the right-hand consumer begins its scores only when the left-hand consumer has issued box TURN_BOX of its
+     * own scores. With more than 8 boxes of K per tile this is slower. */
     static const bool TAKES_TURNS = DC <= 8;
     static const int TURN_BOX = 3;
 };
@@ -86,10 +87,11 @@ template <class X> struct shared : wide_lists<X::SCORE_MODS> {
         barrier_pairs<X::STAGES> ring[2];
         barrier_pairs<1> Q;
         barrier_pairs<2> work;
-        uint64_t wanted; /* completes when the last keys of a work tile begin to be loaded */
+        /* completes when a work tile's last keys begin to be loaded; then the next work tile is claimed */
+        uint64_t wanted;
     } bars;
 
-    /* One thread calls this before the block begins. */
+    /* Initialises the barriers. One thread of the block calls this first. */
     DEVICE void init()
     {
         for (int w = 0; w < 2; w++) init_pairs(bars.ring[w], 1);
@@ -107,7 +109,8 @@ struct wide_maps {
 /* The plan of a run. Each tile of queries has `column_blocks` work tiles, which compute different columns of `out`. */
 struct wide_plan : plan {
     int column_blocks;
-    /* cuda_args::rows_later and rows_found; NULL: rows to recompute are flagged in plan::nonfinite instead */
+    /* marks of rows that a later launch recomputes, and whether there are any (cuda_args::rows_later, rows_found);
+     * NULL: rows to recompute are flagged in plan::nonfinite instead */
     uint8_t *marks, *found;
     int64_t mark_batch, mark_head;
 };
@@ -133,8 +136,8 @@ template <class X> struct key_walk {
 
 /* ---- The warps that load tiles and hand out work (producer) ------------------------------------------------------ */
 
-/* The warp that hands out work tiles. It claims the next one when the present one's last keys begin to be loaded;
- * earlier it would take work from blocks that are free sooner. */
+/* The warp that hands out work tiles. It claims the next one when the present one's last keys begin to be loaded; if it
+ * did so earlier, it would take work from blocks that are free sooner. */
 template <class X> DEVICE void schedule(const wide_plan &p, shared<X> &sm)
 {
     const bool scheduler = threadIdx.x % 32 == 0;
@@ -257,12 +260,12 @@ template <typename T, class X, int W> struct wide_consumer {
     int i0; /* the thread's rows are i0 and i0 + 8 */
     int free_first, free_last;
     head_mods head;
-    softmax x; /* x.l: sums of P over only those tiles whose scores this consumer computes */
+    softmax x; /* x.l sums P only over the tiles whose scores this consumer computes */
     uint32_t kept[KEPT * 4][4];
 
     DEVICE wide_consumer(const wide_plan &p_, shared<X> &sm_) : p(p_), sm(sm_) {}
 
-    /* Computed anew at each call, to save registers. */
+    /* Returns the address of a buffer in shared memory. It is computed at each call, to save registers. */
     DEVICE uint32_t address(const uint16_t *of) const
     {
         return memory_anew() + (uint32_t)((const char *)of - (const char *)&sm);
@@ -270,7 +273,7 @@ template <typename T, class X, int W> struct wide_consumer {
     DEVICE void meet() const { named_barrier_sync(MEET + W, 128); }
     DEVICE void await_box() const { mbarrier_wait(smem_addr(&sm.bars.ring[W].full[at.stage]), at.phase); }
 
-    /* Releases `count` buffers of the ring, from the one `distance` buffers before the present one on. */
+    /* Releases `count` buffers of the ring. The first of them is `distance` buffers before the present one. */
     DEVICE void release(int count, int distance) const
     {
         if (thread >= count) return;
@@ -332,7 +335,7 @@ template <typename T, class X, int W> struct wide_consumer {
         finish_scores(S, passes);
     }
     /* Computes the scores of the next tile of keys while the previous product O += P V still runs, and then releases
-     * its V. */
+     * that product's V. */
     DEVICE void score_behind(float (&S)[BN / 2], float (&O)[BOXES][32], bool passes)
     {
         score_box<0>(S);
@@ -472,8 +475,7 @@ template <typename T, class X, int W> struct wide_consumer {
         uint32_t P[BN / 16][4];
         int j1 = walk.next(j0);
         if (j1 < 0) {
-            /* all warps must have read Q before its release; without a product they have not waited for each other
-             * yet */
+            /* all warps must have read Q before it is released; a product would have made them wait for each other */
             meet();
             release_Q();
         } else {
@@ -484,8 +486,8 @@ template <typename T, class X, int W> struct wide_consumer {
                 if (j3 < 0) release_Q();
                 take(P, rescale);
                 multiply_values<false>(O, P, rescale, t, j0);
-                /* P of this consumer's own tile j1, in other registers than P of tile j0, which a running product still
-                 * reads */
+                /* P of this consumer's own tile j1. It has registers of its own, because a running product still reads
+                 * P of tile j0. */
                 uint32_t own[BN / 16][4];
                 exponentiate(own, S, rescale, t, walk, j1);
                 retire_values<0, false>(O);
@@ -502,15 +504,16 @@ template <typename T, class X, int W> struct wide_consumer {
         retire_values<0>(O);
     }
 
-    /* Returns whether row i, whose largest score is -inf, sees keys: its q.k are then beyond float32. */
+    /* Returns whether row i sees keys. The row's largest score is -inf, so if it sees keys, all its q.k are below the
+     * range of float32. */
     DEVICE bool has_lost_keys(const work_tile &t, int i) const
     {
         if (std::is_same<T, __half>::value || p.mask.bounds || i >= t.Sq) return false;
         return max(i + band.lo, 0) < min(i + band.hi, band.Sk);
     }
 
-    /* Records rows that tensor cores cannot compute (sound[n] is false for the thread's row n), for the next kernel: by
-     * a mark for each such row, or without `marks` by one flag per warp. */
+    /* Tells the next kernel which rows tensor cores could not compute (sound[n] is false for the thread's row n). Each
+     * such row gets a mark; if `marks` is NULL, each warp with such a row sets a flag. */
     DEVICE void report(bool (&sound)[2], const work_tile &t, int number) const
     {
         const bool any = __any_sync(0xffffffff, !sound[0] || !sound[1]);
@@ -537,7 +540,7 @@ template <typename T, class X, int W> struct wide_consumer {
         x.l[1] = l[LEFT][thread].y + l[RIGHT][thread].y;
         const row_ends ends = end_rows(x, p.reference, sink_log2(p.to, t.h), 1);
         if (W == LEFT && column0 == 0) store_lse(p.to, t.b, t.h, t.q_start, i0, t.Sq, x, ends, lane);
-        float zero[2] = { 0, 0 }; /* becomes NaN if a number of the thread's row is not finite */
+        float zero[2] = { 0, 0 }; /* 0, or NaN if one of the thread's numbers in this row is not finite */
 #pragma unroll
         for (int c = 0; c < BOXES; c++)
 #pragma unroll

@@ -30,8 +30,8 @@ enum { THREADS = 384, STAGES = 4 };
  * slower consumer, and each piece takes at least one buffer. */
 enum { WORKS = STAGES + 2 };
 
-/* Key/value heads `head` to head + heads - 1, counted over all batch rows, and row tiles (128 queries each) `row` to
- * row + rows - 1 of each. A part with only some row tiles of a head has one head. */
+/* A part of the problem: key/value heads `head` to head + heads - 1, counted over all batch rows, and of each of them
+ * the row tiles (128 queries each) `row` to row + rows - 1. A part with only some row tiles of a head has one head. */
 struct kept_part {
     int head, heads, row, rows;
     bool first, last; /* whether this part contains the first, and the last, row tile of its heads */
@@ -61,7 +61,7 @@ struct kept_maps {
     CUtensorMap Q_step, K_step, dO_step; /* for products_of_part: a box has STEP queries or keys */
 };
 
-/* ---- Row tiles: their queries, and the keys that these see ------------------------------------------------------- */
+/* ---- Row tiles (128 queries each), and which keys they see ------------------------------------------------------- */
 
 struct row_tile {
     attn_sequence s;
@@ -70,7 +70,7 @@ struct row_tile {
     key_tiles keys;
 };
 
-/* Returns the number, within a head, of the first row tile of sequence b. */
+/* Returns the index of sequence b's first row tile within a head. */
 DEVICE int first_row_tile(const attn_geometry &g, int b)
 {
     return g.dims.packed ? g.cu_q[b] / ROWS + b : 0;
@@ -127,8 +127,8 @@ DEVICE uint16_t *kept_at(const kept_plan &p, int head, int row, int first, int k
 
 /* ---- The pipeline of a block: shared memory and barriers --------------------------------------------------------- */
 
-/* FIRST and SECOND: number of elements of the first and of the second operand in a buffer. WORK: the description of a
- * piece of work, which the producer writes before it fills the first buffer for it. */
+/* A block's shared memory. FIRST and SECOND: number of elements of the first and of the second operand in a buffer.
+ * WORK: the description of a piece of work, which the producer writes before it fills the first buffer for it. */
 template <int FIRST, int SECOND, class WORK> struct kept_shared {
     struct alignas(1024) stage {
         uint16_t first[FIRST], second[SECOND];

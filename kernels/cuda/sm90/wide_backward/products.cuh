@@ -29,7 +29,7 @@ struct product_work {
     int line, rows;          /* first row of the gradient's tensor, and number of rows to write, at most 128 */
     int column0;
     int64_t mark; /* index of the first row in cuda_args::rows_later (dq) or keys_later (dk, dv) */
-    bool empty;   /* true: no query or key contributes to the sum, so a single buffer without operands is passed on */
+    bool empty;   /* whether no query or key contributes to the sum; consumers then get one buffer without operands */
     int sums;     /* index in kept_plan::sums of this piece's float32 sums */
 };
 
@@ -87,15 +87,15 @@ template <int COLUMNS> struct product_loader {
                         step.place.b, bar);
         at.next();
     }
-    /* Adds a step (64 queries or keys of the sum) to the piece of work, and loads the step before it, which is not the
-     * last. */
+    /* Adds a step (64 queries or keys of the sum) to the piece of work, and loads the previous step, which is then not
+     * the last one. */
     DEVICE void add(const uint16_t *blocks, const CUtensorMap *map, const tma_place &place, int exist)
     {
         if (waiting) load(false);
         step = { blocks, map, place, exist };
         waiting = true;
     }
-    /* Ends a piece of work. `wanted`: consumers must be told of it even if no query or key contributes. */
+    /* Ends a piece of work. `wanted`: the consumers must process it even if no query or key contributes to the sum. */
     DEVICE void end(bool wanted)
     {
         if (waiting) load(true);
@@ -107,8 +107,8 @@ template <int COLUMNS> struct product_loader {
         }
     }
 
-    /* Loads the operands for dK or dV of a block of 128 keys of a head. `n`: number of the product for these keys; the
-     * products of dV come first. */
+    /* Loads the operands for dK or dV of a block of 128 keys of a head. `n`: index of the product among those for these
+     * keys; the products of dV come first. */
     DEVICE void load_keys(int head, int block, int n, int per_block)
     {
         const attn_geometry &g = a.g;
@@ -174,7 +174,8 @@ template <int COLUMNS> struct product_loader {
         end(true);
     }
 
-    /* The longest sums under a causal mask, those of the first keys and of the last queries, come first. */
+    /* Claims products and loads their operands. The longest sums under a causal mask, those of the first keys and of
+     * the last queries, come first. */
     DEVICE void run()
     {
         const attn_geometry &g = a.g;
@@ -260,7 +261,8 @@ template <typename T, int COLUMNS> struct product_maker {
         at.next();
     }
 
-    /* Returns where the thread's sums lie in kept_plan::sums: float4s that are 128 float4s apart. */
+    /* Returns the address of the first of the thread's sums in kept_plan::sums. The thread's float4s are 128 float4s
+     * apart. */
     DEVICE float4 *sums_at(int number) const
     {
         return (float4 *)p.sums + ((int64_t)number * 2 + me.w) * (COLUMNS / 8 * 128) + threadIdx.x % 128;

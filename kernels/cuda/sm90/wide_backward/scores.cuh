@@ -75,8 +75,8 @@ DEVICE void load_scores(scores_shared &sm, const cuda_args &a, const kept_plan &
 
 /* ---- Masks of scores, and storing P and dS ----------------------------------------------------------------------- */
 
-/* Sets exponents to -inf where the thread's rows i and i + 8 do not exist, or do not see the key. The keys begin at
- * j0. */
+/* Sets exponents of the thread's rows i and i + 8 to -inf, for keys that the row does not see and for rows that do not
+ * exist. The keys begin at j0. */
 template <int N> DEVICE void hide_pairs(float (&z)[N / 2], const score_work &x, int i, int j0, int lane)
 {
     const int column = j0 + lane % 4 * 2;
@@ -122,7 +122,8 @@ template <typename T, score_form FORM> struct score_maker {
     scores_shared &sm;
     consumer<2> me;
     ring<STAGES> at;
-    bool ahead; /* left-hand consumer: true until it is LEAD buffers ahead; the right-hand consumer waits for that */
+    /* true in the left-hand consumer until it is LEAD buffers ahead; the right-hand consumer waits until then */
+    bool ahead;
     const k_major_low<ROWS> first_rows;
     const k_major_low<KEYS> first_keys;
 
@@ -218,15 +219,16 @@ template <typename T, score_form FORM> struct score_maker {
         for (int n = 0; n < STEP / 2; n++) S[n] = exp2_fast(S[n]);
     }
 
-    /* The derivative of softcap of a hidden pair (P = 0) may be NaN, so the result for such a pair is set to 0. */
+    /* Returns two P times the derivative of softcap, as 16-bit numbers. For a hidden pair (P = 0) the derivative may be
+     * NaN, so the result is set to 0. */
     DEVICE static uint32_t capped_P(const float (&P)[STEP / 2], const float (&derivative)[STEP / 2], int n)
     {
         return pack<T>(P[2 * n] == 0 ? 0 : P[2 * n] * derivative[2 * n],
                        P[2 * n + 1] == 0 ? 0 : P[2 * n + 1] * derivative[2 * n + 1]);
     }
 
-    /* Multiplies 64 keys of P or of dP, group c of the key tile, by dropout's factors. `kept` has the bits of draw() in
-     * its lower half or, for odd c, in its upper half. */
+    /* Applies dropout to P or dP of 64 keys (group c of the key tile): dropped pairs become 0, others are scaled.
+     * `kept` has the bits of draw() in its lower half or, for odd c, in its upper half. */
     DEVICE void drop_pairs(float (&S)[STEP / 2], const uint32_t (&kept)[2], int c) const
     {
         const uint32_t mine[2] = { kept[0] >> c % 2 * 16, kept[1] >> c % 2 * 16 };

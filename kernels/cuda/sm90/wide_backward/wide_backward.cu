@@ -1,8 +1,8 @@
 /* wide_backward.cu: the Hopper backward for head sizes above 256, and for head sizes from 129 to 256 with options that
  * backward/backward_256.cu does not compute.
  *
- * At D 512 the sums of dK and dV of 64 keys would take all registers of a multiprocessor. This backward therefore
- * stores P and dS in memory, and computes each of the five products of attention once:
+ * At head size 512 the sums of dK and dV of 64 keys would take all registers of a multiprocessor. This backward
+ * therefore stores P and dS in memory, and computes each of the five products of attention once:
  *
  *   scores_of_part      (scores.cuh) P and dS of a part of the problem, 16 bits each, to memory
  *   products_of_part    (products.cuh) dQ of the part's queries, and the part's terms of dK and dV
@@ -22,12 +22,12 @@ namespace {
 #endif
 const int64_t KEPT_LIMIT = ATTN_KEPT_BYTES;
 
-/* number of bytes before the marks in the workspace; the first is cuda_args.rows_found. A mark is nonzero if a later
- * launch must compute the row */
+/* Number of bytes before the marks in the workspace. The first of these bytes is cuda_args.rows_found. A mark (a byte
+ * per row) is nonzero if a later launch must compute the row. */
 enum { MARKS_HEAD = 16 };
 
-/* The numbers of columns of a gradient that one product may compute. A problem uses the first with which its D and Dv
- * need the fewest products. */
+/* The numbers of columns of a gradient that one product may compute. A problem uses the smallest one with which its D
+ * and Dv need the fewest products. */
 constexpr int column_counts[] = { 160, 192, 224, 256 };
 enum { MOST_COLUMNS = 256 };
 
@@ -137,8 +137,8 @@ bool plan_kept(const cuda_chip *chip, attn_plan *plan)
     const bool wide = attn_max64(d.D, d.Dv) > TILE_HEAD_DIM;
     if (attn_max64(d.D, d.Dv) <= 128 || !backward_walkable(plan) || !mods_fit(p, g)) return false;
     if (d.packed && (p->mask_startend_rows.rank || p->keep_mask.rank || p->bias.rank)) return false;
-    /* A bias such as -3.4e38 on all keys of a row makes its lse huge. sm80/backward.cu computes such rows by tiles up
-     * to TILE_HEAD_DIM; this backward would leave them to slow kernels. */
+    /* A bias such as -3.4e38 on all keys of a row makes its lse huge. For head sizes up to TILE_HEAD_DIM,
+     * sm80/backward.cu computes such rows in tiles; this backward would leave them to slow kernels. */
     if (p->bias.rank && !wide) return false;
     if (p->keep_mask.rank && (d.B * d.H > 65535 || attn_tiles(d.Sq, KIND_ROWS) > 65535)) return false;
     const kept_layout x = layout_of(p, g);
@@ -200,8 +200,8 @@ cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_p
     if (!make_kept_maps(job.maps, a.g)) return cudaErrorInvalidValue;
     if (takes_step(chip, 0)) {
         cuda_args now = a;
-        /* without the caller's array of marks (`own`), no later launch computes the two numbers of a huge lse, so
-         * simple_delta() does */
+        /* `own`: the caller has no array of marks, so no later launch computes the two numbers of a huge lse.
+         * simple_delta() then computes them. */
         if (own) now.rows_later = nullptr;
         simple_delta(now, k.s, true, stream);
         if (own) code = cudaMemsetAsync(a.rows_found, 0, (size_t)(x.bytes - x.marks), stream);
