@@ -80,8 +80,8 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     return tree_unknown(own, NULL, &best, listed, err);
 }
 
-/* Checks the members of a backward with `context` (the id of a saved forward): only members that a backward adds are
- * legal. */
+/* Checks the body of a backward with `context` (the id of a saved forward). Options and tensors that the context
+ * already holds are errors. */
 static attn_status beside_context(const cJSON *object, attn_error *err)
 {
     for (const cJSON *member = object->child; member; member = member->next) {
@@ -127,7 +127,8 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
     return ATTN_OK;
 }
 
-/* Reads a result that a check compares with an exact one. Its shape is checked when all members have been read. */
+/* Reads a tensor of a check request: a result that the server compares with the exact one. Its shape is checked later,
+ * when all members have been read. */
 static attn_status judged(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, proto_item *item,
                           attn_error *err)
 {
@@ -247,8 +248,8 @@ attn_status proto_item_outputs(proto_item *item, attn_error *err)
         if (item->outputs >> id & 1)
             status = attn_output(p, (attn_tensor_id)id, item->result_dtype, &p->tensor[id], err);
     if (status != ATTN_NOT_FOUND) return status;
-    /* The client wants the gradient of a tensor that it did not give, which is status 400. ATTN_NOT_FOUND would give
-     * 404, which means a missing context or cache. */
+    /* The client asks for the gradient of a tensor that the body lacks. ATTN_INVALID gives HTTP status 400; 404 would
+     * mean that a context or cache is missing. */
     if (err) err->status = ATTN_INVALID, snprintf(err->member, sizeof err->member, "/outputs");
     return ATTN_INVALID;
 }

@@ -172,7 +172,7 @@ static attn_status wrong_integer(const char *name, const char *step, const cJSON
                                  attn_error *err)
 {
     const char *const text = tree_number(value);
-    /* other programs write 0 or -1 for an option without effect */
+    /* users of other programs write 0 or -1 to turn such an option off */
     if (!step && text && text_is_among("0 -1", text))
         return wrong_word(name, step, value, rule, "; leave it out where it is not wanted", err);
     return wrong_word(name, step, value, rule,
@@ -226,7 +226,7 @@ static attn_status choice(const proto_option *o, const cJSON *value, int *to, at
     return wrong_word(o->name, NULL, value, rule, tree_suggestion(o->name, &best, suggestion), err);
 }
 
-/* Upper bound on the number of names in the member `outputs`, or in the member that an operation has instead of it. */
+/* Upper bound on the number of names that an array of output names, such as the member `outputs`, may have. */
 enum { NAMES = ATTN_TENSOR_COUNT + PROTO_COUNTS };
 static const char *name_at(proto_op op, int n)
 {

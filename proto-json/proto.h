@@ -129,10 +129,10 @@ enum { PROTO_MAX_DEPTH = 64 }; /* upper bound of limits.depth; larger limits cou
  * them take 46 KiB. */
 enum { PROTO_HEADER_BYTES = 64 << 10 };
 
-/* The memory for tensor bytes. grow() provides at least `bytes` bytes at *base, 64-byte aligned, and keeps the old
- * contents; the block may move. After an error of grow() the old contents stay valid, and the client gets *err
- * unchanged. Every tensor in the block starts at a multiple of 64 bytes. The parser requests memory in steps of
- * PROTO_MEMORY_STEP. */
+/* The memory for a body's tensors, which the caller provides. grow() must provide at least `bytes` bytes at *base,
+ * 64-byte aligned, and keep the old contents; it may move the block. If grow() fails, the old contents stay valid, and
+ * the client gets the error that grow() wrote to *err. Each tensor starts at a multiple of 64 bytes. The parser
+ * requests memory in steps of PROTO_MEMORY_STEP bytes. */
 enum { PROTO_MEMORY_STEP = 4096 };
 typedef struct proto_memory {
     attn_status (*grow)(void *context, size_t bytes, void **base, attn_error *err);
@@ -143,7 +143,7 @@ typedef struct proto_memory {
  * of numbers in JSON may need more: "0," is two bytes of text and up to eight bytes of memory. */
 size_t proto_memory_for(const proto_format *format, uint64_t body_bytes, int tensors);
 
-/* Numbers that an observe (statistics of probabilities) can return beside its tensors: name, description. */
+/* Numbers that an observe request (statistics of probabilities) can return beside its tensors: name, description. */
 #define PROTO_COUNT_MAP(X)                                                                          \
     X(pairs, "pairs (query, key) that all masks let through, over all heads and rows of the batch") \
     X(flops_forward, "2 pairs (D + Dv), with head_dim_v for Dv")                                    \
@@ -161,9 +161,9 @@ typedef enum proto_encoding { PROTO_BASE64, PROTO_ARRAY } proto_encoding;
 
 enum { PROTO_VERIFY_ALL = -1, PROTO_CONTEXT_BYTES = 64, PROTO_MAX_CACHES = 1024 };
 
-/* Numbers of tensors. 0 to ATTN_TENSOR_COUNT - 1 are the problem's tensors, by attn_tensor_id. The next ones are out
- * and lse of part 0 of a merge (parts.0.out, parts.0.lse in a body), of part 1, ... In an answer the same numbers are
- * the gradients of the parts: parts.0.dout, parts.0.dlse. */
+/* Numbers of tensors. The numbers 0 to ATTN_TENSOR_COUNT - 1 are the problem's tensors, by attn_tensor_id. The next two
+ * numbers are out and lse of part 0 of a merge (parts.0.out and parts.0.lse in a body), the next two those of part 1,
+ * and so on. In an answer the same numbers are the gradients of the parts: parts.0.dout, parts.0.dlse. */
 enum { PROTO_TENSORS = ATTN_TENSOR_COUNT + 2 * ATTN_MERGE_PARTS, PROTO_NAME_BYTES = 24 };
 
 /* Returns the number of the tensor `name` of a body or, if `result` is true, of an answer; PROTO_TENSORS: there is
@@ -177,9 +177,9 @@ attn_tensor_id proto_tensor_id(int number);
 /* The parts of a merge, which are results of the same queries over different keys. */
 typedef struct proto_parts {
     int count;
-    /* true: the body has members such as parts.0.out; false: it has a list `parts` */
+    /* whether the body has members such as parts.0.out; if not, it has a list `parts` */
     bool named;
-    bool has_back; /* true: the client wants the gradients of the parts */
+    bool has_back; /* whether the client wants the gradients of the parts */
     /* out and lse of each part, then the gradients dout and dlse of each part. lse is a natural logarithm; it is -inf
      * in a part without keys. */
     attn_result at[];
@@ -189,22 +189,23 @@ typedef struct proto_parts {
  * data: the caller provides the memory. */
 typedef struct proto_item {
     attn_problem problem;
-    attn_dtype result_dtype; /* out_dtype or grad_dtype; by default q's dtype, or bfloat16 if q is float8 */
+    /* dtype of the results, from the option out_dtype or grad_dtype; default: q's dtype, or bfloat16 if q is float8 */
+    attn_dtype result_dtype;
     bool has_result_dtype;
     /* true: the body gave problem.seed; false: the caller draws the seed for dropout */
     bool has_seed;
     bool has_layout;
-    unsigned hints;   /* bits of hints.h: what looks wrong in a valid problem */
-    uint64_t outputs; /* the outputs that the answer contains: bits of attn_tensor_id */
+    unsigned hints;   /* bit mask of hints (hints.h) about what looks wrong in a valid problem */
+    uint64_t outputs; /* bit mask of the outputs that the answer contains; bit i is the tensor with attn_tensor_id i */
     proto_encoding encoding;
     int64_t verify_rows; /* number of rows of out to verify; PROTO_VERIFY_ALL: all rows */
-    /* true: the results are kept as a context (saved forward) for one later backward */
+    /* whether the results are kept as a context (saved forward) for one later backward */
     bool save;
-    /* For a backward: the id of the context (saved forward) that it uses; empty: none. Such an item has only dout and
-     * dlse; the caller sets its other tensors. */
+    /* For a backward: the id of the context (saved forward) that it uses; empty: none. The body of such a problem gives
+     * only dout and dlse; the caller sets the other tensors from the context. */
     char context[PROTO_CONTEXT_BYTES];
-    /* For a decode: the ids of the caches, one for each row of q. The tensors k and v are then the ones to append; the
-     * caller sets the other tensors. */
+    /* For a decode: the ids of the caches, one for each row of q. The tensors k and v are then the keys and values to
+     * append. The caller sets the tensors that the body does not have. */
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
     unsigned counts; /* for an observe (statistics of probabilities): bits of proto_count_id */
@@ -266,7 +267,8 @@ typedef struct proto_option {
     const char *name;
     proto_type type;
     unsigned ops;
-    /* true: the option is legal together with `context`; a saved forward gives all other options */
+    /* whether the option may be given together with `context`; a saved forward contains the values of all other
+     * options */
     bool with_context;
     size_t offset; /* offset of the value in proto_item */
     /* offset in proto_item of a bool that becomes true if the option is given; 0: none */
@@ -282,10 +284,10 @@ extern const proto_option proto_options[]; /* a row whose name is NULL ends the 
 /* Returns whether the option may be one of the `parameters` of a KServe request. */
 bool proto_is_parameter(const proto_option *option);
 
-/* Returns whether a single number may replace this tensor, as if the tensor were an option. */
+/* Returns whether a body may give a single number instead of this tensor. */
 bool proto_may_be_number(attn_tensor_id id);
 
-/* The error for a tensor in shared memory, if none is offered. */
+/* The error for a tensor in shared memory if the server does not offer shared memory. */
 #define PROTO_NO_SHARED_MEMORY "shared memory is not offered here, send the bytes as binary data"
 
 /* KServe: a tensor in memory that client and server share, in a region (a range that the client has registered). */
@@ -297,8 +299,9 @@ typedef struct proto_shared {
     char region[PROTO_REGION_BYTES]; /* the client's name of the region */
     /* the tensor's range in the region; for an output, `bytes` is the largest size that it may have */
     int64_t offset, bytes;
-    bool kernels_only; /* true: only kernels read or write the tensor, so it may stay in a GPU's memory */
-    void *to;          /* where the caller must copy the bytes of an input; set by proto_parser_shared_room() */
+    bool kernels_only; /* whether only kernels read or write the tensor, so that it may stay in a GPU's memory */
+    /* address to which the caller must copy the tensor, if it is an input; set by proto_parser_shared_room() */
+    void *to;
     /* Address of the tensor in a GPU's memory, which the caller sets before proto_parser_shared_room(). */
     void *device;
 } proto_shared;
@@ -331,11 +334,14 @@ typedef struct proto_call {
     /* Only KServe uses the members below. */
     const proto_model *model; /* the KServe model that the request names; NULL: not KServe */
     char *id;                 /* the request's id, which the answer repeats; NULL: none */
-    uint64_t binary;          /* outputs written as bytes after the JSON: bits of attn_tensor_id */
-    /* gradients of a merge's parts that are written as bytes behind the JSON: [0] has a bit for each dout, [1] for each
-     * dlse */
+    /* bit mask of outputs that the answer has as bytes after its JSON; bit i is the tensor with attn_tensor_id i */
+    uint64_t binary;
+    /* gradients of a merge's parts that the answer has as bytes after its JSON; [0] has a bit for the dout of each
+     * part, [1] for its dlse */
     uint64_t binary_parts[2];
-    uint64_t shared; /* outputs that go into memory that client and server share: bits of attn_tensor_id */
+    /* bit mask of outputs that go into memory that client and server share; bit i is the tensor with attn_tensor_id
+     * i */
+    uint64_t shared;
     proto_sequence sequence;
     const proto_format *format;
     proto_input inputs[PROTO_TENSORS];
@@ -367,11 +373,11 @@ bool proto_writes_numbers(const proto_call *call, const proto_item *item);
  * The caller provides the memory of these tensors. */
 attn_tensor *proto_item_result(proto_item *item, int number);
 
-/* Returns the end of the tensor numbers of this answer: proto_item_result() returns NULL for this and all larger
- * numbers. */
+/* Returns a bound on the tensor numbers of this answer: proto_item_result() returns NULL for this number and all larger
+ * ones. */
 int proto_item_results_end(const proto_item *item);
 
-/* Returns the merge that a problem with parts asks for; it points into the item. */
+/* Returns the arguments of attn_merge() for a merge request, with pointers into `item`. */
 attn_merge_problem proto_item_merge(const proto_item *item);
 
 /* Sets dtype, rank, shape and strides of every tensor in item->outputs. Returns INVALID if an output or its dtype does
@@ -402,12 +408,13 @@ proto_op proto_parser_op(const proto_parser *parser);
  * about 12 us for 200 bytes. */
 size_t proto_parser_skeleton_bytes(const proto_parser *parser);
 
-/* Returns how many bytes of memory the parser uses now, except for a few PROTO_HEADER_BYTES at most. */
+/* Returns how many bytes of memory the parser uses now. The result may be too low by a small multiple of
+ * PROTO_HEADER_BYTES. */
 size_t proto_parser_held_bytes(const proto_parser *parser);
 
 /* Lists the tensors of a complete body that lie in shared memory, inputs first. Before proto_parser_finish() the caller
- * must call proto_parser_shared_room() and copy the bytes of the inputs. An input whose `device` the caller has set
- * stays there and is not copied. The parser owns the list. */
+ * must call proto_parser_shared_room() and copy the bytes of the inputs. An input whose `device` the caller has set is
+ * not copied: it stays in the GPU's memory. The parser owns the list. */
 attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int *count, attn_error *err);
 attn_status proto_parser_shared_room(proto_parser *parser, attn_error *err);
 
@@ -449,7 +456,7 @@ attn_status proto_length_read(const void *body, size_t bytes, bool required, int
  * optional. */
 typedef struct proto_region {
     char key[PROTO_REGION_BYTES];
-    /* range in bytes of the shared memory object; each number is at most 2^53 */
+    /* start and length in bytes of the range in the shared memory object; each is at most 2^53 */
     int64_t offset, bytes;
 } proto_region;
 attn_status proto_region_read(const void *body, size_t bytes, proto_region *region, attn_error *err);
@@ -484,9 +491,10 @@ typedef struct proto_verification {
 
 /* The result of one problem that had no error. */
 typedef struct proto_result {
-    char backend[80];                    /* device and kernel, such as "cpu avx512" or "cuda:0 sm90" */
-    double timing_us[PROTO_STAGE_COUNT]; /* microseconds in each stage; only the stages of a device are set */
-    char context[PROTO_CONTEXT_BYTES];   /* id of the context (saved forward) that the problem made; empty: none */
+    char backend[80]; /* device and kernel, such as "cpu avx512" or "cuda:0 sm90" */
+    /* duration of each stage in microseconds; set only for the stages from `queue` to `copy_out` */
+    double timing_us[PROTO_STAGE_COUNT];
+    char context[PROTO_CONTEXT_BYTES]; /* id of the context (saved forward) that the problem made; empty: none */
     /* After a decode or an append: the new lengths of the caches. NULL: no caches. */
     const int32_t *lengths;
     int length_count;
@@ -504,10 +512,11 @@ typedef struct proto_encoder proto_encoder;
  * If the body has only one problem and it has failed, returns that problem's error. */
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
                               proto_encoder **encoder, attn_error *err);
-/* Measures at most `elements` more array elements, in about 0.1 to 0.3 us each. Returns true when all elements are
- * measured. */
+/* Computes the text lengths of at most `elements` more array elements, in about 0.1 to 0.3 us each. Returns true when
+ * all elements are measured. */
 bool proto_encoder_measure(proto_encoder *encoder, int64_t elements);
-/* returns the length of the answer in bytes, and measures what was not measured yet */
+/* Returns the length of the answer in bytes. First it measures all arrays that proto_encoder_measure() has not
+ * measured. */
 uint64_t proto_encoder_length(proto_encoder *encoder);
 /* Returns how many bytes of the answer precede the first tensor that is written as raw bytes; without one, the length
  * of the answer. */

@@ -34,13 +34,14 @@ typedef enum scan_fault {
     SCAN_BASE64_CHARACTER, /* the character at `position` of the base64 text is wrong */
     SCAN_BASE64_ENDS,      /* the base64 text ends after `position` characters, inside a group of four */
     SCAN_ARRAY_TEXT,       /* the array is wrong at byte `at`: not a number of the dtype, or uneven nesting */
-    SCAN_ARRAY_ELEMENT,    /* element `position` does not fit the dtype, which came behind the array */
+    /* element `position` of the array does not fit the dtype, a member that came after the array */
+    SCAN_ARRAY_ELEMENT,
 } scan_fault;
 
 typedef struct scan_extract {
     scan_kind kind;
-    /* For an array: true if its elements are stored in `dtype`, false if as doubles, because the dtype came behind the
-     * array. */
+    /* For an array: whether its elements are stored in `dtype`. If not, they are stored as doubles, because the member
+     * `dtype` came after the array. */
     bool typed;
     attn_dtype dtype;
     size_t offset; /* offset of the value in the caller's memory, a multiple of 64 */

@@ -12,8 +12,8 @@
 
 /* ---- Tables of words that other programs use --------------------------------------------------------------------- */
 
-/* Lists of operations where a hint applies. If a hint names a member, all operations of its row must take the
- * member. */
+/* Lists of operations (kinds of requests) for which a hint is given. If a hint names a member, all operations of its
+ * row must accept that member. */
 #define BOTH   "forward backward"
 #define SCORES BOTH " decode"
 #define OPS    SCORES " append observe"
@@ -98,7 +98,7 @@
     "axis_order dim_order"
 
 const struct suggestion suggestions[] = {
-    /* words of PyTorch's scaled_dot_product_attention and similar functions */
+    /* parameter names of PyTorch's scaled_dot_product_attention and similar functions */
     { SCORES, "query queries query_states query_layer query_tensor xq", "write 'q'" },
     { SCORES " append", "key keys key_states key_layer key_tensor xk k_new new_k", "write 'k'" },
     { SCORES " append", "value values value_states value_layer value_tensor xv v_new new_v", "write 'v'" },
@@ -153,7 +153,7 @@ const struct suggestion suggestions[] = {
       "probs",
       NO_WEIGHTS },
     { SCORES, "top_k topk", "attention here is exact; 'keep_mask' hides keys" },
-    /* words of flash_attn and similar functions */
+    /* parameter names of flash_attn and similar functions */
     { SCORES,
       "window_size local_window_size window_left window_right pre_tockens next_tockens window_sizes window_size_left "
       "window_size_right left_window right_window left_window_size right_window_size",
@@ -283,7 +283,7 @@ const struct suggestion suggestions[] = {
     { "forward", "save_for_backward save_context retain_graph", "write 'save'" },
     { "backward", "ctx context_id handle saved", "write 'context', which a forward with save returns" },
     { "forward", "check validate verify_rows", "write 'verify'" },
-    /* sizes, which the server reads from the shapes of the tensors */
+    /* parameter names for sizes, which the server reads from the shapes of the tensors */
     { SCORES,
       "batch batch_size heads num_heads n_heads nheads head_dim head_size head_num seq_len seq_len_q seqlen "
       "seqlen_q num_attention_heads n_head num_query_heads num_q_heads num_qo_heads q_heads heads_q dim_head d_head "

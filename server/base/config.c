@@ -138,16 +138,22 @@ static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
         /* the hint is `before`, then the refused value without `begins`, then `behind` */
         const char *before, *behind;
     } suggestions[] = {
-        { "", "127.0.0.1:", "" }, /* 9000 becomes 127.0.0.1:9000 */
-        { ":", "127.0.0.1:", "" }, { "*:", "0.0.0.0:", "" },   { "http://", "", "" }, { "https://", "", "" },
-        { "tcp://", "", "" },      { "unix://", "unix:", "" }, { "", "", ":8080" }, /* 0.0.0.0 becomes 0.0.0.0:8080 */
-        { "", "[", "]:8080" },     { "/", "unix:/", "" },
+        { "", "127.0.0.1:", "" }, /* for the refused value "9000", the hint is 127.0.0.1:9000 */
+        { ":", "127.0.0.1:", "" },
+        { "*:", "0.0.0.0:", "" },
+        { "http://", "", "" },
+        { "https://", "", "" },
+        { "tcp://", "", "" },
+        { "unix://", "unix:", "" },
+        { "", "", ":8080" }, /* for the refused value "0.0.0.0", the hint is 0.0.0.0:8080 */
+        { "", "[", "]:8080" },
+        { "/", "unix:/", "" },
     };
     const char *const colon = strrchr(value, ':');
     char address[CONFIG_HINT_BYTES];
     *hint = '\0';
     snprintf(address, sizeof address, "[%.*s]%s", colon ? (int)(colon - value) : 0, value, colon ? colon : "");
-    /* suggests brackets for an IPv6 address: ::1:8080 becomes [::1]:8080 */
+    /* suggests brackets around an IPv6 address: [::1]:8080 instead of ::1:8080 */
     bool found = address_ok(address);
     for (size_t i = 0; i < ARRAY_SIZE(suggestions) && !found; i++) {
         const size_t cut = strlen(suggestions[i].begins);
@@ -212,7 +218,7 @@ static const char *keep_origin(const char *text)
 struct reading {
     struct config *config;
     bool given[CONFIG_OPTIONS_MAX];
-    /* from_flag[i]: a flag set option i; the first --listen flag replaces the addresses from the environment */
+    /* from_flag[i]: whether a command-line flag has set option i */
     bool from_flag[CONFIG_OPTIONS_MAX];
     char *message;
     size_t capacity;
@@ -508,7 +514,7 @@ static enum config_result settle(struct reading *r)
     if (c->http_threads == 0) {
         const int cores = machine.cores, most = HTTP_THREADS_AUTO_MAX;
         c->http_threads = HTTP_THREADS_A_CORE * cores < most ? HTTP_THREADS_A_CORE * cores : most;
-        /* rounds down to a multiple of the cores, so that each core has the same number of threads */
+        /* rounds down to a multiple of the number of cores, so that each core has the same number of threads */
         if (cores * cores <= most) c->http_threads -= c->http_threads % cores;
     }
     if (c->cpu_threads == 0) c->cpu_threads = machine.cores;

@@ -11,7 +11,8 @@
 
 enum { SIGNALS_STUCK = 71 }; /* exit status of a process that was told to stop and did not end within its time */
 
-/* Blocks the signals. Call this first, because threads and programs that start later inherit the blocked signals. */
+/* Blocks the signals that the server handles. Call this first, because threads and programs that start later inherit
+ * the blocked signals. */
 void signals_block(void);
 
 /* Starts a thread that calls notify(context, number) for each signal. After the first SIGTERM or SIGINT the process

@@ -34,8 +34,8 @@ struct staging_block {
     size_t bytes;
     int size_class;
     int core;
-    bool leased; /* false: the block is warm (kept for the next request) */
-    /* true: the block was leased before the bytes of its body arrived, and staging_arrived() was not called yet */
+    bool leased; /* whether the block is leased; if not, it is warm (kept for the next request) */
+    /* whether the block was leased before the bytes of its body arrived; staging_arrived() sets it to false */
     bool ahead;
     /* account to which the block is charged; the block's owner holds a reference to it; NULL: none */
     struct caller *caller;
@@ -54,8 +54,8 @@ struct staging_source {
     void *context;
 };
 
-/* Makes a pool. `limit_bytes` bounds leased and warm memory together. At most `warm_bytes` of memory that is not leased
- * are kept for the next request (warm). Aborts the process if there is no memory for the pool itself. */
+/* Makes a pool. Leased blocks and warm blocks (free blocks kept for later requests) have at most `limit_bytes` bytes
+ * together. Warm blocks have at most `warm_bytes`. Aborts the process if there is no memory for the pool itself. */
 struct staging_pool *staging_new(int64_t limit_bytes, int64_t warm_bytes, const struct staging_source *source);
 void staging_free(struct staging_pool *staging); /* frees the pool; all its blocks must have been released */
 
@@ -87,7 +87,7 @@ void staging_trim(struct staging_pool *staging, int64_t now_ms, int64_t idle_ms)
 int64_t staging_limit_bytes(const struct staging_pool *staging);
 int64_t staging_leased_bytes(const struct staging_pool *staging);
 int64_t staging_warm_bytes(const struct staging_pool *staging);
-/* Returns how many leased bytes have not arrived yet, in blocks that were leased before the bytes of their bodies. */
+/* Returns how many bytes of leased blocks have not arrived from clients yet. */
 int64_t staging_ahead_bytes(const struct staging_pool *staging);
 
 #endif

@@ -102,9 +102,9 @@ static attn_status refuse(int number, int count, size_t stack, attn_error *err)
                      number, count, why);
 }
 
-/* ---- The test of all threads ------------------------------------------------------------------------------------- */
+/* ---- Tests whether all threads can be started -------------------------------------------------------------------- */
 
-/* held until all test threads have started */
+/* the test threads wait for this mutex, which is locked until all of them have started */
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 
 static void *wait_at_gate(void *unused)
@@ -125,7 +125,8 @@ static int threads_now(void)
     return count;
 }
 
-/* A thread counts towards the limits until the system has removed it, a moment after pthread_join(). */
+/* Waits until the system has removed the joined threads, a moment after pthread_join(). Until then they count towards
+ * the limits on threads. */
 static void wait_for_ends(int threads)
 {
     for (int i = 0; i < THREADS_END_MS && threads_now() > threads; i++) usleep(1000);

@@ -25,7 +25,7 @@ struct unpacker {
     enum unpack_coding coding;
     uint64_t limit_bytes;
     uint64_t in_bytes, out_bytes;
-    bool ended; /* true: the end of the compressed stream was reached; further bytes are an error */
+    bool ended; /* whether the end of the compressed stream was reached; further bytes are an error */
     attn_error error;
     uint8_t magic[MAGIC_BYTES];
     char piece[UNPACK_PIECE_BYTES];
@@ -45,7 +45,7 @@ bool unpack_coding_of(const char *text, enum unpack_coding *coding)
     if (text == NULL) return true;
     text += strspn(text, between);
     const size_t length = strcspn(text, between);
-    /* several codings are refused */
+    /* a header that names several codings is refused */
     if (text[length + strspn(text + length, between)] != '\0') return false;
     for (size_t i = 0; i < sizeof codings / sizeof *codings; i++)
         if (strlen(codings[i].name) == length && strncasecmp(text, codings[i].name, length) == 0) {
@@ -129,7 +129,7 @@ static attn_status trailing(struct unpacker *u, char next)
                      u->coding == UNPACK_GZIP && next == 0x1f ? "; a second gzip member is not taken" : "");
 }
 
-/* Returns how many of `size` unpacked bytes the limits allow. Beyond them, it sets u->error. */
+/* Returns how many of `size` unpacked bytes the limits allow. Sets u->error if these are not all bytes. */
 static size_t within_limits(struct unpacker *u, size_t size)
 {
     if (u->out_bytes > u->limit_bytes) {
