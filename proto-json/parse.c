@@ -100,7 +100,7 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
 {
     const proto_operation *const operation = &proto_operations[r->op];
     const attn_problem *const p = &item->problem;
-    /* true: the URL names one cache, so k and v have no batch axis */
+    /* if true, the URL names one cache, so the tensors k and v of the body have no batch axis */
     const bool one = operation->cache_in_path;
     const int rank = one ? 3 : 4;
     tree_member member;

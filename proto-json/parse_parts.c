@@ -19,7 +19,8 @@
 /* The tensors and gradients of a merge's part, in the order of their tensor numbers. */
 static const attn_tensor_id of_part[] = { ATTN_T_out, ATTN_T_lse }, of_gradient[] = { ATTN_T_dout, ATTN_T_dlse };
 
-/* Returns the number of a tensor in a part of a merge: `out` if `which` is 0, `lse` if `which` is 1. */
+/* Returns the tensor number (see PROTO_TENSORS) of `out` (`which` is 0) or `lse` (`which` is 1) in a part of a
+ * merge. */
 static int number_of(int part, int which)
 {
     return ATTN_TENSOR_COUNT + 2 * part + which;

@@ -14,8 +14,8 @@
 
 /* ---- Errors: one table of all errors that a client can get ------------------------------------------------------- */
 
-/* Each row: id, HTTP status, code (a stable name), title. The member `detail` of an error is a sentence that is made
- * where the error is found. */
+/* The table of errors that a client can get. Each row: id, HTTP status, code (a stable name), title. The member
+ * `detail` of an error is a sentence that is made where the error is found. */
 #define PROTO_ERROR_MAP(X)                                                                                  \
     X(INVALID_REQUEST, 400, "invalid-request", "The request is malformed")                                  \
     X(INVALID_FRAMING, 400, "invalid-framing", "The HTTP message is malformed")                             \
@@ -66,8 +66,9 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
 
 /* ---- Names of dtypes --------------------------------------------------------------------------------------------- */
 
-/* The dtypes that are converted while they are decoded. Each row: wire name, safetensors name, KServe name, bytes of an
- * element, resulting dtype. Values must fit the resulting dtype: an int64 must fit int32, and a bool must be 0 or 1. */
+/* The dtypes of which a body may have tensors although the kernels do not have them: the elements are converted while
+ * they are decoded. Each row: wire name, safetensors name, KServe name, bytes of an element, resulting dtype. Values
+ * must fit the resulting dtype: an int64 must fit int32, and a bool must be 0 or 1. */
 #define PROTO_DTYPE_MAP(X)             \
     X("int64", "I64", "INT64", 8, I32) \
     X("bool", "BOOL", "BOOL", 1, U8)
@@ -192,7 +193,7 @@ typedef struct proto_item {
     /* dtype of the results, from the option out_dtype or grad_dtype; default: q's dtype, or bfloat16 if q is float8 */
     attn_dtype result_dtype;
     bool has_result_dtype;
-    /* true: the body gave problem.seed; false: the caller draws the seed for dropout */
+    /* whether the body has the member problem.seed; if not, the caller draws the seed for dropout */
     bool has_seed;
     bool has_layout;
     unsigned hints;   /* bit mask of hints (hints.h) about what looks wrong in a valid problem */
@@ -209,14 +210,15 @@ typedef struct proto_item {
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
     unsigned counts; /* for an observe (statistics of probabilities): bits of proto_count_id */
-    /* for an observe (statistics of probabilities): size in queries and in keys of the tiles to be counted; 0: none */
+    /* for an observe (statistics of probabilities): size in queries and in keys of the tiles for which numbers are
+     * counted; 0: no counts of tiles */
     int64_t tile_size[2];
     int64_t head_dim_v; /* length of a row of V, for counts of operations; 0: as long as a row of Q and K */
     proto_parts *parts; /* the parts of a merge (results over different keys); the proto_call owns them */
     /* for a merge: lse_base is 1 if the parts' lse are base-2 logarithms (otherwise natural); empty_lse is 1 if parts
      * without keys have lse +inf (otherwise -inf) */
     int lse_base, empty_lse;
-    attn_tensor *results; /* for a check: the client's results by attn_tensor_id; the proto_call owns them */
+    attn_tensor *results; /* for a check: the client's results, indexed by attn_tensor_id; the proto_call owns them */
     attn_op asked;        /* for a check: the operation whose results are checked */
     int64_t timeout_ms;   /* 0: not given */
     int64_t priority;     /* 1 is the most urgent; 0: not given */
@@ -326,7 +328,7 @@ typedef struct proto_input {
 /* A decoded body with its problems, freed with proto_call_free(). */
 typedef struct proto_call {
     proto_op op;
-    bool envelope; /* true: the body is {"requests": [...]}, and the answer {"responses": [...]} */
+    bool envelope; /* whether the body is {"requests": [...]}, so that the answer is {"responses": [...]} */
     int count;
     proto_item *items;
     size_t memory_bytes;
@@ -339,8 +341,7 @@ typedef struct proto_call {
     /* gradients of a merge's parts that the answer has as bytes after its JSON; [0] has a bit for the dout of each
      * part, [1] for its dlse */
     uint64_t binary_parts[2];
-    /* bit mask of outputs that go into memory that client and server share; bit i is the tensor with attn_tensor_id
-     * i */
+    /* bit mask of outputs that go into memory that client and server share; bit i is attn_tensor_id i */
     uint64_t shared;
     proto_sequence sequence;
     const proto_format *format;
@@ -422,7 +423,7 @@ attn_status proto_parser_shared_room(proto_parser *parser, attn_error *err);
  * what could be read. NULL: the format has no sequences. */
 const proto_sequence *proto_parser_sequence(const proto_parser *parser);
 
-/* Ends the body and makes *call, which the caller then owns. */
+/* Call this after the last byte of the body. Makes *call, which the caller then owns. */
 attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_error *err);
 void proto_call_free(proto_call *call);
 
@@ -471,8 +472,8 @@ attn_status proto_cuda_region_read(const void *body, size_t bytes, proto_cuda_re
 /* ---- Writing answers --------------------------------------------------------------------------------------------- */
 
 /* The stages of a request, in order, as in the header Server-Timing. prepare: the device's thread chooses kernels and
- * takes memory. launch: the device is idle after its copies, because its kernels are not on the stream yet; the
- * answer's timing_us counts it as part of `compute`. */
+ * allocates memory. launch: the device has copied the inputs but is idle, because its kernels are not on the stream
+ * yet; the answer's timing_us counts this time as part of `compute`. */
 #define PROTO_STAGE_MAP(X) X(recv) X(decode) X(queue) X(prepare) X(copy_in) X(launch) X(compute) X(copy_out) X(encode)
 typedef enum proto_stage {
 #define X(name) PROTO_STAGE_##name,

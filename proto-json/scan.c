@@ -59,10 +59,10 @@ struct frame {
 
 struct scan {
     proto_limits limits;
-    bool plain;       /* true: the scanner extracts nothing, because the JSON has no tensor values */
-    bool kserve;      /* true: the body is JSON in KServe's format */
+    bool plain;       /* whether the scanner extracts nothing, because the JSON has no tensor values */
+    bool kserve;      /* whether the body is JSON in KServe's format */
     attn_error error; /* the first error of the body, which all later calls return */
-    uint64_t offset;  /* number of bytes of the body before the current piece */
+    uint64_t offset;  /* offset of the current piece of the body: the number of bytes that came before it */
 
     enum state state;
     int depth; /* number of open objects and arrays */
@@ -72,7 +72,7 @@ struct scan {
     bool is_name;
     enum name name;
     int hex_left; /* number of digits of an escape \uXXXX that must still arrive */
-    /* `code`: value of the digits of \uXXXX read so far; `high`: the high surrogate before, or 0 */
+    /* `code`: value of the digits of \uXXXX read so far; `high`: the high surrogate read before it, or 0 */
     uint32_t code, high;
     /* number of UTF-8 continuation bytes that must still arrive; the next one must be from utf8_low to utf8_high */
     int utf8_left;
@@ -89,7 +89,7 @@ struct scan {
     struct text rest;
 
     struct scan_room room;
-    size_t used; /* number of bytes of `room` in use */
+    size_t used; /* number of bytes of the caller's memory in use */
     scan_extract *extracts;
     int extract_count, extract_capacity;
     base64_decoder base64;

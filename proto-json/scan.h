@@ -64,8 +64,8 @@ typedef struct scan scan;
 scan *scan_new(const proto_limits *limits, const proto_memory *memory);
 /* Makes a scanner for JSON without tensor values, which begins at byte `at` of the body. */
 scan *scan_new_plain(const proto_limits *limits, uint64_t at);
-/* Makes a scanner for JSON of KServe's clients: a tensor's dtype is called `datatype`, and NaN, infinities, true and
- * false have no quotes in `data`. */
+/* Makes a scanner for bodies of KServe's JSON protocol: a tensor's dtype is called `datatype`, and NaN, infinities,
+ * true and false have no quotes in `data`. */
 scan *scan_new_kserve(const proto_limits *limits, const proto_memory *memory);
 void scan_free(scan *s);
 

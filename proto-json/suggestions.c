@@ -313,7 +313,7 @@ const struct suggestion suggestions[] = {
       "leave it out; 'encoding' says how numbers are written, the header Accept asks for safetensors" },
     { OPS, "precision compute_dtype acc_dtype acc_type accumulate_dtype q_data_type kv_data_type fp32_accumulate",
       "leave it out, the dtypes decide" },
-    /* members that other servers accept */
+    /* members that bodies for other servers have */
     { OPS, "id name request_id trace_id correlation_id idempotency_key metadata comment tags",
       "leave it out, a name for a request is the header X-Request-Id" },
     { OPS " " SUGGESTION_CACHE, "token api_key auth authorization bearer access_token password",
@@ -702,7 +702,7 @@ static const struct {
     suggestion_place place;
     /* the character must be one of the first `before` bytes of the body; 0: anywhere */
     int before;
-    const char *found; /* the characters that get this hint; "": NUL */
+    const char *found; /* the characters that get this hint; "": the NUL character */
     const char *suggestion;
 } characters[] = {
     { FIRST, "\xef", " (a byte order mark? Send UTF-8 without one)" },

@@ -17,7 +17,7 @@
 struct tree_block;
 struct tree_memory {
     struct tree_block *last;
-    size_t used; /* number of bytes in use of the newest block */
+    size_t used; /* number of bytes used in the newest block */
 };
 void tree_enter(struct tree_memory *memory);
 void tree_leave(void);

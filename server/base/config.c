@@ -28,8 +28,8 @@
 #include "server/base/peer.h"
 
 enum {
-    /* HTTP threads per core, unless --http-threads is given. With few connections per thread, more of a body is still
-     * in the CPU's cache when its last byte arrives. */
+    /* Number of HTTP threads per core, unless --http-threads is given. With few connections per thread, more of a body
+     * is still in the CPU's cache when its last byte arrives. */
     HTTP_THREADS_A_CORE = 8,
     HTTP_THREADS_AUTO_MAX = 16,
 };
@@ -139,9 +139,9 @@ static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
         const char *before, *behind;
     } suggestions[] = {
         { "", "127.0.0.1:", "" }, /* for the refused value "9000", the hint is 127.0.0.1:9000 */
-        { ":", "127.0.0.1:", "" }, { "*:", "0.0.0.0:", "" },   { "http://", "", "" }, { "https://", "", "" },
-        { "tcp://", "", "" },      { "unix://", "unix:", "" }, { "", "", ":8080" }, /* for the refused value "0.0.0.0", the hint is 0.0.0.0:8080 */
-        { "", "[", "]:8080" },     { "/", "unix:/", "" },
+        { ":", "127.0.0.1:", "" }, { "*:", "0.0.0.0:", "" }, { "http://", "", "" },
+        { "https://", "", "" },    { "tcp://", "", "" },     { "unix://", "unix:", "" },
+        { "", "", ":8080" },       { "", "[", "]:8080" },    { "/", "unix:/", "" },
     };
     const char *const colon = strrchr(value, ':');
     char address[CONFIG_HINT_BYTES];

@@ -42,7 +42,7 @@ struct config {
      * refused */
     int max_seconds;
     /* A batch may take this many milliseconds longer than the longest time that is expected for its size. After that,
-     * its device counts as lost. */
+     * its device counts as failed. */
     int64_t watchdog_ms;
     /* the token file, the TLS certificate, the certificate's key, and the origin that CORS allows; NULL: the option is
      * not given */

@@ -42,7 +42,7 @@ enum {
     LISTEN_ACCEPT_BURST = 64,
     /* when a listener stops taking clients, TCP handshakes that have begun get this time to complete */
     LISTEN_DOOR_MS = 100,
-    /* as LISTEN_DOOR_MS (time for handshakes that have begun), but for a socket that only clients on this machine can
+    /* the time LISTEN_DOOR_MS (for TCP handshakes that have begun), for a socket that only clients on this machine can
      * reach */
     LISTEN_DOOR_LOCAL_MS = 20,
     /* seconds of silence after which the kernel probes whether the client of a connection is still there */
@@ -71,8 +71,8 @@ enum {
     /* When all connections are in use, a connection that has shown no access token may be closed if it has sent the
      * body of a refused request, or fetched an answer, for this long. */
     CONNECTION_STRANGER_MS = 1000,
-    /* A connection that has shown a token is closed to make room for another connection only after it has been idle for
-     * this long. On a server without tokens this holds for every connection. */
+    /* A connection that has shown an access token is closed to make room for another connection only after it has been
+     * idle for this long. On a server without tokens this holds for every connection. */
     CONNECTION_BETWEEN_MS = 100,
     /* if no connection can be closed to make room, the next search for one is this much later */
     CONNECTION_LOOK_MS = 10,
@@ -134,9 +134,9 @@ enum {
     /* longest wait of a TLS connection for memory; below HEARTBEAT_LIMIT_MS, after which the thread counts as stuck */
     TLS_MEMORY_WAIT_MS = 4000,
     TLS_MEMORY_STEP_MS = 10,
-    /* longest token in bytes; a comparison looks at all bytes of all tokens, so that its time reveals nothing */
+    /* longest access token in bytes; a comparison looks at all bytes of all tokens, so that its time reveals nothing */
     TOKEN_MAX_BYTES = 256,
-    /* largest number of tokens; the token of a request is compared with all of them */
+    /* largest number of access tokens; the token of a request is compared with all of them */
     TOKEN_MAX_COUNT = 4096,
 };
 
@@ -198,8 +198,8 @@ enum {
      * inputs and has at most this many bytes is replaced by a larger one before the copy. Other blocks grow when they
      * are full. */
     CHECK_COPY_BYTES = 256 << 10,
-    /* duration of one piece of verifying results, or of computing the length of an answer's text; other requests
-     * progress between pieces */
+    /* Verifying results and computing the length of an answer's text are divided into pieces of this duration. Between
+     * two pieces, other requests progress. */
     FINISH_PIECE_NS = 10000000,
     /* Largest number of pieces of work in libuv's thread pool at a time: its default number of threads. Further pieces
      * wait in attnd, which lets clients take turns. */
@@ -213,7 +213,7 @@ enum {
      * thread. */
     PREPARE_MEASURE_AT_ONCE = 4096,
 
-    /* largest number of waiting jobs that are examined to fill a batch */
+    /* to fill a batch, at most this many waiting jobs (requests) are examined */
     QUEUE_SCAN_MAX = 512,
     /* the search for the next job passes over at most this many jobs that cannot run yet; passing over so many takes 3
      * ms */
@@ -256,23 +256,24 @@ enum {
     CACHES_EXPIRE_LOOKS = 4096, /* largest number of caches that one sweep for expired caches examines */
 };
 
-/* Largest work of a batch, in floating-point operations. A CPU computes a batch of this size in some ten
- * milliseconds, and all jobs of the batch wait for its end. */
+/* Largest work of a batch, in floating-point operations. A CPU computes a batch of this size in some ten milliseconds,
+ * and all requests in the batch wait for its end. */
 #define QUEUE_BATCH_FLOPS 1e9
-/* Largest work, in floating-point operations, of a batch of jobs whose keys and values are in caches on a GPU. */
+/* Largest work, in floating-point operations, of a batch of requests whose keys and values are in caches on a GPU. */
 #define QUEUE_BATCH_STEP_FLOPS 1e11
 
-/* A job with more floating-point operations than this is never batched: small jobs in its batch would have to wait for
- * it. */
+/* A request with more floating-point operations than this is never batched, because small requests in its batch would
+ * have to wait for it. */
 #define PREPARE_SMALL_FLOPS 1e8
-/* Largest work, in floating-point operations, of a job that may be batched, if its keys and values are in caches on a
- * GPU. Such jobs mostly read memory, so they do not slow each other down. */
+/* Largest work, in floating-point operations, of a request that may be batched, if its keys and values are in caches on
+ * a GPU. Such requests mostly read memory, so they do not slow each other down. */
 #define PREPARE_STEP_FLOPS  1e10
 #define PREPARE_SMALL_BYTES ((size_t)2 << 20)
 /* A cache transaction with more floating-point operations than this (60 us on an H200) is batched with other
  * transactions only if all of them can be merged into one problem (MERGE_BYTES). */
 #define PREPARE_ALONE_FLOPS 1e9
-/* A device with at least this much memory has room for any small job, so the server does not check whether one fits. */
+/* A device with at least this much memory has room for any small request, so the server does not check whether it
+ * fits. */
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
 
 /* A job (the problems of a request) that is expected to take PREPARE_CLOSER_S seconds or more gets a second estimate,
@@ -464,7 +465,7 @@ enum {
 enum {
     /* a connection whose file descriptor is this number or a larger one is not examined for a wrong protocol */
     FIRST_BYTES_SOCKETS = 1 << 20,
-    /* Interval between two log lines for the same reason. */
+    /* Interval between two log lines about wrong protocols that give the same reason. */
     FIRST_BYTES_LOG_MS = 60000,
     /* Largest number of lines of X-Forwarded-For that are read, beginning with the last line. */
     FORWARDED_LINES = 8,
@@ -478,7 +479,7 @@ enum {
     /* longest wait until joined threads have disappeared from the system; usually this takes a millisecond */
     THREADS_END_MS = 1000,
 
-    /* A thread that is busy for longer than this with one piece of work counts as stuck. */
+    /* A thread that does the same piece of work (such as one request) for longer than this counts as stuck. */
     HEARTBEAT_LIMIT_MS = 5000,
     /* largest number of threads whose busy time is watched */
     HEARTBEAT_THREADS = 1024,
@@ -487,7 +488,7 @@ enum {
     /* memory of an HTTP thread: its stack, malloc's arena, and INLINE_KEEP bytes of scratch memory */
     MAIN_THREAD_BYTES = 8 << 20,
 
-    /* time, after the last answers, for joining threads and for releasing devices and memory */
+    /* after its last answers, the server has this time to join its threads and to release devices and memory */
     SIGNALS_GRACE_MS = 5000,
     /* when the server stops, the devices' threads have this time to end work that nobody waits for */
     MAIN_STOP_WAIT_MS = 1000,

@@ -31,7 +31,7 @@
 #endif
 
 enum {
-    SMALLEST_LOG2 = 14, /* log2 of the smallest block, 16 KiB */
+    SMALLEST_LOG2 = 14, /* log2 of the size of the smallest block, 16 KiB */
     LARGEST_LOG2 = 46,
     STEPS = 8,
     /* largest number of warm blocks of a size class that are examined to find one that this core released */

@@ -24,7 +24,7 @@ enum { LIBUV_THREADS = 4, LIBUV_THREADS_MOST = 1024 };
 int threads_of_libuv(void)
 {
     const char *text = getenv("UV_THREADPOOL_SIZE");
-    /* libuv also parses the variable with atoi() */
+    /* libuv also parses UV_THREADPOOL_SIZE with atoi() */
     const int count = text ? atoi(text) : LIBUV_THREADS;
     return count < 1 ? 1 : count < LIBUV_THREADS_MOST ? count : LIBUV_THREADS_MOST;
 }

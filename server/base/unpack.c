@@ -1,8 +1,8 @@
 /* unpack.c: unpacks compressed bodies with zlib's inflate(); see unpack.h.
  *
- * A body is unpacked to at most limit_bytes, and beyond UNPACK_FREE_BYTES to at most UNPACK_RATIO times the bytes that
- * have arrived: one byte of deflate can unpack to a thousand. Error texts do not depend on how the body was split into
- * pieces, so they have no positions. */
+ * A body is unpacked to at most limit_bytes. Beyond UNPACK_FREE_BYTES it is also unpacked to at most UNPACK_RATIO times
+ * the bytes that have arrived, because one byte of deflate can unpack to a thousand. Error texts do not depend on how
+ * the body was split into pieces, so they have no positions. */
 #include "server/base/unpack.h"
 
 #include <stdlib.h>
@@ -154,7 +154,7 @@ static attn_status told(const struct unpacker *u, attn_error *err)
     return u->error.status;
 }
 
-/* Unpacks until the piece is full or all bytes are used, but passes zlib at most UNPACK_PART_BYTES. */
+/* Unpacks until the output buffer is full or all input bytes are used, but passes zlib at most UNPACK_PART_BYTES. */
 static int inflate_some(struct unpacker *u, const char **bytes, size_t *count, size_t *size)
 {
     const uInt part = *count < UNPACK_PART_BYTES ? (uInt)*count : UNPACK_PART_BYTES;

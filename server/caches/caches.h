@@ -45,7 +45,7 @@ enum { CACHE_ID_CHARS = 40, CACHE_ID_BYTES = CACHE_ID_CHARS + 1 };
 struct cache_shape {
     int64_t kv_heads, head_dim, head_dim_v;
     attn_dtype dtype;
-    /* true: values are the first head_dim_v numbers of the keys (Multi-head Latent Attention), and are not stored
+    /* whether values are the first head_dim_v numbers of the keys (Multi-head Latent Attention) and are not stored
      * separately */
     bool latent;
     int64_t page_size;
@@ -129,8 +129,8 @@ void caches_totals(struct caches *caches, struct caches_totals *totals);
 
 /* ---- Steps: transactions on caches ------------------------------------------------------------------------------- */
 
-/* A step: the transaction of one request on its caches, from caches_look() until caches_drop_step(). A row is one of
- * these caches. */
+/* A step: the transaction of one request on its caches, which lasts from caches_look() to caches_drop_step(). Arrays of
+ * the step have one row for each cache. */
 struct cache_step {
     struct caches *caches;
     struct caller *caller;
@@ -141,8 +141,8 @@ struct cache_step {
     /* Whether the URL's path names the cache. If not, the body's member `caches` names the caches, and errors point to
      * it. */
     bool of_path;
-    /* New keys and values of all caches, one cache after the other, set by the caller before the step begins. v is NULL
-     * if the values are a part of the keys. */
+    /* New keys and values of all caches, one cache after the other, set by the caller before the transaction begins. v
+     * is NULL if the values are a part of the keys. */
     const char *k, *v;
     int64_t k_row_bytes, v_row_bytes;
 
@@ -162,7 +162,7 @@ struct cache_step {
      * caches_begin(). */
     int32_t *table;
     int32_t *table_lengths; /* [rows]: a copy of `lengths` in the memory of `table` */
-    /* [rows]: number of positions in pages that the cache of the previous row also has */
+    /* [rows]: number of positions in pages that the cache shares with the cache of the previous row */
     int32_t *prefix_keys;
     /* whether neighbouring rows have so many pages in common that the device should read these pages only once
      * (prefix_keys) */
@@ -170,9 +170,9 @@ struct cache_step {
     /* [rows, kv_heads]: the caches' quantisation scales, or NULL. They are stored in `scales` until the transaction has
      * begun, and then in the memory of the page tables. */
     float *k_scale, *v_scale;
-    attn_move *moves; /* moves: copies that the device makes before it computes */
+    attn_move *moves; /* copies of pages that the device makes before it computes */
     int64_t move_count;
-    /* true: the transaction is the last of a KServe sequence, so committing it deletes its caches */
+    /* whether this is the last transaction of a KServe sequence, so that committing it deletes the sequence's caches */
     bool ends;
     struct cache_row *row; /* the members from here on are for the code of server/caches only */
     /* value of caches->burials (number of caches deleted so far) when the pointers row[].cache were looked up. The
@@ -207,7 +207,7 @@ attn_status caches_ask(struct cache_step *step, uint64_t scan, bool *wait, attn_
 /* Ends a step (a cache transaction) when the device is done. If `commit` is true, its caches keep the new positions.
  * Otherwise they are as they were before the step. Does nothing if the step has not begun. */
 void caches_end(struct cache_step *step, bool commit);
-/* frees the memory of a step, which must have ended */
+/* frees the memory of a step (a cache transaction), which must have ended */
 void caches_drop_step(struct cache_step *step);
 
 #endif

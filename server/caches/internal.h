@@ -83,7 +83,7 @@ struct cache_row {
     int64_t first; /* index in the cache's page list at which `pages` are inserted */
     int64_t count;
     int32_t *pages;
-    bool copied; /* true: pages[0] is a copy of a shared page, and replaces that page */
+    bool copied; /* whether pages[0] is a copy of a shared page that replaces the shared page in the cache */
 };
 
 static inline struct pages *cache_pages_of(const struct caches *caches, const struct cache *cache)
