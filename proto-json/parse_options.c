@@ -172,7 +172,7 @@ static attn_status wrong_integer(const char *name, const char *step, const cJSON
                                  attn_error *err)
 {
     const char *const text = tree_number(value);
-    /* users of other programs write 0 or -1 to turn such an option off */
+    /* users of other programs write 0 or -1 to turn an option off; the hint tells them to leave it out */
     if (!step && text && text_is_among("0 -1", text))
         return wrong_word(name, step, value, rule, "; leave it out where it is not wanted", err);
     return wrong_word(name, step, value, rule,

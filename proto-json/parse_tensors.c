@@ -94,7 +94,7 @@ static attn_status shape(attn_tensor_id id, const cJSON *value, attn_tensor *t, 
 static bool nesting_fits(const scan_extract *extract, const attn_tensor *t)
 {
     if (extract->rank == 1 && (t->rank > 1 || extract->shape[0] == t->shape[0]))
-        return true; /* the caller checks the number of elements of a flat list */
+        return true; /* a flat list is accepted here; the caller checks its number of elements */
     if (extract->rank > t->rank || (extract->rank < t->rank && extract->elements)) return false;
     for (int a = 0; a < extract->rank; a++)
         if (extract->shape[a] != t->shape[a]) return false;

@@ -66,9 +66,9 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
 
 /* ---- Names of dtypes --------------------------------------------------------------------------------------------- */
 
-/* The dtypes of which a body may have tensors although the kernels do not have them: the elements are converted while
- * they are decoded. Each row: wire name, safetensors name, KServe name, bytes of an element, resulting dtype. Values
- * must fit the resulting dtype: an int64 must fit int32, and a bool must be 0 or 1. */
+/* The dtypes that bodies may have but kernels do not support. Elements are converted while they are decoded. Each row:
+ * wire name, safetensors name, KServe name, bytes of an element, resulting dtype. Values must fit the resulting dtype:
+ * an int64 must fit int32, and a bool must be 0 or 1. */
 #define PROTO_DTYPE_MAP(X)             \
     X("int64", "I64", "INT64", 8, I32) \
     X("bool", "BOOL", "BOOL", 1, U8)
@@ -171,8 +171,7 @@ enum { PROTO_TENSORS = ATTN_TENSOR_COUNT + 2 * ATTN_MERGE_PARTS, PROTO_NAME_BYTE
  * none. */
 int proto_tensor_named(const char *name, bool result);
 const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTES]);
-/* Returns the attn_tensor_id that gives the dtypes and axes of tensor `number`; for parts.3.out of a merge it is
- * ATTN_T_out. */
+/* Returns the attn_tensor_id whose dtypes and axes tensor `number` has. For parts.3.out of a merge it is ATTN_T_out. */
 attn_tensor_id proto_tensor_id(int number);
 
 /* The parts of a merge, which are results of the same queries over different keys. */
@@ -209,7 +208,8 @@ typedef struct proto_item {
      * append. The caller sets the tensors that the body does not have. */
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
-    unsigned counts; /* for an observe (statistics of probabilities): bits of proto_count_id */
+    /* for an observe (statistics of probabilities): bit mask of the numbers to return; bit i is proto_count_id i */
+    unsigned counts;
     /* for an observe (statistics of probabilities): size in queries and in keys of the tiles for which numbers are
      * counted; 0: no counts of tiles */
     int64_t tile_size[2];
@@ -242,8 +242,8 @@ typedef enum proto_type {
     PROTO_TYPE_CHOICE, /* one of the words in `choices`; stored as an enum, whose first value is 0 */
     PROTO_TYPE_PAIR,   /* [integer, integer], each as PROTO_TYPE_INTEGER; stored as two int64_t */
     PROTO_TYPE_DTYPE,  /* name of a dtype of results: float32, float16, bfloat16; stored as an attn_dtype */
-    /* an array of names of outputs, for `observe` also of PROTO_COUNT_MAP; stored as a uint64_t with a bit for each
-     * attn_tensor_id */
+    /* an array of names of outputs, or for `observe` also names of PROTO_COUNT_MAP; stored as a uint64_t with a bit for
+     * each attn_tensor_id */
     PROTO_TYPE_NAMES,
     PROTO_TYPE_ROWS, /* an integer, or "all"; stored as an int64_t, in which PROTO_VERIFY_ALL stands for "all" */
     /* an array of 1 to PROTO_MAX_CACHES ids; stored as a char (*)[PROTO_CONTEXT_BYTES], followed by an int with their
@@ -348,8 +348,8 @@ typedef struct proto_call {
     proto_input inputs[PROTO_TENSORS];
 } proto_call;
 
-/* Replaces err->member, a JSON pointer into the problem, by a pointer into the body that the client sent. For errors
- * found after proto_parser_finish(). A second call changes nothing. */
+/* Call this for errors that are found after proto_parser_finish(). Replaces err->member, a JSON pointer into the
+ * problem, by a pointer into the body that the client sent. A second call changes nothing. */
 void proto_call_locate(const proto_call *call, attn_error *err);
 
 /* Returns the tile size for attn_counter_open(); NULL: the request wants no counts of tiles. */

@@ -25,7 +25,7 @@ struct member {
     size_t offset; /* offset of the value in the struct that the body is read into */
 };
 
-/* A kind of body: an example for messages, such as {"key": ...}, and its members. */
+/* A kind of body: its members, and an example of it for error messages, such as {"key": ...}. */
 struct form {
     const char *example;
     struct member members[3];

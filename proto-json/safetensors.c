@@ -576,7 +576,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     int order[PROTO_TENSORS];
     const int count = in_order(item, order);
     int64_t at = 0;
-    /* only an answer to several problems contains request_id */
+    /* unused, because only an answer to several problems contains request_id */
     (void)request_id;
     assert(!call->envelope);
     text_put(t, unknown, sizeof unknown);

@@ -428,8 +428,7 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         if (!s->utf8_left) return fail(s, ATTN_INVALID, at, "invalid UTF-8");
         s->word_length = WORD_BYTES;
         status = emit_char(s, (char)c);
-        /* not valid base64: the next call reads the remainder as plain text */
-    } else {
+    } else { /* not valid base64: the next call reads the remainder as plain text */
         return ATTN_OK;
     }
     if (status == ATTN_OK) *text = p + 1;

@@ -688,7 +688,8 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 #define QUOTES     " (strings stand in double quotes, as json.dumps() writes them)"
 #define COMMA      " (a comma too many?)"
 #define NOT_FINITE "JSON has no NaN or Infinity; inside `data` write them as strings"
-/* All ASCII letters except those that begin null, true, false, NaN, Infinity, None, True, False. */
+/* Letters that begin no JSON value: all ASCII letters except the first letters of null, true, false and of the
+ * constants NaN, Infinity, None, True, False. */
 #define FORM "abcdeghijklmopqrsuvwxyzABCDEGHJKLMOQRSUVWXYZ"
 
 #define FIRST     SUGGESTION_OTHER, 1
@@ -698,7 +699,7 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 #define ANYWHERE  SUGGESTION_OTHER, 0
 
 static const struct {
-    /* where the wrong character is in the JSON; SUGGESTION_OTHER: anywhere */
+    /* what JSON would allow in place of the wrong character; SUGGESTION_OTHER: anything */
     suggestion_place place;
     /* the character must be one of the first `before` bytes of the body; 0: anywhere */
     int before;

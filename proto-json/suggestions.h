@@ -15,7 +15,7 @@
 #define SUGGESTION_INPUT  "input"  /* a member of an input of a KServe request */
 #define SUGGESTION_KSERVE "kserve" /* a member of a KServe request */
 #define SUGGESTION_DTYPE  "dtype"  /* a dtype; the hint is this server's name of it */
-/* For the value of an option, the place is the option's name. */
+/* For the value of an option, the parameter `place` of the functions below is the option's name. */
 
 /* A row of hints: words that clients write by mistake, the places in a body where they write them, and the hint for all
  * of these words. Words are separated by spaces, and so are places. A member that the hint names must exist in all

@@ -22,7 +22,7 @@ struct tree_block {
     _Alignas(TREE_ALIGNMENT) char bytes[];
 };
 
-/* the memory between this thread's tree_enter() and tree_leave(); NULL: none */
+/* the memory that this thread has entered with tree_enter(); NULL before it and after tree_leave() */
 static _Thread_local struct tree_memory *entered;
 
 static size_t aligned(size_t bytes)
@@ -147,7 +147,7 @@ static const char *take_escape(const char *from, char **to)
     return from;
 }
 
-/* Reads a string and decodes its escapes in place, which never makes it longer. */
+/* Reads a string into new memory and decodes its escapes, which never makes it longer. */
 static char *take_string(const char **at)
 {
     const char *from = *at + 1, *const end = closing_quote(from);

@@ -29,8 +29,8 @@ struct caller {
      * token */
     _Atomic int percent;
 
-    /* number of queue slots that the tenant's requests occupy; changed by queue.c, and not counted for
-     * CALLER_EVERYBODY */
+    /* number of queue slots that the tenant's requests occupy; changed by queue.c, and not counted for CALLER_EVERYBODY
+     * (clients without a token) */
     _Atomic int places[CALLER_PLACES];
     /* staging memory (memory for tensors) that the tenant's requests have leased, in bytes; staging.c changes it under
      * its lock */

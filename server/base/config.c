@@ -36,8 +36,8 @@ enum {
 /* largest default value of --staging-bytes (memory for tensors of requests) */
 #define STAGING_AUTO_MAX (64 * GIB)
 
-/* A copy of an option's text, which lives as long as the process. The list keeps leak checkers from reporting the
- * copies. */
+/* Copies of options' texts, which live as long as the process. kept_list links all copies, so that leak checkers do not
+ * report them. */
 struct kept {
     struct kept *next;
     char text[];
@@ -576,8 +576,8 @@ static void put_version(FILE *to)
     fprintf(to, "attnd %s (%s)\n", ATTND_VERSION, CONFIG_MACHINE);
 }
 
-/* Returns the function that prints the text of the first flag such as --help or --version, or NULL. Other arguments may
- * be wrong. */
+/* Returns the function that prints the text for the first flag such as --help or --version; NULL: there is no such
+ * flag. Other arguments may be wrong. */
 static void (*find_text(int argc, char **argv))(FILE *)
 {
     static const struct {

@@ -48,8 +48,8 @@ struct config_option {
     enum config_type type;
     const char *placeholder;
     size_t offset;
-    int64_t fallback; /* default value of a number or a switch */
-    int64_t min, max; /* allowed range of a number */
+    int64_t fallback; /* default value of an option that is a number or a switch */
+    int64_t min, max; /* allowed range of an option that is a number */
     const char *word; /* default value of an option that is neither a number nor a switch; NULL: none */
     /* TYPE_CHOICE: the allowed words, as in "text|json". Other types: the words that bash completion offers. */
     const char *words;

@@ -38,8 +38,8 @@ struct flow {
      * gives it no advantage. */
     int64_t ahead_ns;
     int running; /* number of running batches whose first job (request) belongs to this flow (client) */
-    /* sum of the start times of the batches that `running` counts; together they have run for running * now minus this
-     * sum */
+    /* Sum of the start times of the batches that `running` counts. The sum of their running times is therefore
+     * `running` * now minus this sum. */
     int64_t running_since_ns;
     int waiting; /* number of this client's waiting jobs (requests); 0: the flow is not in the queue's list of flows */
     struct job *first, *last; /* this client's waiting jobs (requests), linked by their member in_flow */

@@ -40,7 +40,7 @@ enum {
     LISTEN_BACKLOG = 4096,
     /* largest number of connections that the main thread accepts in a row before it does its other work */
     LISTEN_ACCEPT_BURST = 64,
-    /* when a listener stops taking clients, TCP handshakes that have begun get this time to complete */
+    /* when a listener stops accepting clients, TCP handshakes that have begun get this time to complete */
     LISTEN_DOOR_MS = 100,
     /* the time LISTEN_DOOR_MS (for TCP handshakes that have begun), for a socket that only clients on this machine can
      * reach */
@@ -59,7 +59,7 @@ enum {
     /* While the server drains (finishes requests before it stops), idle connections are closed once no connection has
      * had a request for this long. */
     FRONTEND_SILENT_MS = 500,
-    /* while the server drains (before it stops), a connection on which no byte moves for this long is cut */
+    /* while the server drains (before it stops), a connection on which no byte moves for this long is closed */
     FRONTEND_STALLED_MS = 2000,
     /* With more connections than this, sweeps over all connections are rarer. A sweep over 10000 connections takes 2
      * ms. */
@@ -91,8 +91,7 @@ enum {
     LINGER_DROP_BYTES = 16 << 10,
     /* largest number of reads of LINGER_DROP_BYTES from one socket in a row: 1 MiB */
     LINGER_DROP_PIECES = 64,
-    /* largest number of pieces of LINGER_DROP_BYTES read from all sockets before the main thread does other work: 4
-     * MiB */
+    /* largest number of reads of LINGER_DROP_BYTES from all sockets before the main thread does other work: 4 MiB */
     LINGER_SWEEP_PIECES = LINGER_MOST,
 };
 
@@ -122,8 +121,8 @@ enum {
     /* Largest number of arguments in a URL's query. libmicrohttpd keeps a record of each argument in the connection's
      * memory. */
     HTTP_ARGUMENTS_MAX = 100,
-    /* Longest body that is kept whole for a handler. The longest valid one makes a cache and has two scales, of up to
-     * 25 bytes as text, for each of CACHES_HEADS heads. */
+    /* Longest body that the server keeps as a whole for the handler of its path. The longest valid body of this kind
+     * makes a cache and has two scales, of up to 25 bytes as text, for each of CACHES_HEADS heads. */
     HTTP_KEPT_BODY_BYTES = 64 << 10,
     /* longest file of a certificate chain or a key; usual ones have a few KB */
     HTTP_PEM_BYTES = 1 << 20,
@@ -236,12 +235,12 @@ enum {
      * millisecond */
     PAGES_GRANULES = 1 << 20,
     CACHES_MAX_COUNT = 1 << 16,
-    /* Upper bound on the page-table entries of all caches of a device. It is the larger of two numbers: CACHES_NUMBERS,
-     * and CACHES_SHARING for each granule (unit of memory for pages). */
+    /* Upper bound on the page-table entries of all caches of a device: the larger of CACHES_NUMBERS, and CACHES_SHARING
+     * times the number of granules (units of memory for pages). */
     CACHES_NUMBERS = 1 << 16,
     CACHES_SHARING = 16,
-    /* if neighbouring caches of a decode share at least this many positions (forks), the device reads them once for
-     * both */
+    /* if neighbouring caches of a decode share at least this many positions (one may be a fork of the other), the
+     * device reads the shared pages once for both */
     CACHES_PREFIX_KEYS = 1024,
     CACHES_TTL_MS = 600000,      /* a cache is deleted when it has not been used for this time, unless ttl_s is given */
     CACHES_PAGE_SIZE = 128,      /* number of positions in a page of a cache, unless page_size is given */
@@ -361,8 +360,8 @@ enum {
     NAP_NS = 50000,
     /* longest time of polling; after a longer wait, a small delay does not matter */
     NAPS_NS = 2000000,
-    /* Threads poll only while at most this many requests wait. With more requests, polling would take processor time
-     * from other threads. */
+    /* Threads that wait for a device poll only while at most this many requests wait. With more requests, polling would
+     * take processor time from other threads. */
     NAPS_MOST = 4,
 };
 
@@ -465,7 +464,7 @@ enum {
 enum {
     /* a connection whose file descriptor is this number or a larger one is not examined for a wrong protocol */
     FIRST_BYTES_SOCKETS = 1 << 20,
-    /* Interval between two log lines about wrong protocols that give the same reason. */
+    /* interval between two log lines that give the same reason for refusing a connection */
     FIRST_BYTES_LOG_MS = 60000,
     /* Largest number of lines of X-Forwarded-For that are read, beginning with the last line. */
     FORWARDED_LINES = 8,

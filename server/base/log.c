@@ -259,7 +259,7 @@ static bool write_all(const char *bytes, size_t count, uint64_t lines)
     return true;
 }
 
-/* Call this with the mutex held. */
+/* Wakes the thread that writes the lines. Call this with the mutex held. */
 static void wake_writer(void)
 {
     if (!the.waiting) return;
@@ -267,7 +267,7 @@ static void wake_writer(void)
     pthread_cond_signal(&the.wake);
 }
 
-/* Call this with the mutex held. */
+/* Appends a line to the buffer that the writer thread will write. Call this with the mutex held. */
 static void append(const char *line, size_t length)
 {
     if (length > LOG_BUFFER_BYTES - the.used) {

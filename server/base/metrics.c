@@ -109,7 +109,7 @@ static struct series *find(enum metric_id id, uint32_t hash, const char *label0,
     }
 }
 
-/* Call this with the mutex held. Returns NULL when out of memory. */
+/* Adds a series to the table of the metric. Call this with the mutex held. Returns NULL when out of memory. */
 static struct series *add_series(enum metric_id id, uint32_t hash, const char *label0, const char *label1,
                                  uint32_t slot)
 {

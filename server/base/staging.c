@@ -56,7 +56,7 @@ struct staging_pool {
 
 /* ---- Mapping anonymous memory ------------------------------------------------------------------------------------ */
 
-/* A page has 4 KiB on x86-64, and up to 64 KiB on arm64. */
+/* Rounds up to whole pages, which have 4 KiB on x86-64 and up to 64 KiB on arm64. */
 static size_t page_round(size_t bytes)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);

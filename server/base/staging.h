@@ -64,7 +64,8 @@ void staging_free(struct staging_pool *staging); /* frees the pool; all its bloc
  * have used up its share). */
 attn_status staging_lease(struct staging_pool *staging, struct caller *caller, size_t bytes,
                           struct staging_block **block, attn_error *err);
-/* Leases a block for announced bytes, before the bytes arrive. On failure returns false and sets *block to NULL. */
+/* Leases a block for the announced bytes of a body (its Content-Length), before the bytes arrive. On failure returns
+ * false and sets *block to NULL. */
 bool staging_lease_ahead(struct staging_pool *staging, struct caller *caller, size_t bytes,
                          struct staging_block **block);
 /* Turns a block that was leased ahead of its bytes into an ordinary one, because enough of the bytes have arrived. Does

@@ -164,7 +164,7 @@ struct cache_step {
     int32_t *table_lengths; /* [rows]: a copy of `lengths` in the memory of `table` */
     /* [rows]: number of positions in pages that the cache shares with the cache of the previous row */
     int32_t *prefix_keys;
-    /* whether neighbouring rows have so many pages in common that the device should read these pages only once
+    /* whether neighbouring caches have so many pages in common that the device should read these pages only once
      * (prefix_keys) */
     bool shares;
     /* [rows, kv_heads]: the caches' quantisation scales, or NULL. They are stored in `scales` until the transaction has

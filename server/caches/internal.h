@@ -49,7 +49,7 @@ struct cache {
     bool writing, dead;
     /* length to which the cache is cut when its running transactions end; -1: it is not cut */
     int64_t truncate_to;
-    /* number of the last scan of waiting steps (`scan` in caches_begin()) in which a step waited for this cache */
+    /* value of `scan` in the last call of caches_begin() or caches_ask() whose step uses this cache and had to wait */
     uint64_t wanted;
     /* number of the last call of caches_look() that named this cache; it shows whether a call names the cache twice */
     uint64_t looked;
@@ -83,7 +83,7 @@ struct cache_row {
     int64_t first; /* index in the cache's page list at which `pages` are inserted */
     int64_t count;
     int32_t *pages;
-    bool copied; /* whether pages[0] is a copy of a shared page that replaces the shared page in the cache */
+    bool copied; /* whether pages[0] is a copy of a shared page, and replaces that page in the cache */
 };
 
 static inline struct pages *cache_pages_of(const struct caches *caches, const struct cache *cache)
