@@ -1,11 +1,11 @@
-/* parse.c: turns the tree that a format's reader has made (format.h) into problems that have passed attn_check(). It
- * uses three tables: attn_tensors[] for members that are tensors, proto_options[] for options, and proto_operations[]
- * for the members that an operation takes.
+/* parse.c: converts the JSON tree of a body into problems, and checks them with attn_check(). The reader of the body's
+ * format has made the tree (format.h). Three tables say what is allowed: attn_tensors[] for members that are tensors,
+ * proto_options[] for options, and proto_operations[] for the members of each operation.
  *
- * Every member is examined exactly once, in the order of the body. The first error is reported. A number stays text
- * until its type is known, so integers are never converted to a double. Problems with a `context` or with caches are
- * checked later, when their tensors are known. The error of one problem among several concerns that problem alone;
- * malformed JSON, exceeded limits and lack of memory fail the whole body. */
+ * Members are examined once, in the order of the body, and the first error is reported. A number stays text until its
+ * type is known, so integers are never converted to a double. Problems with a `context` or with caches are checked
+ * later, when their tensors are known. An error in one of several problems concerns only that problem. Malformed JSON,
+ * exceeded limits and lack of memory fail the whole body. */
 #include "parse_internal.h"
 
 #include <math.h>

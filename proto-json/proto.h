@@ -348,8 +348,8 @@ typedef struct proto_call {
     proto_input inputs[PROTO_TENSORS];
 } proto_call;
 
-/* Call this for errors that are found after proto_parser_finish(). Replaces err->member, a JSON pointer into the
- * problem, by a pointer into the body that the client sent. A second call changes nothing. */
+/* Replaces err->member, a JSON pointer into the problem, by a pointer into the body that the client sent. Call this for
+ * errors that are found after proto_parser_finish(). A second call changes nothing. */
 void proto_call_locate(const proto_call *call, attn_error *err);
 
 /* Returns the tile size for attn_counter_open(); NULL: the request wants no counts of tiles. */

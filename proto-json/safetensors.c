@@ -1,7 +1,7 @@
-/* safetensors.c: bodies and answers that are safetensors files. When the header is complete, its tree is turned into
- * the tree of a JSON body, which parse.c checks: data_offsets become `data`, the index of an extracted value, and the
- * strings of __metadata__ become options. The data go directly to the caller's memory, each tensor to a multiple of 64
- * bytes.
+/* safetensors.c: reads and writes bodies in the format of safetensors files. When the header of a body is complete, it
+ * is converted to the tree of an equivalent JSON body, which parse.c checks. In this tree, the index of an extracted
+ * value replaces data_offsets as the member `data`, and the strings of __metadata__ are options. The tensors' data go
+ * directly to the caller's memory, where each tensor begins at a multiple of 64 bytes.
  *
  * The whole state is in struct reader, so a body gives the same result however it is split. The tensors fill the data
  * without gaps. Memory grows with the data that have arrived, and not with the sizes in the header. */

@@ -1,11 +1,12 @@
-/* scan.c: one pass over the body as it arrives. A state machine reads the JSON byte by byte. It passes long strings in
- * large parts to base64_decode_until(), and arrays of numbers to the reader in numbers.c. For each value it chooses a
- * sink, which says where the bytes go: REST (copied), EXTRACTED (decoded into the caller's memory) or NOWHERE (only
- * checked, after an error in an extracted value).
+/* scan.c: reads the body once, as it arrives. A state machine reads the JSON byte by byte, but long strings are passed
+ * to base64_decode_until(), and arrays of numbers to the reader in numbers.c. The sink of a value says where its bytes
+ * go: REST (copied), EXTRACTED (decoded into the caller's memory) or NOWHERE (only checked, after an error in an
+ * extracted value).
  *
- * The whole state is in struct scan, so a body gives the same result however it is split. The value being extracted is
- * the last one in the caller's memory, so it can grow there. All stored data have limits: the stack (`depth`), the rest
- * (`rest_bytes`), cJSON's nodes (`values`) and the extracted values (`tensor_bytes`). */
+ * The whole state is in struct scan, so a body gives the same result however it is split. The value that is being
+ * extracted is the last one in the caller's memory, so it can grow there. There are limits for the stack (`depth`), for
+ * JSON without tensor values (`rest_bytes`), for cJSON's nodes (`values`) and for the extracted values
+ * (`tensor_bytes`). */
 #include "scan.h"
 
 #include <assert.h>

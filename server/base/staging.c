@@ -1,10 +1,11 @@
-/* staging.c: a pool of staging memory (tensors of requests) with a bound. Released blocks stay mapped (warm) for reuse,
- * because a page fault for each 4 KiB takes longer than decoding data into the page.
+/* staging.c: a pool of staging memory (host memory for the tensors of requests) with an upper bound. Released blocks
+ * stay mapped for later requests (warm blocks), because the page faults of a new mapping take longer than decoding the
+ * data.
  *
- *   classes[c]   warm blocks (released, not unmapped) of size class c, the most recently used first
+ *   classes[c]   warm blocks of size class c, the most recently used first
  *   oldest ...   all warm blocks by age; the oldest are unmapped first
  *
- * Memory is counted before it is mapped: leased + warm <= limit, and warm <= warm_limit. It is mapped and unmapped
+ * Memory is counted before it is mapped: leased + warm <= limit, and warm <= warm_limit. Memory is mapped and unmapped
  * without the lock, because unmapping 256 MiB takes milliseconds. Under AddressSanitizer, warm blocks are poisoned. */
 #include "server/base/staging.h"
 

@@ -1,30 +1,30 @@
-/* caches.h: keys and values that stay on the server between requests (/v1/caches). A table keeps the owner and the
- * length of each cache. Transactions read or extend caches.
+/* caches.h: KV caches that stay on the server between requests (/v1/caches). A table keeps the owner and the length of
+ * each cache. Requests read or extend caches in transactions.
  *
- * A cache is a sequence of positions, each with Hk keys of D and Hk values of Dv numbers. Keys and values lie in pages
- * of page_size positions (caches/pages.h) in the memory of one device:
+ * A cache is a sequence of positions, each with Hk keys of D numbers and Hk values of Dv numbers. Keys and values lie
+ * in pages of page_size positions (caches/pages.h) in the memory of one device:
  *
  *   page:  | K: [page_size, Hk, D] | V: [page_size, Hk, Dv] |        latent: V is the first Dv columns of K
  *
- * A fork shares the pages of the cache it was made from; a shared page is copied before it is written to. A page is
- * cleared before it is read, so a cache never shows what the page's last owner left.
+ * A fork of a cache shares the pages of that cache. A shared page is copied before it is written to. A page is cleared
+ * before it is read, so a cache never shows what the page's last owner left.
  *
  * A step (struct cache_step) is the transaction of one request (decode, append) on its caches:
  *
  *   caches_look()    HTTP thread     Checks that the caches exist and fit together. Takes no pages.
- *   caches_begin()   main or HTTP    Takes pages, writes the moves (copies to make) and the page table. Must wait
- *                                    while another step uses one of the caches, unless neither step appends.
- *   (the device makes the moves and computes)
- *   caches_end()     main or HTTP    If `commit` is true, all the caches keep the new positions. Otherwise they are as
- *                                    before.
+ *   caches_begin()   main or HTTP    Takes pages, lists the pages that the device must copy, and writes the page table.
+ *                                    Must wait while another step uses one of the caches, unless neither step appends.
+ *   (the device copies pages and computes)
+ *   caches_end()     main or HTTP    If `commit` is true, the caches keep the new positions. Otherwise they are as
+ *                                    before the step.
  *
  * During a step, requests that get or fork a cache see it as it was before the step. Requests that truncate or delete a
  * cache are answered at once, but take effect when the step has ended.
  *
- * An id is 20 bytes in hexadecimal. All ids of one process begin with the same 4 random bytes, which tells them from
- * ids of an earlier process. The other 16 bytes are random for each cache. A cache belongs to the account (token,
- * base/caller.h) that made it. For other accounts it seems not to exist. All functions are thread-safe, and share one
- * lock.
+ * An id of a cache is 20 bytes in hexadecimal. The first 4 bytes are random, but the same for all ids of one process,
+ * so ids of an earlier process are recognised. The other 16 bytes are random for each cache. A cache belongs to the
+ * account (token, base/caller.h) that made it. For other accounts it seems not to exist. All functions are thread-safe,
+ * and share one lock.
  *
  * Source: PagedAttention (arXiv:2309.06180). */
 #ifndef CACHES_H
@@ -193,13 +193,14 @@ attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
 /* Begins the step (a cache transaction). `memory` is for its page tables. *wait becomes true if the step cannot begin
- * yet. It must wait if another step uses one of its caches and at least one of the two appends, or if an older waiting
- * step needs one of its caches.
+ * yet. The reason is that another step uses one of its caches and at least one of the two appends, or that an older
+ * waiting step needs one of its caches.
  *
- * Callers try all waiting steps from the oldest to the youngest, with the same number in `scan`, and choose a new
- * number each time that they begin with the oldest. `scan` is 0 if no other step waits and this one will not wait
- * either. Errors: NOT_FOUND, TOO_LARGE (for the pool or the account's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs
- * a larger table than caches_table_bytes() said). */
+ * To retry waiting steps, call this for all of them, from the oldest to the youngest, with the same number in `scan`.
+ * Use a new number for each such pass. `scan` is 0 if no other step waits and the caller will not let this one wait.
+ *
+ * Errors: NOT_FOUND, TOO_LARGE (for the pool or the account's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a
+ * larger table than caches_table_bytes() said). */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
 /* Tells whether the step (a transaction) must wait, without beginning it. The function is fast, so it can be called for
  * many waiting steps. */
