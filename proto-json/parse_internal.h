@@ -30,8 +30,8 @@ struct parse_reader {
     int extract_count;
     uint8_t *memory;
     bool sequence; /* whether KServe's parameter `sequence_id` names the cache */
-    /* for a merge (of results over different keys): one more than the index of the last part whose gradient the body
-     * asks for; 0: the body asks for no gradients */
+    /* for a merge request (of results over different keys): one more than the index of the last part whose gradient the
+     * body asks for; 0: the body asks for no gradients */
     int gradients;
     struct parse_room *room;
 };

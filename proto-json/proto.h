@@ -199,29 +199,31 @@ typedef struct proto_item {
     uint64_t outputs; /* bit mask of the outputs that the answer contains; bit i is the tensor with attn_tensor_id i */
     proto_encoding encoding;
     int64_t verify_rows; /* number of rows of out to verify; PROTO_VERIFY_ALL: all rows */
-    /* whether the results are kept as a context (saved forward) for one later backward */
+    /* whether the results are kept as a context (saved forward pass) for one later backward */
     bool save;
-    /* For a backward: the id of the context (saved forward) that it uses; empty: none. The body of such a problem gives
-     * only dout and dlse; the caller sets the other tensors from the context. */
+    /* For a backward request: the id of the context (saved forward pass) that it uses; empty: none. The body of such a
+     * problem gives only dout and dlse; the caller sets the other tensors from the context. */
     char context[PROTO_CONTEXT_BYTES];
-    /* For a decode: the ids of the caches, one for each row of q. The tensors k and v are then the keys and values to
-     * append. The caller sets the tensors that the body does not have. */
+    /* For a decode request: the ids of the caches, one for each row of q. The tensors k and v are then the keys and
+     * values to append. The caller sets the tensors that the body does not have. */
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
-    /* for an observe (statistics of probabilities): bit mask of the numbers to return; bit i is proto_count_id i */
+    /* for an observe request (statistics of probabilities): bit mask of the numbers to return; bit i is proto_count_id
+     * i */
     unsigned counts;
-    /* for an observe (statistics of probabilities): size in queries and in keys of the tiles for which numbers are
-     * counted; 0: no counts of tiles */
+    /* for an observe request (statistics of probabilities): size in queries and in keys of the tiles for which numbers
+     * are counted; 0: no counts of tiles */
     int64_t tile_size[2];
     int64_t head_dim_v; /* length of a row of V, for counts of operations; 0: as long as a row of Q and K */
     proto_parts *parts; /* the parts of a merge (results over different keys); the proto_call owns them */
-    /* for a merge: lse_base is 1 if the parts' lse are base-2 logarithms (otherwise natural); empty_lse is 1 if parts
-     * without keys have lse +inf (otherwise -inf) */
+    /* for a merge request: lse_base is 1 if the parts' lse are base-2 logarithms (otherwise natural); empty_lse is 1 if
+     * parts without keys have lse +inf (otherwise -inf) */
     int lse_base, empty_lse;
-    attn_tensor *results; /* for a check: the client's results, indexed by attn_tensor_id; the proto_call owns them */
-    attn_op asked;        /* for a check: the operation whose results are checked */
-    int64_t timeout_ms;   /* 0: not given */
-    int64_t priority;     /* 1 is the most urgent; 0: not given */
+    /* for a check request: the client's results, indexed by attn_tensor_id; the proto_call owns them */
+    attn_tensor *results;
+    attn_op asked;      /* for a check request: the operation whose results are checked */
+    int64_t timeout_ms; /* 0: not given */
+    int64_t priority;   /* 1 is the most urgent; 0: not given */
     /* a problem with an error is not run and has no result */
     attn_error error;
 } proto_item;
@@ -386,7 +388,7 @@ attn_merge_problem proto_item_merge(const proto_item *item);
 attn_status proto_item_outputs(proto_item *item, attn_error *err);
 
 /* Checks a problem whose tensors the caller has set (attn_check), and prepares its outputs. proto_parser_finish() has
- * done this already, except for problems with a `context` (saved forward) or with caches. */
+ * done this already, except for problems with a `context` (saved forward pass) or with caches. */
 attn_status proto_item_prepare(proto_item *item, attn_error *err);
 
 typedef struct proto_parser proto_parser;
@@ -495,14 +497,14 @@ typedef struct proto_result {
     char backend[80]; /* device and kernel, such as "cpu avx512" or "cuda:0 sm90" */
     /* duration of each stage in microseconds; set only for the stages from `queue` to `copy_out` */
     double timing_us[PROTO_STAGE_COUNT];
-    char context[PROTO_CONTEXT_BYTES]; /* id of the context (saved forward) that the problem made; empty: none */
+    char context[PROTO_CONTEXT_BYTES]; /* id of the context (saved forward pass) that the problem made; empty: none */
     /* After a decode or an append: the new lengths of the caches. NULL: no caches. */
     const int32_t *lengths;
     int length_count;
     bool verified;
     proto_verification verification;
     attn_counts counts;   /* the counts that an observe request asks for; unset for other operations */
-    judge_result *report; /* for a check: the report, which the caller frees with free(); NULL: none */
+    judge_result *report; /* for a check request: the report, which the caller frees with free(); NULL: none */
 } proto_result;
 
 typedef struct proto_encoder proto_encoder;

@@ -222,9 +222,9 @@ enum {
     /* largest value of Retry-After in seconds when the queue is full */
     QUEUE_RETRY_MAX_S = 30,
 
-    /* largest number of contexts (saved forwards); their table is allocated at the start */
+    /* largest number of contexts (saved forward passes); their table is allocated at the start */
     CONTEXTS_MAX_COUNT = 1024,
-    /* time after which a context (saved forward) is released if no backward has used it */
+    /* time after which a context (saved forward pass) is released if no backward has used it */
     CONTEXTS_TTL_MS = 300000,
     /* contexts (saved forward passes) may hold a quarter of the memory for tensors */
     CONTEXTS_SHARE = 4,
