@@ -89,8 +89,8 @@ static attn_status shape(attn_tensor_id id, const cJSON *value, attn_tensor *t, 
     return ATTN_OK;
 }
 
-/* Returns whether the nesting of an array agrees with the tensor's shape. A flat list always does. An array without
- * elements does if its nesting ends at the first axis of size 0. */
+/* Returns whether the nesting of a JSON array agrees with the tensor's shape. A flat list agrees with every shape. An
+ * array without elements agrees if its nesting ends at the first axis of size 0. */
 static bool nesting_fits(const scan_extract *extract, const attn_tensor *t)
 {
     if (extract->rank == 1 && (t->rank > 1 || extract->shape[0] == t->shape[0]))

@@ -125,9 +125,9 @@ typedef struct proto_limits {
 
 enum { PROTO_MAX_DEPTH = 64 }; /* upper bound of limits.depth; larger limits count as this */
 
-/* Upper bound on the header of a safetensors body and on the JSON of a KServe body, unless limits.rest_bytes is
- * smaller. The thread that receives the body parses it at once, in 3 ms at most. PROTO_MAX_CACHES ids as Python writes
- * them take 46 KiB. */
+/* Largest size in bytes of the header of a safetensors body, and of the JSON of a KServe body, unless limits.rest_bytes
+ * is smaller. The HTTP thread parses this much text in 3 ms at most. The ids of PROTO_MAX_CACHES caches, as Python's
+ * json module writes them, take 46 KiB. */
 enum { PROTO_HEADER_BYTES = 64 << 10 };
 
 /* The memory for a body's tensors, which the caller provides. grow() must provide at least `bytes` bytes at *base,
@@ -498,7 +498,7 @@ typedef struct proto_result {
     /* duration of each stage in microseconds; set only for the stages from `queue` to `copy_out` */
     double timing_us[PROTO_STAGE_COUNT];
     char context[PROTO_CONTEXT_BYTES]; /* id of the context (saved forward pass) that the problem made; empty: none */
-    /* After a decode or an append: the new lengths of the caches. NULL: no caches. */
+    /* after a decode or append request: the new lengths of the caches; NULL: the request has no caches */
     const int32_t *lengths;
     int length_count;
     bool verified;

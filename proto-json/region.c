@@ -1,5 +1,5 @@
-/* region.c: reads the bodies of requests that register regions of shared memory, of the system or of a GPU (Triton's
- * protocol). */
+/* region.c: reads the bodies of requests that register regions of shared memory, in main memory or on a GPU, as in
+ * Triton's protocol. */
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>

@@ -95,9 +95,9 @@ struct scan {
     int extract_count, extract_capacity;
     base64_decoder base64;
     numbers_reader numbers;
-    /* index in `extracts` of the array that `numbers` reads, or has read last; NO_EXTRACT: none yet */
+    /* index in `extracts` of the array that the reader `numbers` reads, or has read last; NO_EXTRACT: none yet */
     int numbers_extract;
-    uint64_t numbers_begin; /* offset in the body of the '[' of the array that `numbers` reads */
+    uint64_t numbers_begin; /* offset in the body of the '[' of the array that the reader `numbers` reads */
 };
 
 /* ---- Error messages ---------------------------------------------------------------------------------------------- */
@@ -238,7 +238,8 @@ static attn_status extracted(scan *s, size_t bytes)
     return ATTN_OK;
 }
 
-/* Begins an extracted value. In the rest (the JSON without tensor values), its index replaces it. */
+/* Begins a value that is extracted. In the rest (the JSON without tensor values), the value's index stands in place of
+ * the value. */
 static attn_status extract_begin(scan *s, scan_kind kind)
 {
     char digits[TEXT_DIGITS], *const end = digits + TEXT_DIGITS, *index;

@@ -9,12 +9,12 @@
 
 /* Places in a body where a client may write an unknown word. For a member of a problem, the place is the name of its
  * operation, such as "forward". */
-#define SUGGESTION_CACHE  "cache"  /* a member of the body of POST /v1/caches, which creates a cache */
-#define SUGGESTION_LENGTH "length" /* a member of the body that forks or truncates a cache */
-#define SUGGESTION_TENSOR "tensor" /* a member of a tensor's JSON object */
-#define SUGGESTION_INPUT  "input"  /* a member of an input of a KServe request */
-#define SUGGESTION_KSERVE "kserve" /* a member of a KServe request */
-#define SUGGESTION_DTYPE  "dtype"  /* a dtype; the hint is this server's name of it */
+#define SUGGESTION_CACHE  "cache"  /* place of a word: a member of the body of POST /v1/caches, which creates a cache */
+#define SUGGESTION_LENGTH "length" /* place of a word: a member of the body that forks or truncates a cache */
+#define SUGGESTION_TENSOR "tensor" /* place of a word: a member of a tensor's JSON object */
+#define SUGGESTION_INPUT  "input"  /* place of a word: a member of an input of a KServe request */
+#define SUGGESTION_KSERVE "kserve" /* place of a word: a member of a KServe request */
+#define SUGGESTION_DTYPE  "dtype"  /* place of a word: a dtype; the hint is this server's name of the dtype */
 /* For the value of an option, the parameter `place` of the functions below is the option's name. */
 
 /* A row of hints: words that clients write by mistake, the places in a body where they write them, and the hint for all

@@ -483,8 +483,8 @@ enum {
     /* largest number of threads whose busy time is watched */
     HEARTBEAT_THREADS = 1024,
 
-    MAIN_BYTES = 64 << 20, /* memory of the process itself: program, libraries, tables, log */
-    /* memory of an HTTP thread: its stack, malloc's arena, and INLINE_KEEP bytes of scratch memory */
+    MAIN_BYTES = 64 << 20, /* estimated memory of the process itself: program, libraries, tables, log */
+    /* estimated memory of an HTTP thread: its stack, malloc's arena, and INLINE_KEEP bytes of scratch memory */
     MAIN_THREAD_BYTES = 8 << 20,
 
     /* after its last answers, the server has this time to join its threads and to release devices and memory */

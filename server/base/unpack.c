@@ -185,8 +185,8 @@ attn_status unpack_next(struct unpacker *u, const char **bytes, size_t *count, c
     *size = 0;
     while (u->error.status == ATTN_OK && *size == 0 && !u->ended) {
         const int result = inflate_some(u, bytes, count, size);
-        /* Z_BUF_ERROR only means that the bytes so far yield no more output. A fault after some output is returned by
-         * the next call. */
+        /* Z_BUF_ERROR is no fault: it means that the bytes so far yield no more output. If a fault comes after some
+         * output, the output is returned now, and the fault by the next call. */
         if (*size > 0) *size = within_limits(u, *size);
         else if (result == Z_MEM_ERROR)
             (void)attn_fail(&u->error, ATTN_NO_MEMORY, NULL, "no memory to unpack the body");
