@@ -310,8 +310,8 @@ typedef struct proto_shared {
     void *device;
 } proto_shared;
 
-/* Returns whether the tensor may be in memory that only a device can read, because the host neither checks nor converts
- * its values. */
+/* Returns whether the tensor may be in memory that only a device can read. This is so if the host neither checks nor
+ * converts the tensor's values. */
 bool proto_may_lie_on_device(attn_tensor_id id);
 
 /* KServe: a sequence of Triton's protocol. Its keys and values are in a cache of the server. */
@@ -372,8 +372,8 @@ attn_status proto_call_answer_as(proto_call *call, const proto_format *format, a
 /* Returns whether the answer has the tensors of this problem as arrays of numbers. */
 bool proto_writes_numbers(const proto_call *call, const proto_item *item);
 
-/* Returns tensor `number` of the answer, which may be a gradient of a merge's part; NULL: the answer does not have it.
- * The caller provides the memory of these tensors. */
+/* Returns tensor `number` of the answer, which may be a gradient of a merge's part. Returns NULL if the answer has no
+ * such tensor. The caller provides the memory for the tensor's values. */
 attn_tensor *proto_item_result(proto_item *item, int number);
 
 /* Returns a bound on the tensor numbers of this answer: proto_item_result() returns NULL for this number and all larger

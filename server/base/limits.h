@@ -327,7 +327,7 @@ enum {
     /* A problem may be merged with others into one problem only if its inputs and outputs have at most this many bytes.
      * Merging saves the fixed cost of each copy and launch, which matters little for a larger problem. */
     MERGE_BYTES = 1 << 20,
-    /* problems may be merged only if the address and size of each of their tensors is a multiple of this */
+    /* problems may be merged only if the address and the size of each of their tensors are multiples of this */
     MERGE_ALIGN = 16,
     /* alignment in bytes of tensors that are merged, or divided among several devices */
     MERGE_LINE = 256,
@@ -339,8 +339,8 @@ enum {
     /* Largest total size in bytes of the inputs and outputs of a problem that an HTTP thread runs on a GPU itself. The
      * bus transfers this much in 20 us. */
     INLINE_BYTES = 1 << 20,
-    /* An HTTP thread that runs a problem on a GPU polls for its end for at most this time. After that, a thread of the
-     * device waits for the GPU instead. */
+    /* When an HTTP thread runs a problem on a GPU, it polls for the problem's end for at most this time. After that, a
+     * thread of the device waits for the GPU instead. */
     INLINE_WAIT_NS = 500000,
     /* An HTTP thread polls at most this long until its cache transaction on a GPU ends. It may poll longer than
      * INLINE_WAIT_NS, because the transaction has the GPU to itself. */

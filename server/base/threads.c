@@ -145,7 +145,7 @@ attn_status threads_try(int count, attn_error *err)
     pthread_attr_setstacksize(&attributes, stack);
     pthread_mutex_lock(&gate);
     while (started < count && pthread_create(&threads[started], &attributes, wait_at_gate, NULL) == 0) started++;
-    /* the started threads must still exist, because refuse() counts them */
+    /* called while the started threads still exist, because refuse() counts them */
     if (started < count) status = refuse(started + 1, count, stack, err);
     pthread_mutex_unlock(&gate);
     while (started > 0) pthread_join(threads[--started], NULL);

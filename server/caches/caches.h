@@ -202,8 +202,8 @@ attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_erro
  * Errors: NOT_FOUND, TOO_LARGE (for the pool or the account's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a
  * larger table than caches_table_bytes() said). */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
-/* Tells whether the step (a transaction) must wait, without beginning it. The function is fast, so it can be called for
- * many waiting steps. */
+/* Sets *wait as caches_begin() does, but does not begin the step (a cache transaction). The function is fast, so it can
+ * be called for many waiting steps. */
 attn_status caches_ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err);
 /* Ends a step (a cache transaction) when the device is done. If `commit` is true, its caches keep the new positions.
  * Otherwise they are as they were before the step. Does nothing if the step has not begun. */
