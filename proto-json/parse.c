@@ -21,7 +21,7 @@
 #include "hints.h"
 #include "text/text.h"
 
-/* ---- One problem of a body --------------------------------------------------------------------------------------- */
+/* ---- Reading one problem of a body ------------------------------------------------------------------------------- */
 
 static const proto_option *option_named(const char *name)
 {
@@ -262,7 +262,7 @@ attn_status proto_item_prepare(proto_item *item, attn_error *err)
     return status;
 }
 
-/* ---- The whole body ---------------------------------------------------------------------------------------------- */
+/* ---- Reading the whole body -------------------------------------------------------------------------------------- */
 
 struct proto_parser {
     proto_op op;

@@ -186,7 +186,7 @@ attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object,
     return read_tensor(r, item->parts, proto_tensor_named(member->string, false), member, where, err);
 }
 
-/* ---- The whole merge, made from its parts ------------------------------------------------------------------------ */
+/* ---- Making the merge problem from its parts --------------------------------------------------------------------- */
 
 attn_tensor *proto_item_result(proto_item *item, int number)
 {

@@ -405,7 +405,7 @@ static attn_status number(const struct parse_reader *r, attn_tensor_id id, const
     return ATTN_OK;
 }
 
-/* ---- A member that is a tensor ----------------------------------------------------------------------------------- */
+/* ---- Reading a member that is a tensor --------------------------------------------------------------------------- */
 
 attn_status parse_tensor(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                          attn_error *err)

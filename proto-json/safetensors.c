@@ -61,7 +61,7 @@ static attn_status no_memory(struct reader *r)
     return attn_fail(&r->error, ATTN_NO_MEMORY, "", "no memory to read the request");
 }
 
-/* ---- Tensors, as the header describes them ----------------------------------------------------------------------- */
+/* ---- Reading the tensors that the header describes --------------------------------------------------------------- */
 
 static attn_status offsets(struct reader *r, const cJSON *value, struct slot *slot)
 {
@@ -172,7 +172,7 @@ static attn_status place(struct reader *r)
     return ATTN_OK;
 }
 
-/* ---- Options, which are metadata of the header ------------------------------------------------------------------- */
+/* ---- Reading options from the metadata of the header ------------------------------------------------------------- */
 
 /* Returns whether an option of this type is a string in a JSON body. */
 static bool is_word(proto_type type)
@@ -293,7 +293,7 @@ static attn_status options(struct reader *r, const cJSON *metadata)
     return ATTN_OK;
 }
 
-/* ---- The whole header -------------------------------------------------------------------------------------------- */
+/* ---- Reading the whole header ------------------------------------------------------------------------------------ */
 
 static attn_status extract(struct reader *r)
 {

@@ -266,7 +266,7 @@ static void extract_end(scan *s)
     if (extract->fault == SCAN_FINE) s->used = extract->offset + extract->bytes;
 }
 
-/* ---- JSON strings, and base64 in them ---------------------------------------------------------------------------- */
+/* ---- Reading JSON strings, and base64 in them -------------------------------------------------------------------- */
 
 /* Keeps the decoded text of a string in s->word if it is short and ASCII. */
 static void word_add(scan *s, const unsigned char *text, size_t count)
@@ -533,7 +533,7 @@ static attn_status pop(scan *s, char c)
     return ATTN_OK;
 }
 
-/* ---- Arrays of numbers ------------------------------------------------------------------------------------------- */
+/* ---- Reading arrays of numbers ----------------------------------------------------------------------------------- */
 
 /* Largest number of characters per call of numbers_read(), which limits the memory reserved for the elements. */
 enum { ARRAY_BLOCK = 1 << 15 };

@@ -10,7 +10,7 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* ---- Tables of words that other programs use --------------------------------------------------------------------- */
+/* ---- Hints for words that other programs use --------------------------------------------------------------------- */
 
 /* Lists of operations (kinds of requests) for which a hint is given. If a hint names a member, all operations of its
  * row must accept that member. */
@@ -448,7 +448,7 @@ const char *suggestion_of(const char *place, const char *word)
     return NULL;
 }
 
-/* ---- Names that contain a known word ----------------------------------------------------------------------------- */
+/* ---- Hints for names that contain a known word ------------------------------------------------------------------- */
 
 #define NO_LAYER "this server computes attention alone, there are no layers, weights and tokens here"
 
@@ -575,7 +575,7 @@ bool suggestion_big_endian(const char *dtype)
     return sign && isalnum((unsigned char)sign[1]);
 }
 
-/* ---- Text that is not base64 ------------------------------------------------------------------------------------- */
+/* ---- Hints for text that is not base64 --------------------------------------------------------------------------- */
 
 #define BASE64_CALL "base64.b64encode(x.tobytes()).decode()"
 #define AS_NUMBERS  "numbers as text; send the array without the quotes"
@@ -655,7 +655,7 @@ bool suggestion_is_base64(const uint8_t *bytes, size_t count)
     return count > 0;
 }
 
-/* ---- Files that clients send instead of a tensor's bytes --------------------------------------------------------- */
+/* ---- Hints for files that clients send instead of a tensor's bytes ----------------------------------------------- */
 
 #define ITS_BYTES "; send the bytes of the array alone, x.tobytes()"
 
@@ -681,7 +681,7 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
     return NULL;
 }
 
-/* ---- Characters that are not JSON -------------------------------------------------------------------------------- */
+/* ---- Hints for characters that are not JSON ---------------------------------------------------------------------- */
 
 #define UTF16      " (UTF-16, or bare bytes? Send JSON in UTF-8)"
 #define SMALL      " (JSON writes true and false, as json.dumps() does)"

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-/* ---- Limits of options ------------------------------------------------------------------------------------------- */
+/* ---- Limits on the values of options ----------------------------------------------------------------------------- */
 
 enum {
     /* largest number of --listen addresses, enough for several of each kind (IPv4, IPv6, unix) */
@@ -169,7 +169,7 @@ enum {
     ANSWER_ARRAY_BLOCK = 32 << 10,
 };
 
-/* ---- Requests that wait (sched/, work/) -------------------------------------------------------------------------- */
+/* ---- Requests that wait for a device (sched/, work/) ------------------------------------------------------------- */
 
 enum {
     /* interval at which the main thread looks for requests that have waited for LOOP_WATCH_AFTER_MS */
@@ -470,7 +470,7 @@ enum {
     FORWARDED_LINES = 8,
 };
 
-/* ---- Start, hanging and end of threads --------------------------------------------------------------------------- */
+/* ---- Starting, watching and ending threads ----------------------------------------------------------------------- */
 
 enum {
     /* stack of libuv's threads from version 1.46 on; also the smallest stack that threads_try() tries */

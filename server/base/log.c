@@ -463,7 +463,7 @@ void log_close(void)
     else pthread_detach(the.writer);
 }
 
-/* ---- The other public functions ---------------------------------------------------------------------------------- */
+/* ---- The other public functions of the log ----------------------------------------------------------------------- */
 
 bool log_enabled(enum log_level level)
 {

@@ -45,7 +45,7 @@ int threads_needed(const struct config *config)
            config_shares_memory(config) + devices;
 }
 
-/* ---- Which limit refuses a thread -------------------------------------------------------------------------------- */
+/* ---- Finding the limit that forbids a thread --------------------------------------------------------------------- */
 
 static size_t stack_bytes(void)
 {

@@ -146,7 +146,7 @@ static size_t within_limits(struct unpacker *u, size_t size)
     return size;
 }
 
-/* ---- Unpacking --------------------------------------------------------------------------------------------------- */
+/* ---- Unpacking a body -------------------------------------------------------------------------------------------- */
 
 static attn_status told(const struct unpacker *u, attn_error *err)
 {
