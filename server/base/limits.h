@@ -110,7 +110,7 @@ enum {
     HTTP_OPEN_BYTES = HTTP_CONNECTION_BYTES + (4 << 10),
     HTTP_TLS_BYTES = 32 << 10,
     HTTP_REQUEST_BYTES = 108 << 10,
-    /* by default, connections may use an eighth of the memory (see --max-connections) */
+    /* by default, connections may use an eighth of the machine's memory (see --max-connections) */
     HTTP_CONNECTIONS_SHARE = 8,
     HTTP_CONNECTIONS_LEAST = 16,
     /* Time for which a thread polls for the next request after an answer from a GPU. A client needs 20 us to send it,
@@ -126,8 +126,8 @@ enum {
     HTTP_KEPT_BODY_BYTES = 64 << 10,
     /* longest file of a certificate chain or a key; usual ones have a few KB */
     HTTP_PEM_BYTES = 1 << 20,
-    /* A text of a request or an answer counts towards the limit of staging memory (memory for tensors) only if it is
-     * longer than this. */
+    /* The text of a request or of an answer counts towards the limit of staging memory (memory for tensors) only if it
+     * is longer than this. */
     REQUEST_UNCOUNTED_BYTES = 32 << 10,
     REQUEST_ID_BYTES = 129, /* longest X-Request-Id, with the NUL; a longer id from a client is replaced */
     /* longest wait of a TLS connection for memory; below HEARTBEAT_LIMIT_MS, after which the thread counts as stuck */
@@ -331,7 +331,8 @@ enum {
     MERGE_ALIGN = 16,
     /* alignment in bytes of tensors that are merged, or divided among several devices */
     MERGE_LINE = 256,
-    /* If a device cannot be opened, the threads of the other devices have this time to end. */
+    /* if a device cannot be opened at the start, the threads of the other devices have this time to end before the
+     * server exits */
     DEVICE_STOP_MS = 60000,
     /* scratch memory of an HTTP thread's own GPU computations that is larger than this is freed after each
      * computation */
@@ -378,11 +379,11 @@ enum {
  * longer than its operations take at this rate. The slowest kernels (float32) reach 34e12 operations per second on an
  * H200, and about 1e12 on the smallest GPU with sm_80 or later. */
 #define DEVICE_SLOWEST_FLOPS 2e11
-/* Computing exact outputs in float64 for `verify` may take this many times as long as expected. After that time the
- * device counts as overdue. */
+/* Computing exact outputs in float64 (for the option `verify`) may take this many times as long as expected. Only after
+ * that time does the device count as overdue. */
 #define DEVICE_TRUTH_SLOWEST 10
-/* Computing exact outputs in float64 for `verify` takes at least the expected time divided by this number. Only this
- * least time is compared with a request's deadline. */
+/* Computing exact outputs in float64 (for the option `verify`) may take as little as the expected time divided by this
+ * number. The server assumes this shortest time when it compares a request's run time with its deadline. */
 #define DEVICE_TRUTH_FASTEST 3
 /* Unless --kv-bytes is given, KV caches get an eighth of a device's memory. On the CPU they get at most
  * DEVICE_CACHE_MOST_CPU bytes. */
