@@ -1,11 +1,11 @@
-/* parse.c: turns the tree that a format's reader has made (format.h) into problems that have passed attn_check(). It
- * uses three tables: attn_tensors[] for members that are tensors, proto_options[] for options, and proto_operations[]
- * for the members that an operation takes.
+/* parse.c: converts the JSON tree of a body into problems, and checks them with attn_check(). The reader of the body's
+ * format has made the tree (format.h). Three tables say what is allowed: attn_tensors[] for members that are tensors,
+ * proto_options[] for options, and proto_operations[] for the members of each operation.
  *
- * Every member is examined exactly once, in the order of the body. The first error is reported. A number stays text
- * until its type is known, so integers are never converted to a double. Problems with a `context` or with caches are
- * checked later, when their tensors are known. The error of one problem among several concerns that problem alone;
- * malformed JSON, exceeded limits and lack of memory fail the whole body. */
+ * Members are examined once, in the order of the body, and the first error is reported. A number stays text until its
+ * type is known, so integers are never converted to a double. Problems with a `context` or with caches are checked
+ * later, when their tensors are known. An error in one of several problems concerns only that problem. Malformed JSON,
+ * exceeded limits and lack of memory fail the whole body. */
 #include "parse_internal.h"
 
 #include <math.h>
@@ -21,7 +21,7 @@
 #include "hints.h"
 #include "text/text.h"
 
-/* ---- One problem of a body --------------------------------------------------------------------------------------- */
+/* ---- Reading one problem of a body ------------------------------------------------------------------------------- */
 
 static const proto_option *option_named(const char *name)
 {
@@ -80,8 +80,8 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     return tree_unknown(own, NULL, &best, listed, err);
 }
 
-/* Checks the members of a backward with `context` (the id of a saved forward): only members that a backward adds are
- * legal. */
+/* Checks the body of a backward with `context` (the id of a saved forward). Options and tensors that the context
+ * already holds are errors. */
 static attn_status beside_context(const cJSON *object, attn_error *err)
 {
     for (const cJSON *member = object->child; member; member = member->next) {
@@ -100,7 +100,7 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
 {
     const proto_operation *const operation = &proto_operations[r->op];
     const attn_problem *const p = &item->problem;
-    /* true: the URL names one cache, so k and v have no batch axis */
+    /* if true, the URL names one cache, so the tensors k and v of the body have no batch axis */
     const bool one = operation->cache_in_path;
     const int rank = one ? 3 : 4;
     tree_member member;
@@ -127,7 +127,8 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
     return ATTN_OK;
 }
 
-/* Reads a result that a check compares with an exact one. Its shape is checked when all members have been read. */
+/* Reads a tensor of a check request: a result that the server compares with the exact one. Its shape is checked later,
+ * when all members have been read. */
 static attn_status judged(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, proto_item *item,
                           attn_error *err)
 {
@@ -247,8 +248,8 @@ attn_status proto_item_outputs(proto_item *item, attn_error *err)
         if (item->outputs >> id & 1)
             status = attn_output(p, (attn_tensor_id)id, item->result_dtype, &p->tensor[id], err);
     if (status != ATTN_NOT_FOUND) return status;
-    /* The client wants the gradient of a tensor that it did not give, which is status 400. ATTN_NOT_FOUND would give
-     * 404, which means a missing context or cache. */
+    /* The client asks for the gradient of a tensor that the body lacks. ATTN_INVALID gives HTTP status 400; 404 would
+     * mean that a context or cache is missing. */
     if (err) err->status = ATTN_INVALID, snprintf(err->member, sizeof err->member, "/outputs");
     return ATTN_INVALID;
 }
@@ -261,7 +262,7 @@ attn_status proto_item_prepare(proto_item *item, attn_error *err)
     return status;
 }
 
-/* ---- The whole body ---------------------------------------------------------------------------------------------- */
+/* ---- Reading the whole body -------------------------------------------------------------------------------------- */
 
 struct proto_parser {
     proto_op op;

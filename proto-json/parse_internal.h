@@ -17,8 +17,8 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* The unused end of the caller's memory. The parser puts its own tensors there, such as one that stands for a single
- * number. */
+/* The unused end of the caller's memory. The parser puts tensors there that it makes itself, such as a tensor that it
+ * makes from a single number. */
 struct parse_room {
     uint8_t *at;
     size_t left;
@@ -29,9 +29,9 @@ struct parse_reader {
     const scan_extract *extracts;
     int extract_count;
     uint8_t *memory;
-    bool sequence; /* true: KServe's parameter `sequence_id` names the cache */
-    /* for a merge (of results over different keys): the number of parts up to the last one whose gradient the body asks
-     * for; 0: none */
+    bool sequence; /* whether KServe's parameter `sequence_id` names the cache */
+    /* for a merge request (of results over different keys): one more than the index of the last part whose gradient the
+     * body asks for; 0: the body asks for no gradients */
     int gradients;
     struct parse_room *room;
 };
@@ -42,8 +42,8 @@ struct parse_reader {
 attn_status parse_tensor(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                          attn_error *err);
 
-/* Returns an upper bound on the room for the parser's own tensors (parse_room) of one problem, in a body with `bytes`
- * bytes of tensors. */
+/* Returns an upper bound on the bytes that the parser needs for the tensors that it makes itself (parse_room), for one
+ * problem of a body with `bytes` bytes of tensors. */
 size_t parse_room_of(const cJSON *problem, size_t bytes);
 
 /* Makes cu_seqlens_k, the start of each sequence's keys, for packed queries with keys [B, Sk, Hk, D]. */

@@ -166,13 +166,13 @@ static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *
     return wrong_word(name, NULL, value, "true or false", suggestion, err);
 }
 
-/* Makes the error for a value that should be an integer. `step`: the value is one of the two numbers of a pair; NULL:
- * it is the whole option. */
+/* Makes the error for a value that should be an integer. `step` is "0" or "1" for a number of a pair, and NULL if the
+ * value is the whole option. */
 static attn_status wrong_integer(const char *name, const char *step, const cJSON *value, const char *rule,
                                  attn_error *err)
 {
     const char *const text = tree_number(value);
-    /* other programs write 0 or -1 for an option without effect */
+    /* users of other programs write 0 or -1 to turn an option off; the hint tells them to leave it out */
     if (!step && text && text_is_among("0 -1", text))
         return wrong_word(name, step, value, rule, "; leave it out where it is not wanted", err);
     return wrong_word(name, step, value, rule,
@@ -226,7 +226,7 @@ static attn_status choice(const proto_option *o, const cJSON *value, int *to, at
     return wrong_word(o->name, NULL, value, rule, tree_suggestion(o->name, &best, suggestion), err);
 }
 
-/* Upper bound on the number of names in the member `outputs`, or in the member that an operation has instead of it. */
+/* Upper bound on the number of names that an array of output names, such as the member `outputs`, may have. */
 enum { NAMES = ATTN_TENSOR_COUNT + PROTO_COUNTS };
 static const char *name_at(proto_op op, int n)
 {

@@ -16,10 +16,11 @@
 
 #define PARTS "parts"
 
-/* The order in which proto_tensor_name() numbers these tensors. */
+/* The tensors and gradients of a merge's part, in the order of their tensor numbers. */
 static const attn_tensor_id of_part[] = { ATTN_T_out, ATTN_T_lse }, of_gradient[] = { ATTN_T_dout, ATTN_T_dlse };
 
-/* Returns the number of a tensor in a part of a merge: `out` if `which` is 0, `lse` if `which` is 1. */
+/* Returns the tensor number (see PROTO_TENSORS) of `out` (`which` is 0) or `lse` (`which` is 1) in a part of a
+ * merge. */
 static int number_of(int part, int which)
 {
     return ATTN_TENSOR_COUNT + 2 * part + which;
@@ -44,7 +45,8 @@ const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTE
     return name;
 }
 
-/* Returns the name behind a prefix such as "parts.12.", and sets *part to 12; NULL: no such prefix. */
+/* Returns the text after a prefix such as "parts.12." of `name`, and sets *part to 12. Returns NULL if `name` has no
+ * such prefix. */
 static const char *skip_part(const char *name, int *part)
 {
     static const char begin[] = PARTS ".";
@@ -102,7 +104,7 @@ static attn_status read_tensor(const struct parse_reader *r, proto_parts *parts,
     attn_error why = { 0 };
     const attn_status status = parse_tensor(r, id, value, id == ATTN_T_out ? &part->out : &part->lse, &why);
     if (status == ATTN_OK || !err) return status;
-    /* Replaces the tensor's name in the pointer by the path to the tensor in its part. */
+    /* *err gets `where` as its JSON pointer, followed by what comes after the tensor's name in why.member */
     const char *const rest = why.member[0] ? strchr(why.member + 1, '/') : NULL;
     *err = why;
     snprintf(err->member, sizeof err->member, "%s%.*s", where, (int)(sizeof err->member - strlen(where) - 1),
@@ -184,7 +186,7 @@ attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object,
     return read_tensor(r, item->parts, proto_tensor_named(member->string, false), member, where, err);
 }
 
-/* ---- The whole merge, made from its parts ------------------------------------------------------------------------ */
+/* ---- Making the merge problem from its parts --------------------------------------------------------------------- */
 
 attn_tensor *proto_item_result(proto_item *item, int number)
 {
@@ -215,7 +217,7 @@ attn_merge_problem proto_item_merge(const proto_item *item)
                                  .dsinks = p->dsinks };
 }
 
-/* Turns "/parts/3/out/shape/1" into "/parts.3.out/shape/1" if the body has no list `parts`. */
+/* Changes the error's pointer "/parts/3/out/shape/1" to "/parts.3.out/shape/1" if the body has no list `parts`. */
 static void locate(const proto_parts *parts, attn_error *err)
 {
     static const char list[] = "/" PARTS "/";

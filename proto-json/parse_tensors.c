@@ -89,12 +89,12 @@ static attn_status shape(attn_tensor_id id, const cJSON *value, attn_tensor *t, 
     return ATTN_OK;
 }
 
-/* Returns whether the nesting of an array agrees with the tensor's shape. A flat list always does. An array without
- * elements does if its nesting ends at the first axis of size 0. */
+/* Returns whether the nesting of a JSON array agrees with the tensor's shape. A flat list agrees with every shape. An
+ * array without elements agrees if its nesting ends at the first axis of size 0. */
 static bool nesting_fits(const scan_extract *extract, const attn_tensor *t)
 {
     if (extract->rank == 1 && (t->rank > 1 || extract->shape[0] == t->shape[0]))
-        return true; /* the caller checks the number of elements of a flat list */
+        return true; /* a flat list is accepted here; the caller checks its number of elements */
     if (extract->rank > t->rank || (extract->rank < t->rank && extract->elements)) return false;
     for (int a = 0; a < extract->rank; a++)
         if (extract->shape[a] != t->shape[a]) return false;
@@ -197,8 +197,8 @@ static attn_status data(const struct parse_reader *r, attn_tensor_id id, const c
     char quote[TREE_QUOTE_BYTES], is[SHAPE_BYTES], must[SHAPE_BYTES], suggestion[TREE_SUGGESTION_BYTES];
     const scan_extract *extract;
     int64_t bytes, elements;
-    /* In a tree (tree.h) a cJSON number is always the index of an extracted value; the client's own numbers are kept as
-     * text. */
+    /* A cJSON number in the tree is always the index of an extracted tensor value, because the client's numbers are
+     * kept as text. */
     if (!cJSON_IsNumber(value))
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
                          "%s: data is %s, must be base64 in a string or an array of numbers%s%s", name,
@@ -365,7 +365,7 @@ size_t parse_room_of(const cJSON *problem, size_t most)
     return bytes;
 }
 
-/* Takes zeroed memory from the room for the parser's own tensors. */
+/* Allocates zeroed memory at the unused end of the caller's memory, for a tensor that the parser makes. */
 static void *take(const struct parse_reader *r, size_t bytes)
 {
     uint8_t *const at = r->room->at;
@@ -380,7 +380,7 @@ void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p)
 {
     if (p->cu_seqlens_q.rank != 1 || p->cu_seqlens_k.rank || p->page_table.rank || p->k.rank != 4) return;
     const int64_t rows = p->cu_seqlens_q.shape[0] - 1, Sk = p->k.shape[1];
-    /* attn_check() reports wrong sizes */
+    /* wrong sizes are errors, but attn_check() reports them */
     if (rows < 0 || p->k.shape[0] != rows || Sk > INT32_MAX) return;
     int32_t *const starts = take(r, (size_t)(rows + 1) * sizeof *starts);
     for (int64_t b = 0; b <= rows; b++) starts[b] = (int32_t)(b * Sk < INT32_MAX ? b * Sk : INT32_MAX);
@@ -405,7 +405,7 @@ static attn_status number(const struct parse_reader *r, attn_tensor_id id, const
     return ATTN_OK;
 }
 
-/* ---- A member that is a tensor ----------------------------------------------------------------------------------- */
+/* ---- Reading a member that is a tensor --------------------------------------------------------------------------- */
 
 attn_status parse_tensor(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                          attn_error *err)

@@ -14,8 +14,8 @@
 
 /* ---- Errors: one table of all errors that a client can get ------------------------------------------------------- */
 
-/* Each row: id, HTTP status, code (a stable name), title. The member `detail` of an error is a sentence that is made
- * where the error is found. */
+/* The table of errors that a client can get. Each row: id, HTTP status, code (a stable name), title. The member
+ * `detail` of an error is a sentence that is made where the error is found. */
 #define PROTO_ERROR_MAP(X)                                                                                  \
     X(INVALID_REQUEST, 400, "invalid-request", "The request is malformed")                                  \
     X(INVALID_FRAMING, 400, "invalid-framing", "The HTTP message is malformed")                             \
@@ -66,8 +66,9 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
 
 /* ---- Names of dtypes --------------------------------------------------------------------------------------------- */
 
-/* The dtypes that are converted while they are decoded. Each row: wire name, safetensors name, KServe name, bytes of an
- * element, resulting dtype. Values must fit the resulting dtype: an int64 must fit int32, and a bool must be 0 or 1. */
+/* The dtypes that bodies may have but kernels do not support. Elements are converted while they are decoded. Each row:
+ * wire name, safetensors name, KServe name, bytes of an element, resulting dtype. Values must fit the resulting dtype:
+ * an int64 must fit int32, and a bool must be 0 or 1. */
 #define PROTO_DTYPE_MAP(X)             \
     X("int64", "I64", "INT64", 8, I32) \
     X("bool", "BOOL", "BOOL", 1, U8)
@@ -124,15 +125,15 @@ typedef struct proto_limits {
 
 enum { PROTO_MAX_DEPTH = 64 }; /* upper bound of limits.depth; larger limits count as this */
 
-/* Upper bound on the header of a safetensors body and on the JSON of a KServe body, unless limits.rest_bytes is
- * smaller. The thread that receives the body parses it at once, in 3 ms at most. PROTO_MAX_CACHES ids as Python writes
- * them take 46 KiB. */
+/* Largest size in bytes of the header of a safetensors body, and of the JSON of a KServe body, unless limits.rest_bytes
+ * is smaller. The HTTP thread parses this much text in 3 ms at most. The ids of PROTO_MAX_CACHES caches, as Python's
+ * json module writes them, take 46 KiB. */
 enum { PROTO_HEADER_BYTES = 64 << 10 };
 
-/* The memory for tensor bytes. grow() provides at least `bytes` bytes at *base, 64-byte aligned, and keeps the old
- * contents; the block may move. After an error of grow() the old contents stay valid, and the client gets *err
- * unchanged. Every tensor in the block starts at a multiple of 64 bytes. The parser requests memory in steps of
- * PROTO_MEMORY_STEP. */
+/* The memory for a body's tensors, which the caller provides. grow() must provide at least `bytes` bytes at *base,
+ * 64-byte aligned, and keep the old contents; it may move the block. If grow() fails, the old contents stay valid, and
+ * the client gets the error that grow() wrote to *err. Each tensor starts at a multiple of 64 bytes. The parser
+ * requests memory in steps of PROTO_MEMORY_STEP bytes. */
 enum { PROTO_MEMORY_STEP = 4096 };
 typedef struct proto_memory {
     attn_status (*grow)(void *context, size_t bytes, void **base, attn_error *err);
@@ -143,7 +144,7 @@ typedef struct proto_memory {
  * of numbers in JSON may need more: "0," is two bytes of text and up to eight bytes of memory. */
 size_t proto_memory_for(const proto_format *format, uint64_t body_bytes, int tensors);
 
-/* Numbers that an observe (statistics of probabilities) can return beside its tensors: name, description. */
+/* Numbers that an observe request (statistics of probabilities) can return beside its tensors: name, description. */
 #define PROTO_COUNT_MAP(X)                                                                          \
     X(pairs, "pairs (query, key) that all masks let through, over all heads and rows of the batch") \
     X(flops_forward, "2 pairs (D + Dv), with head_dim_v for Dv")                                    \
@@ -161,25 +162,24 @@ typedef enum proto_encoding { PROTO_BASE64, PROTO_ARRAY } proto_encoding;
 
 enum { PROTO_VERIFY_ALL = -1, PROTO_CONTEXT_BYTES = 64, PROTO_MAX_CACHES = 1024 };
 
-/* Numbers of tensors. 0 to ATTN_TENSOR_COUNT - 1 are the problem's tensors, by attn_tensor_id. The next ones are out
- * and lse of part 0 of a merge (parts.0.out, parts.0.lse in a body), of part 1, ... In an answer the same numbers are
- * the gradients of the parts: parts.0.dout, parts.0.dlse. */
+/* Numbers of tensors. The numbers 0 to ATTN_TENSOR_COUNT - 1 are the problem's tensors, by attn_tensor_id. The next two
+ * numbers are out and lse of part 0 of a merge (parts.0.out and parts.0.lse in a body), the next two those of part 1,
+ * and so on. In an answer the same numbers are the gradients of the parts: parts.0.dout, parts.0.dlse. */
 enum { PROTO_TENSORS = ATTN_TENSOR_COUNT + 2 * ATTN_MERGE_PARTS, PROTO_NAME_BYTES = 24 };
 
 /* Returns the number of the tensor `name` of a body or, if `result` is true, of an answer; PROTO_TENSORS: there is
  * none. */
 int proto_tensor_named(const char *name, bool result);
 const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTES]);
-/* Returns the attn_tensor_id that gives the dtypes and axes of tensor `number`; for parts.3.out of a merge it is
- * ATTN_T_out. */
+/* Returns the attn_tensor_id whose dtypes and axes tensor `number` has. For parts.3.out of a merge it is ATTN_T_out. */
 attn_tensor_id proto_tensor_id(int number);
 
 /* The parts of a merge, which are results of the same queries over different keys. */
 typedef struct proto_parts {
     int count;
-    /* true: the body has members such as parts.0.out; false: it has a list `parts` */
+    /* whether the body has members such as parts.0.out; if not, it has a list `parts` */
     bool named;
-    bool has_back; /* true: the client wants the gradients of the parts */
+    bool has_back; /* whether the client wants the gradients of the parts */
     /* out and lse of each part, then the gradients dout and dlse of each part. lse is a natural logarithm; it is -inf
      * in a part without keys. */
     attn_result at[];
@@ -189,36 +189,41 @@ typedef struct proto_parts {
  * data: the caller provides the memory. */
 typedef struct proto_item {
     attn_problem problem;
-    attn_dtype result_dtype; /* out_dtype or grad_dtype; by default q's dtype, or bfloat16 if q is float8 */
+    /* dtype of the results, from the option out_dtype or grad_dtype; default: q's dtype, or bfloat16 if q is float8 */
+    attn_dtype result_dtype;
     bool has_result_dtype;
-    /* true: the body gave problem.seed; false: the caller draws the seed for dropout */
+    /* whether the body has the member problem.seed; if not, the caller draws the seed for dropout */
     bool has_seed;
     bool has_layout;
-    unsigned hints;   /* bits of hints.h: what looks wrong in a valid problem */
-    uint64_t outputs; /* the outputs that the answer contains: bits of attn_tensor_id */
+    unsigned hints;   /* bit mask of hints (hints.h) about what looks wrong in a valid problem */
+    uint64_t outputs; /* bit mask of the outputs that the answer contains; bit i is the tensor with attn_tensor_id i */
     proto_encoding encoding;
     int64_t verify_rows; /* number of rows of out to verify; PROTO_VERIFY_ALL: all rows */
-    /* true: the results are kept as a context (saved forward) for one later backward */
+    /* whether the results are kept as a context (saved forward pass) for one later backward */
     bool save;
-    /* For a backward: the id of the context (saved forward) that it uses; empty: none. Such an item has only dout and
-     * dlse; the caller sets its other tensors. */
+    /* For a backward request: the id of the context (saved forward pass) that it uses; empty: none. The body of such a
+     * problem gives only dout and dlse; the caller sets the other tensors from the context. */
     char context[PROTO_CONTEXT_BYTES];
-    /* For a decode: the ids of the caches, one for each row of q. The tensors k and v are then the ones to append; the
-     * caller sets the other tensors. */
+    /* For a decode request: the ids of the caches, one for each row of q. The tensors k and v are then the keys and
+     * values to append. The caller sets the tensors that the body does not have. */
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
-    unsigned counts; /* for an observe (statistics of probabilities): bits of proto_count_id */
-    /* for an observe (statistics of probabilities): size in queries and in keys of the tiles to be counted; 0: none */
+    /* for an observe request (statistics of probabilities): bit mask of the numbers to return; bit i is proto_count_id
+     * i */
+    unsigned counts;
+    /* for an observe request (statistics of probabilities): size in queries and in keys of the tiles for which numbers
+     * are counted; 0: no counts of tiles */
     int64_t tile_size[2];
     int64_t head_dim_v; /* length of a row of V, for counts of operations; 0: as long as a row of Q and K */
     proto_parts *parts; /* the parts of a merge (results over different keys); the proto_call owns them */
-    /* for a merge: lse_base is 1 if the parts' lse are base-2 logarithms (otherwise natural); empty_lse is 1 if parts
-     * without keys have lse +inf (otherwise -inf) */
+    /* for a merge request: lse_base is 1 if the parts' lse are base-2 logarithms (otherwise natural); empty_lse is 1 if
+     * parts without keys have lse +inf (otherwise -inf) */
     int lse_base, empty_lse;
-    attn_tensor *results; /* for a check: the client's results by attn_tensor_id; the proto_call owns them */
-    attn_op asked;        /* for a check: the operation whose results are checked */
-    int64_t timeout_ms;   /* 0: not given */
-    int64_t priority;     /* 1 is the most urgent; 0: not given */
+    /* for a check request: the client's results, indexed by attn_tensor_id; the proto_call owns them */
+    attn_tensor *results;
+    attn_op asked;      /* for a check request: the operation whose results are checked */
+    int64_t timeout_ms; /* 0: not given */
+    int64_t priority;   /* 1 is the most urgent; 0: not given */
     /* a problem with an error is not run and has no result */
     attn_error error;
 } proto_item;
@@ -239,8 +244,8 @@ typedef enum proto_type {
     PROTO_TYPE_CHOICE, /* one of the words in `choices`; stored as an enum, whose first value is 0 */
     PROTO_TYPE_PAIR,   /* [integer, integer], each as PROTO_TYPE_INTEGER; stored as two int64_t */
     PROTO_TYPE_DTYPE,  /* name of a dtype of results: float32, float16, bfloat16; stored as an attn_dtype */
-    /* an array of names of outputs, for `observe` also of PROTO_COUNT_MAP; stored as a uint64_t with a bit for each
-     * attn_tensor_id */
+    /* an array of names of outputs, or for `observe` also names of PROTO_COUNT_MAP; stored as a uint64_t with a bit for
+     * each attn_tensor_id */
     PROTO_TYPE_NAMES,
     PROTO_TYPE_ROWS, /* an integer, or "all"; stored as an int64_t, in which PROTO_VERIFY_ALL stands for "all" */
     /* an array of 1 to PROTO_MAX_CACHES ids; stored as a char (*)[PROTO_CONTEXT_BYTES], followed by an int with their
@@ -266,7 +271,8 @@ typedef struct proto_option {
     const char *name;
     proto_type type;
     unsigned ops;
-    /* true: the option is legal together with `context`; a saved forward gives all other options */
+    /* whether the option may be given together with `context`; a saved forward contains the values of all other
+     * options */
     bool with_context;
     size_t offset; /* offset of the value in proto_item */
     /* offset in proto_item of a bool that becomes true if the option is given; 0: none */
@@ -282,10 +288,10 @@ extern const proto_option proto_options[]; /* a row whose name is NULL ends the 
 /* Returns whether the option may be one of the `parameters` of a KServe request. */
 bool proto_is_parameter(const proto_option *option);
 
-/* Returns whether a single number may replace this tensor, as if the tensor were an option. */
+/* Returns whether a body may give a single number instead of this tensor. */
 bool proto_may_be_number(attn_tensor_id id);
 
-/* The error for a tensor in shared memory, if none is offered. */
+/* The error for a tensor in shared memory if the server does not offer shared memory. */
 #define PROTO_NO_SHARED_MEMORY "shared memory is not offered here, send the bytes as binary data"
 
 /* KServe: a tensor in memory that client and server share, in a region (a range that the client has registered). */
@@ -297,14 +303,15 @@ typedef struct proto_shared {
     char region[PROTO_REGION_BYTES]; /* the client's name of the region */
     /* the tensor's range in the region; for an output, `bytes` is the largest size that it may have */
     int64_t offset, bytes;
-    bool kernels_only; /* true: only kernels read or write the tensor, so it may stay in a GPU's memory */
-    void *to;          /* where the caller must copy the bytes of an input; set by proto_parser_shared_room() */
+    bool kernels_only; /* whether only kernels read or write the tensor, so that it may stay in a GPU's memory */
+    /* address to which the caller must copy the tensor, if it is an input; set by proto_parser_shared_room() */
+    void *to;
     /* Address of the tensor in a GPU's memory, which the caller sets before proto_parser_shared_room(). */
     void *device;
 } proto_shared;
 
-/* Returns whether the tensor may be in memory that only a device can read, because the host neither checks nor converts
- * its values. */
+/* Returns whether the tensor may be in memory that only a device can read. This is so if the host neither checks nor
+ * converts the tensor's values. */
 bool proto_may_lie_on_device(attn_tensor_id id);
 
 /* KServe: a sequence of Triton's protocol. Its keys and values are in a cache of the server. */
@@ -323,7 +330,7 @@ typedef struct proto_input {
 /* A decoded body with its problems, freed with proto_call_free(). */
 typedef struct proto_call {
     proto_op op;
-    bool envelope; /* true: the body is {"requests": [...]}, and the answer {"responses": [...]} */
+    bool envelope; /* whether the body is {"requests": [...]}, so that the answer is {"responses": [...]} */
     int count;
     proto_item *items;
     size_t memory_bytes;
@@ -331,18 +338,20 @@ typedef struct proto_call {
     /* Only KServe uses the members below. */
     const proto_model *model; /* the KServe model that the request names; NULL: not KServe */
     char *id;                 /* the request's id, which the answer repeats; NULL: none */
-    uint64_t binary;          /* outputs written as bytes after the JSON: bits of attn_tensor_id */
-    /* gradients of a merge's parts that are written as bytes behind the JSON: [0] has a bit for each dout, [1] for each
-     * dlse */
+    /* bit mask of outputs that the answer has as bytes after its JSON; bit i is the tensor with attn_tensor_id i */
+    uint64_t binary;
+    /* gradients of a merge's parts that the answer has as bytes after its JSON; [0] has a bit for the dout of each
+     * part, [1] for its dlse */
     uint64_t binary_parts[2];
-    uint64_t shared; /* outputs that go into memory that client and server share: bits of attn_tensor_id */
+    /* bit mask of outputs that go into memory that client and server share; bit i is attn_tensor_id i */
+    uint64_t shared;
     proto_sequence sequence;
     const proto_format *format;
     proto_input inputs[PROTO_TENSORS];
 } proto_call;
 
-/* Replaces err->member, a JSON pointer into the problem, by a pointer into the body that the client sent. For errors
- * found after proto_parser_finish(). A second call changes nothing. */
+/* Replaces err->member, a JSON pointer into the problem, by a pointer into the body that the client sent. Call this for
+ * errors that are found after proto_parser_finish(). A second call changes nothing. */
 void proto_call_locate(const proto_call *call, attn_error *err);
 
 /* Returns the tile size for attn_counter_open(); NULL: the request wants no counts of tiles. */
@@ -363,15 +372,15 @@ attn_status proto_call_answer_as(proto_call *call, const proto_format *format, a
 /* Returns whether the answer has the tensors of this problem as arrays of numbers. */
 bool proto_writes_numbers(const proto_call *call, const proto_item *item);
 
-/* Returns tensor `number` of the answer, which may be a gradient of a merge's part; NULL: the answer does not have it.
- * The caller provides the memory of these tensors. */
+/* Returns tensor `number` of the answer, which may be a gradient of a merge's part. Returns NULL if the answer has no
+ * such tensor. The caller provides the memory for the tensor's values. */
 attn_tensor *proto_item_result(proto_item *item, int number);
 
-/* Returns the end of the tensor numbers of this answer: proto_item_result() returns NULL for this and all larger
- * numbers. */
+/* Returns a bound on the tensor numbers of this answer: proto_item_result() returns NULL for this number and all larger
+ * ones. */
 int proto_item_results_end(const proto_item *item);
 
-/* Returns the merge that a problem with parts asks for; it points into the item. */
+/* Returns the arguments of attn_merge() for a merge request, with pointers into `item`. */
 attn_merge_problem proto_item_merge(const proto_item *item);
 
 /* Sets dtype, rank, shape and strides of every tensor in item->outputs. Returns INVALID if an output or its dtype does
@@ -379,7 +388,7 @@ attn_merge_problem proto_item_merge(const proto_item *item);
 attn_status proto_item_outputs(proto_item *item, attn_error *err);
 
 /* Checks a problem whose tensors the caller has set (attn_check), and prepares its outputs. proto_parser_finish() has
- * done this already, except for problems with a `context` (saved forward) or with caches. */
+ * done this already, except for problems with a `context` (saved forward pass) or with caches. */
 attn_status proto_item_prepare(proto_item *item, attn_error *err);
 
 typedef struct proto_parser proto_parser;
@@ -402,12 +411,13 @@ proto_op proto_parser_op(const proto_parser *parser);
  * about 12 us for 200 bytes. */
 size_t proto_parser_skeleton_bytes(const proto_parser *parser);
 
-/* Returns how many bytes of memory the parser uses now, except for a few PROTO_HEADER_BYTES at most. */
+/* Returns how many bytes of memory the parser uses now. The result may be too low by a small multiple of
+ * PROTO_HEADER_BYTES. */
 size_t proto_parser_held_bytes(const proto_parser *parser);
 
 /* Lists the tensors of a complete body that lie in shared memory, inputs first. Before proto_parser_finish() the caller
- * must call proto_parser_shared_room() and copy the bytes of the inputs. An input whose `device` the caller has set
- * stays there and is not copied. The parser owns the list. */
+ * must call proto_parser_shared_room() and copy the bytes of the inputs. An input whose `device` the caller has set is
+ * not copied: it stays in the GPU's memory. The parser owns the list. */
 attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int *count, attn_error *err);
 attn_status proto_parser_shared_room(proto_parser *parser, attn_error *err);
 
@@ -415,7 +425,7 @@ attn_status proto_parser_shared_room(proto_parser *parser, attn_error *err);
  * what could be read. NULL: the format has no sequences. */
 const proto_sequence *proto_parser_sequence(const proto_parser *parser);
 
-/* Ends the body and makes *call, which the caller then owns. */
+/* Call this after the last byte of the body. Makes *call, which the caller then owns. */
 attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_error *err);
 void proto_call_free(proto_call *call);
 
@@ -449,7 +459,7 @@ attn_status proto_length_read(const void *body, size_t bytes, bool required, int
  * optional. */
 typedef struct proto_region {
     char key[PROTO_REGION_BYTES];
-    /* range in bytes of the shared memory object; each number is at most 2^53 */
+    /* start and length in bytes of the range in the shared memory object; each is at most 2^53 */
     int64_t offset, bytes;
 } proto_region;
 attn_status proto_region_read(const void *body, size_t bytes, proto_region *region, attn_error *err);
@@ -464,8 +474,8 @@ attn_status proto_cuda_region_read(const void *body, size_t bytes, proto_cuda_re
 /* ---- Writing answers --------------------------------------------------------------------------------------------- */
 
 /* The stages of a request, in order, as in the header Server-Timing. prepare: the device's thread chooses kernels and
- * takes memory. launch: the device is idle after its copies, because its kernels are not on the stream yet; the
- * answer's timing_us counts it as part of `compute`. */
+ * allocates memory. launch: the device has copied the inputs but is idle, because its kernels are not on the stream
+ * yet; the answer's timing_us counts this time as part of `compute`. */
 #define PROTO_STAGE_MAP(X) X(recv) X(decode) X(queue) X(prepare) X(copy_in) X(launch) X(compute) X(copy_out) X(encode)
 typedef enum proto_stage {
 #define X(name) PROTO_STAGE_##name,
@@ -484,16 +494,17 @@ typedef struct proto_verification {
 
 /* The result of one problem that had no error. */
 typedef struct proto_result {
-    char backend[80];                    /* device and kernel, such as "cpu avx512" or "cuda:0 sm90" */
-    double timing_us[PROTO_STAGE_COUNT]; /* microseconds in each stage; only the stages of a device are set */
-    char context[PROTO_CONTEXT_BYTES];   /* id of the context (saved forward) that the problem made; empty: none */
-    /* After a decode or an append: the new lengths of the caches. NULL: no caches. */
+    char backend[80]; /* device and kernel, such as "cpu avx512" or "cuda:0 sm90" */
+    /* duration of each stage in microseconds; set only for the stages from `queue` to `copy_out` */
+    double timing_us[PROTO_STAGE_COUNT];
+    char context[PROTO_CONTEXT_BYTES]; /* id of the context (saved forward pass) that the problem made; empty: none */
+    /* after a decode or append request: the new lengths of the caches; NULL: the request has no caches */
     const int32_t *lengths;
     int length_count;
     bool verified;
     proto_verification verification;
     attn_counts counts;   /* the counts that an observe request asks for; unset for other operations */
-    judge_result *report; /* for a check: the report, which the caller frees with free(); NULL: none */
+    judge_result *report; /* for a check request: the report, which the caller frees with free(); NULL: none */
 } proto_result;
 
 typedef struct proto_encoder proto_encoder;
@@ -504,10 +515,11 @@ typedef struct proto_encoder proto_encoder;
  * If the body has only one problem and it has failed, returns that problem's error. */
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
                               proto_encoder **encoder, attn_error *err);
-/* Measures at most `elements` more array elements, in about 0.1 to 0.3 us each. Returns true when all elements are
- * measured. */
+/* Computes the text lengths of at most `elements` more array elements, in about 0.1 to 0.3 us each. Returns true when
+ * all elements are measured. */
 bool proto_encoder_measure(proto_encoder *encoder, int64_t elements);
-/* returns the length of the answer in bytes, and measures what was not measured yet */
+/* Returns the length of the answer in bytes. First it measures all arrays that proto_encoder_measure() has not
+ * measured. */
 uint64_t proto_encoder_length(proto_encoder *encoder);
 /* Returns how many bytes of the answer precede the first tensor that is written as raw bytes; without one, the length
  * of the answer. */

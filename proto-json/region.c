@@ -1,5 +1,5 @@
-/* region.c: reads the bodies of requests that register regions of shared memory, of the system or of a GPU (Triton's
- * protocol). */
+/* region.c: reads the bodies of requests that register regions of shared memory, in main memory or on a GPU, as in
+ * Triton's protocol. */
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -25,7 +25,7 @@ struct member {
     size_t offset; /* offset of the value in the struct that the body is read into */
 };
 
-/* A kind of body: an example for messages, such as {"key": ...}, and its members. */
+/* A kind of body: its members, and an example of it for error messages, such as {"key": ...}. */
 struct form {
     const char *example;
     struct member members[3];

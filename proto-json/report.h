@@ -1,12 +1,12 @@
-/* report.h: a judge's result (what is wrong with a client's outputs) as JSON, for the answer of a check and for the
- * command `attnd check`. */
+/* report.h: writes as JSON what is wrong with a client's outputs, for the answer to a check request and for the command
+ * `attnd check`. */
 #ifndef PROTO_REPORT_H
 #define PROTO_REPORT_H
 
 #include "kernels/judge/judge.h"
 #include "text/text.h"
 
-/* The members of an answer that report a judge's result, in order. */
+/* The JSON members of a report about a client's outputs, in the order of the answer. */
 enum { REPORT_MEMBERS = 8 };
 typedef struct report_member {
     const char *name;

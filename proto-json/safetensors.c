@@ -1,7 +1,7 @@
-/* safetensors.c: bodies and answers that are safetensors files. When the header is complete, its tree is turned into
- * the tree of a JSON body, which parse.c checks: data_offsets become `data`, the index of an extracted value, and the
- * strings of __metadata__ become options. The data go directly to the caller's memory, each tensor to a multiple of 64
- * bytes.
+/* safetensors.c: reads and writes bodies in the format of safetensors files. When the header of a body is complete, it
+ * is converted to the tree of an equivalent JSON body, which parse.c checks. In this tree, the index of an extracted
+ * value replaces data_offsets as the member `data`, and the strings of __metadata__ are options. The tensors' data go
+ * directly to the caller's memory, where each tensor begins at a multiple of 64 bytes.
  *
  * The whole state is in struct reader, so a body gives the same result however it is split. The tensors fill the data
  * without gaps. Memory grows with the data that have arrived, and not with the sizes in the header. */
@@ -44,7 +44,8 @@ struct reader {
 
     struct slot *slots;
     scan_extract *extracts; /* the tensors' values; their member `bytes` counts the bytes that have arrived */
-    int count, now;         /* count: number of tensors; now: index of the first tensor that is not complete */
+    /* count: number of tensors; now: index of the first tensor that has not arrived completely */
+    int count, now;
     struct scan_room room;
 };
 
@@ -60,7 +61,7 @@ static attn_status no_memory(struct reader *r)
     return attn_fail(&r->error, ATTN_NO_MEMORY, "", "no memory to read the request");
 }
 
-/* ---- Tensors, as the header describes them ----------------------------------------------------------------------- */
+/* ---- Reading the tensors that the header describes --------------------------------------------------------------- */
 
 static attn_status offsets(struct reader *r, const cJSON *value, struct slot *slot)
 {
@@ -137,7 +138,7 @@ static int by_place(const void *a, const void *b)
     return one->index - other->index;
 }
 
-/* Checks that the tensors fill the data without gaps, and assigns a place in the caller's memory to each. */
+/* Checks that the tensors fill the data without gaps, and gives each tensor its offset in the caller's memory. */
 static attn_status place(struct reader *r)
 {
     size_t used = 0;
@@ -171,9 +172,9 @@ static attn_status place(struct reader *r)
     return ATTN_OK;
 }
 
-/* ---- Options, which are metadata of the header ------------------------------------------------------------------- */
+/* ---- Reading options from the metadata of the header ------------------------------------------------------------- */
 
-/* Returns whether JSON writes values of this type as strings. */
+/* Returns whether an option of this type is a string in a JSON body. */
 static bool is_word(proto_type type)
 {
     return type == PROTO_TYPE_CHOICE || type == PROTO_TYPE_DTYPE || type == PROTO_TYPE_ID;
@@ -196,7 +197,7 @@ static const char *json_of_bool(const char *text)
     return !strcmp(text, "True") ? "true" : !strcmp(text, "False") ? "false" : text;
 }
 
-/* Makes the error for a missing scale. */
+/* Makes the error for a member of __metadata__ that must be a number, such as a scale, but is not. */
 static attn_status no_number(struct reader *r, const char *name, const cJSON *value)
 {
     char quote[TREE_QUOTE_BYTES];
@@ -232,14 +233,14 @@ static attn_status option(struct reader *r, const char *name, const char *text)
  * takes. A '*' at the end stands for any text. */
 /* clang-format off */
 static const char *const foreign[] = {
-    /* written by PyTorch, transformers and mlx, such as {"format": "pt"} */
+    /* metadata members written by PyTorch, transformers and mlx, such as {"format": "pt"} */
     "format", "framework", "library_name", "library_version",
-    /* written in the index of a model that is split into several files */
+    /* metadata members written in the index of a model that is split into several files */
     "total_size", "total_parameters", "total_shards",
     "torch_version", "transformers_version", "diffusers_version", "safetensors_version", "mlx_version", "mflux_version",
     "_class_name", "_diffusers_version", "lora_adapter_metadata", "quantization_level", "_quantization_metadata",
     "DCP_VERSION", "DCP_SHARDING_INFO",                       /* torch.distributed.checkpoint */
-    /* written by tools for training and quantization */
+    /* metadata members written by tools for training and quantization */
     "modelspec.*", "ss_*", "sshs_*", "sd_merge_*", "ot_*", "gptq_*", "auto_gptq_version",
     "prompt", "workflow", "software", "training_info",        /* image generators */
     "title", "description", "author", "license", "created_at", "tags", "base_model",
@@ -281,7 +282,7 @@ static attn_status options(struct reader *r, const cJSON *metadata)
                              "%.*s: is %s in " METADATA ", must be a string that holds JSON: \"true\", \"0.125\"",
                              length, one->string, tree_describe(one, quote));
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-            /* a name such as `map` may be that of an option and of a tensor; here it is the option */
+            /* A name such as `map` may be that of an option and of a tensor. Here it is the name of the option. */
             if (!strcmp(attn_tensors[id].name, one->string) && !proto_may_be_number((attn_tensor_id)id) &&
                 !is_option(one->string))
                 return attn_fail(&r->error, ATTN_INVALID, member, "%s: is a tensor and cannot stand in " METADATA,
@@ -292,7 +293,7 @@ static attn_status options(struct reader *r, const cJSON *metadata)
     return ATTN_OK;
 }
 
-/* ---- The whole header -------------------------------------------------------------------------------------------- */
+/* ---- Reading the whole header ------------------------------------------------------------------------------------ */
 
 static attn_status extract(struct reader *r)
 {
@@ -575,7 +576,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     int order[PROTO_TENSORS];
     const int count = in_order(item, order);
     int64_t at = 0;
-    /* only an answer to several problems needs request_id */
+    /* unused, because only an answer to several problems contains request_id */
     (void)request_id;
     assert(!call->envelope);
     text_put(t, unknown, sizeof unknown);

@@ -1,11 +1,12 @@
-/* scan.c: one pass over the body as it arrives. A state machine reads the JSON byte by byte. It passes long strings in
- * large parts to base64_decode_until(), and arrays of numbers to the reader in numbers.c. For each value it chooses a
- * sink, which says where the bytes go: REST (copied), EXTRACTED (decoded into the caller's memory) or NOWHERE (only
- * checked, after an error in an extracted value).
+/* scan.c: reads the body once, as it arrives. A state machine reads the JSON byte by byte, but long strings are passed
+ * to base64_decode_until(), and arrays of numbers to the reader in numbers.c. The sink of a value says where its bytes
+ * go: REST (copied), EXTRACTED (decoded into the caller's memory) or NOWHERE (only checked, after an error in an
+ * extracted value).
  *
- * The whole state is in struct scan, so a body gives the same result however it is split. The value being extracted is
- * the last one in the caller's memory, so it can grow there. All stored data have limits: the stack (`depth`), the rest
- * (`rest_bytes`), cJSON's nodes (`values`) and the extracted values (`tensor_bytes`). */
+ * The whole state is in struct scan, so a body gives the same result however it is split. The value that is being
+ * extracted is the last one in the caller's memory, so it can grow there. There are limits for the stack (`depth`), for
+ * JSON without tensor values (`rest_bytes`), for cJSON's nodes (`values`) and for the extracted values
+ * (`tensor_bytes`). */
 #include "scan.h"
 
 #include <assert.h>
@@ -23,13 +24,14 @@ enum state {
     FIRST_NAME,    /* after '{': a member's name or '}' must follow */
     NAME,          /* after ',' in an object: a member's name must follow */
     COLON,
-    AFTER, /* after a value: ',' or the end of the object or array around it must follow */
+    AFTER, /* after a value: ',' or a closing bracket must follow */
     STRING,
     ESCAPE,    /* after '\' */
     HEX,       /* the next bytes are the four hexadecimal digits of an escape \uXXXX */
     LOW_SLASH, /* after a high surrogate: the '\' of a low surrogate must follow */
     LOW_U,     /* after the '\' of a low surrogate: 'u' must follow */
-    MINUS,     /* inside a number, up to EXPONENT_DIGITS; each state is named after what was read last */
+    /* the states from here to EXPONENT_DIGITS: inside a number; each is named after the characters read last */
+    MINUS,
     ZERO,
     DIGITS,
     POINT,
@@ -38,7 +40,7 @@ enum state {
     EXPONENT_SIGN,
     EXPONENT_DIGITS,
     LITERAL, /* inside true, false or null */
-    ARRAY,   /* inside an array that is being extracted */
+    ARRAY,   /* inside an array of numbers that is being extracted */
     DONE,    /* after the body's value: only white space may follow */
 };
 
@@ -58,10 +60,10 @@ struct frame {
 
 struct scan {
     proto_limits limits;
-    bool plain;       /* true: the scanner extracts nothing, because the JSON has no tensor values */
-    bool kserve;      /* true: the body is JSON in KServe's format */
+    bool plain;       /* whether the scanner extracts nothing, because the JSON has no tensor values */
+    bool kserve;      /* whether the body is JSON in KServe's format */
     attn_error error; /* the first error of the body, which all later calls return */
-    uint64_t offset;  /* number of bytes of the body before the current piece */
+    uint64_t offset;  /* offset of the current piece of the body: the number of bytes that came before it */
 
     enum state state;
     int depth; /* number of open objects and arrays */
@@ -71,7 +73,7 @@ struct scan {
     bool is_name;
     enum name name;
     int hex_left; /* number of digits of an escape \uXXXX that must still arrive */
-    /* `code`: value of the digits of \uXXXX read so far; `high`: the high surrogate before, or 0 */
+    /* `code`: value of the digits of \uXXXX read so far; `high`: the high surrogate read before it, or 0 */
     uint32_t code, high;
     /* number of UTF-8 continuation bytes that must still arrive; the next one must be from utf8_low to utf8_high */
     int utf8_left;
@@ -79,7 +81,7 @@ struct scan {
 
     /* where the bytes of the current value go */
     enum sink sink;
-    /* not 0: everything inside the object or array at this depth is only checked */
+    /* if not 0, the contents of the object or array at this depth are checked but not stored */
     int mute_depth;
     char word[WORD_BYTES]; /* the first characters of the current string, with escapes decoded and a NUL */
     /* length of `word`; WORD_BYTES: the string is longer than all words that matter, or not ASCII */
@@ -88,14 +90,14 @@ struct scan {
     struct text rest;
 
     struct scan_room room;
-    size_t used; /* number of bytes of `room` in use */
+    size_t used; /* number of bytes of the caller's memory in use */
     scan_extract *extracts;
     int extract_count, extract_capacity;
     base64_decoder base64;
     numbers_reader numbers;
-    /* index in `extracts` of the array that `numbers` reads, or has read last; NO_EXTRACT: none yet */
+    /* index in `extracts` of the array that the reader `numbers` reads, or has read last; NO_EXTRACT: none yet */
     int numbers_extract;
-    uint64_t numbers_begin; /* offset in the body of the '[' of that array */
+    uint64_t numbers_begin; /* offset in the body of the '[' of the array that the reader `numbers` reads */
 };
 
 /* ---- Error messages ---------------------------------------------------------------------------------------------- */
@@ -108,7 +110,8 @@ static attn_status fail(scan *s, attn_status status, uint64_t at, const char *te
 #define BYTES_BEHIND \
     " (bytes of tensors? The header Inference-Header-Content-Length says how many bytes of the body are JSON)"
 
-/* Makes the error for text that is not JSON: `c` at byte `at`, instead of what `expected` names. */
+/* Makes the syntax error: byte `at` of the body is the character `c`, but JSON allows only what `expected` says
+ * there. */
 static attn_status unexpected(scan *s, uint64_t at, const char *expected, unsigned char c)
 {
     const suggestion_place place = s->state == VALUE || s->state == FIRST_ELEMENT ? SUGGESTION_VALUE
@@ -163,7 +166,7 @@ static void extract_fault(scan *s, scan_fault fault, uint64_t position, uint64_t
     s->sink = NOWHERE;
 }
 
-/* ---- Memory for the rest of the JSON, and for extracted values --------------------------------------------------- */
+/* ---- Memory for JSON without tensor values, and for extracted values --------------------------------------------- */
 
 static attn_status emit(scan *s, const void *text, size_t count)
 {
@@ -235,7 +238,8 @@ static attn_status extracted(scan *s, size_t bytes)
     return ATTN_OK;
 }
 
-/* Begins an extracted value. In the rest (the JSON without tensor values), its index replaces it. */
+/* Begins a value that is extracted. In the rest (the JSON without tensor values), the value's index stands in place of
+ * the value. */
 static attn_status extract_begin(scan *s, scan_kind kind)
 {
     char digits[TEXT_DIGITS], *const end = digits + TEXT_DIGITS, *index;
@@ -262,7 +266,7 @@ static void extract_end(scan *s)
     if (extract->fault == SCAN_FINE) s->used = extract->offset + extract->bytes;
 }
 
-/* ---- JSON strings, and base64 in them ---------------------------------------------------------------------------- */
+/* ---- Reading JSON strings, and base64 in them -------------------------------------------------------------------- */
 
 /* Keeps the decoded text of a string in s->word if it is short and ASCII. */
 static void word_add(scan *s, const unsigned char *text, size_t count)
@@ -302,15 +306,15 @@ static const char *base64_end_fault(scan *s)
     return "'=' at the end fills it to a multiple of four";
 }
 
-/* Reads base64 text up to the end of the piece, a quote, an escape or an error. The escape "\\/" is handled here,
- * because some libraries write every '/' in this way. */
+/* Reads base64 text up to a quote, an escape, an error, or the end of the received bytes. The escape "\\/" is handled
+ * here, because some libraries write every '/' in this way. */
 static attn_status base64_text(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
 {
     const unsigned char *const begin = *text;
     const unsigned char *p = begin;
     uint8_t *out;
     size_t written, total = 0;
-    /* + 3: a group of four characters may have begun in an earlier piece */
+    /* + 3, because a group of four characters may have begun in an earlier piece of the body */
     attn_status status = reserve(s, BASE64_DECODED_MAX((size_t)(end - p)) + 3);
     if (status != ATTN_OK) return status;
     out = s->room.base + extract_of(s)->offset + extract_of(s)->bytes;
@@ -426,8 +430,7 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         if (!s->utf8_left) return fail(s, ATTN_INVALID, at, "invalid UTF-8");
         s->word_length = WORD_BYTES;
         status = emit_char(s, (char)c);
-        /* an error of base64: the next call reads the remainder as plain text */
-    } else {
+    } else { /* not valid base64: the next call reads the remainder as plain text */
         return ATTN_OK;
     }
     if (status == ATTN_OK) *text = p + 1;
@@ -530,9 +533,9 @@ static attn_status pop(scan *s, char c)
     return ATTN_OK;
 }
 
-/* ---- Arrays of numbers ------------------------------------------------------------------------------------------- */
+/* ---- Reading arrays of numbers ----------------------------------------------------------------------------------- */
 
-/* Most characters per call of numbers_read(), which limits the memory reserved for the elements. */
+/* Largest number of characters per call of numbers_read(), which limits the memory reserved for the elements. */
 enum { ARRAY_BLOCK = 1 << 15 };
 
 static attn_status array_begin(scan *s, uint64_t at)
@@ -553,8 +556,9 @@ static attn_status array_begin(scan *s, uint64_t at)
 
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at);
 
-/* Handles an array of tensor data with something that is not a number of the dtype, but may be JSON: reads on without
- * storing, from the beginning of that token (number or word). `at`: the first byte that was not taken. */
+/* Handles a wrong token in an array of tensor data: a word, or a number that does not fit the dtype. Records the error.
+ * The text may still be JSON, so the rest of the array is read from the token's beginning, but not stored. `at`: offset
+ * of the first byte that numbers_read() has not taken. */
 static attn_status array_fault(scan *s, uint64_t at)
 {
     char token[NUMBERS_CHARS];
@@ -563,7 +567,7 @@ static attn_status array_fault(scan *s, uint64_t at)
     const int levels = s->numbers.depth;
     extract_fault(s, SCAN_ARRAY_TEXT, s->numbers.elements, s->numbers_begin + s->numbers.offset, s->numbers.error);
     s->mute_depth = s->depth + 1;
-    at -= length; /* the token may begin in an earlier piece of the body */
+    at -= length; /* now `at` is the offset of the token's first byte, which may be in an earlier piece of the body */
     for (int level = 0; level < levels; level++) {
         attn_status status = push(s, false, at);
         if (status != ATTN_OK) return status;
@@ -662,7 +666,7 @@ static bool is_number(enum state state)
     return state >= MINUS && state <= EXPONENT_DIGITS;
 }
 
-/* The byte at `text` is byte `at` of the body. */
+/* Reads the bytes from `text` to `end`. The byte at `text` is byte `at` of the body. */
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at)
 {
     const unsigned char *p = text;
@@ -744,7 +748,7 @@ static attn_status consume(scan *s, const unsigned char *text, const unsigned ch
         default: return unexpected(s, here, expected_in(s), c);
         }
         status = value_begin(s, c, here);
-        /* the reader in numbers.c expects the '[' of an array of numbers */
+        /* The '[' of an array of numbers is not skipped, because the reader in numbers.c expects it. */
         if (s->state != ARRAY) p++;
     }
     return status;

@@ -1,21 +1,23 @@
-/* scan.h: the incremental scanner. It takes a JSON body in pieces of any size, and produces the extracted tensor values
- * and a rest, which is the JSON without them.
+/* scan.h: the scanner, which takes the bytes of a JSON body in pieces of any size. It extracts the values of tensors,
+ * and produces "the rest": the body's JSON without these values.
  *
- * The value of every member named `data`, a string or an array, is extracted: it is decoded into memory that
- * the caller provides, and in the rest the value's index stands in its place. Everything else is copied to the rest,
- * where
- *     a number is the index of an extracted value in scan_extracts()
- *     a string that begins with SCAN_STRING is the client's string
- *     a string that begins with SCAN_NUMBER has the digits of a number as the client wrote them
- * So integers of 64 bits stay exact, and no client can forge an index:
+ * The scanner extracts the value of every member named `data`, which is a string (base64) or an array of numbers. It
+ * decodes the value into memory that the caller provides. In the rest, the index of the extracted value replaces the
+ * value. Everything else is copied to the rest, with the following changes:
+ *
+ *     a client's string gets the letter SCAN_STRING before its text
+ *     a client's number becomes a string: the letter SCAN_NUMBER, and then the number as the client wrote it
+ *
+ * A number in the rest is therefore always an index in scan_extracts(), which no client can forge. Integers of 64 bits
+ * stay exact. Example of a body and of its rest:
  *
  *     {"q": {"shape": [2, 3], "dtype": "float16", "data": "AAEC..."}, "causal": true}
  *     {"q":{"shape":["n2","n3"],"dtype":"sfloat16","data":0},"causal":true}
  *
- * The scanner alone decides what is JSON: strictly RFC 8259, valid UTF-8, no NUL (not even \u0000), no lone surrogates,
- * no byte order mark, nothing after the value. If the text is not JSON, the whole body fails with an error that gives
- * the byte offset. Errors inside an extracted value (not base64, not a number) are recorded in its scan_extract,
- * because the body may have other attention problems, which are computed nevertheless. parse.c interprets the rest. */
+ * The scanner accepts only strict JSON (RFC 8259): valid UTF-8, no NUL (not even \u0000), no lone surrogates, no byte
+ * order mark, nothing after the value. If the text is not JSON, the whole body fails with an error that gives the byte
+ * offset. An error inside an extracted value (not base64, not a number) is recorded in its scan_extract, because the
+ * other attention problems of the body are computed nevertheless. parse.c interprets the rest. */
 #ifndef SCAN_H
 #define SCAN_H
 
@@ -34,13 +36,14 @@ typedef enum scan_fault {
     SCAN_BASE64_CHARACTER, /* the character at `position` of the base64 text is wrong */
     SCAN_BASE64_ENDS,      /* the base64 text ends after `position` characters, inside a group of four */
     SCAN_ARRAY_TEXT,       /* the array is wrong at byte `at`: not a number of the dtype, or uneven nesting */
-    SCAN_ARRAY_ELEMENT,    /* element `position` does not fit the dtype, which came behind the array */
+    /* element `position` of the array does not fit the dtype, a member that came after the array */
+    SCAN_ARRAY_ELEMENT,
 } scan_fault;
 
 typedef struct scan_extract {
     scan_kind kind;
-    /* For an array: true if its elements are stored in `dtype`, false if as doubles, because the dtype came behind the
-     * array. */
+    /* For an array: whether its elements are stored in `dtype`. If not, they are stored as doubles, because the member
+     * `dtype` came after the array. */
     bool typed;
     attn_dtype dtype;
     size_t offset; /* offset of the value in the caller's memory, a multiple of 64 */
@@ -63,8 +66,8 @@ typedef struct scan scan;
 scan *scan_new(const proto_limits *limits, const proto_memory *memory);
 /* Makes a scanner for JSON without tensor values, which begins at byte `at` of the body. */
 scan *scan_new_plain(const proto_limits *limits, uint64_t at);
-/* Makes a scanner for JSON of KServe's clients: a tensor's dtype is called `datatype`, and NaN, infinities, true and
- * false have no quotes in `data`. */
+/* Makes a scanner for bodies of KServe's JSON protocol: a tensor's dtype is called `datatype`, and NaN, infinities,
+ * true and false have no quotes in `data`. */
 scan *scan_new_kserve(const proto_limits *limits, const proto_memory *memory);
 void scan_free(scan *s);
 

@@ -10,10 +10,10 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* ---- Tables of words that other programs use --------------------------------------------------------------------- */
+/* ---- Hints for words that other programs use --------------------------------------------------------------------- */
 
-/* Lists of operations where a hint applies. If a hint names a member, all operations of its row must take the
- * member. */
+/* Lists of operations (kinds of requests) for which a hint is given. If a hint names a member, all operations of its
+ * row must accept that member. */
 #define BOTH   "forward backward"
 #define SCORES BOTH " decode"
 #define OPS    SCORES " append observe"
@@ -98,7 +98,7 @@
     "axis_order dim_order"
 
 const struct suggestion suggestions[] = {
-    /* words of PyTorch's scaled_dot_product_attention and similar functions */
+    /* parameter names of PyTorch's scaled_dot_product_attention and similar functions */
     { SCORES, "query queries query_states query_layer query_tensor xq", "write 'q'" },
     { SCORES " append", "key keys key_states key_layer key_tensor xk k_new new_k", "write 'k'" },
     { SCORES " append", "value values value_states value_layer value_tensor xv v_new new_v", "write 'v'" },
@@ -153,7 +153,7 @@ const struct suggestion suggestions[] = {
       "probs",
       NO_WEIGHTS },
     { SCORES, "top_k topk", "attention here is exact; 'keep_mask' hides keys" },
-    /* words of flash_attn and similar functions */
+    /* parameter names of flash_attn and similar functions */
     { SCORES,
       "window_size local_window_size window_left window_right pre_tockens next_tockens window_sizes window_size_left "
       "window_size_right left_window right_window left_window_size right_window_size",
@@ -283,7 +283,7 @@ const struct suggestion suggestions[] = {
     { "forward", "save_for_backward save_context retain_graph", "write 'save'" },
     { "backward", "ctx context_id handle saved", "write 'context', which a forward with save returns" },
     { "forward", "check validate verify_rows", "write 'verify'" },
-    /* sizes, which the server reads from the shapes of the tensors */
+    /* parameter names for sizes, which the server reads from the shapes of the tensors */
     { SCORES,
       "batch batch_size heads num_heads n_heads nheads head_dim head_size head_num seq_len seq_len_q seqlen "
       "seqlen_q num_attention_heads n_head num_query_heads num_q_heads num_qo_heads q_heads heads_q dim_head d_head "
@@ -313,7 +313,7 @@ const struct suggestion suggestions[] = {
       "leave it out; 'encoding' says how numbers are written, the header Accept asks for safetensors" },
     { OPS, "precision compute_dtype acc_dtype acc_type accumulate_dtype q_data_type kv_data_type fp32_accumulate",
       "leave it out, the dtypes decide" },
-    /* members that other servers accept */
+    /* members that bodies for other servers have */
     { OPS, "id name request_id trace_id correlation_id idempotency_key metadata comment tags",
       "leave it out, a name for a request is the header X-Request-Id" },
     { OPS " " SUGGESTION_CACHE, "token api_key auth authorization bearer access_token password",
@@ -448,7 +448,7 @@ const char *suggestion_of(const char *place, const char *word)
     return NULL;
 }
 
-/* ---- Names that contain a known word ----------------------------------------------------------------------------- */
+/* ---- Hints for names that contain a known word ------------------------------------------------------------------- */
 
 #define NO_LAYER "this server computes attention alone, there are no layers, weights and tokens here"
 
@@ -575,7 +575,7 @@ bool suggestion_big_endian(const char *dtype)
     return sign && isalnum((unsigned char)sign[1]);
 }
 
-/* ---- Text that is not base64 ------------------------------------------------------------------------------------- */
+/* ---- Hints for text that is not base64 --------------------------------------------------------------------------- */
 
 #define BASE64_CALL "base64.b64encode(x.tobytes()).decode()"
 #define AS_NUMBERS  "numbers as text; send the array without the quotes"
@@ -655,7 +655,7 @@ bool suggestion_is_base64(const uint8_t *bytes, size_t count)
     return count > 0;
 }
 
-/* ---- Files that clients send instead of a tensor's bytes --------------------------------------------------------- */
+/* ---- Hints for files that clients send instead of a tensor's bytes ----------------------------------------------- */
 
 #define ITS_BYTES "; send the bytes of the array alone, x.tobytes()"
 
@@ -681,14 +681,15 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
     return NULL;
 }
 
-/* ---- Characters that are not JSON -------------------------------------------------------------------------------- */
+/* ---- Hints for characters that are not JSON ---------------------------------------------------------------------- */
 
 #define UTF16      " (UTF-16, or bare bytes? Send JSON in UTF-8)"
 #define SMALL      " (JSON writes true and false, as json.dumps() does)"
 #define QUOTES     " (strings stand in double quotes, as json.dumps() writes them)"
 #define COMMA      " (a comma too many?)"
 #define NOT_FINITE "JSON has no NaN or Infinity; inside `data` write them as strings"
-/* All ASCII letters except those that begin null, true, false, NaN, Infinity, None, True, False. */
+/* Letters that begin no JSON value: all ASCII letters except the first letters of null, true, false and of the
+ * constants NaN, Infinity, None, True, False. */
 #define FORM "abcdeghijklmopqrsuvwxyzABCDEGHJKLMOQRSUVWXYZ"
 
 #define FIRST     SUGGESTION_OTHER, 1
@@ -698,11 +699,11 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 #define ANYWHERE  SUGGESTION_OTHER, 0
 
 static const struct {
-    /* where the wrong character is in the JSON; SUGGESTION_OTHER: anywhere */
+    /* what JSON would allow in place of the wrong character; SUGGESTION_OTHER: anything */
     suggestion_place place;
     /* the character must be one of the first `before` bytes of the body; 0: anywhere */
     int before;
-    const char *found; /* the characters that get this hint; "": NUL */
+    const char *found; /* the characters that get this hint; "": the NUL character */
     const char *suggestion;
 } characters[] = {
     { FIRST, "\xef", " (a byte order mark? Send UTF-8 without one)" },

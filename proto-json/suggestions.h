@@ -7,14 +7,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Places where a word may be unknown. For a member of a problem, the place is the name of its operation. */
-#define SUGGESTION_CACHE  "cache"  /* a member of the body of POST /v1/caches, which creates a cache */
-#define SUGGESTION_LENGTH "length" /* a member of the body that forks or truncates a cache */
-#define SUGGESTION_TENSOR "tensor" /* a member of a tensor */
-#define SUGGESTION_INPUT  "input"  /* a member of an input of a KServe request */
-#define SUGGESTION_KSERVE "kserve" /* a member of a KServe request */
-#define SUGGESTION_DTYPE  "dtype"  /* a dtype; the hint is this server's name of it */
-/* For the value of an option, the place is the option's name. */
+/* Places in a body where a client may write an unknown word. For a member of a problem, the place is the name of its
+ * operation, such as "forward". */
+#define SUGGESTION_CACHE  "cache"  /* place of a word: a member of the body of POST /v1/caches, which creates a cache */
+#define SUGGESTION_LENGTH "length" /* place of a word: a member of the body that forks or truncates a cache */
+#define SUGGESTION_TENSOR "tensor" /* place of a word: a member of a tensor's JSON object */
+#define SUGGESTION_INPUT  "input"  /* place of a word: a member of an input of a KServe request */
+#define SUGGESTION_KSERVE "kserve" /* place of a word: a member of a KServe request */
+#define SUGGESTION_DTYPE  "dtype"  /* place of a word: a dtype; the hint is this server's name of the dtype */
+/* For the value of an option, the parameter `place` of the functions below is the option's name. */
 
 /* A row of hints: words that clients write by mistake, the places in a body where they write them, and the hint for all
  * of these words. Words are separated by spaces, and so are places. A member that the hint names must exist in all
@@ -29,8 +30,8 @@ extern const struct suggestion suggestions[]; /* in the last row, `places` is NU
 const char *suggestion_of(const char *place, const char *word);
 
 extern const struct suggestion suggestion_topics[];
-/* Returns the members of a problem that belong to a topic, such as mask or window, that an unknown word contains; NULL:
- * none. For words without a hint of their own. */
+/* Returns a hint for an unknown word that contains the name of a topic, such as mask or window. The hint names the
+ * members for this topic. Returns NULL if there is none. Use it for words that suggestion_of() does not know. */
 const char *suggestion_topic(const char *place, const char *word);
 
 enum { SUGGESTION_DTYPE_BYTES = 32 };
@@ -58,8 +59,8 @@ extern const char suggestion_typed_array[];
 const char *suggestion_bytes(const uint8_t *bytes, size_t count);
 
 typedef enum suggestion_place { SUGGESTION_OTHER, SUGGESTION_VALUE, SUGGESTION_NAME, SUGGESTION_END } suggestion_place;
-/* Returns a hint about a wrong character at byte `at` of a body, where `place` was expected: text in parentheses for
- * the end of a message; "": none. */
+/* Returns a hint about the wrong character `found` at byte `at` of a body, as text in parentheses to append to the
+ * error message. `place` says what was expected there. Returns "" if there is no hint. */
 const char *suggestion_character(uint64_t at, suggestion_place place, unsigned char found);
 
 #endif

@@ -12,8 +12,8 @@
 
 /* ---- Memory of cJSON's trees ------------------------------------------------------------------------------------- */
 
-/* cJSON would allocate each node and each name separately: 57 allocations for a body of three tensors. Here they are
- * cut from blocks, which are freed together. */
+/* cJSON would allocate each node and each name separately: 57 allocations for a body of three tensors. Here nodes and
+ * names are cut from large blocks, which are freed together. */
 enum { TREE_BYTES = 8192, TREE_ALIGNMENT = 16 };
 
 struct tree_block {
@@ -22,7 +22,7 @@ struct tree_block {
     _Alignas(TREE_ALIGNMENT) char bytes[];
 };
 
-/* the memory between this thread's tree_enter() and tree_leave(); NULL: none */
+/* the memory that this thread has entered with tree_enter(); NULL before it and after tree_leave() */
 static _Thread_local struct tree_memory *entered;
 
 static size_t aligned(size_t bytes)
@@ -139,7 +139,7 @@ static const char *take_escape(const char *from, char **to)
     }
     uint32_t code = code_at(from + 2);
     from += 6;
-    if (code >= 0xd800 && code <= 0xdbff) { /* a surrogate pair, whose second half follows */
+    if (code >= 0xd800 && code <= 0xdbff) { /* the first half of a surrogate pair; the second half follows */
         code = 0x10000 + ((code - 0xd800) << 10) + (code_at(from + 2) - 0xdc00);
         from += 6;
     }
@@ -147,7 +147,7 @@ static const char *take_escape(const char *from, char **to)
     return from;
 }
 
-/* Reads a string and decodes its escapes in place, which never makes it longer. */
+/* Reads a string into new memory and decodes its escapes, which never makes it longer. */
 static char *take_string(const char **at)
 {
     const char *from = *at + 1, *const end = closing_quote(from);
@@ -169,12 +169,13 @@ static bool is_container(const cJSON *value)
     return cJSON_IsObject(value) || cJSON_IsArray(value);
 }
 
-/* Reads a string value, whose first letter is SCAN_STRING or SCAN_NUMBER. */
+/* Reads a string value. Its first letter, SCAN_STRING or SCAN_NUMBER, says whether the body has a string or a number
+ * here. */
 static cJSON *take_tagged(const char **at)
 {
     cJSON *const value = new_value((*at)[1] == SCAN_NUMBER ? cJSON_Raw : cJSON_String);
     if (value == NULL) return NULL;
-    ++*at; /* take_string() skips one character before the text, here this letter */
+    ++*at; /* now *at is the tag letter, which take_string() skips like an opening quote */
     value->valuestring = take_string(at);
     return value->valuestring ? value : NULL;
 }
@@ -201,7 +202,8 @@ static cJSON *take_value(const char **at)
     return value;
 }
 
-/* Appends the next member or element to the object or array `in`; NULL: reads the outermost value. */
+/* Reads the next member or element of the object or array `in`, and appends it there. If `in` is NULL, reads the
+ * outermost value. */
 static cJSON *take_member(cJSON *in, const char **at)
 {
     char *name = NULL;
@@ -248,8 +250,8 @@ static bool is_space(char c)
     return c == ' ' || c == '\t' || c == '\n' || c == '\r';
 }
 
-/* Appends a quoted word of plain characters to the list, and returns the text behind it; NULL: no such word, or it is
- * too long. */
+/* Reads a quoted string of plain characters, appends it to the list, and returns the text after it. Returns NULL if
+ * there is no such string, or it is too long. */
 static const char *take_word(const char *text, const char *end, cJSON *list)
 {
     if (*text++ != '"') return NULL;
@@ -271,7 +273,7 @@ static cJSON *list_of_words(const char *text, size_t bytes, int most, int *value
 {
     const char *const end = text + bytes;
     cJSON *const list = *text == '[' ? cJSON_CreateArray() : NULL;
-    int count = 1; /* the list itself is a value */
+    int count = 1; /* starts at 1, because the list itself is a value */
     const char *at = list ? text + 1 : NULL;
     while (at) {
         while (is_space(*at)) at++;

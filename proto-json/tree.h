@@ -1,6 +1,6 @@
-/* tree.h: cJSON trees of what clients sent, made from a rest (a body's JSON without tensor values, scan.h).
- * cJSON_String is a client's string, cJSON_Raw is a client's number as it was written, and cJSON_Number is the index of
- * an extracted value. */
+/* tree.h: cJSON trees of JSON that clients sent. A tree is made from the scanner's output, which is a body's JSON
+ * without tensor values (scan.h). cJSON_String is a client's string, cJSON_Raw is a client's number as it was written,
+ * and cJSON_Number is the index of an extracted value. */
 #ifndef TREE_H
 #define TREE_H
 
@@ -17,7 +17,7 @@
 struct tree_block;
 struct tree_memory {
     struct tree_block *last;
-    size_t used; /* number of bytes in use of the newest block */
+    size_t used; /* number of bytes used in the newest block */
 };
 void tree_enter(struct tree_memory *memory);
 void tree_leave(void);
@@ -58,7 +58,7 @@ typedef char tree_member[sizeof((attn_error *)0)->member];
  * is shortened if it is too long. */
 const char *tree_pointer(tree_member out, const char *outer, const char *name);
 
-enum { TREE_NAME_BYTES = 48 }; /* longer names of clients are shortened in messages */
+enum { TREE_NAME_BYTES = 48 }; /* a longer member name from a body is shortened in error messages */
 
 /* Makes the error for a name that is not a member of `outer` (NULL: of the body). `listed` names the members of
  * `outer`, or says where they are listed. */

@@ -15,8 +15,8 @@ struct caller *caller_new(void)
     return caller;
 }
 
-/* The account of all clients without a token has no reference count: every thread would write to this count in every
- * request. */
+/* Returns whether `caller` is the account of all clients without a token. This account has no reference count, because
+ * every thread would write to the count in every request. */
 bool caller_is_anonymous(const struct caller *caller)
 {
     return atomic_load_explicit(&caller->references, memory_order_relaxed) == 0;

@@ -2,8 +2,9 @@
  * tokens, all clients are one tenant.
  *
  * The server bounds each of its resources as a whole: staging memory (--staging-bytes), queue slots (--queue-depth) and
- * contexts (saved forwards). If there are several tokens, each token may use --token-share percent of each bound, and
- * the rest stays free for the other tokens. The account counts for each bound how much of the resource the tenant uses.
+ * contexts (saved forward passes). If there are several tokens, each token may use --token-share percent of each bound,
+ * and the rest stays free for the other tokens. The account counts for each bound how much of the resource the tenant
+ * uses.
  *
  * Accounts have reference counts, because a request, its job and its contexts may outlive a token that was removed. */
 #ifndef CALLER_H
@@ -29,13 +30,13 @@ struct caller {
      * token */
     _Atomic int percent;
 
-    /* number of queue slots that the tenant's requests occupy; changed by queue.c, and not counted for
-     * CALLER_EVERYBODY */
+    /* number of queue slots that the tenant's requests occupy; changed by queue.c, and not counted for CALLER_EVERYBODY
+     * (clients without a token) */
     _Atomic int places[CALLER_PLACES];
     /* staging memory (memory for tensors) that the tenant's requests have leased, in bytes; staging.c changes it under
      * its lock */
     int64_t staging_bytes;
-    /* memory of the tenant's contexts (saved forwards), in bytes; contexts.c changes it under its lock */
+    /* memory of the tenant's contexts (saved forward passes), in bytes; contexts.c changes it under its lock */
     int64_t context_bytes;
     int contexts;
     /* bytes of the pages of the tenant's KV caches, each shared page counted once; changed under the lock of

@@ -28,16 +28,16 @@
 #include "server/base/peer.h"
 
 enum {
-    /* HTTP threads per core, unless --http-threads is given. With few connections per thread, more of a body is still
-     * in the CPU's cache when its last byte arrives. */
+    /* Number of HTTP threads per core, unless --http-threads is given. With few connections per thread, more of a body
+     * is still in the CPU's cache when its last byte arrives. */
     HTTP_THREADS_A_CORE = 8,
     HTTP_THREADS_AUTO_MAX = 16,
 };
 /* largest default value of --staging-bytes (memory for tensors of requests) */
 #define STAGING_AUTO_MAX (64 * GIB)
 
-/* A copy of an option's text, which lives as long as the process. The list keeps leak checkers from reporting the
- * copies. */
+/* Copies of options' texts, which live as long as the process. kept_list links all copies, so that leak checkers do not
+ * report them. */
 struct kept {
     struct kept *next;
     char text[];
@@ -138,16 +138,16 @@ static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
         /* the hint is `before`, then the refused value without `begins`, then `behind` */
         const char *before, *behind;
     } suggestions[] = {
-        { "", "127.0.0.1:", "" }, /* 9000 becomes 127.0.0.1:9000 */
-        { ":", "127.0.0.1:", "" }, { "*:", "0.0.0.0:", "" },   { "http://", "", "" }, { "https://", "", "" },
-        { "tcp://", "", "" },      { "unix://", "unix:", "" }, { "", "", ":8080" }, /* 0.0.0.0 becomes 0.0.0.0:8080 */
-        { "", "[", "]:8080" },     { "/", "unix:/", "" },
+        { "", "127.0.0.1:", "" }, /* for the refused value "9000", the hint is 127.0.0.1:9000 */
+        { ":", "127.0.0.1:", "" }, { "*:", "0.0.0.0:", "" }, { "http://", "", "" },
+        { "https://", "", "" },    { "tcp://", "", "" },     { "unix://", "unix:", "" },
+        { "", "", ":8080" },       { "", "[", "]:8080" },    { "/", "unix:/", "" },
     };
     const char *const colon = strrchr(value, ':');
     char address[CONFIG_HINT_BYTES];
     *hint = '\0';
     snprintf(address, sizeof address, "[%.*s]%s", colon ? (int)(colon - value) : 0, value, colon ? colon : "");
-    /* suggests brackets for an IPv6 address: ::1:8080 becomes [::1]:8080 */
+    /* suggests brackets around an IPv6 address: [::1]:8080 instead of ::1:8080 */
     bool found = address_ok(address);
     for (size_t i = 0; i < ARRAY_SIZE(suggestions) && !found; i++) {
         const size_t cut = strlen(suggestions[i].begins);
@@ -212,7 +212,7 @@ static const char *keep_origin(const char *text)
 struct reading {
     struct config *config;
     bool given[CONFIG_OPTIONS_MAX];
-    /* from_flag[i]: a flag set option i; the first --listen flag replaces the addresses from the environment */
+    /* from_flag[i]: whether a command-line flag has set option i */
     bool from_flag[CONFIG_OPTIONS_MAX];
     char *message;
     size_t capacity;
@@ -508,7 +508,7 @@ static enum config_result settle(struct reading *r)
     if (c->http_threads == 0) {
         const int cores = machine.cores, most = HTTP_THREADS_AUTO_MAX;
         c->http_threads = HTTP_THREADS_A_CORE * cores < most ? HTTP_THREADS_A_CORE * cores : most;
-        /* rounds down to a multiple of the cores, so that each core has the same number of threads */
+        /* rounds down to a multiple of the number of cores, so that each core has the same number of threads */
         if (cores * cores <= most) c->http_threads -= c->http_threads % cores;
     }
     if (c->cpu_threads == 0) c->cpu_threads = machine.cores;
@@ -576,8 +576,8 @@ static void put_version(FILE *to)
     fprintf(to, "attnd %s (%s)\n", ATTND_VERSION, CONFIG_MACHINE);
 }
 
-/* Returns the function that prints the text of the first flag such as --help or --version, or NULL. Other arguments may
- * be wrong. */
+/* Returns the function that prints the text for the first flag such as --help or --version; NULL: there is no such
+ * flag. Other arguments may be wrong. */
 static void (*find_text(int argc, char **argv))(FILE *)
 {
     static const struct {

@@ -19,7 +19,7 @@ struct config {
     /* address of the port for metrics and probes; NULL: /metrics is on the main port only */
     const char *metrics_listen;
     const char *devices; /* the devices to use: "auto", "all", "cpu", or GPU numbers such as "0,1" */
-    /* numbers of threads; 0 on the command line (by the number of cores) is replaced by the number */
+    /* numbers of threads; the option's value 0 (choose by the number of cores) is replaced by the chosen number */
     int http_threads, cpu_threads;
     int64_t memory_bytes; /* memory of the machine, or the limit of the process's cgroup if that is less */
     /* cores that this process may keep busy: those in its affinity mask, but at most the CPU quota of its cgroup */
@@ -42,7 +42,7 @@ struct config {
      * refused */
     int max_seconds;
     /* A batch may take this many milliseconds longer than the longest time that is expected for its size. After that,
-     * its device counts as lost. */
+     * its device counts as failed. */
     int64_t watchdog_ms;
     /* the token file, the TLS certificate, the certificate's key, and the origin that CORS allows; NULL: the option is
      * not given */

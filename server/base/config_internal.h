@@ -35,9 +35,9 @@ enum config_type {
     TYPE_SWITCH,
     TYPE_CHOICE,  /* the value is one of the words in `words` */
     TYPE_ADDRESS, /* the value has the form ADDR:PORT or unix:PATH */
-    TYPE_LISTEN,  /* the values are addresses to listen on: config->listen */
-    TYPE_SHM,     /* the values are prefixes of shared memory keys: config->allow_shm */
-    TYPE_PROXY,   /* the values are networks of proxies: config->trusted_proxies */
+    TYPE_LISTEN,  /* the values are addresses to listen on, stored in config->listen */
+    TYPE_SHM,     /* the values are prefixes of shared memory keys, stored in config->allow_shm */
+    TYPE_PROXY,   /* the values are networks of proxies, stored in config->trusted_proxies */
     TYPE_DEVICES,
     TYPE_FILE,   /* the value is the path of a file, which must be readable when the options are read */
     TYPE_ORIGIN, /* the value has the form scheme://host[:port], or is * */
@@ -48,8 +48,8 @@ struct config_option {
     enum config_type type;
     const char *placeholder;
     size_t offset;
-    int64_t fallback; /* default value of a number or a switch */
-    int64_t min, max; /* allowed range of a number */
+    int64_t fallback; /* default value of an option that is a number or a switch */
+    int64_t min, max; /* allowed range of an option that is a number */
     const char *word; /* default value of an option that is neither a number nor a switch; NULL: none */
     /* TYPE_CHOICE: the allowed words, as in "text|json". Other types: the words that bash completion offers. */
     const char *words;

@@ -5,11 +5,12 @@
 
 #include <stdbool.h>
 
-/* Names that other servers give to an option, such as "port p", and the option of attnd that replaces it. */
+/* Names that other servers give to an option, such as "port p" (two names), and attnd's option with the same
+ * meaning. */
 struct config_suggestion {
     const char *names;
     const char *flag, *value;
-    /* advice for users of these names, if attnd has no such option; NULL: attnd has an option that replaces them */
+    /* advice for users of these names, if attnd has no such option; NULL: attnd has an option with the same meaning */
     const char *instead;
 };
 extern const struct config_suggestion config_suggestions[]; /* in the last row `names` is NULL */

@@ -37,11 +37,12 @@ struct flow {
      * running batches have taken so far. ahead_ns grows when a flow joins the queue after a pause, so that the pause
      * gives it no advantage. */
     int64_t ahead_ns;
-    int running; /* number of batches that run on devices and whose first job belongs to this flow (client) */
-    /* sum of the start times of the batches in `running`; together they have run for running * now minus this sum */
+    int running; /* number of running batches whose first job (request) belongs to this flow (client) */
+    /* Sum of the start times of the batches that `running` counts. The sum of their running times is therefore
+     * `running` * now minus this sum. */
     int64_t running_since_ns;
-    int waiting; /* number of this client's waiting jobs; 0: the flow is not in the queue's list of flows */
-    struct job *first, *last; /* this client's waiting jobs, linked by their member in_flow */
+    int waiting; /* number of this client's waiting jobs (requests); 0: the flow is not in the queue's list of flows */
+    struct job *first, *last; /* this client's waiting jobs (requests), linked by their member in_flow */
     struct flow *previous, *next;
 };
 

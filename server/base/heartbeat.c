@@ -11,7 +11,8 @@ enum { LINE = 64 };
 
 /* The entry of one thread in the table. Each entry fills a cache line, so that threads do not slow each other down. */
 struct place {
-    _Alignas(LINE) _Atomic int64_t since_ms; /* start of the present piece of work; 0: the thread waits for work */
+    /* time at which the thread began its present piece of work; 0: the thread is idle */
+    _Alignas(LINE) _Atomic int64_t since_ms;
     _Atomic int kind;
 };
 

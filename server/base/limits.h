@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-/* ---- Limits of options ------------------------------------------------------------------------------------------- */
+/* ---- Limits on the values of options ----------------------------------------------------------------------------- */
 
 enum {
     /* largest number of --listen addresses, enough for several of each kind (IPv4, IPv6, unix) */
@@ -18,10 +18,10 @@ enum {
     CONFIG_METRICS_CONNECTIONS = 256,
     /* number of open files that are not connections: those of epoll, eventfd, libraries, log and GPU driver */
     CONFIG_SPARE_FILES = 128,
-    /* Number of open files that are not connections, without those of the GPU driver and of threads. It is used if the
-     * limit on open files is very low. */
+    /* Number of file descriptors that the process itself needs, without connections, threads and GPU driver. It is used
+     * instead of CONFIG_SPARE_FILES if the limit on open files is very low. */
     CONFIG_LEAST_FILES = 32,
-    CONFIG_THREAD_FILES = 2, /* open files of one HTTP thread: epoll and eventfd */
+    CONFIG_THREAD_FILES = 2, /* number of file descriptors of one HTTP thread: one for epoll, one for an eventfd */
     /* upper bound of --max-batch (requests in a batch) */
     CONFIG_MAX_BATCH = 1024,
     /* largest number of --trusted-proxy networks; the peer of every request is compared with all of them */
@@ -40,9 +40,9 @@ enum {
     LISTEN_BACKLOG = 4096,
     /* largest number of connections that the main thread accepts in a row before it does its other work */
     LISTEN_ACCEPT_BURST = 64,
-    /* when a listener stops taking clients, TCP handshakes that have begun get this time to complete */
+    /* when a listener stops accepting clients, TCP handshakes that have begun get this time to complete */
     LISTEN_DOOR_MS = 100,
-    /* as LISTEN_DOOR_MS (time for handshakes that have begun), but for a socket that only clients on this machine can
+    /* the time LISTEN_DOOR_MS (for TCP handshakes that have begun), for a socket that only clients on this machine can
      * reach */
     LISTEN_DOOR_LOCAL_MS = 20,
     /* seconds of silence after which the kernel probes whether the client of a connection is still there */
@@ -59,7 +59,7 @@ enum {
     /* While the server drains (finishes requests before it stops), idle connections are closed once no connection has
      * had a request for this long. */
     FRONTEND_SILENT_MS = 500,
-    /* while the server drains (before it stops), a connection on which no byte moves for this long is cut */
+    /* while the server drains (before it stops), a connection on which no byte moves for this long is closed */
     FRONTEND_STALLED_MS = 2000,
     /* With more connections than this, sweeps over all connections are rarer. A sweep over 10000 connections takes 2
      * ms. */
@@ -68,13 +68,13 @@ enum {
      * --body-timeout-ms (see that option's help). */
     CONNECTION_BYTES_PER_MS = 1024,
 
-    /* When all connections are in use, a connection that has shown no token may be closed if it has sent the body of a
-     * refused request, or fetched an answer, for this long. */
+    /* When all connections are in use, a connection that has shown no access token may be closed if it has sent the
+     * body of a refused request, or fetched an answer, for this long. */
     CONNECTION_STRANGER_MS = 1000,
-    /* A connection that has shown a token is closed to make room for another connection only after it has been idle for
-     * this long. On a server without tokens this holds for every connection. */
+    /* A connection that has shown an access token is closed to make room for another connection only after it has been
+     * idle for this long. On a server without tokens this holds for every connection. */
     CONNECTION_BETWEEN_MS = 100,
-    /* if no connection can be closed to make room, the next search is this much later */
+    /* if no connection can be closed to make room, the next search for one is this much later */
     CONNECTION_LOOK_MS = 10,
     /* largest number of connections that were closed to make room, but not yet released by libmicrohttpd */
     CONNECTION_LEAVING = 64,
@@ -89,14 +89,13 @@ enum {
     /* largest number of sockets in lingering close that the main thread reads from before it does other work */
     LINGER_EVENTS = 16,
     LINGER_DROP_BYTES = 16 << 10,
-    /* largest number of pieces of LINGER_DROP_BYTES dropped from one socket in a row: 1 MiB */
+    /* largest number of reads of LINGER_DROP_BYTES from one socket in a row: 1 MiB */
     LINGER_DROP_PIECES = 64,
-    /* largest number of pieces of LINGER_DROP_BYTES read from all sockets before the main thread does other work: 4
-     * MiB */
+    /* largest number of reads of LINGER_DROP_BYTES from all sockets before the main thread does other work: 4 MiB */
     LINGER_SWEEP_PIECES = LINGER_MOST,
 };
 
-/* ---- Heads and bodies (http/) ------------------------------------------------------------------------------------ */
+/* ---- HTTP headers and bodies (http/) ----------------------------------------------------------------------------- */
 
 enum {
     /* Memory that libmicrohttpd gives each connection (quirk 10 in http/mhd_quirks.h). It holds the head of a request,
@@ -111,7 +110,7 @@ enum {
     HTTP_OPEN_BYTES = HTTP_CONNECTION_BYTES + (4 << 10),
     HTTP_TLS_BYTES = 32 << 10,
     HTTP_REQUEST_BYTES = 108 << 10,
-    /* by default, connections may use an eighth of the memory (see --max-connections) */
+    /* by default, connections may use an eighth of the machine's memory (see --max-connections) */
     HTTP_CONNECTIONS_SHARE = 8,
     HTTP_CONNECTIONS_LEAST = 16,
     /* Time for which a thread polls for the next request after an answer from a GPU. A client needs 20 us to send it,
@@ -122,21 +121,21 @@ enum {
     /* Largest number of arguments in a URL's query. libmicrohttpd keeps a record of each argument in the connection's
      * memory. */
     HTTP_ARGUMENTS_MAX = 100,
-    /* Longest body that is kept whole for a handler. The longest valid one makes a cache and has two scales, of up to
-     * 25 bytes as text, for each of CACHES_HEADS heads. */
+    /* Longest body that the server keeps as a whole for the handler of its path. The longest valid body of this kind
+     * makes a cache and has two scales, of up to 25 bytes as text, for each of CACHES_HEADS heads. */
     HTTP_KEPT_BODY_BYTES = 64 << 10,
     /* longest file of a certificate chain or a key; usual ones have a few KB */
     HTTP_PEM_BYTES = 1 << 20,
-    /* A text of a request or an answer counts towards the limit of staging memory (memory for tensors) only if it is
-     * longer than this. */
+    /* The text of a request or of an answer counts towards the limit of staging memory (memory for tensors) only if it
+     * is longer than this. */
     REQUEST_UNCOUNTED_BYTES = 32 << 10,
     REQUEST_ID_BYTES = 129, /* longest X-Request-Id, with the NUL; a longer id from a client is replaced */
     /* longest wait of a TLS connection for memory; below HEARTBEAT_LIMIT_MS, after which the thread counts as stuck */
     TLS_MEMORY_WAIT_MS = 4000,
     TLS_MEMORY_STEP_MS = 10,
-    /* longest token in bytes; a comparison looks at all bytes of all tokens, so that its time reveals nothing */
+    /* longest access token in bytes; a comparison looks at all bytes of all tokens, so that its time reveals nothing */
     TOKEN_MAX_BYTES = 256,
-    /* largest number of tokens; the token of a request is compared with all of them */
+    /* largest number of access tokens; the token of a request is compared with all of them */
     TOKEN_MAX_COUNT = 4096,
 };
 
@@ -151,7 +150,7 @@ enum {
     /* Largest allowed ratio of unpacked to packed bytes; deflate reaches 1032. Numeric tensors shrink to a half, masks
      * to a hundredth. */
     UNPACK_RATIO = 256,
-    /* up to this size of the unpacked body, any ratio of unpacked to packed bytes is allowed */
+    /* UNPACK_RATIO applies only to bodies that are longer than this after unpacking */
     UNPACK_FREE_BYTES = 64 << 20,
 };
 
@@ -170,12 +169,12 @@ enum {
     ANSWER_ARRAY_BLOCK = 32 << 10,
 };
 
-/* ---- Requests that wait (sched/, work/) -------------------------------------------------------------------------- */
+/* ---- Requests that wait for a device (sched/, work/) ------------------------------------------------------------- */
 
 enum {
     /* interval at which the main thread looks for requests that have waited for LOOP_WATCH_AFTER_MS */
     LOOP_TICK_MS = 10,
-    /* after this wait of a request, the main thread begins to watch whether its client leaves */
+    /* when a request has waited this long, the main thread begins to watch whether its client disconnects */
     LOOP_WATCH_AFTER_MS = 20,
     /* interval at which the main thread examines all connections; a client that leaves during its request is noticed at
      * the second examination at the latest */
@@ -184,19 +183,22 @@ enum {
     LOOP_CROWD = 512,
     LOOP_STOP_MS = 2000, /* time for sending the last answers when the server stops */
 
-    /* If the text of a body, without tensor data, is longer than this, another thread checks the body. Checking this
-     * much text takes 2 ms. */
+    /* If the text of a body, without tensor data, is longer than this, the HTTP thread leaves checking the body to
+     * another thread. Checking this much text takes 2 ms. */
     CHECK_LONG_SKELETON_BYTES = 32 << 10,
-    /* a body longer than this is checked by another thread; checking this many bytes of mask rows takes 2 ms */
+    /* a body longer than this is not checked by the HTTP thread, but by another thread; checking this many bytes of a
+     * mask takes 2 ms */
     CHECK_LONG_BODY_BYTES = 8 << 20,
     CHECK_LONG_LSE_BYTES =
-        /* a body longer than this that has an lse (log-sum-exp of each row) is checked by another thread */
+        /* a body with the tensor lse (log-sum-exp of each row) that is longer than this is not checked by the HTTP
+         * thread, but by another thread */
     512 << 10,
-    /* Inputs in shared memory are copied to the body's block of staging memory. If the block is too short, it is
-     * replaced by a longer one if it has at most this many bytes; otherwise it grows when it is full. */
+    /* Inputs in shared memory are copied to the body's block of staging memory. A block that is smaller than these
+     * inputs and has at most this many bytes is replaced by a larger one before the copy. Other blocks grow when they
+     * are full. */
     CHECK_COPY_BYTES = 256 << 10,
-    /* duration of one piece of verifying results, or of computing the length of an answer's text; other requests
-     * progress between pieces */
+    /* Verifying results and computing the length of an answer's text are divided into pieces of this duration. Between
+     * two pieces, other requests progress. */
     FINISH_PIECE_NS = 10000000,
     /* Largest number of pieces of work in libuv's thread pool at a time: its default number of threads. Further pieces
      * wait in attnd, which lets clients take turns. */
@@ -206,23 +208,25 @@ enum {
     JUDGE_MARGIN_MS = 50,
     FINISH_NUMBERS = 4096, /* while a thread computes the length of an answer's text, it looks at the clock after this
                             * many numbers */
-    /* If an answer has at most this many numbers as text, the HTTP thread itself computes the length of that text. */
+    /* If an answer has more numbers as text than this, the HTTP thread leaves computing the text's length to another
+     * thread. */
     PREPARE_MEASURE_AT_ONCE = 4096,
 
-    /* largest number of waiting jobs that are examined to fill a batch */
+    /* to fill a batch, at most this many waiting jobs (requests) are examined */
     QUEUE_SCAN_MAX = 512,
-    /* largest number of jobs that cannot run yet and are skipped to find the next job; this takes 3 ms */
+    /* the search for the next job passes over at most this many jobs that cannot run yet; passing over so many takes 3
+     * ms */
     QUEUE_PASS_MAX = 1 << 16,
     /* Largest number of caches examined to find which waiting cache transactions can begin. */
     QUEUE_STEP_ROWS = 1 << 19,
     /* largest value of Retry-After in seconds when the queue is full */
     QUEUE_RETRY_MAX_S = 30,
 
-    /* largest number of contexts (saved forwards); their table is allocated at the start */
+    /* largest number of contexts (saved forward passes); their table is allocated at the start */
     CONTEXTS_MAX_COUNT = 1024,
-    /* time after which a context (saved forward) is released if no backward has used it */
+    /* time after which a context (saved forward pass) is released if no backward has used it */
     CONTEXTS_TTL_MS = 300000,
-    /* contexts (saved forwards) may hold a quarter of the staging memory (memory for tensors) */
+    /* contexts (saved forward passes) may hold a quarter of the memory for tensors */
     CONTEXTS_SHARE = 4,
 
     /* bytes of the smallest granule (unit of memory for cache pages); also the alignment of every page */
@@ -231,14 +235,14 @@ enum {
      * millisecond */
     PAGES_GRANULES = 1 << 20,
     CACHES_MAX_COUNT = 1 << 16,
-    /* Upper bound on the page-table entries of all caches of a device. It is the larger of two numbers: CACHES_NUMBERS,
-     * and CACHES_SHARING for each granule (unit of memory for pages). */
+    /* Upper bound on the page-table entries of all caches of a device: the larger of CACHES_NUMBERS, and CACHES_SHARING
+     * times the number of granules (units of memory for pages). */
     CACHES_NUMBERS = 1 << 16,
     CACHES_SHARING = 16,
-    /* if neighbouring caches of a decode share at least this many positions (forks), the device reads them once for
-     * both */
+    /* if neighbouring caches of a decode share at least this many positions (one may be a fork of the other), the
+     * device reads the shared pages once for both */
     CACHES_PREFIX_KEYS = 1024,
-    CACHES_TTL_MS = 600000,      /* a cache ends when it has not been used for this time, unless ttl_s is given */
+    CACHES_TTL_MS = 600000,      /* a cache is deleted when it has not been used for this time, unless ttl_s is given */
     CACHES_PAGE_SIZE = 128,      /* number of positions in a page of a cache, unless page_size is given */
     CACHES_PAGE_SIZE_LEAST = 64, /* size of the smaller pages of a cache, in positions; CACHES_PAGE_SIZE is the only
                                   * other page size */
@@ -251,28 +255,30 @@ enum {
     CACHES_EXPIRE_LOOKS = 4096, /* largest number of caches that one sweep for expired caches examines */
 };
 
-/* Largest work of a batch, in floating-point operations. A CPU computes a batch of this size in some ten
- * milliseconds, and all jobs of the batch wait for its end. */
+/* Largest work of a batch, in floating-point operations. A CPU computes a batch of this size in some ten milliseconds,
+ * and all requests in the batch wait for its end. */
 #define QUEUE_BATCH_FLOPS 1e9
-/* Largest work, in floating-point operations, of a batch of jobs whose keys and values are in caches on a GPU. */
+/* Largest work, in floating-point operations, of a batch of requests whose keys and values are in caches on a GPU. */
 #define QUEUE_BATCH_STEP_FLOPS 1e11
 
-/* A job with more floating-point operations than this is never batched: small jobs in its batch would have to wait for
- * it. */
+/* A request with more floating-point operations than this is never batched, because small requests in its batch would
+ * have to wait for it. */
 #define PREPARE_SMALL_FLOPS 1e8
-/* Largest work, in floating-point operations, of a job that may be batched, if its keys and values are in caches on a
- * GPU. Such jobs mostly read memory, so they do not slow each other down. */
+/* Largest work, in floating-point operations, of a request that may be batched, if its keys and values are in caches on
+ * a GPU. Such requests mostly read memory, so they do not slow each other down. */
 #define PREPARE_STEP_FLOPS  1e10
 #define PREPARE_SMALL_BYTES ((size_t)2 << 20)
 /* A cache transaction with more floating-point operations than this (60 us on an H200) is batched with other
  * transactions only if all of them can be merged into one problem (MERGE_BYTES). */
 #define PREPARE_ALONE_FLOPS 1e9
-/* A device with at least this much memory has room for any small job, so the server does not check whether one fits. */
+/* A device with at least this much memory has room for any small request, so the server does not check whether it
+ * fits. */
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
 
-/* A job that is expected to take PREPARE_CLOSER_S seconds gets a second estimate, from the FlashMask bounds of its
- * problems. Rows whose scores exceed the range of float32 are slow. q, k and v are searched for such rows if they could
- * make the job take over PREPARE_STRANGE_S seconds and PREPARE_STRANGE times as long as expected. */
+/* A job (the problems of a request) that is expected to take PREPARE_CLOSER_S seconds or more gets a second estimate,
+ * from the FlashMask bounds of its problems. Rows whose scores exceed the range of float32 take longer. The server
+ * looks for such rows in q, k and v if they could make the job take over PREPARE_STRANGE_S seconds and PREPARE_STRANGE
+ * times as long as expected. */
 #define PREPARE_CLOSER_S 0.05
 /* The longest time in seconds that a check of a client's results adds to the estimated time of its problem. If checking
  * all rows would take longer, the check looks at fewer rows. */
@@ -297,7 +303,8 @@ enum {
 enum {
     /* largest number of batches on a device at a time, even if the device offers more streams */
     DEVICE_MAX_STREAMS = 16,
-    /* streams for guests: batches of clients that have no other batch on the device (devices.c) */
+    /* number of additional streams of a device for guests: batches of clients that have no other batch on the device
+     * (devices.c) */
     DEVICE_GUESTS = 6,
     /* A guest (a batch of a tenant that has no other batch on the device) starts only when the other batches have run
      * for this long. */
@@ -310,29 +317,31 @@ enum {
     DEVICE_MAX_RUN = 1024,
     /* Interval between two polls of a stream. */
     DEVICE_POLL_NS = 20000,
-    /* The stream of a batch that has run for less than this time is polled without pauses. Small problems and most
-     * decode transactions end within this time. */
+    /* A device's thread polls its streams without pauses while a batch has run for less than this time. Small problems
+     * and most decode requests end earlier. */
     DEVICE_SPIN_NS = 1000000,
-    /* interval between two polls of a lost device, whose results nobody needs */
+    /* interval between two polls of a device that has failed; nobody waits for its results */
     DEVICE_LOST_POLL_NS = 10000000,
     /* scratch memory of kernels that is larger than this is freed after the batch */
     DEVICE_WORKSPACE_KEEP = 64 << 20,
     /* A problem may be merged with others into one problem only if its inputs and outputs have at most this many bytes.
      * Merging saves the fixed cost of each copy and launch, which matters little for a larger problem. */
     MERGE_BYTES = 1 << 20,
-    MERGE_ALIGN = 16, /* alignment in bytes of each tensor of a problem that may be merged with others into one */
+    /* problems may be merged only if the address and the size of each of their tensors are multiples of this */
+    MERGE_ALIGN = 16,
     /* alignment in bytes of tensors that are merged, or divided among several devices */
     MERGE_LINE = 256,
-    /* If a device cannot be opened, the threads of the other devices have this time to end. */
+    /* if a device cannot be opened at the start, the threads of the other devices have this time to end before the
+     * server exits */
     DEVICE_STOP_MS = 60000,
     /* scratch memory of an HTTP thread's own GPU computations that is larger than this is freed after each
      * computation */
     INLINE_KEEP = 4 << 20,
-    /* largest size in bytes of inputs and outputs that an HTTP thread runs on a GPU itself; the bus transfers them in
-     * 20 us */
+    /* Largest total size in bytes of the inputs and outputs of a problem that an HTTP thread runs on a GPU itself. The
+     * bus transfers this much in 20 us. */
     INLINE_BYTES = 1 << 20,
-    /* An HTTP thread polls at most this long until its work on a GPU ends. If the work takes longer, a thread of the
-     * device takes it over. */
+    /* When an HTTP thread runs a problem on a GPU, it polls for the problem's end for at most this time. After that, a
+     * thread of the device waits for the GPU instead. */
     INLINE_WAIT_NS = 500000,
     /* An HTTP thread polls at most this long until its cache transaction on a GPU ends. It may poll longer than
      * INLINE_WAIT_NS, because the transaction has the GPU to itself. */
@@ -347,13 +356,13 @@ enum {
 
 /* Threads that wait for a device poll with short sleeps (base/polling_sleep.h). */
 enum {
-    /* length of a sleep; the kernel's timer makes it twice as long, too short for the core to enter a deep sleep
-     * state */
+    /* requested length of one sleep; the kernel's timer makes it about twice as long, which is too short for the core
+     * to enter a deep sleep state */
     NAP_NS = 50000,
     /* longest time of polling; after a longer wait, a small delay does not matter */
     NAPS_NS = 2000000,
-    /* Threads poll only while at most this many requests wait. With more requests, polling would take processor time
-     * from other threads. */
+    /* Threads that wait for a device poll only while at most this many requests wait. With more requests, polling would
+     * take processor time from other threads. */
     NAPS_MOST = 4,
 };
 
@@ -370,18 +379,18 @@ enum {
  * longer than its operations take at this rate. The slowest kernels (float32) reach 34e12 operations per second on an
  * H200, and about 1e12 on the smallest GPU with sm_80 or later. */
 #define DEVICE_SLOWEST_FLOPS 2e11
-/* Computing exact outputs in float64 for `verify` may take this many times as long as expected. After that time the
- * device counts as overdue. */
+/* Computing exact outputs in float64 (for the option `verify`) may take this many times as long as expected. Only after
+ * that time does the device count as overdue. */
 #define DEVICE_TRUTH_SLOWEST 10
-/* Computing exact outputs in float64 for `verify` takes at least the expected time divided by this number. Only this
- * least time is compared with a request's deadline. */
+/* Computing exact outputs in float64 (for the option `verify`) may take as little as the expected time divided by this
+ * number. The server assumes this shortest time when it compares a request's run time with its deadline. */
 #define DEVICE_TRUTH_FASTEST 3
 /* Unless --kv-bytes is given, KV caches get an eighth of a device's memory. On the CPU they get at most
  * DEVICE_CACHE_MOST_CPU bytes. */
 #define DEVICE_CACHE_SHARE    8
 #define DEVICE_CACHE_MOST_CPU (INT64_C(16) << 30)
-/* About this many floating-point operations are put on a GPU's stream at a time: 10 to 50 ms of work on GPUs from sm_80
- * on. */
+/* Work is put on a GPU's stream in groups of about this many floating-point operations: 10 to 50 ms of work on GPUs
+ * from sm_80 on. */
 #define DEVICE_GROUP_FLOPS 1e13
 /* The kernels that one flow (client) has queued on a GPU may take at most this estimated device time, in seconds. */
 #define DEVICE_FLOW_SECONDS 0.05
@@ -404,11 +413,10 @@ enum {
     METRICS_PAGE_BYTES = 64 << 20,
     /* largest number of series (sets of label values) of one metric; the values of later series count as "other" */
     METRICS_MAX_SERIES = 192,
-    METRICS_LABEL_BYTES = 64, /* longest label value, with the NUL; a longer one is cut */
+    METRICS_LABEL_BYTES = 64, /* longest label value in bytes, with the NUL; a longer one is cut */
 };
 
-/* Limits of shared memory regions (segments that clients register; regions/table.c). The size of a region is limited,
- * because the system counts a page as memory of the process that first writes to it, which may be the server. */
+/* Limits of shared memory regions (segments that clients register; regions/table.c). */
 enum {
     REGIONS_MAX_COUNT = 1024,
     /* a thread copies this many bytes of shared memory, in 0.1 to 0.4 ms, before it looks at the clock again */
@@ -416,11 +424,11 @@ enum {
     /* An HTTP thread copies up to this many bytes of shared memory itself, in less than 0.1 ms. */
     REGIONS_AT_ONCE_BYTES = 256 << 10,
     REGIONS_PINNED_TENSOR =
-        /* smallest tensor in bytes that a device copies from shared memory itself; drivers copy smaller ones with the
-         * CPU */
+        /* smallest tensor in bytes that a device copies from shared memory itself; drivers let the CPU copy smaller
+         * ones */
     256 << 10,
-    /* A shared file's time stamp is read after no write for this long, and again after the same time, so that a later
-     * write gets a different stamp. The error of time stamps is at most a fifth of this. */
+    /* The server waits for this time before and after it reads the time stamp of a shared file, so that every later
+     * write gets another time stamp. Time stamps are precise to a fifth of this time or better. */
     REGIONS_QUIET_MS = 50,
     /* time between a change of a shared memory object and the next attempt to pin it (to lock its pages in memory) */
     REGIONS_PIN_AGAIN_MS = 1000,
@@ -441,12 +449,12 @@ enum {
     /* largest size in bytes of lines that wait for standard error; further lines are lost and counted */
     LOG_BUFFER_BYTES = 1 << 20,
     LOG_PAIRS_BYTES = 1024,      /* longest text of a line's key=value pairs, with the NUL */
-    LOG_NAME_BYTES = 128,        /* longest request id or event name in a line */
-    LOG_CLEAN_INPUT_BYTES = 128, /* longest string of a client in a log line */
-    /* Largest number of lines of one event, of level WARN or ERROR, that are written in a second. The limit keeps a
-     * flood of log lines from filling a disk. */
+    LOG_NAME_BYTES = 128,        /* longest request id or event name in a log line */
+    LOG_CLEAN_INPUT_BYTES = 128, /* longest text from a client in a log line */
+    /* Largest number of WARN and ERROR lines per second with the same event name. The limit keeps a flood of log lines
+     * from filling a disk. */
     LOG_REPEATS_PER_SECOND = 20,
-    /* number of counters that limit repeated log lines; more kinds of events than this share counters */
+    /* number of counters that limit repeated log lines; if there are more event names, several names share a counter */
     LOG_REPEAT_SLOTS = 64,
     /* the log's writer waits this long for more lines, so it makes at most 200 calls of write() per second */
     LOG_GATHER_MS = 5,
@@ -455,15 +463,15 @@ enum {
 
 /* Limits for connections that speak a wrong protocol (http/first_bytes.c), and for the headers that proxies add. */
 enum {
-    /* a connection with a descriptor from this number on is not examined for a wrong protocol */
+    /* a connection whose file descriptor is this number or a larger one is not examined for a wrong protocol */
     FIRST_BYTES_SOCKETS = 1 << 20,
-    /* Interval between two log lines for the same reason. */
+    /* interval between two log lines that give the same reason for refusing a connection */
     FIRST_BYTES_LOG_MS = 60000,
     /* Largest number of lines of X-Forwarded-For that are read, beginning with the last line. */
     FORWARDED_LINES = 8,
 };
 
-/* ---- Start, hanging and end of threads --------------------------------------------------------------------------- */
+/* ---- Starting, watching and ending threads ----------------------------------------------------------------------- */
 
 enum {
     /* stack of libuv's threads from version 1.46 on; also the smallest stack that threads_try() tries */
@@ -471,16 +479,16 @@ enum {
     /* longest wait until joined threads have disappeared from the system; usually this takes a millisecond */
     THREADS_END_MS = 1000,
 
-    /* A thread that is busy for longer than this with one piece of work counts as stuck. */
+    /* A thread that does the same piece of work (such as one request) for longer than this counts as stuck. */
     HEARTBEAT_LIMIT_MS = 5000,
     /* largest number of threads whose busy time is watched */
     HEARTBEAT_THREADS = 1024,
 
-    MAIN_BYTES = 64 << 20, /* memory of the process itself: program, libraries, tables, log */
-    /* memory of an HTTP thread: its stack, malloc's arena, and INLINE_KEEP bytes of scratch memory */
+    MAIN_BYTES = 64 << 20, /* estimated memory of the process itself: program, libraries, tables, log */
+    /* estimated memory of an HTTP thread: its stack, malloc's arena, and INLINE_KEEP bytes of scratch memory */
     MAIN_THREAD_BYTES = 8 << 20,
 
-    /* time, after the last answers, for joining threads and for releasing devices and memory */
+    /* after its last answers, the server has this time to join its threads and to release devices and memory */
     SIGNALS_GRACE_MS = 5000,
     /* when the server stops, the devices' threads have this time to end work that nobody waits for */
     MAIN_STOP_WAIT_MS = 1000,

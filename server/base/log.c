@@ -44,7 +44,8 @@ static struct {
     pthread_cond_t wake, finished;
     pthread_t writer;
     bool open, closing, done;
-    /* true: log_close() gave up waiting for the writer thread, which is still in write(); new lines are only counted */
+    /* Whether log_close() gave up waiting for the writer thread, which is still in write(). New lines are then only
+     * counted as lost. */
     bool stuck;
     bool waiting;
     char buffer[2][LOG_BUFFER_BYTES];
@@ -218,7 +219,8 @@ static void put_line(struct text *t, bool json, enum log_level level, const char
     }
 }
 
-/* If the line has no room for the key=value pairs, cut=true replaces them. Returns the length with the newline. */
+/* Formats a line of the log and returns its length with the newline. If the line has no room for the key=value pairs,
+ * it gets cut=true instead of them. */
 static size_t format_line(char line[LINE_BYTES], bool json, enum log_level level, const char *request_id,
                           const char *event, const char *pairs)
 {
@@ -257,7 +259,7 @@ static bool write_all(const char *bytes, size_t count, uint64_t lines)
     return true;
 }
 
-/* Call this with the mutex held. */
+/* Wakes the thread that writes the lines. Call this with the mutex held. */
 static void wake_writer(void)
 {
     if (!the.waiting) return;
@@ -265,7 +267,7 @@ static void wake_writer(void)
     pthread_cond_signal(&the.wake);
 }
 
-/* Call this with the mutex held. */
+/* Appends a line to the buffer that the writer thread will write. Call this with the mutex held. */
 static void append(const char *line, size_t length)
 {
     if (length > LOG_BUFFER_BYTES - the.used) {
@@ -318,13 +320,14 @@ static bool admit(enum log_level level, const char *event)
         return true;
     }
     r->left_out++;
-    /* wakes the writer, which reports the omitted lines after a second */
+    /* The first omitted line wakes the writer thread, which reports the number of omitted lines after a second. */
     if (!the.repeats_left_out) wake_writer();
     the.repeats_left_out = true;
     return false;
 }
 
-/* Reports events whose second has ended, or all events if `all` is true. Call this with the mutex held. */
+/* Logs how many lines were left out, for each event whose last one-second period has ended. If `all` is true, does so
+ * for all events. Call this with the mutex held. */
 static void tell_repeats(bool all)
 {
     const int64_t now = in_ms(0).tv_sec;
@@ -354,7 +357,7 @@ static void *writer_main(void *unused)
         if (the.closing) tell_repeats(true);
         const uint64_t lost = log_dropped(), lines = the.lines;
         const bool tell = lines > 0 && lost != the.told_lost && LOG_BUFFER_BYTES - the.used >= LINE_BYTES;
-        /* the line that reports lost lines is not counted itself */
+        /* Appends a line that reports the number of lost lines. `lines` does not count this line. */
         if (tell) {
             char pairs[64];
             snprintf(pairs, sizeof pairs, "lines=%llu", (unsigned long long)(lost - the.told_lost));
@@ -460,7 +463,7 @@ void log_close(void)
     else pthread_detach(the.writer);
 }
 
-/* ---- The other public functions ---------------------------------------------------------------------------------- */
+/* ---- The other public functions of the log ----------------------------------------------------------------------- */
 
 bool log_enabled(enum log_level level)
 {

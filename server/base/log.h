@@ -22,10 +22,10 @@ void log_open(const char *format, const char *level); /* opens the log on stderr
 void log_close(void); /* writes all queued lines; if standard error is stuck, waits at most one second */
 bool log_enabled(enum log_level level);
 
-/* Example: log_event(LOG_INFO, request_id, "done", "status=%d ms=%.1f", 200, 1.5). `request_id` may be NULL. The
- * formatted text is key=value pairs, separated by spaces. A value with spaces must be quoted with LOG_Q: "client="
- * LOG_Q is "client=\"%s\"". In JSON each pair becomes a member; unquoted numbers, true and false keep their type. Pairs
- * are cut at LOG_PAIRS_BYTES including the NUL, and control characters in them become spaces. */
+/* Logs an event. Example: log_event(LOG_INFO, request_id, "done", "status=%d ms=%.1f", 200, 1.5). `request_id` may be
+ * NULL. The formatted text is key=value pairs, separated by spaces. A value with spaces must be quoted with LOG_Q:
+ * "client=" LOG_Q is "client=\"%s\"". In JSON each pair becomes a member; unquoted numbers, true and false keep their
+ * type. Pairs are cut at LOG_PAIRS_BYTES including the NUL, and control characters in them become spaces. */
 #define LOG_Q "\"%s\""
 void log_event(enum log_level level, const char *request_id, const char *event, const char *pairs, ...)
     __attribute__((format(printf, 4, 5)));

@@ -75,7 +75,7 @@ struct series {
 };
 
 static _Atomic(struct series *) slots[METRIC_COUNT][SLOTS];
-static int series_count[METRIC_COUNT]; /* guarded by the mutex */
+static int series_count[METRIC_COUNT]; /* number of series of each metric; guarded by the mutex */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static bool histogram(enum metric_id id)
@@ -109,7 +109,7 @@ static struct series *find(enum metric_id id, uint32_t hash, const char *label0,
     }
 }
 
-/* Call this with the mutex held. Returns NULL when out of memory. */
+/* Adds a series to the table of the metric. Call this with the mutex held. Returns NULL when out of memory. */
 static struct series *add_series(enum metric_id id, uint32_t hash, const char *label0, const char *label1,
                                  uint32_t slot)
 {
@@ -289,7 +289,8 @@ static void put_metric(struct text *p, enum metric_id id)
     }
 }
 
-/* Returns false if there is no /proc. */
+/* Reads the CPU time, the start time and the memory use of the process from /proc. Returns false if there is no
+ * /proc. */
 static bool read_stat(double *cpu_s, double *start_s, double *virtual_bytes, double *resident_bytes)
 {
     char line[1024];
@@ -341,7 +342,7 @@ static void put_process(struct text *p)
     }
     DIR *fds = opendir("/proc/self/fd");
     if (fds != NULL) {
-        /* the entries ".." and "." of the directory and the directory's own descriptor do not count */
+        /* starts at -3, because the entries ".." and "." and the directory's own descriptor do not count */
         int open_fds = -3;
         while (readdir(fds) != NULL) open_fds++;
         closedir(fds);

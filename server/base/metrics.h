@@ -8,13 +8,13 @@
 
 #include "server/base/limits.h"
 
-/* One row for each metric: id, name, kind, label names ("" for none), help. Names follow Prometheus's conventions: base
- * units, a unit as suffix, and _total for counters. Kinds: COUNTER, GAUGE, and histograms of SECONDS (buckets from 100
- * us to 13 s, each twice the one before) or SIZES (1, 2, 4, ... 1024). A row without labels is on the page from the
- * start, a row with labels from its first use. Series that alerts watch for an increase (refusals, 500s) are set to 0
- * at the start, because a rate ignores the first sample of a series. The page also has process_start_time_seconds,
- * process_cpu_seconds_total, process_resident_memory_bytes, process_virtual_memory_bytes, process_open_fds and
- * process_max_fds. The code that writes the page sets LOG_DROPPED and BUILD_INFO. */
+/* The table of metrics. Each row: id, name, kind, label names ("" for none), help. Names follow Prometheus's
+ * conventions: base units, a unit as suffix, and _total for counters. Kinds: COUNTER, GAUGE, and histograms of SECONDS
+ * (buckets from 100 us to 13 s, each twice the one before) or SIZES (1, 2, 4, ... 1024). A row without labels is on the
+ * page /metrics from the start, a row with labels from its first use. Series that alerts watch, such as the refusals,
+ * are set to 0 at the start, because Prometheus's rate() ignores the first sample of a series. The page also has
+ * process_start_time_seconds, process_cpu_seconds_total, process_resident_memory_bytes, process_virtual_memory_bytes,
+ * process_open_fds and process_max_fds. The code that writes the page sets LOG_DROPPED and BUILD_INFO. */
 #define METRIC_MAP(X)                                                                                           \
     X(REQUESTS, "attnd_requests_total", COUNTER, "endpoint,status", "Answers by endpoint and HTTP status")      \
     X(REQUEST_SECONDS, "attnd_request_duration_seconds", SECONDS, "endpoint",                                   \

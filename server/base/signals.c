@@ -92,7 +92,7 @@ bool signals_start(void (*notify)(void *context, int number), void *context, int
     self.again_ms = again_ms;
     sigemptyset(&wake);
     sigaddset(&wake, WAKE);
-    /* the new thread inherits the mask, so it starts with this signal blocked */
+    /* the new thread inherits the signal mask, so it starts with this signal blocked */
     pthread_sigmask(SIG_BLOCK, &wake, &before);
     self.running = pthread_create(&self.thread, NULL, run, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -1,10 +1,11 @@
-/* staging.c: a pool of staging memory (tensors of requests) with a bound. Released blocks stay mapped (warm) for reuse,
- * because a page fault for each 4 KiB takes longer than decoding data into the page.
+/* staging.c: a pool of staging memory (host memory for the tensors of requests) with an upper bound. Released blocks
+ * stay mapped for later requests (warm blocks), because the page faults of a new mapping take longer than decoding the
+ * data.
  *
- *   classes[c]   warm blocks (released, not unmapped) of size class c, the most recently used first
+ *   classes[c]   warm blocks of size class c, the most recently used first
  *   oldest ...   all warm blocks by age; the oldest are unmapped first
  *
- * Memory is counted before it is mapped: leased + warm <= limit, and warm <= warm_limit. It is mapped and unmapped
+ * Memory is counted before it is mapped: leased + warm <= limit, and warm <= warm_limit. Memory is mapped and unmapped
  * without the lock, because unmapping 256 MiB takes milliseconds. Under AddressSanitizer, warm blocks are poisoned. */
 #include "server/base/staging.h"
 
@@ -31,10 +32,10 @@
 #endif
 
 enum {
-    SMALLEST_LOG2 = 14, /* log2 of the smallest block, 16 KiB */
+    SMALLEST_LOG2 = 14, /* log2 of the size of the smallest block, 16 KiB */
     LARGEST_LOG2 = 46,
     STEPS = 8,
-    /* largest number of warm blocks of a size that are examined to find one that this core released */
+    /* largest number of warm blocks of a size class that are examined to find one that this core released */
     LOOK = 16,
     CLASS_COUNT = (LARGEST_LOG2 - SMALLEST_LOG2) * STEPS + 1,
 };
@@ -48,7 +49,7 @@ struct staging_pool {
     pthread_mutex_t lock;
     struct staging_source source;
     int64_t limit, warm_limit, leased, warm;
-    /* leased bytes that have not arrived yet; the number grows under the lock, and shrinks without it */
+    /* number of leased bytes whose data have not arrived yet; grows only under the lock, and shrinks without it */
     _Atomic int64_t ahead;
     struct staging_block *classes[CLASS_COUNT];
     struct staging_block *oldest, *newest;
@@ -56,14 +57,14 @@ struct staging_pool {
 
 /* ---- Mapping anonymous memory ------------------------------------------------------------------------------------ */
 
-/* A page has 4 KiB on x86-64, and up to 64 KiB on arm64. */
+/* Rounds up to whole pages, which have 4 KiB on x86-64 and up to 64 KiB on arm64. */
 static size_t page_round(size_t bytes)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     return (bytes + page - 1) / page * page;
 }
 
-/* Large blocks are aligned to huge pages. */
+/* Reserves memory. Large blocks are aligned to huge pages. */
 static void *reserve(size_t bytes)
 {
     const size_t rounded = page_round(bytes);
@@ -80,7 +81,7 @@ static void *reserve(size_t bytes)
     return memory;
 }
 
-/* Without transparent huge pages in the kernel, the block has small pages. */
+/* Asks the kernel for huge pages. A kernel without transparent huge pages gives the block small pages. */
 static void want_huge_pages(void *memory, size_t bytes)
 {
     const size_t whole = bytes / HUGE_PAGE * HUGE_PAGE;
@@ -101,7 +102,7 @@ static void anonymous_unmap(void *context, void *memory, size_t bytes)
     munmap(memory, page_round(bytes));
 }
 
-/* Bytes are copied only if moving the page tables fails. */
+/* Enlarges a mapping with mremap(), which moves page tables. Copies the bytes only if mremap() fails. */
 static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t new_bytes)
 {
     void *place = anonymous_map(context, new_bytes);
@@ -252,7 +253,8 @@ static attn_status may_lease(const struct staging_pool *staging, const struct ca
     return staging->leased + more <= staging->limit ? ATTN_OK : ATTN_BUSY;
 }
 
-/* `more` may be negative. Call this with the lock held. */
+/* Adds `more` bytes, which may be negative, to the leased bytes of the pool and of the account. Call this with the lock
+ * held. */
 static void count_leased(struct staging_pool *staging, struct caller *caller, int64_t more)
 {
     staging->leased += more;
@@ -280,7 +282,7 @@ static struct staging_block *pick_warm(const struct staging_pool *staging, int s
     return staging->classes[size_class];
 }
 
-/* If `ahead` is true, the bytes of the block have not arrived yet. */
+/* Leases a block. `ahead` means that the bytes for the block have not arrived from the client yet. */
 static attn_status lease(struct staging_pool *staging, struct caller *caller, size_t bytes, bool ahead,
                          struct staging_block **out, attn_error *err)
 {

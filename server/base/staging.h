@@ -34,8 +34,8 @@ struct staging_block {
     size_t bytes;
     int size_class;
     int core;
-    bool leased; /* false: the block is warm (kept for the next request) */
-    /* true: the block was leased before the bytes of its body arrived, and staging_arrived() was not called yet */
+    bool leased; /* whether the block is leased; if not, it is warm (kept for the next request) */
+    /* whether the block was leased before the bytes of its body arrived; staging_arrived() sets it to false */
     bool ahead;
     /* account to which the block is charged; the block's owner holds a reference to it; NULL: none */
     struct caller *caller;
@@ -49,22 +49,23 @@ struct staging_source {
     void *(*map)(void *context, size_t bytes);
     void (*unmap)(void *context, void *memory, size_t bytes);
     void *(*grow)(void *context, void *memory, size_t bytes,
-                  /* moves the pages to a longer mapping; on failure returns NULL, and the old memory stays valid */
+                  /* moves the pages to a larger mapping; on failure returns NULL, and the old memory stays valid */
                   size_t new_bytes);
     void *context;
 };
 
-/* Makes a pool. `limit_bytes` bounds leased and warm memory together. At most `warm_bytes` of memory that is not leased
- * are kept for the next request (warm). Aborts the process if there is no memory for the pool itself. */
+/* Makes a pool. Leased blocks and warm blocks (free blocks kept for later requests) have at most `limit_bytes` bytes
+ * together. Warm blocks have at most `warm_bytes`. Aborts the process if there is no memory for the pool itself. */
 struct staging_pool *staging_new(int64_t limit_bytes, int64_t warm_bytes, const struct staging_source *source);
 void staging_free(struct staging_pool *staging); /* frees the pool; all its blocks must have been released */
 
-/* Leases a block and charges it to the account `caller`, which may be NULL. Errors: TOO_LARGE (the size exceeds the
- * pool or the account's share), BUSY (other leases use the memory now), QUOTA (the account's own leases have used up
- * its share). */
+/* Leases a block of memory and charges it to the account `caller`, which may be NULL. Errors: TOO_LARGE (the size
+ * exceeds the pool or the account's share), BUSY (other leases use the memory now), QUOTA (the account's own leases
+ * have used up its share). */
 attn_status staging_lease(struct staging_pool *staging, struct caller *caller, size_t bytes,
                           struct staging_block **block, attn_error *err);
-/* Leases a block for announced bytes, before the bytes arrive. On failure returns false and sets *block to NULL. */
+/* Leases a block for the announced bytes of a body (its Content-Length), before the bytes arrive. On failure returns
+ * false and sets *block to NULL. */
 bool staging_lease_ahead(struct staging_pool *staging, struct caller *caller, size_t bytes,
                          struct staging_block **block);
 /* Turns a block that was leased ahead of its bytes into an ordinary one, because enough of the bytes have arrived. Does
@@ -87,7 +88,7 @@ void staging_trim(struct staging_pool *staging, int64_t now_ms, int64_t idle_ms)
 int64_t staging_limit_bytes(const struct staging_pool *staging);
 int64_t staging_leased_bytes(const struct staging_pool *staging);
 int64_t staging_warm_bytes(const struct staging_pool *staging);
-/* Returns how many leased bytes have not arrived yet, in blocks that were leased before the bytes of their bodies. */
+/* Returns how many bytes of leased blocks have not arrived from clients yet. */
 int64_t staging_ahead_bytes(const struct staging_pool *staging);
 
 #endif

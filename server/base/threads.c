@@ -24,7 +24,7 @@ enum { LIBUV_THREADS = 4, LIBUV_THREADS_MOST = 1024 };
 int threads_of_libuv(void)
 {
     const char *text = getenv("UV_THREADPOOL_SIZE");
-    /* libuv also parses the variable with atoi() */
+    /* libuv also parses UV_THREADPOOL_SIZE with atoi() */
     const int count = text ? atoi(text) : LIBUV_THREADS;
     return count < 1 ? 1 : count < LIBUV_THREADS_MOST ? count : LIBUV_THREADS_MOST;
 }
@@ -45,7 +45,7 @@ int threads_needed(const struct config *config)
            config_shares_memory(config) + devices;
 }
 
-/* ---- Which limit refuses a thread -------------------------------------------------------------------------------- */
+/* ---- Finding the limit that forbids a thread --------------------------------------------------------------------- */
 
 static size_t stack_bytes(void)
 {
@@ -102,9 +102,9 @@ static attn_status refuse(int number, int count, size_t stack, attn_error *err)
                      number, count, why);
 }
 
-/* ---- The test of all threads ------------------------------------------------------------------------------------- */
+/* ---- Tests whether all threads can be started -------------------------------------------------------------------- */
 
-/* held until all test threads have started */
+/* the test threads wait for this mutex, which is locked until all of them have started */
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 
 static void *wait_at_gate(void *unused)
@@ -125,7 +125,8 @@ static int threads_now(void)
     return count;
 }
 
-/* A thread counts towards the limits until the system has removed it, a moment after pthread_join(). */
+/* Waits until the system has removed the joined threads, a moment after pthread_join(). Until then they count towards
+ * the limits on threads. */
 static void wait_for_ends(int threads)
 {
     for (int i = 0; i < THREADS_END_MS && threads_now() > threads; i++) usleep(1000);
@@ -144,7 +145,7 @@ attn_status threads_try(int count, attn_error *err)
     pthread_attr_setstacksize(&attributes, stack);
     pthread_mutex_lock(&gate);
     while (started < count && pthread_create(&threads[started], &attributes, wait_at_gate, NULL) == 0) started++;
-    /* the started threads must still exist, because refuse() counts them */
+    /* called while the started threads still exist, because refuse() counts them */
     if (started < count) status = refuse(started + 1, count, stack, err);
     pthread_mutex_unlock(&gate);
     while (started > 0) pthread_join(threads[--started], NULL);

@@ -1,5 +1,5 @@
-/* threads.h: tests whether the threads that a server needs can be started, and if not, which limit forbids it. The test
- * runs before libuv starts any thread, because libuv aborts the process if the system refuses it a thread. */
+/* threads.h: tests whether the threads that a server needs can be started, and if not, names the limit that forbids it.
+ * The test runs before libuv starts any thread, because libuv aborts the process if the system refuses it a thread. */
 #ifndef THREADS_H
 #define THREADS_H
 

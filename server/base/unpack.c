@@ -1,8 +1,8 @@
 /* unpack.c: unpacks compressed bodies with zlib's inflate(); see unpack.h.
  *
- * A body is unpacked to at most limit_bytes, and beyond UNPACK_FREE_BYTES to at most UNPACK_RATIO times the bytes that
- * have arrived: one byte of deflate can unpack to a thousand. Error texts do not depend on how the body was split into
- * pieces, so they have no positions. */
+ * A body is unpacked to at most limit_bytes. Beyond UNPACK_FREE_BYTES it is also unpacked to at most UNPACK_RATIO times
+ * the bytes that have arrived, because one byte of deflate can unpack to a thousand. Error texts do not depend on how
+ * the body was split into pieces, so they have no positions. */
 #include "server/base/unpack.h"
 
 #include <stdlib.h>
@@ -25,7 +25,7 @@ struct unpacker {
     enum unpack_coding coding;
     uint64_t limit_bytes;
     uint64_t in_bytes, out_bytes;
-    bool ended; /* true: the end of the compressed stream was reached; further bytes are an error */
+    bool ended; /* whether the end of the compressed stream was reached; further bytes are an error */
     attn_error error;
     uint8_t magic[MAGIC_BYTES];
     char piece[UNPACK_PIECE_BYTES];
@@ -45,7 +45,7 @@ bool unpack_coding_of(const char *text, enum unpack_coding *coding)
     if (text == NULL) return true;
     text += strspn(text, between);
     const size_t length = strcspn(text, between);
-    /* several codings are refused */
+    /* a header that names several codings is refused */
     if (text[length + strspn(text + length, between)] != '\0') return false;
     for (size_t i = 0; i < sizeof codings / sizeof *codings; i++)
         if (strlen(codings[i].name) == length && strncasecmp(text, codings[i].name, length) == 0) {
@@ -129,7 +129,7 @@ static attn_status trailing(struct unpacker *u, char next)
                      u->coding == UNPACK_GZIP && next == 0x1f ? "; a second gzip member is not taken" : "");
 }
 
-/* Returns how many of `size` unpacked bytes the limits allow. Beyond them, it sets u->error. */
+/* Returns how many of `size` unpacked bytes the limits allow. Sets u->error if these are not all bytes. */
 static size_t within_limits(struct unpacker *u, size_t size)
 {
     if (u->out_bytes > u->limit_bytes) {
@@ -146,7 +146,7 @@ static size_t within_limits(struct unpacker *u, size_t size)
     return size;
 }
 
-/* ---- Unpacking --------------------------------------------------------------------------------------------------- */
+/* ---- Unpacking a body -------------------------------------------------------------------------------------------- */
 
 static attn_status told(const struct unpacker *u, attn_error *err)
 {
@@ -154,7 +154,7 @@ static attn_status told(const struct unpacker *u, attn_error *err)
     return u->error.status;
 }
 
-/* Unpacks until the piece is full or all bytes are used, but passes zlib at most UNPACK_PART_BYTES. */
+/* Unpacks until the output buffer is full or all input bytes are used, but passes zlib at most UNPACK_PART_BYTES. */
 static int inflate_some(struct unpacker *u, const char **bytes, size_t *count, size_t *size)
 {
     const uInt part = *count < UNPACK_PART_BYTES ? (uInt)*count : UNPACK_PART_BYTES;
@@ -185,8 +185,8 @@ attn_status unpack_next(struct unpacker *u, const char **bytes, size_t *count, c
     *size = 0;
     while (u->error.status == ATTN_OK && *size == 0 && !u->ended) {
         const int result = inflate_some(u, bytes, count, size);
-        /* Z_BUF_ERROR only means that the bytes so far yield no more output. A fault after some output is returned by
-         * the next call. */
+        /* Z_BUF_ERROR is no fault: it means that the bytes so far yield no more output. If a fault comes after some
+         * output, the output is returned now, and the fault by the next call. */
         if (*size > 0) *size = within_limits(u, *size);
         else if (result == Z_MEM_ERROR)
             (void)attn_fail(&u->error, ATTN_NO_MEMORY, NULL, "no memory to unpack the body");

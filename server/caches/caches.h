@@ -1,30 +1,30 @@
-/* caches.h: keys and values that stay on the server between requests (/v1/caches). A table keeps the owner and the
- * length of each cache. Transactions read or extend caches.
+/* caches.h: KV caches that stay on the server between requests (/v1/caches). A table keeps the owner and the length of
+ * each cache. Requests read or extend caches in transactions.
  *
- * A cache is a sequence of positions, each with Hk keys of D and Hk values of Dv numbers. Keys and values lie in pages
- * of page_size positions (caches/pages.h) in the memory of one device:
+ * A cache is a sequence of positions, each with Hk keys of D numbers and Hk values of Dv numbers. Keys and values lie
+ * in pages of page_size positions (caches/pages.h) in the memory of one device:
  *
  *   page:  | K: [page_size, Hk, D] | V: [page_size, Hk, Dv] |        latent: V is the first Dv columns of K
  *
- * A fork shares the pages of the cache it was made from; a shared page is copied before it is written to. A page is
- * cleared before it is read, so a cache never shows what the page's last owner left.
+ * A fork of a cache shares the pages of that cache. A shared page is copied before it is written to. A page is cleared
+ * before it is read, so a cache never shows what the page's last owner left.
  *
  * A step (struct cache_step) is the transaction of one request (decode, append) on its caches:
  *
  *   caches_look()    HTTP thread     Checks that the caches exist and fit together. Takes no pages.
- *   caches_begin()   main or HTTP    Takes pages, writes the moves (copies to make) and the page table. Must wait
- *                                    while another step uses one of the caches, unless neither step appends.
- *   (the device makes the moves and computes)
- *   caches_end()     main or HTTP    If `commit` is true, all the caches keep the new positions. Otherwise they are as
- *                                    before.
+ *   caches_begin()   main or HTTP    Takes pages, lists the pages that the device must copy, and writes the page table.
+ *                                    Must wait while another step uses one of the caches, unless neither step appends.
+ *   (the device copies pages and computes)
+ *   caches_end()     main or HTTP    If `commit` is true, the caches keep the new positions. Otherwise they are as
+ *                                    before the step.
  *
  * During a step, requests that get or fork a cache see it as it was before the step. Requests that truncate or delete a
  * cache are answered at once, but take effect when the step has ended.
  *
- * An id is 20 bytes in hexadecimal. All ids of one process begin with the same 4 random bytes, which tells them from
- * ids of an earlier process. The other 16 bytes are random for each cache. A cache belongs to the account (token,
- * base/caller.h) that made it. For other accounts it seems not to exist. All functions are thread-safe, and share one
- * lock.
+ * An id of a cache is 20 bytes in hexadecimal. The first 4 bytes are random, but the same for all ids of one process,
+ * so ids of an earlier process are recognised. The other 16 bytes are random for each cache. A cache belongs to the
+ * account (token, base/caller.h) that made it. For other accounts it seems not to exist. All functions are thread-safe,
+ * and share one lock.
  *
  * Source: PagedAttention (arXiv:2309.06180). */
 #ifndef CACHES_H
@@ -45,7 +45,7 @@ enum { CACHE_ID_CHARS = 40, CACHE_ID_BYTES = CACHE_ID_CHARS + 1 };
 struct cache_shape {
     int64_t kv_heads, head_dim, head_dim_v;
     attn_dtype dtype;
-    /* true: values are the first head_dim_v numbers of the keys (Multi-head Latent Attention), and are not stored
+    /* whether values are the first head_dim_v numbers of the keys (Multi-head Latent Attention) and are not stored
      * separately */
     bool latent;
     int64_t page_size;
@@ -57,7 +57,7 @@ struct cache_info {
     int64_t length;
     int64_t pages, shared_pages;
     int64_t page_bytes;
-    /* time for which the cache may be unused before it ends, and the rest of this time */
+    /* time for which the cache may be unused before it is deleted, and the rest of this time */
     int64_t ttl_ms, expires_in_ms;
     const char *device;
 };
@@ -78,13 +78,13 @@ struct caches_source {
  * request. */
 void caches_add_pool(struct caches *caches, int device, const char *name, const struct caches_source *source,
                      size_t bytes);
-/* Ends the caches of each account for which is_known() returns false. The token of such an account was removed, so no
- * client can reach its caches. A cache that a transaction uses ends with the transaction. */
+/* Deletes the caches of each account for which is_known() returns false. The token of such an account was removed, so
+ * no client can reach its caches. A cache that a transaction uses is deleted when the transaction ends. */
 void caches_forget(struct caches *caches, bool (*is_known)(void *context, const struct caller *caller), void *context);
-/* Call this when the device has failed. The caches of the device end, and the device gets no new caches. */
+/* Call this when the device has failed. Its caches are deleted, and the device gets no new caches. */
 void caches_lose(struct caches *caches, int device);
-/* Returns the bytes of the smallest cache pool of any device, which are not available for the tensors of requests. A
- * pool that is not allocated yet counts as 0. */
+/* Returns the size in bytes of the smallest cache pool of all devices. A pool that is not allocated yet counts as 0.
+ * The pool's memory is not available for the tensors of requests. */
 int64_t caches_held_bytes(struct caches *caches);
 
 /* ---- Functions for caches; any thread may call them, and they never wait ----------------------------------------- */
@@ -117,20 +117,20 @@ attn_status caches_sequence(struct caches *caches, struct caller *caller, const 
 
 void caches_end_sequence(struct caches *caches, const struct caller *caller, const char *name);
 
-/* Ends caches that were unused for longer than their time to live. */
+/* Deletes the caches that were unused for longer than their time to live. */
 void caches_expire(struct caches *caches, int64_t now_ms);
 
 struct caches_totals {
     int64_t caches, pages, shared_pages, used_bytes, bytes;
-    /* caches that expired, and requests for caches of an earlier process, since the server's start */
+    /* counts since the server's start: caches that expired, and requests for caches of an earlier process */
     int64_t expired, lost_ids;
 };
 void caches_totals(struct caches *caches, struct caches_totals *totals);
 
 /* ---- Steps: transactions on caches ------------------------------------------------------------------------------- */
 
-/* A step: the transaction of one request on its caches, from caches_look() until caches_drop_step(). A row is one of
- * these caches. */
+/* A step: the transaction of one request on its caches, which lasts from caches_look() to caches_drop_step(). Arrays of
+ * the step have one row for each cache. */
 struct cache_step {
     struct caches *caches;
     struct caller *caller;
@@ -138,10 +138,11 @@ struct cache_step {
     char (*ids)[CACHE_ID_BYTES];
     int rows;
     int64_t append; /* number of positions that each cache gains; 0: none */
-    /* true: the URL's path names the only cache of the request, so errors do not name the member `caches` */
+    /* Whether the URL's path names the cache. If not, the body's member `caches` names the caches, and errors point to
+     * it. */
     bool of_path;
-    /* New keys and values of all caches, one cache after the other, set by the caller before the step begins. v is NULL
-     * if the values are a part of the keys. */
+    /* New keys and values of all caches, one cache after the other, set by the caller before the transaction begins. v
+     * is NULL if the values are a part of the keys. */
     const char *k, *v;
     int64_t k_row_bytes, v_row_bytes;
 
@@ -151,29 +152,31 @@ struct cache_step {
     size_t pool_bytes, page_bytes;
     /* bytes of a granule, the unit of the pool's memory; page n begins at byte n * granule */
     size_t granule;
-    bool k_scaled, v_scaled; /* true: the caches have quantisation scales, for keys or for values */
+    bool k_scaled, v_scaled; /* whether the caches have quantisation scales for keys and for values */
     int64_t most;            /* number of pages of the transaction's largest cache */
     /* [rows]: lengths of the caches after the transaction; estimates until it has begun */
     int32_t *lengths;
 
     bool begun;
-    /* [rows, most]: page numbers; this array and the arrays below are in the memory given to caches_begin() */
+    /* [rows, most]: page numbers of each cache. This array and the arrays below are in the memory given to
+     * caches_begin(). */
     int32_t *table;
     int32_t *table_lengths; /* [rows]: a copy of `lengths` in the memory of `table` */
-    /* [rows]: number of positions in pages that the cache of the previous row also has */
+    /* [rows]: number of positions in pages that the cache shares with the cache of the previous row */
     int32_t *prefix_keys;
-    /* true: neighbouring rows have so many pages in common that the device should read them once for both
+    /* whether neighbouring caches have so many pages in common that the device should read these pages only once
      * (prefix_keys) */
     bool shares;
-    /* [rows, kv_heads]: quantisation scales, or NULL; in `scales` until the transaction has begun */
+    /* [rows, kv_heads]: the caches' quantisation scales, or NULL. They are stored in `scales` until the transaction has
+     * begun, and then in the memory of the page tables. */
     float *k_scale, *v_scale;
-    attn_move *moves; /* moves: copies that the device makes before it computes */
+    attn_move *moves; /* copies of pages that the device makes before it computes */
     int64_t move_count;
-    /* true: the transaction is the last of a KServe sequence, so committing it deletes its caches */
+    /* whether this is the last transaction of a KServe sequence, so that committing it deletes the sequence's caches */
     bool ends;
     struct cache_row *row; /* the members from here on are for the code of server/caches only */
-    /* value of caches->burials (caches deleted so far) when the pointers row[].cache were found; they are valid while
-     * it is unchanged */
+    /* value of caches->burials (number of caches deleted so far) when the pointers row[].cache were looked up. The
+     * pointers are valid as long as caches->burials has this value. */
     uint64_t burials;
     float *scales;
 };
@@ -189,20 +192,23 @@ attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids
  * (64-byte aligned). TOO_LARGE: the caches have grown since caches_look(), and are now too large for a transaction. */
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
-/* Begins the step (a cache transaction). `memory` is for its page tables. *wait becomes true if the step must wait:
- * another step uses one of its caches (unless neither appends), or an older step waits for one of them. If several
- * steps wait, call the function for all of them from the oldest to the youngest, with the same number in `scan`, and
- * with a new number whenever you begin again at the oldest. Pass 0 if no step waits and this step will not wait either.
+/* Begins the step (a cache transaction). `memory` is for its page tables. *wait becomes true if the step cannot begin
+ * yet. The reason is that another step uses one of its caches and at least one of the two appends, or that an older
+ * waiting step needs one of its caches.
+ *
+ * To retry waiting steps, call this for all of them, from the oldest to the youngest, with the same number in `scan`.
+ * Use a new number for each such pass. `scan` is 0 if no other step waits and the caller will not let this one wait.
+ *
  * Errors: NOT_FOUND, TOO_LARGE (for the pool or the account's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a
  * larger table than caches_table_bytes() said). */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
-/* Tells whether the step (a transaction) must wait, without beginning it. The function is fast, so it can be called for
- * many waiting steps. */
+/* Sets *wait as caches_begin() does, but does not begin the step (a cache transaction). The function is fast, so it can
+ * be called for many waiting steps. */
 attn_status caches_ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err);
 /* Ends a step (a cache transaction) when the device is done. If `commit` is true, its caches keep the new positions.
  * Otherwise they are as they were before the step. Does nothing if the step has not begun. */
 void caches_end(struct cache_step *step, bool commit);
-/* frees the memory of a step, which must have ended */
+/* frees the memory of a step (a cache transaction), which must have ended */
 void caches_drop_step(struct cache_step *step);
 
 #endif

@@ -19,8 +19,8 @@ static_assert((BUCKETS & (BUCKETS - 1)) == 0, "a bucket is some bits of a hash")
 struct pool {
     struct pages *pages; /* NULL: the pool's memory is not allocated yet */
     char *memory;        /* address of page 0, on the device */
-    const char *device;  /* name of the device; NULL: the device has no pool, or is lost */
-    bool opening;        /* true: a thread is allocating the pool's memory, and other threads wait for it */
+    const char *device;  /* name of the device; NULL: the device has no pool, or has failed */
+    bool opening;        /* whether a thread is allocating the pool's memory while other threads wait for it */
     struct caches_source source;
     size_t bytes;
     int64_t numbers; /* number of page-table entries of all caches in the pool */
@@ -49,7 +49,7 @@ struct cache {
     bool writing, dead;
     /* length to which the cache is cut when its running transactions end; -1: it is not cut */
     int64_t truncate_to;
-    /* number of the last scan of waiting steps (transactions) in which a step waited for this cache */
+    /* value of `scan` in the last call of caches_begin() or caches_ask() whose step uses this cache and had to wait */
     uint64_t wanted;
     /* number of the last call of caches_look() that named this cache; it shows whether a call names the cache twice */
     uint64_t looked;
@@ -64,7 +64,7 @@ struct caches {
     char process[PROCESS_CHARS + 1];
     int max_count, count;
     int64_t expired, lost_ids;
-    bool lost_pool; /* true: a device was lost with its pages, which errors about unknown caches then mention */
+    bool lost_pool; /* whether a device has failed and its caches are lost; errors about unknown caches then say so */
     uint64_t looks;
     /* number of caches deleted so far; while it is unchanged, a pointer to a cache stays valid */
     uint64_t burials;
@@ -80,10 +80,10 @@ struct caches {
 struct cache_row {
     struct cache *cache;
     int64_t before;
-    int64_t first; /* index in the cache's page list at which `pages` are put */
+    int64_t first; /* index in the cache's page list at which `pages` are inserted */
     int64_t count;
     int32_t *pages;
-    bool copied; /* true: pages[0] is a copy of a shared page, and replaces that page */
+    bool copied; /* whether pages[0] is a copy of a shared page, and replaces that page in the cache */
 };
 
 static inline struct pages *cache_pages_of(const struct caches *caches, const struct cache *cache)
@@ -106,7 +106,7 @@ static inline bool cache_is_expired(const struct cache *cache, int64_t now_ms)
     return cache->users == 0 && now_ms - cache->used_ms >= cache->ttl_ms;
 }
 
-/* The functions below need the lock of the table of caches. */
+/* The caller of the functions below must hold the lock of the table of caches. */
 
 /* Returns the cache with this id if the account may use it, otherwise NULL. */
 struct cache *cache_known(struct caches *caches, const struct caller *caller, const char *id, int64_t now_ms);
