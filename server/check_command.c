@@ -24,7 +24,7 @@ enum {
     LENGTH_BYTES = 8, /* size of the number that begins a safetensors file: its header's length */
     /* time limit in seconds for comparing the file's results with exact ones */
     CHECK_SECONDS = 60,
-    LINES_WORST = 3,   /* most elements that are printed, those with the largest errors */
+    LINES_WORST = 3,   /* at most this many elements are printed: those with the largest errors */
     LINES_REASONS = 3, /* most explanations that are printed */
     LINES_WHERE = 3,
 };

@@ -195,7 +195,8 @@ bool page_list_may_cut(struct page_list *list, int64_t count)
     return list->spare != NULL;
 }
 
-/* Replaces a shared block by a block of the list's own that has its first `count` pages. */
+/* Replaces a shared block by a copy that belongs to this list alone. The copy has the first `count` page numbers of the
+ * shared block. */
 static void part(struct page_list *list, struct pages *pages, int64_t index, int64_t count)
 {
     struct page_block *const block = list->blocks[index], *const own = list->spare;

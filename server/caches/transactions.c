@@ -1,5 +1,5 @@
-/* transactions.c: the transactions of a request on its caches, each carried out as a whole or not at all. See caches.h;
- * table.c has the invariants. */
+/* transactions.c: transactions that append to a request's caches. Each changes all of these caches or none. See
+ * caches.h; table.c lists the invariants. */
 #include "server/caches/internal.h"
 
 #include <assert.h>
@@ -340,7 +340,7 @@ static void fill_part(struct cache_step *step, char *part, const char *old, bool
     if (fresh) add_move(step, part + end * position_bytes, NULL, (step->shape.page_size - end) * position_bytes);
 }
 
-/* Adds the moves (copies on the device) of the new positions of one row (a cache of the transaction), page by page. */
+/* Plans the copies of one cache's new keys and values to its pages, page by page. */
 static void plan_moves(struct cache_step *step, int index)
 {
     const struct cache_row *const row = &step->row[index];

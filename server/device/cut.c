@@ -88,8 +88,8 @@ static int divide(const attn_problem *p, enum job_way way, int most, struct job_
         for (int n = 0; n < count; n++) ranges[n] = (struct job_range){ n > 0 ? ends[n - 1] : 0, ends[n], shares[n] };
         return count;
     }
-    /* size of the largest part, in heads or batch rows; if fewer parts of this size cover the problem, more parts would
-     * not end the job earlier */
+    /* Size of the largest part, in heads or batch rows. If fewer than `count` parts of this size are enough, the job is
+     * cut into fewer: more parts would not make the largest one smaller. */
     const int64_t largest = (all + count - 1) / count;
     count = (int)((all + largest - 1) / largest);
     for (int n = 0; n < count; n++) {
@@ -210,8 +210,9 @@ int cut_most_parts(const struct devices *devices, const struct job *job)
     return divide(whole, way_of(whole, devices->count, false), devices->count, ranges);
 }
 
-/* Lists the devices that may compute parts of the job, and returns their number. over[0] is `first`; the others compute
- * bitwise equal results and have room. *wait_ns is reduced to the time until another device may have room. */
+/* Lists the devices that may compute parts of the job in `over`, and returns how many there are. The list has `first`,
+ * and all devices that have room for a batch and compute results with the same bits as `first`. *wait_ns is reduced to
+ * the time until a device without room may have room. */
 static int list_devices(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
                         int64_t *wait_ns, struct device *over[CONFIG_MAX_DEVICES])
 {

@@ -399,8 +399,8 @@ struct device *devices_pick(struct devices *devices, uint64_t passed_over)
     for (int i = 0; i < devices->count; i++) {
         struct device *device = devices->device[i];
         if ((passed_over >> i & 1) || device->disabled || is_full(device)) continue;
-        /* checks of clients' results count no operations, so the number of batches decides among devices that have only
-         * checks */
+        /* Checks of clients' results add nothing to `flops`. Between devices with equal `flops`, the one with fewer
+         * batches is therefore better. */
         const bool less = best && (device->flops < best->flops ||
                                    (device->flops == best->flops && device->outstanding < best->outstanding));
         if (best == NULL || less) best = device;

@@ -54,7 +54,7 @@ struct batch {
     bool adopted;
     int64_t started_ns, ended_ns; /* start and end, on the thread that ran the batch */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
-    double launch_us; /* the part of compute_us before the kernels were on the stream */
+    double launch_us; /* time until the kernels were enqueued; included in compute_us */
     /* device time of computing exact outputs in float64 for `verify` */
     double truth_us;
     struct job_part *parts[]; /* each part has a reference to its job */
@@ -88,8 +88,8 @@ struct devices;
  * Finished batches are posted to `box` as messages of kind `message_kind`. On an error *err has one line of text. */
 attn_status devices_open(const struct config *config, struct mailbox *box, int message_kind, struct devices **devices,
                          attn_error *err);
-/* Ends the devices' threads when their running work is done. False: a thread still runs after `wait_ms`. Afterwards the
- * mailbox may still have batches. */
+/* Tells the devices' threads to end after their running batches, and waits at most `wait_ms` milliseconds. Returns
+ * false if a thread still runs then. Afterwards the mailbox may still hold finished batches. */
 bool devices_stop(struct devices *devices, int64_t wait_ms);
 /* Closes and frees the devices; does nothing for NULL. devices_stop() must have returned true, and the mailbox must be
  * empty. */
@@ -177,8 +177,8 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
  * devices may have room. */
 bool cut_may_leave(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
                    int64_t *wait_ns);
-/* Writes the backend of a job that several devices computed, such as "cuda:0-3 sm90 by queries", into its result. All
- * parts must have run. */
+/* Sets the name of the backend, such as "cuda:0-3 sm90 by queries", in the result of a job that several devices
+ * computed. Call it when all parts of the job have run. */
 void cut_name_backend(const struct devices *devices, struct job *job);
 /* Combines the differences from exact outputs that several devices found in the parts of a job. All parts must have
  * run. */

@@ -43,17 +43,17 @@ struct slot {
     attn_stream *stream;
     struct batch *batch;
     int64_t due_ns; /* time by which the batch should be over, for the watchdog */
-    /* time of the batch at DEVICE_SLOWEST_FLOPS, the slowest rate that the watchdog accepts */
+    /* time that the batch would take at DEVICE_SLOWEST_FLOPS, the slowest rate that the watchdog accepts */
     int64_t worst_ns;
     attn_problem *problems;
     attn_plan *plans; /* one plan (chosen kernel) for each element of `problems` */
-    /* room: size of the arrays. count: number of problems. launched: number of problems whose kernels are on the
-     * stream. */
+    /* room: number of elements of `problems` and `plans`. count: number of the batch's problems. launched: number of
+     * problems whose kernels are on the stream. */
     int room, count, launched;
     /* estimated time of the batch's kernels on the stream; 0: none, or unknown */
     double queued_s;
-    /* true: the batch must not launch more kernels now, because it is the turn of another long batch of the same flow
-     * (client) */
+    /* Whether the batch must wait before it launches more kernels, because another long batch of the same client has
+     * its turn. */
     bool blocked;
     /* Time of the last launch of kernels; before the first launch, the time when the batch began. */
     int64_t piece_ns;
@@ -81,7 +81,7 @@ struct slot {
     int *regions;
     int mirror_count, mirror_room, region_count;
 
-    /* One element for each job of the batch. */
+    /* Each array below has one element for each job of the batch. */
     /* Small problems of a batch are merged into one, under one of their jobs. leader[j] is the number of that job for
      * job j, or j if job j is not merged. */
     int16_t leader[CONFIG_MAX_BATCH];
@@ -91,7 +91,7 @@ struct slot {
     /* true: a kernel copies the job's tensors to and from the merged problem, so the job has no device memory of its
      * own */
     bool moved[CONFIG_MAX_BATCH];
-    int problem[CONFIG_MAX_BATCH]; /* index in `problems` of the job's first problem */
+    int problem[CONFIG_MAX_BATCH]; /* problem[j] is the index in `problems` of the first problem of job j */
 };
 
 /* A thread of a device, which alone puts batches into its slots (streams) and takes them out. */
@@ -113,8 +113,8 @@ struct device {
     struct device_thread threads[DEVICE_MAX_STREAMS];
     bool joined;
     int streams; /* number of slots (running batches) that one flow (client) may use */
-    /* number of all slots (running batches), including those for guests (batches of flows without another batch on the
-     * device) */
+    /* number of slots; each slot can run one batch. Includes the slots for guests (batches of clients that have no
+     * other batch on the device). */
     int slot_count;
     struct slot slots[DEVICE_MAX_STREAMS];
 
@@ -167,7 +167,7 @@ struct devices {
     int inline_count;
     struct inline_slot *inline_slots;
     _Atomic int inline_jobs;   /* number of jobs run by HTTP threads since the last inline_learn() */
-    _Atomic int64_t inline_ns; /* time in nanoseconds of the jobs counted in inline_jobs */
+    _Atomic int64_t inline_ns; /* total processor time, in nanoseconds, of the jobs counted in inline_jobs */
 };
 
 /* ---- Functions that thread.c defines ----------------------------------------------------------------------------- */
@@ -182,7 +182,7 @@ void *device_main(void *argument);
  * have none yet. */
 attn_status memory_take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err);
 void memory_drop_mirrors(struct device *device, struct slot *slot);
-/* Allocates device memory for the batch in the slot, until memory_drop_mirrors(). */
+/* Allocates device memory for the batch in the slot. memory_drop_mirrors() frees it. */
 attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err);
 
 /* Sets the device addresses of the job's tensors in clients' pinned memory. Call memory_take_mirrors() first. */
@@ -195,7 +195,7 @@ void memory_place(const struct slot *slot, attn_problem *problem);
  * memory_copy_out() enqueues copies of a job's outputs to the host. */
 attn_status memory_copy_in(struct slot *slot, attn_error *err);
 attn_status memory_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err);
-/* Enqueues copies on the slot's stream: the new keys and values of a cache transaction to their pages. */
+/* Enqueues, on the slot's stream, the copies of a cache transaction's new keys and values to their pages. */
 attn_status memory_move(struct device *device, struct slot *slot, const struct job *job, attn_error *err);
 /* Does the work of memory_copy_in() and memory_move() in one launch, on a device that can read staging memory (host
  * memory). */
@@ -217,8 +217,8 @@ void merge_find(const struct device *device, struct slot *slot);
 /* Makes the merged problem of the job `leader` and of the jobs that join it, in new device memory. */
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err);
 
-/* Enqueues a kernel on the slot's stream that copies for the jobs with `moved`. If `out`, it copies outputs to the
- * host, and otherwise inputs to the device, and new keys and values to their pages. */
+/* Enqueues a kernel on the slot's stream that makes the copies of all jobs j with moved[j]. If `out` is true, it copies
+ * outputs to the host. Otherwise it copies inputs to the device, and new keys and values to their pages. */
 attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* ---- Functions of parts.c, for a part of a cut job; a device's thread calls them -------------------------------- */
@@ -267,8 +267,8 @@ void sums_as_float(attn_problem *problem);
 attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *err);
 /* Estimates the device time, in seconds, of the next truth_launch(). */
 double truth_piece_seconds(const struct slot *slot);
-/* Puts the next steps of the exact outputs (truths) on the stream, while truths_left is above 0. All earlier work on
- * the stream must be done. */
+/* Enqueues the next part of the computation of exact outputs on the slot's stream. Call it while truths_left is above
+ * 0, and only when all earlier work on the stream is done. */
 attn_status truth_launch(struct device *device, struct slot *slot, attn_error *err);
 
 /* ---- Functions that inline.c defines ----------------------------------------------------------------------------- */
@@ -295,7 +295,7 @@ struct guest_others {
     int count;
     const struct flow *flow; /* flow (client) of the last batch added */
     bool several_flows;
-    int64_t oldest_ns, youngest_ns; /* when the oldest and the youngest of these batches began */
+    int64_t oldest_ns, youngest_ns; /* start times of the oldest and of the youngest batch added */
 };
 void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
 /* Returns how many nanoseconds a guest (a batch whose client has no other batch on the device) whose work takes

@@ -59,8 +59,8 @@ static int regions_up_to(const struct slot *slot, const char *address)
     return low;
 }
 
-/* Allocates a mirror (device memory) for a region of host memory, unless it has one. `copy`: the region's bytes must be
- * copied to it. */
+/* Allocates a mirror (device memory) for a region of host memory, unless the region has one already. `copy` tells
+ * whether the region's bytes must later be copied to the mirror. */
 static attn_status mirror(struct device *device, struct slot *slot, struct job_region host, bool copy, attn_error *err)
 {
     void *memory;

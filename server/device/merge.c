@@ -82,7 +82,7 @@ static bool same_tensor(const attn_tensor *a, const attn_tensor *b, int id, bool
 {
     if (a->rank != b->rank) return false;
     if (a->rank == 0) return true;
-    /* rows of page tables may differ in length, because rows of the merged table are as long as the longest row */
+    /* page tables may differ in the length of their rows: the merged table has rows as long as the longest */
     const size_t axes = paged && id == ATTN_T_page_table ? 1 : (size_t)a->rank;
     if (paged && is_of(POOL, id) &&
         (a->data != b->data || memcmp(a->stride, b->stride, (size_t)a->rank * sizeof a->stride[0]) != 0))
@@ -210,7 +210,8 @@ static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, c
     }
 }
 
-/* Adds the copies of a job to the slot's list, behind the first `count`. */
+/* Appends the copies that job `j` needs to slot->moves, which has *count entries: copies of outputs if `out`, and
+ * otherwise of inputs. */
 static attn_status add_job(struct slot *slot, int j, bool out, int64_t *count, attn_error *err)
 {
     const struct job *const job = batch_job(slot->batch, j);

@@ -26,8 +26,9 @@ static_assert(CONFIG_MAX_DEVICES <= (int)ATTN_SUM_PARTS, "a job may have more pa
 struct output {
     int id;
     int64_t elements;
-    size_t own; /* the float32 sums over the part's own queries */
-    /* the other parts' float32 numbers for this part's share, slot_bytes of memory for each part */
+    size_t own; /* the part's float32 sums over its own queries */
+    /* memory for the other parts' float32 sums over the elements that this part adds up: slot_bytes for each other
+     * part */
     size_t received;
     size_t slot_bytes;
     size_t result; /* the results for this part's share (the elements that it adds up) */
@@ -51,8 +52,8 @@ static bool next_output(const attn_problem *p, int parts, struct output *o)
     /* cannot fail, because the tensor was checked before */
     (void)attn_shape_elements(result->rank, result->shape, &o->elements);
     const attn_tensor own = partial_of(result, NULL);
-    /* `most`: upper bound on the elements of a share. The last share also has the elements behind the last whole block
-     * of SHARE_UNIT. */
+    /* `most` is an upper bound on the elements of one part's share. The last share also has the elements that do not
+     * fill a block of SHARE_UNIT. */
     const int64_t units = o->elements / SHARE_UNIT;
     const int64_t most = (units + parts - 1) / parts * SHARE_UNIT + o->elements % SHARE_UNIT;
     const attn_tensor slot = attn_tensor_make(NULL, ATTN_F32, 1, &most);

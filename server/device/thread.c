@@ -39,7 +39,8 @@ static void publish_due(struct device *device)
     atomic_store(&device->due_ns, due);
 }
 
-/* Sets the time by which a batch that begins now should be over, after all other batches of the device. */
+/* Sets the watchdog's deadline for a batch that begins now. The deadline leaves time for all other batches on the
+ * device. */
 static void watch(struct device *device, struct slot *slot)
 {
     int64_t others_ns = 0;
@@ -711,7 +712,7 @@ void *device_main(void *argument)
         const bool moved = begins || poll_slots(thread, device->info.unified);
         heartbeat_idle();
         if (moved || ends_soon(thread)) continue;
-        /* while a batch runs, the thread alternates between its stream and new work */
+        /* the thread looks at its streams and at new work in turn */
         const struct timespec pause = { 0, atomic_load(&device->usable) ? DEVICE_POLL_NS : DEVICE_LOST_POLL_NS };
         nanosleep(&pause, NULL);
     }

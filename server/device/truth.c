@@ -1,8 +1,9 @@
-/* truth.c: computes the truth of a job's problems (exact results, in float64). For `verify`, the device compares its
- * outputs with the truth. For a check of a client's results, the truth is the output, and no kernels run. A job with
- * `verify` or a check is alone in its batch. Its truth is computed when all its kernels are done. Each call of
- * truth_launch() puts some 25 ms of work on the stream, so that other flows (clients) have their turn in between. Each
- * part of a cut job is compared on its own device. */
+/* truth.c: computes exact results in float64 on the device, for jobs with `verify` and for checks of a client's
+ * results. With `verify`, the device then compares its own outputs with the exact results. For a check, the exact
+ * results are the output, and no other kernels run. Such a job is alone in its batch, and its exact results are
+ * computed after all its other kernels. Each call of truth_launch() enqueues about 25 ms of work, so that batches of
+ * other clients can run in between. If a job is cut into parts for several devices, each device compares its own part.
+ * */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -116,8 +117,8 @@ double truth_piece_seconds(const struct slot *slot)
     return seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* Enqueues copies to the host, after the last item's exact outputs: of the differences (`verify`) or of the exact
- * outputs (check). */
+/* After the last exact output, enqueues a copy to the host: of the differences from the exact outputs (`verify`), or of
+ * the exact outputs themselves (check of a client's results). */
 static attn_status close_truths(struct device *device, struct slot *slot, attn_error *err)
 {
     struct job *const job = job_of(slot);

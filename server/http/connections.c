@@ -318,8 +318,8 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
 
 /* ---- Closing idle connections to make room for a new one --------------------------------------------------------- */
 
-/* Kinds of connections, in the order in which they are closed to make room. MUST_STAY: never. A stranger is a
- * connection that has shown no token although the server has tokens. */
+/* Kinds of connections, in the order in which they are closed to make room. A connection that is MUST_STAY is not
+ * closed. A stranger is a connection that has shown no token although the server has tokens. */
 enum { MUST_STAY = -1, IDLE_STRANGER, SLOW_STRANGER, IDLE };
 
 static int rank_of(const struct connection *connection, int phase, int64_t since_ms, bool tokens, int64_t now_ms)
@@ -331,7 +331,7 @@ static int rank_of(const struct connection *connection, int phase, int64_t since
     case CONNECTION_IDLE:
         if (stranger) return IDLE_STRANGER;
         return now_ms - since_ms >= CONNECTION_BETWEEN_MS ? IDLE : MUST_STAY;
-    /* the server drops the body of a client that has shown no token */
+    /* a client that has shown no token sends a body that the server drops */
     case CONNECTION_BODY:
     /* a client without a token receives only a refusal or a public page */
     case CONNECTION_SEND: return stranger && now_ms - since_ms >= CONNECTION_STRANGER_MS ? SLOW_STRANGER : MUST_STAY;

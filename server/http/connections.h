@@ -44,12 +44,12 @@ enum connection_phase {
 struct flow;
 
 struct connection {
-    /* The web server's socket. connections.c only shuts it down, while the connection is in the table, and never closes
-     * it. */
+    /* The web server's socket. Functions of connections.c may shut it down while the connection is in the table. Only
+     * the web server closes it. */
     int fd;
     bool plain; /* true: the client does not use TLS, so a fixed answer may be written to the socket */
     char peer[PEER_BYTES];
-    _Atomic bool known; /* true: a request on this connection has shown one of the tokens */
+    _Atomic bool known; /* whether a request on this connection has shown a valid token */
     _Atomic int phase;
     _Atomic int64_t since_ms;
     /* bytes of the body or the answer that were transferred since the present phase began */
@@ -90,8 +90,8 @@ struct connection_limits {
         transfer_ms;
 };
 
-/* A search for connections that may be closed lists at most this many. It takes 0.1 ms, and its list serves for many
- * new connections. */
+/* Largest number of connections that one search lists as candidates for closing. One search takes 0.1 ms, and its list
+ * is used for many new connections. */
 enum { CONNECTIONS_OLD = 64 };
 
 struct connections {
@@ -104,8 +104,8 @@ struct connections {
     _Atomic int64_t used_ms;
     struct lingering linger; /* sockets of ended connections whose last answer is not delivered yet */
 
-    /* Connections counted by `old_tally` that connections_make_room() may close, the last one first. Each is checked
-     * again before that. */
+    /* Connections that connections_make_room() may close, sorted so that the last one is closed first. Before one is
+     * closed, the function checks again that it may be. */
     struct {
         int fd;
         int rank;

@@ -72,7 +72,7 @@ static void check_origin(struct request *request, const struct http_head *f)
     if (origin == NULL || exchange_of(request)->cors || request->route->method == ROUTE_GET) return;
     if (host == NULL) host = "";
     if (http_head_same_origin(origin, host)) return;
-    /* the Origin "null" stands for a page without a site, which only '*' can allow */
+    /* browsers send the Origin "null" for a page without a site; only --cors-origin '*' allows such pages */
     const char *const option = strcmp(origin, "null") == 0 ? "'*'" : origin;
     request_fail(request, PROTO_E_FORBIDDEN_ORIGIN, NULL,
                  "Origin is '%.*s', a page of another site than '%.*s'; such a page may use this server where it is "

@@ -83,8 +83,9 @@ static void reset_on_close(int fd)
     (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
 }
 
-/* Drops what the client has sent. Returns whether the socket may be closed. If it was shut down for reading, recv()
- * always reports the end of the data, and only the delivery of the answer counts. */
+/* Drops the bytes that the client has sent. Returns whether the socket may be closed. If the socket was shut down for
+ * reading, recv() reports the end of the data even if the client still sends. Then only the delivery of the answer
+ * decides. */
 static bool may_close(int fd, enum lingering_close_why why, int pieces, int64_t *left_bytes)
 {
     const bool open = drop_unread(fd, pieces, left_bytes), delivered = is_delivered(fd);

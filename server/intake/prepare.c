@@ -56,7 +56,7 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     if (job->saved == NULL) job->saved = calloc((size_t)job->call->count, sizeof *job->saved);
     if (job->saved == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     status = contexts_take(job->contexts, job->caller, item->context, clock_ms(), &saved, &saved_index, err);
-    /* a context (saved forward) can be used only once, and an earlier problem of this body has taken it */
+    /* the context (a saved forward) can be used only once, and an earlier problem of this request uses it */
     if (status == ATTN_IN_USE && uses_before(job, index))
         return attn_fail(err, ATTN_NOT_FOUND, "/context", "context: an item before this one uses it up");
     if (status != ATTN_OK) return status;
@@ -435,7 +435,8 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
         if (error->status == ATTN_OK) count_outputs(item, elsewhere_of(job), &bytes, error);
         if (error->status != ATTN_OK) {
             give_context_back(job, i);
-            /* ends an old sequence of this name, so that later requests do not continue it */
+            /* the failed request would have started a new sequence of this name; a later request must not continue the
+             * old one */
             if (call->sequence.start) caches_end_sequence(job->caches, job->caller, call->sequence.id);
             if (!call->envelope) {
                 if (err) *err = *error;

@@ -35,7 +35,7 @@ struct region {
     struct pin *pin;
     struct timespec seen; /* time of the object's last modification, except by the server */
     int writing;          /* number of the server's running writes to the region */
-    /* true: no client had modified the object when the server's running writes began */
+    /* Whether no client had modified the object when the server began to write to it. */
     bool intact;
     /* time of the last attempt to pin the region (let a driver hold its pages); 0: none */
     int64_t pinned_ms;

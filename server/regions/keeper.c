@@ -136,7 +136,7 @@ static void pin_next(struct regions *regions)
     regions->fresh = region->after;
     region_let_pin_go(region->pin);
     region->pin = NULL;
-    /* one reference is that of the list `fresh`; without another the region is unregistered and unused */
+    /* the list `fresh` holds one reference; a region without any other reference is unregistered and unused */
     if (!regions->end && region->references > 1 && region->bytes <= regions->pinned_most - regions->pinned_bytes) {
         pthread_mutex_unlock(&regions->lock);
         struct pin *const made = pin(region);

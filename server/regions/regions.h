@@ -38,7 +38,7 @@
 #include "server/base/caller.h"
 #include "server/base/limits.h"
 
-/* Kinds of regions: id, label in /metrics. All kinds share one set of names. */
+/* Kinds of regions: id, label in /metrics. A name is unique among the regions of all kinds. */
 #define REGION_KIND_MAP(X) \
     X(SYSTEM, "system")    \
     X(CUDA, "cuda")
@@ -113,7 +113,7 @@ struct region_use {
     /* address in pages that a driver holds (pinned) and a device copies; NULL: the CPU copies */
     char *pinned;
     struct pin *pin; /* the pin of these pages; this struct holds a reference to it */
-    void *mirror;    /* the device's copy while a batch runs; only the device's thread uses it */
+    void *mirror;    /* device memory with a copy of the region while a batch runs; only the device's thread uses it */
 };
 
 /* All tensors of a request that lie in regions (memory that clients registered). The request owns the list first, and
@@ -124,7 +124,7 @@ struct region_uses {
     int64_t pinned_bytes;
     bool placed;
     bool writes; /* true: the CPU copies some outputs to regions */
-    int home;    /* number of the GPU that has tensors in its memory; -1: none */
+    int home;    /* number of the GPU whose memory holds some of the tensors; -1: no GPU */
     /* outputs without staging memory, as bits of attn_tensor_id */
     uint64_t elsewhere;
     int count;
@@ -140,7 +140,7 @@ void region_uses_free(struct region_uses *uses);
  * becomes NULL if the list is empty. */
 void region_uses_drop_inputs(struct region_uses **uses);
 
-/* Sets the addresses to which inputs are copied: shared[i].to for the i-th. */
+/* Sets the addresses to which inputs are copied: the input of list element i is copied to shared[i].to. */
 void region_uses_place(struct region_uses *uses, const proto_shared *shared);
 /* Returns the bytes of all inputs that the CPU or a device copies. */
 static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)

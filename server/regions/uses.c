@@ -183,8 +183,8 @@ static bool overlap(const char *a, int64_t a_bytes, const char *b, int64_t b_byt
            (uintptr_t)b < (uintptr_t)a + (uint64_t)a_bytes;
 }
 
-/* True if an output has bytes in common with another tensor of the request. Inputs that were copied before do not
- * count. */
+/* True if an output has bytes in common with another tensor of the request. Inputs that the server has already copied
+ * do not count. */
 static bool collide(const struct region_use *output, const struct region_use *other)
 {
     if ((output->in_place != NULL) != (other->in_place != NULL)) return false;
@@ -244,7 +244,8 @@ attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, si
 
 /* ---- Reading inputs from regions, and writing outputs to them ---------------------------------------------------- */
 
-/* Makes the error for a shared object that has become too short, or for another error of the system. */
+/* Makes the error for a shared memory object that is shorter than at its registration (`error` is 0), or for an errno
+ * value. */
 static attn_status broken(const struct region_use *use, int error, attn_error *err)
 {
     const char *const name = attn_tensors[use->id].name;

@@ -75,7 +75,7 @@ static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
         return;
     }
     json_put(j, "%s", attn_tensor_shape(id, shape));
-    /* attn_tensor_shape() has named a single dtype already */
+    /* attn_tensor_shape() has already written the dtype if the tensor allows only one */
     if (strchr(proto_dtype_list(id, list), ' ')) json_put(j, "; %s", list);
     json_put(j, ": %s'}", attn_tensors[id].meaning);
 }
