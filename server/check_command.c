@@ -25,7 +25,7 @@ enum {
     /* time limit in seconds for comparing the file's results with exact ones */
     CHECK_SECONDS = 60,
     LINES_WORST = 3,   /* at most this many elements are printed: those with the largest errors */
-    LINES_REASONS = 3, /* most explanations that are printed */
+    LINES_REASONS = 3, /* at most this many explanations are printed */
     LINES_WHERE = 3,
 };
 #define MEMBERS_BYTES ((size_t)1 << 20)

@@ -51,8 +51,8 @@ static int complain(int status, const char *text)
     return status;
 }
 
-/* Makes glibc keep freed memory, because it would map each piece of some hundred KiB anew, with a page fault for every
- * page. */
+/* Makes glibc keep freed memory. Otherwise glibc would map each block of some hundred KiB anew, and each of its pages
+ * would cause a page fault. */
 static void tune_malloc(void)
 {
 #ifdef __GLIBC__

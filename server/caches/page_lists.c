@@ -77,8 +77,8 @@ static void count_block(struct pages *pages, const struct page_block *block, int
     pages_share_more(pages, sign * (block->count - block->shared));
 }
 
-/* Updates the counts when a page of this block gets into a second block (`sign` 1), or is only in this block again
- * (-1). */
+/* Updates the numbers of shared pages. `sign` is 1 when a page of this block is added to a second block, and -1 when
+ * the page is only in this block again. */
 static void count_page(struct pages *pages, struct page_block *block, int sign)
 {
     block->shared += sign;

@@ -103,9 +103,9 @@ int64_t caches_held_bytes(struct caches *caches)
     return least == INT64_MAX ? 0 : least;
 }
 
-/* Allocates the memory of the pool (for the pages of caches on one device), or waits for the thread that does. The
- * lock is released meanwhile. The pool's table of pages is made first, because the device's memory could not be
- * given back. */
+/* Allocates the memory of the pool (for the pages of caches on one device), or waits if another thread is allocating
+ * it. The lock is released meanwhile. The table of pages is allocated first: if it failed after the device memory, that
+ * memory could not be given back. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
     /* pool->device becomes NULL if the device is lost while the lock is released */
@@ -592,8 +592,8 @@ static int64_t pool_numbers(const struct pool *pool)
     return granules > CACHES_NUMBERS / CACHES_SHARING ? granules * CACHES_SHARING : CACHES_NUMBERS;
 }
 
-/* Checks that a fork (a cache that shares the pages of another) stays within the limits on page-table entries. It takes
- * no pages. */
+/* Checks that a fork (a cache that shares the pages of another) stays within the limits on page-table entries. A fork
+ * takes no new pages. */
 static attn_status may_share(const struct caches *caches, const struct cache *from, int64_t count, attn_error *err)
 {
     const struct pool *const pool = &caches->pools[from->pool];
@@ -651,7 +651,7 @@ attn_status caches_fork(struct caches *caches, struct caller *caller, const char
     struct cache *from = cache_find(caches, caller, id, "", "this cache", err);
     if (from) {
         from->used_ms = clock_ms();
-        /* admit() removes expired caches; counting as a user keeps the old cache */
+        /* admit() removes expired caches without users; this count keeps the cache that is forked */
         from->users++;
         status = fork_of(caches, from, caller, length, info, err);
         from->users--;

@@ -209,8 +209,8 @@ static void place_tables(struct cache_step *step, char *memory)
     step->v_scale = step->v_scaled ? (float *)memory : NULL;
 }
 
-/* Determines the first page that a row (a cache of the transaction) adds or replaces, and returns its number of new
- * pages. */
+/* Determines the first page that the transaction adds to one cache, or replaces there, and returns the number of the
+ * cache's new pages. */
 static int64_t count_pages(struct cache_step *step, int index)
 {
     struct cache_row *const row = &step->row[index];
@@ -300,7 +300,7 @@ static attn_status take_pages(struct cache_step *step, attn_error *err)
     int64_t count = 0;
     for (int row = 0; row < step->rows; row++) {
         count += count_pages(step, row);
-        /* counting as a user keeps this cache while expired caches are removed */
+        /* caches with users are not removed when expired caches are */
         step->row[row].cache->users++;
     }
     attn_status status = check_room(step, count, NULL);
@@ -402,7 +402,7 @@ static void give_back(const struct caches *caches, struct cache_row *row)
     row->count = 0;
 }
 
-/* Returns how many first positions the cache of this row shares with the cache of the previous row. */
+/* Returns how many positions at its beginning the cache of this row shares with the cache of the previous row. */
 static int32_t prefix_of(const struct cache_step *step, int row)
 {
     if (row == 0) return 0;
@@ -417,8 +417,8 @@ static int32_t prefix_of(const struct cache_step *step, int row)
     return (int32_t)(same * size < least ? same * size : least);
 }
 
-/* Finds the caches of the step (a transaction) and tells whether the step must wait. If so, younger steps wait for
- * these caches too (wanted). */
+/* Finds the caches of the step (a transaction). Sets *wait to whether the step must wait for one of them. In that case,
+ * unless `scan` is 0, it also marks the caches (`wanted`), so that younger steps wait behind this one. */
 static attn_status ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err)
 {
     const int64_t now_ms = clock_ms();

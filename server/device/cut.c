@@ -120,8 +120,8 @@ static bool are_alike(const struct device *a, const struct device *b)
            i->peak_flops == j->peak_flops && i->peak_bytes == j->peak_bytes;
 }
 
-/* Makes the tensors of a copy contiguous, with aligned addresses as on a device, because the choice of a kernel depends
- * on them. */
+/* Gives the tensors of a copied problem contiguous strides and aligned addresses, as they will have on a device. The
+ * choice of a kernel depends on both. */
 static void place_for_plan(attn_problem *p)
 {
     const uintptr_t apart = 4096;
@@ -188,7 +188,7 @@ void cut_prepare(const struct devices *devices, struct job *job)
         !same_kernel(devices->device[0], whole, JOB_BY_QUERIES, count, ranges))
         return;
     job->sum_parts = count;
-    job->kind = 0; /* kind 0: the job never shares a batch */
+    job->kind = 0; /* 0: the job never shares a batch with another job */
 }
 
 /* ---- Choosing the devices, and cutting the job ------------------------------------------------------------------- */

@@ -125,7 +125,7 @@ fail:
     return status;
 }
 
-/* Returns the backend whose device numbers --devices uses; NULL: this build has only the CPU. */
+/* Returns the GPU backend whose device numbers --devices uses, or NULL if this build supports only the CPU. */
 static const char *gpu_backend(void)
 {
     for (const char *const *name = attn_backends(); *name; name++)

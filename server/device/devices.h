@@ -50,7 +50,7 @@ struct batch {
     int cancel;
     /* totals of the batch's jobs; `seconds` is the expected time */
     double flops, bytes, seconds;
-    /* true: an HTTP thread put the batch on the device, without events between its stages */
+    /* whether an HTTP thread put the batch on the device; no events were then recorded between its stages */
     bool adopted;
     int64_t started_ns, ended_ns; /* start and end, on the thread that ran the batch */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
@@ -65,8 +65,8 @@ static inline struct job *batch_job(const struct batch *batch, int part)
     return batch->parts[part]->job;
 }
 
-/* True if the batch only adds up gradients: a part of a cut job, already computed, is sent to its device again to add
- * up its share of the gradients that are sums over all queries. */
+/* True if the batch only adds up gradients. Its part has run its kernels already, and was sent to its device again to
+ * add up its share of the gradients that are sums over all queries. */
 static inline bool batch_adds(const struct batch *batch)
 {
     return batch->parts[0]->adds;

@@ -155,7 +155,7 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
  * on this inline slot, but its transaction may have begun (transaction_has_begun()). */
 static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
 {
-    /* the main thread meets the same error and reports it */
+    /* the error text is not needed: the main thread will try the same, get the same error and report it */
     attn_error ignored;
     bool wait = false;
     if (!is_free_for(inline_slot->device, job) || transaction_begin(job, 0, &wait, &ignored) != ATTN_OK || wait ||

@@ -35,7 +35,7 @@ static inline size_t lines_of(const attn_tensor *t)
 struct mirror {
     struct job_region host;
     char *device;
-    bool copy; /* true: before the kernels run, the host memory must be copied to this device memory */
+    bool copy; /* whether the host memory must be copied to this device memory before the kernels run */
 };
 
 /* A place for one batch that runs on a device: a stream, and the memory that belongs to the batch. */
@@ -61,12 +61,12 @@ struct slot {
     /* first step of attn_run_some() for this batch: 0, or ATTN_EVERY_ROW if it runs again because kernels have skipped
      * rows (with scores beyond float32's range) */
     int64_t first_step;
-    /* Exact outputs (truths, in float64) are computed for one item (problem) after another. truths_left: number of
-     * items whose truth is not on the stream yet. truth_item: the first of them. truth_step: its next step
-     * (truth.c). */
+    /* Exact outputs (in float64) are computed for one item (problem) after another. truths_left: number of items whose
+     * exact outputs are not completely on the stream. truth_item: the first of these items. truth_step: the next step
+     * of that item (truth.c). */
     int truths_left, truth_item;
     int64_t truth_step;
-    bool truth_began; /* true: the first step for the current item is on the stream */
+    bool truth_began; /* whether the first step for the current item (problem) is on the stream */
     void *truth_out;  /* device memory for the exact `out` (in float64) of one item (problem) */
     /* device memory for the differences between the outputs of a part of a cut job and the exact outputs */
     attn_truth_distance *truth_distances;
@@ -82,19 +82,19 @@ struct slot {
     int mirror_count, mirror_room, region_count;
 
     /* Each array below has one element for each job of the batch. */
-    /* Small problems of a batch are merged into one, under one of their jobs. leader[j] is the number of that job for
-     * job j, or j if job j is not merged. */
+    /* Small problems of a batch are merged into one. leader[j] is the job whose problem they are merged into, for each
+     * job j; it is j itself if job j is such a leader or is not merged. */
     int16_t leader[CONFIG_MAX_BATCH];
     /* for each leader: the number of jobs in the merged problem, the leader included */
     int16_t members[CONFIG_MAX_BATCH];
     int16_t place[CONFIG_MAX_BATCH]; /* position of each job in its merged problem */
-    /* true: a kernel copies the job's tensors to and from the merged problem, so the job has no device memory of its
-     * own */
+    /* whether a kernel copies the job's tensors to and from the merged problem; the job then has no device memory of
+     * its own */
     bool moved[CONFIG_MAX_BATCH];
     int problem[CONFIG_MAX_BATCH]; /* problem[j] is the index in `problems` of the first problem of job j */
 };
 
-/* A thread of a device, which alone puts batches into its slots (streams) and takes them out. */
+/* A thread of a device. Only this thread puts batches into its slots (streams) and takes them out. */
 struct device_thread {
     struct device *device;
     pthread_t thread;
@@ -112,7 +112,7 @@ struct device {
     int thread_count;
     struct device_thread threads[DEVICE_MAX_STREAMS];
     bool joined;
-    int streams; /* number of slots (running batches) that one flow (client) may use */
+    int streams; /* number of slots, and so of running batches, that one flow (client) may use */
     /* number of slots; each slot can run one batch. Includes the slots for guests (batches of clients that have no
      * other batch on the device). */
     int slot_count;
@@ -127,7 +127,7 @@ struct device {
     /* The batch held back for lack of device memory, until other batches end or gradient sums of other jobs are freed;
      * NULL: none. */
     struct batch *held;
-    /* true: memory has been freed since `held` was set */
+    /* whether memory has been freed since `held` was set */
     bool held_may_run;
     /* The parts of jobs with sums of gradients (sums.c) in this device's memory, linked by next_kept. Parts whose
      * memory may never be freed, because a device hangs, are not in the list. */
@@ -147,7 +147,7 @@ struct device {
     _Atomic int requests;        /* number of requests on the device, for /v1/info */
     _Atomic int inline_requests; /* number of those requests that HTTP threads run themselves */
     _Atomic bool usable;
-    _Atomic bool lost; /* true: a thread of another part of the server has noted that the device is lost */
+    _Atomic bool lost; /* whether another part of the server has noted that the device is lost */
 };
 
 /* A stream of a device on which HTTP threads run small jobs, one thread at a time. */
@@ -163,11 +163,11 @@ struct devices {
     int count;
     struct device *device[CONFIG_MAX_DEVICES];
     int64_t split_above_ms; /* --split-above-ms */
-    /* 0: the devices are GPUs that cannot read staging memory (host memory for tensors) */
+    /* number of inline slots; 0: the devices are GPUs that cannot read staging memory (host memory for tensors) */
     int inline_count;
     struct inline_slot *inline_slots;
     _Atomic int inline_jobs;   /* number of jobs run by HTTP threads since the last inline_learn() */
-    _Atomic int64_t inline_ns; /* total processor time, in nanoseconds, of the jobs counted in inline_jobs */
+    _Atomic int64_t inline_ns; /* time in nanoseconds that the jobs counted in inline_jobs took */
 };
 
 /* ---- Functions that thread.c defines ----------------------------------------------------------------------------- */
@@ -257,7 +257,8 @@ bool sums_will_be_freed(const struct device *device, const struct batch *batch);
  * copies from the other devices, kernels that add up, and copies to the host. The events 0 to 3 are recorded before,
  * between and after these steps. */
 attn_status sums_launch(attn_stream *stream, const struct job_part *part, attn_error *err);
-/* Sets the dtype float32 for outputs that are sums over queries, as the parts of a cut job compute them. */
+/* Sets the dtype of outputs that are sums over queries to float32, because the parts of a cut job compute these sums in
+ * float32. */
 void sums_as_float(attn_problem *problem);
 
 /* ---- Functions of truth.c; a device's thread calls them ---------------------------------------------------------- */
@@ -289,8 +290,8 @@ double batch_padded_flops(const struct job_part *part);
  * prepare_job() made. A cache transaction gets a new plan, because its page tables are known only now. */
 attn_status batch_plan(const attn_capabilities *can, const struct job *job, int item, const attn_problem *problem,
                        attn_plan *plan, attn_error *err);
-/* The batches that run on a device when a guest (a batch whose client has no other batch there) wants to begin.
- * batch_guest_sees() adds a batch. */
+/* Summary of the batches that run on a device when a guest (a batch whose client has no other batch there) wants to
+ * begin. batch_guest_sees() adds one batch to the summary. */
 struct guest_others {
     int count;
     const struct flow *flow; /* flow (client) of the last batch added */

@@ -23,8 +23,8 @@
 
 #include "server/work/transaction.h"
 
-/* Tensors that can be merged along their first axis, the batch. Problems with dropout are not merged, because their
- * values depend on the row's index. */
+/* Tensors that can be merged along their first axis, the batch. Problems with dropout are not merged, because the
+ * elements that dropout drops depend on the index of the batch row. */
 #define T(name) ((uint64_t)1 << ATTN_T_##name)
 static const uint64_t MERGEABLE = T(q) | T(k) | T(v) | T(out) | T(lse) | T(dout) | T(dlse) | T(dq) | T(dk) | T(dv);
 /* For merged cache transactions: the tensors in TABLES are concatenated, and those in POOL stay in the pages of the

@@ -6,9 +6,9 @@
  *
  * Each part of the job sums these gradients over its own queries, in float32, in memory of its device that stays until
  * the job is over. When all parts are back, each part is sent to its device once more, to add up one share of the
- * elements. The part copies this share from the memory of the other devices. It adds the parts' numbers in float32, in
- * the order of the parts, and rounds each sum once to the dtype of the result. All devices copy and add at the same
- * time.
+ * elements. For this, the device copies the other parts' sums of this share from the other devices. It adds them in
+ * float32, in the order of the parts, and rounds each result once to the dtype of the gradient. All devices copy and
+ * add at the same time.
  *
  * Which queries a part has depends on the problem and on the number of devices of the server, and not on the devices'
  * load. The same request therefore gets the same bits each time. */
@@ -22,7 +22,8 @@ enum { SHARE_UNIT = 64 };
 
 static_assert(CONFIG_MAX_DEVICES <= (int)ATTN_SUM_PARTS, "a job may have more parts than a sum");
 
-/* An output that is a sum over queries. The offsets, in bytes, are in the memory that a part of a job has for sums. */
+/* An output that is a sum over queries. The offsets are in bytes, from the start of the memory that a part of a job has
+ * for such sums. */
 struct output {
     int id;
     int64_t elements;
@@ -31,7 +32,7 @@ struct output {
      * part */
     size_t received;
     size_t slot_bytes;
-    size_t result; /* the results for this part's share (the elements that it adds up) */
+    size_t result; /* memory for the results of this part's share (the elements that it adds up) */
     size_t end;    /* end of the memory for this output */
 };
 
@@ -65,8 +66,8 @@ static bool next_output(const attn_problem *p, int parts, struct output *o)
     return true;
 }
 
-/* Returns the first element of share `number` (the elements that one part adds up); for `parts`, the end of the last
- * share. */
+/* Returns the first element of share `number` (the elements that one part adds up). If `number` is `parts`, returns the
+ * end of the last share. */
 static int64_t share_begin(const struct output *o, int parts, int number)
 {
     return number == parts ? o->elements : o->elements / SHARE_UNIT * number / parts * SHARE_UNIT;

@@ -26,7 +26,7 @@ static int64_t worst_ns(const struct batch *batch)
     for (int j = 0; j < batch->count; j++)
         seconds += batch_padded_flops(batch->parts[j]) / DEVICE_SLOWEST_FLOPS +
                    batch_job(batch, j)->truth_seconds * DEVICE_TRUTH_SLOWEST;
-    const double most = 1e9; /* thirty years, so that the time in nanoseconds fits 64 bits */
+    const double most = 1e9; /* upper bound in seconds (thirty years), so that the time in nanoseconds fits 64 bits */
     return (int64_t)((seconds < most ? seconds : most) * 1e9);
 }
 
@@ -196,9 +196,9 @@ static double piece_seconds(const struct slot *slot)
     return first && seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* True if the batch must wait before it launches kernels, because they would delay those of other flows (clients).
- * While another flow has a batch on the device, only one long batch of a flow runs, the one that has waited longest;
- * otherwise as many as DEVICE_FLOW_SECONDS allows. */
+/* True if the batch must not launch kernels now, so that batches of other flows (clients) are not delayed. It waits if
+ * another batch of its own flow has waited longer. If kernels of its flow are on the device already, it also waits
+ * while another flow has a batch there, or if the flow's kernels together would take more than DEVICE_FLOW_SECONDS. */
 static bool waits_for_turn(const struct device *device, const struct slot *slot)
 {
     const double own_s = piece_seconds(slot);
@@ -424,7 +424,7 @@ static attn_status launch_more(struct device *device, struct slot *slot, attn_er
     return truth_launch(device, slot, err);
 }
 
-/* Frees the scratch memory of all slots (streams) without a batch. False: there was none. */
+/* Frees the scratch memory of all slots (streams) that run no batch. Returns false if there was no such memory. */
 static bool give_back_workspaces(struct device *device)
 {
     bool any = false;
@@ -470,8 +470,8 @@ static unsigned batches_over(struct device *device)
     return over;
 }
 
-/* Moves the held batch (one that lacked memory) to the front of the submitted batches. To be called with the device's
- * lock held. */
+/* Puts the held batch (one that lacked memory) back, at the front of the queue of submitted batches. To be called with
+ * the device's lock held. */
 static void put_back_held(struct device *device)
 {
     struct batch *const batch = device->held;
@@ -528,8 +528,8 @@ static void start(struct device *device, struct slot *slot)
     finish_batch(device, slot, status, &err);
 }
 
-/* Ends the batches whose streams have done their work, and returns true if there were any. `wait`: first waits for at
- * least one. */
+/* Ends the batches whose streams have done their work. Returns true if there were any. If `wait` is true, first waits
+ * until there is one. */
 static bool poll_slots(struct device_thread *thread, bool wait)
 {
     struct device *const device = thread->device;
@@ -615,10 +615,11 @@ static struct batch *next_sums(const struct device *device)
     return NULL;
 }
 
-/* Returns a submitted batch that may overtake the held batch (one that lacked memory), or NULL. Parts with gradient
- * sums may, because the held batch may wait for the sums of a job whose other parts are not on a stream yet. Such a
- * part overtakes a held part with sums if its job is older, and any other held batch if its job was queued before that
- * batch was held. So jobs wait only for older jobs, never in a circle. To be called with the lock held. */
+/* Returns a submitted batch that may overtake device->held (a batch that waits for device memory), or NULL. Only parts
+ * of jobs with gradient sums may do so: the held batch may wait until such a job has run all its parts and frees its
+ * sums. If the held batch is such a part too, the job of the overtaking part must be older. Otherwise the overtaking
+ * part must have been queued before the other batch was held. Jobs thus wait only for older jobs and cannot deadlock.
+ * To be called with the lock held. */
 static struct batch *next_past_held(const struct device *device)
 {
     const struct batch *const held = device->held;
@@ -631,10 +632,10 @@ static struct batch *next_past_held(const struct device *device)
     return NULL;
 }
 
-/* Returns the batch to begin next, or NULL; *until_ns becomes the time at which one may begin (NEVER: unknown). First
- * comes a batch that adds up gradients, because it soon frees memory, then the held batch (one that lacked memory),
- * because small batches would always take its memory, then a batch of the flow (client) with the fewest batches on
- * streams. To be called with the lock held. */
+/* Returns the batch to begin next, or NULL. *until_ns becomes the time at which a batch may begin (NEVER: unknown). A
+ * batch that adds up gradients comes first, because it soon frees memory. The held batch (one that lacked memory) comes
+ * second, because small batches would otherwise always take its memory. Then comes a batch of the flow (client) with
+ * the fewest batches on streams. To be called with the lock held. */
 static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 {
     struct batch *const sums = next_sums(device);

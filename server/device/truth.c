@@ -36,7 +36,8 @@ static void go_to(struct slot *slot, int item)
     slot->truth_step = 0;
 }
 
-/* Returns the problem of an item with the device's addresses. For a cut job it is the part in this slot. */
+/* Returns the problem of an item with the addresses of its tensors on the device. For a cut job, returns the problem of
+ * the part in this slot. */
 static attn_problem problem_of(const struct slot *slot, int item)
 {
     if (cut_part_of(slot)) return slot->problems[0];
@@ -70,7 +71,7 @@ static attn_status need_of(const struct device *device, const struct slot *slot,
     const attn_status status = attn_truth_need(attn_device_capabilities(device->handle), &p, &cost, err);
     if (status != ATTN_OK) return status;
     if (cost.workspace_bytes > *workspace_bytes) *workspace_bytes = cost.workspace_bytes;
-    /* enough for a part of a cut problem, which is not larger than the problem */
+    /* the memory that the whole problem needs is enough for a part of it */
     if (job->truths[item].bytes > *out_bytes && !job->wants_judge) *out_bytes = job->truths[item].bytes;
     return ATTN_OK;
 }

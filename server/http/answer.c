@@ -162,7 +162,7 @@ static struct MHD_Response *small_response(struct request *request, proto_encode
     return response;
 }
 
-/* If this fails, it returns NULL and sets request->failed. */
+/* Makes the response with the result tensors. Returns NULL and sets request->failed if this fails. */
 static struct MHD_Response *tensor_response(struct request *request, const char **content_type)
 {
     struct exchange *const exchange = exchange_of(request);

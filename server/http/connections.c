@@ -272,8 +272,8 @@ static bool blocks_drain(const struct connection *connection, int phase, int64_t
     }
 }
 
-/* True if the client has taken too long for the present phase. While bytes of the client are unread, the server is
- * late, and only the time limit of the whole body or answer counts. */
+/* True if the client has taken too long for the present phase. If the server has not read all bytes from the client,
+ * the server itself is late: then only the time limit of the whole body or answer counts. */
 static bool is_overdue(const struct connection *connection, int phase, int64_t since_ms, uint64_t bytes, bool moved,
                        int64_t now_ms, const struct connection_limits *limits)
 {

@@ -59,15 +59,15 @@ struct connection {
     struct connection *previous, *next;
     uint64_t inode; /* inode of the socket; it shows whether fd is still the same socket */
     _Atomic int
-        /* counters of connections: of the HTTP thread and of the web server; NULL: none */
+        /* the two counters that count this connection: the HTTP thread's and the web server's; NULL: no counter */
         *tallies[2];
     /* account (flow) for the device time of this connection's requests on a server without tokens, a counted reference;
      * NULL: none has computed yet */
     struct flow *flow;
-    /* request that is being received or answered; NULL between two requests; only for the HTTP thread */
+    /* request that is being received or answered; NULL between two requests; only the HTTP thread uses this */
     struct request *request;
-    /* true: the client may still be sending a refused request, so the socket lingers (LINGER_DROP); only for the HTTP
-     * thread */
+    /* whether the client may still be sending a refused request; the socket then lingers (LINGER_DROP). Only the HTTP
+     * thread uses this. */
     bool sending;
     /* counter of connections that were cut to make room and are not removed yet; NULL: this one was not cut for that
      * reason */

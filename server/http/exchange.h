@@ -14,8 +14,8 @@ struct connection;
 struct http_server;
 struct route_body;
 
-/* The step of a request that its HTTP thread has reached. libmicrohttpd calls one function for every event, and after a
- * suspension with the same arguments as at the end of the body. */
+/* The step of a request that its HTTP thread has reached. libmicrohttpd calls the same function for every event of a
+ * request. After a suspension, even the arguments are those of the call at the end of the body. */
 enum exchange_step {
     STEP_HEAD,
     STEP_DECODE,
@@ -47,8 +47,8 @@ struct exchange {
     size_t expected_bytes;
     bool bad_line; /* true: the request line is malformed, so the request is refused */
     bool has_query;
-    bool cors; /* true: a browser may show the answer to the page that sent the request (CORS) */
-    /* true: the request is a CORS preflight, an OPTIONS request from a page of an allowed origin */
+    bool cors; /* whether a browser may show the answer to the page that sent the request (CORS) */
+    /* whether the request is a CORS preflight, an OPTIONS request from a page of an allowed origin */
     bool preflight;
     bool done;       /* whether the handler has changed the server's state, such as a cache; an error answer would
                       * then be wrong */

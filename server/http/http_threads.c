@@ -19,8 +19,8 @@ enum {
     UNEVEN_LOOKS = 3,
     /* after an uneven load, threads stay unpinned for this many milliseconds */
     FREE_MS = 2000,
-    /* new connections of a core go to other cores if its least busy thread has this many more connections than the
-     * least busy of all */
+    /* If the least busy thread of a core has this many more connections than the least busy thread of all cores, new
+     * connections that arrive on this core go to other cores. */
     MOST_LEAD = 4,
     MOST_CORES = CPU_SETSIZE,
 };

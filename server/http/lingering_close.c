@@ -75,8 +75,8 @@ void lingering_close_clear(struct lingering *linger)
     pthread_mutex_destroy(&linger->lock);
 }
 
-/* Makes close() reset a socket that was shut down for reading. Its receive window never grows again, so a client that
- * still sends its body would wait for ever. */
+/* Makes close() reset a socket that was shut down for reading. The receive window of such a socket never grows again,
+ * so without a reset a client that still sends its body would wait for ever. */
 static void reset_on_close(int fd)
 {
     const struct linger at_once = { .l_onoff = 1, .l_linger = 0 };

@@ -273,8 +273,9 @@ static void on_connection(void *context, struct MHD_Connection *mhd, void **sock
         *socket_context = info ? connections_take(server->connections, info->connect_fd) : NULL;
     } else {
         struct connection *connection = *socket_context;
-        /* libmicrohttpd 1.0.1 does not call on_completed() when a chunk's head is longer than its buffer, and 0.9.75 at
-         * the second fault in a head. The memory of the request's head is free by then. */
+        /* libmicrohttpd does not report the end of some requests to on_completed(). In 1.0.1 this happens when a
+         * chunk's head is longer than its buffer, in 0.9.75 at the second fault in a head. The memory of the request's
+         * head is then free. */
         if (connection && connection->request) {
             exchange_of(connection->request)->method = exchange_of(connection->request)->path = NULL;
             exchange_of(connection->request)->mhd = NULL;

@@ -28,8 +28,8 @@ void own_answers_begin(struct http_thread *thread)
     request_set_role(ROLE_HTTP);
 }
 
-/* Statuses with which libmicrohttpd itself refuses requests, and the errors that attnd sends instead. libmicrohttpd's
- * answer 505 is sent unchanged. */
+/* The statuses with which libmicrohttpd itself refuses requests, and the error that attnd sends instead of each.
+ * libmicrohttpd's answer 505 is not in the table and is sent unchanged. */
 enum { MALFORMED = 0 };
 static const struct {
     int status;

@@ -239,9 +239,9 @@ static attn_status workspace_of(const struct job *job, const attn_capabilities *
     return status;
 }
 
-/* Returns the bytes of device memory for the scratch memory of kernels (`workspace`) and the exact outputs in float64
- * (truths). Items (problems) are verified one after the other, so only the largest truth counts. The truth of a check
- * lies in the memory of the outputs and does not count. */
+/* Returns the bytes of device memory for the scratch memory of kernels (`workspace`) and for exact outputs in float64.
+ * Items (problems) are verified one after the other, so the largest exact output of an item counts. For a check of a
+ * client's results, the exact results are in the memory of the outputs and do not count. */
 static size_t truth_memory(const struct job *job, size_t workspace)
 {
     size_t out = 0;
@@ -281,7 +281,7 @@ static attn_status check_fits(const struct job *job, const attn_capabilities *ca
                      bytes, (long long)limit);
 }
 
-/* `most`: time in seconds of the costliest problem so far */
+/* Adds the cost of one problem to the job. *most is the time in seconds of the costliest problem so far. */
 static void add_cost(struct job *job, const attn_cost *cost, double *most)
 {
     job->flops += cost->flops;
@@ -384,8 +384,8 @@ static size_t found_bytes(const struct job *job)
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* Takes *bytes of memory for the outputs: after the inputs in their block, or in a second block. Without memory for the
- * exact results of checks, *bytes becomes 0, and the CPU computes them later (kernels/judge/judge.h). */
+/* Takes *bytes of memory for the outputs: after the inputs in their block, or in a second block. If there is no memory
+ * for the exact results of a check, sets *bytes to 0; the CPU then computes them later (kernels/judge/judge.h). */
 static attn_status take_outputs(struct job *job, size_t *bytes, char **at, attn_error *err)
 {
     /* inputs and outputs share no cache line, because threads write outputs while others read inputs */

@@ -11,10 +11,10 @@
 #include "server/base/limits.h"
 #include "server/work/job.h"
 
-/* Decides whether the CPU or a device verifies the outputs of an item (problem). If the request wants only some
- * rows, and verify_check() lets the CPU verify these, the CPU does it. Otherwise a device does it (job->truths), if
- * devices can compute in float64. If devices cannot, the CPU does it if verify_check() permits it. *left is the number
- * of multiply-adds that the CPU may still do for this body.
+/* Decides whether the CPU or a device verifies the outputs of an item (problem). The CPU verifies if the request wants
+ * only some rows and verify_check() permits these. Otherwise a device verifies (job->truths), if devices can compute in
+ * float64. If they cannot, the CPU verifies if verify_check() permits all rows. *left is the number of multiply-adds
+ * that the CPU may still do for this body.
  *
  * UNSUPPORTED: the item is not a forward whose answer contains `out`, or no device can verify it and the work exceeds
  * the CPU's limits. INVALID: the tensors are in the memory of a GPU that cannot verify. */

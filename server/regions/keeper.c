@@ -86,9 +86,10 @@ void region_ask_for_pin(struct region *region)
     pthread_cond_signal(&regions->wake);
 }
 
-/* Maps the object's pages and pins them. The first write to a mapped page changes the modification time, so all pages
- * are written to before it is recorded. Pauses before and after give any later modification another time. If the client
- * truncates the object meanwhile, a system call fails, without SIGBUS. */
+/* Maps the object's pages and lets a driver hold (pin) them. The first write to a mapped page changes the object's
+ * modification time. All pages are therefore written to before that time is recorded. A pause before and a pause after
+ * make sure that any later modification has a different time. If the client truncates the object meanwhile, a system
+ * call fails, and no SIGBUS is raised. */
 static bool hold_pages(struct region *region, struct pin *pin)
 {
     const struct timespec quiet = { .tv_nsec = REGIONS_QUIET_MS * CLOCK_NS_PER_MS };

@@ -55,8 +55,8 @@ struct regions;
 /* Makes an empty table, for shared memory objects whose key (name) begins with one of the prefixes (--allow-shm). The
  * array of prefixes must outlive the table. Aborts when out of memory. */
 struct regions *regions_new(const char *const *prefixes, int prefix_count);
-/* Lets GPUs copy large tensors from and to regions, before the first registration: the driver of `device` pins up to
- * most_bytes of all regions. The device must stay open until regions_free(). */
+/* Lets GPUs copy large tensors directly from and to regions. The driver of `device` pins at most most_bytes of all
+ * regions together. Call this before the first registration. The device must stay open until regions_free(). */
 void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_bytes);
 void regions_free(
     /* Frees the table, before the devices are closed; does nothing for NULL. No region may be in use. */
@@ -104,7 +104,8 @@ struct region_use {
     bool output;
     int index;      /* index among the inputs or outputs of the body */
     int64_t offset; /* offset of the tensor in the shared memory object */
-    /* for an output, the size of its buffer until region_uses_bind() */
+    /* size of the tensor in bytes; for an output, the size of its buffer until region_uses_bind() sets the tensor's
+     * size */
     int64_t bytes;
     int64_t done;
     char *memory; /* the server's copy of the tensor */
@@ -123,9 +124,9 @@ struct region_uses {
     /* bytes that devices copy from and to pinned pages; an output counts with the size of its buffer */
     int64_t pinned_bytes;
     bool placed;
-    bool writes; /* true: the CPU copies some outputs to regions */
+    bool writes; /* whether the CPU copies some outputs to regions */
     int home;    /* number of the GPU whose memory holds some of the tensors; -1: no GPU */
-    /* outputs without staging memory, as bits of attn_tensor_id */
+    /* set of the outputs that have no staging memory; bit i stands for the tensor with attn_tensor_id i */
     uint64_t elsewhere;
     int count;
     struct region_use list[];
@@ -151,15 +152,15 @@ static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
     return bytes;
 }
 
-/* Called twice. First, when the problem's shapes are known: checks that the outputs fit into their regions, and gives
- * addresses to outputs in pinned memory or a GPU's memory. Second, when outputs in staging memory have addresses:
- * records what must be copied. INVALID: an output does not fit, or overlaps another output or an input in a GPU's
- * memory; or a tensor in a GPU's memory is not aligned to its elements or to `alignment`. */
+/* Call this twice. The first call, when the problem's shapes are known, checks that the outputs fit into their regions,
+ * and gives addresses to outputs in pinned memory or in a GPU's memory. The second call, when outputs in staging memory
+ * have addresses, records what must be copied. INVALID: an output does not fit, or overlaps another output or an input
+ * in a GPU's memory; or a tensor in a GPU's memory is not aligned to its elements or to `alignment`. */
 attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, size_t alignment, attn_error *err);
 
-/* region_uses_read() copies the inputs to the server's memory, and region_uses_write() the outputs to the clients'
- * regions. They return when all is done (*done) or the time until_ns has come, and are then called again. INVALID: the
- * shared memory object has become shorter; NO_MEMORY: the system has no pages for it; INTERNAL: any other error. */
+/* region_uses_read() copies the inputs to the server's memory, and region_uses_write() copies the outputs to the
+ * clients' regions. Both stop at the time until_ns; call them again until *done is true. INVALID: the shared memory
+ * object has become shorter; NO_MEMORY: the system has no pages for it; INTERNAL: any other error. */
 attn_status region_uses_read(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
 attn_status region_uses_write(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
 

@@ -1,7 +1,7 @@
-/* uses.c: the tensors of a request that lie in regions (memory that clients registered), inputs before outputs. The CPU
- * copies a tensor piece by piece with pread() and pwrite(), because a client that truncates its object then causes an
- * error and no signal; or a GPU copies it from or to pinned pages; or it is in a GPU's memory, and kernels use it in
- * place. */
+/* uses.c: the tensors of a request that lie in regions (memory that clients registered), inputs before outputs. There
+ * are three kinds. The CPU copies most tensors, with pread() and pwrite() in pieces: if a client truncates its object,
+ * such a call returns an error, but a read of mapped memory would raise SIGBUS. A GPU copies large tensors from or to
+ * pinned pages. Kernels use tensors in a GPU's memory in place. */
 #include "server/regions/internal.h"
 
 #include <errno.h>

@@ -28,8 +28,8 @@
 
 /* ---- Features of the kernels ------------------------------------------------------------------------------------- */
 
-/* Returns the feature that a kernel needs for an option of the protocol; 0: none. `layout` only changes strides; other
- * options that are not in attn_options[] do not reach kernels. */
+/* Returns the feature that a kernel needs for an option of the protocol, or 0 if it needs none. The option `layout`
+ * only changes strides, and options that are not in attn_options[] do not reach kernels. */
 static uint64_t feature_of(const char *option)
 {
     if (strcmp(option, "seed") == 0) return ATTN_OPTION_BIT(DROPOUT);
@@ -38,7 +38,8 @@ static uint64_t feature_of(const char *option)
     return 0;
 }
 
-/* A decode needs a kernel that reads keys and values from pages, because caches consist of pages. */
+/* True if the kernel can compute the operation. A decode needs a kernel that reads keys and values from pages, because
+ * caches consist of pages. */
 static bool computes(const attn_kernel *k, proto_op op)
 {
     const uint64_t pages = ATTN_TENSOR_BIT(page_table) | ATTN_TENSOR_BIT(seqlens_k);
@@ -197,15 +198,15 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "cache_ttl_ms", CACHES_TTL_MS },
         { "cache_ttl_most_ms", INT64_C(1000) * PROTO_CACHE_TTL_MOST_S },
         { "cache_kv_heads", CACHES_HEADS },
-        /* positions in a page: the default, and the two allowed values of page_size */
+        /* number of positions in a page: the default, then the smallest and the largest value of page_size */
         { "cache_page_size", CACHES_PAGE_SIZE },
         { "cache_page_size_least", CACHES_PAGE_SIZE_LEAST },
         { "cache_page_size_most", CACHES_PAGE_SIZE_MOST },
         { "decode_caches", CACHES_ROWS },
         { "decode_pages", CACHES_STEP_PAGES },
-        /* `verify` on the CPU: multiply-adds for all problems of a body together */
+        /* limit for `verify` on the CPU: number of multiply-adds for all problems of a body together */
         { "verify_multiply_adds", VERIFY_MAX_MULTIPLY_ADDS },
-        /* `verify` on the CPU: elements of k and v of one head together */
+        /* limit for `verify` on the CPU: number of elements of k and v of one head together */
         { "verify_head_elements", VERIFY_MAX_HEAD_ELEMENTS },
         { "shared_memory_regions", config_shares_memory(c) ? REGIONS_MAX_COUNT : 0 },
         { "shared_memory_bytes", config_shares_memory(c) ? REGIONS_MAX_BYTES : 0 },
