@@ -131,8 +131,9 @@ static bool put_member(cJSON *metadata, const cJSON *member)
     return added;
 }
 
-/* Returns a new header for the safetensors file, with the members of the file `name`; the old file's bytes from offset
- * *data on follow it. NULL: the members were refused, and a message was printed. */
+/* Returns a new header for the safetensors file: its old header plus the members of the JSON file `name`. *data becomes
+ * the offset in the old file of the bytes after its header. Returns NULL after printing a message if the members were
+ * refused. */
 static char *merge_members(const char *name, const char *file, size_t bytes, size_t *header_bytes, size_t *data)
 {
     size_t count;

@@ -179,7 +179,7 @@ static bool send_all(int fd, const void *bytes, size_t count, int64_t deadline_m
     return true;
 }
 
-/* Stops at `enough` bytes, a line feed, or the end of the data. */
+/* Reads until the buffer has `enough` bytes or a line feed, or until the end of the data. */
 static ssize_t read_line(int fd, char *buffer, size_t enough, int64_t deadline_ms)
 {
     size_t used = 0;

@@ -21,8 +21,9 @@ struct pages {
         shared;
     int64_t next;
     uint64_t *taken;
-    int32_t *references; /* [granule]: references to the page that begins here */
-    /* [granule]: XOR of the addresses of all owners of the page that begins here; with one owner, its address */
+    int32_t *references; /* [granule]: number of references to the page that begins at this granule */
+    /* [granule]: XOR of the addresses of all owners of the page that begins at this granule; with one owner, its
+     * address */
     uintptr_t *owners;
 };
 

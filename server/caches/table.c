@@ -108,7 +108,7 @@ int64_t caches_held_bytes(struct caches *caches)
  * memory could not be given back. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
-    /* pool->device becomes NULL if the device is lost while the lock is released */
+    /* a copy, because pool->device becomes NULL if the device is lost while the lock is released */
     const char *const device = pool->device;
     attn_error why = { 0 };
     void *memory = NULL;
@@ -143,7 +143,8 @@ void cache_charge(const struct caches *caches, const struct cache *cache, int64_
     assert(cache->caller->cache_bytes >= 0);
 }
 
-/* Returns the account's share of the sum of `bound` over all pools. INT64_MAX: the account has no limit of its own. */
+/* Sums `bound` over all pools, and returns the share of this sum that the account may use. INT64_MAX: the account may
+ * use all. */
 static int64_t share_of_pools(const struct caches *caches, const struct caller *caller,
                               int64_t (*bound)(const struct pool *pool))
 {
@@ -499,7 +500,8 @@ attn_status caches_create(struct caches *caches, struct caller *caller, const st
     return status;
 }
 
-/* Returns the cache of the sequence with this name, or NULL. An expired cache is removed and not returned. */
+/* Returns the cache of the sequence with this name (KServe's parameter sequence_id), or NULL. An expired cache is
+ * removed and not returned. */
 static struct cache *sequence_of(struct caches *caches, const struct caller *caller, const char *name)
 {
     struct cache *cache = *sequence_bucket(caches, caller, name);

@@ -34,8 +34,8 @@ static const char *scales_text(const struct cache *cache)
     return cache->v_scale ? "v_scale alone" : "neither k_scale nor v_scale";
 }
 
-/* Returns the cache with the id step->ids[row], or NULL with an error. A pointer from an earlier search is reused while
- * it is valid. */
+/* Returns the cache with the id step->ids[row], or NULL with an error. Reuses the pointer that an earlier search has
+ * found, as long as that pointer is valid. */
 static struct cache *find_row(const struct cache_step *step, int row, int64_t now_ms, attn_error *err)
 {
     char member[32], what[32];
@@ -123,7 +123,7 @@ static attn_status look(struct cache_step *step, attn_error *err)
         if (cache == NULL) return ATTN_NOT_FOUND;
         if (step->append > 0 && cache->looked == number) return twice(step, row, err);
         cache->looked = number;
-        /* valid until any cache is removed, which find_row() tests */
+        /* find_row() uses this pointer again, unless any cache was removed meanwhile */
         step->row[row].cache = cache;
         if (first == NULL) first = cache;
         const attn_status status = goes_along(step, first, cache, row, err);
@@ -270,8 +270,8 @@ static attn_status in_pieces(const struct cache_step *step, int64_t count, attn_
                      (long long)page_bytes);
 }
 
-/* Takes the new pages of a row (a cache of the transaction) from the pool. FULL: the pool has no room. The pages taken
- * before stay in the row, and begin() gives them back. */
+/* Allocates the new pages of a row (a cache of the transaction) in the pool. Returns FULL if the pool has no room. The
+ * pages allocated before then stay in the row, and begin() gives them back. */
 static attn_status take_row(struct cache_step *step, int index, attn_error *err)
 {
     struct caches *const caches = step->caches;

@@ -45,8 +45,8 @@ static bool has_parts(const struct job *job)
     return true;
 }
 
-/* Returns into how many parts the problem can be cut by batch rows; 1 if it is packed, or if a gradient is a sum over
- * batch rows. */
+/* Returns into how many parts the problem can be cut by batch rows. Returns 1 if the problem is packed, or if a
+ * gradient is a sum over batch rows. */
 static int64_t batch_rows_of(const attn_problem *p, const attn_dims *d)
 {
     const bool shares_bias = p->dbias.rank > 0 && p->dbias.shape[0] == 1;
@@ -111,7 +111,8 @@ static bool have_same_kernels(const attn_capabilities *a, const attn_capabilitie
     return true;
 }
 
-/* True if the results of the two devices are equal to the bit, because device and kernels are of the same kind. */
+/* True if the two devices compute results with equal bits, because the devices and their kernels are of the same kind.
+ * */
 static bool are_alike(const struct device *a, const struct device *b)
 {
     const attn_device_info *const i = &a->info, *const j = &b->info;
@@ -164,7 +165,7 @@ static bool takes_long(const struct devices *devices, const struct job *job)
 }
 
 /* Returns true if the partial gradients of all parts (sums over their queries, such as dk) fit into half of each
- * device's memory. `able` is the number of devices that compute the `parts` parts. */
+ * device's memory. The job has `parts` parts, which `able` devices compute. */
 static bool have_memory(const struct devices *devices, const attn_problem *p, int parts, int able)
 {
     const int64_t bytes = sums_bytes(p, parts) * ((parts + able - 1) / able);
@@ -173,8 +174,8 @@ static bool have_memory(const struct devices *devices, const attn_problem *p, in
     return true;
 }
 
-/* Decides whether the job is cut by queries into parts whose gradients are added up, and into how many. Their number
- * must not depend on the devices' load, so that gradients have the same bits each time. */
+/* Decides whether the job is cut by queries into parts whose gradients are added up, and into how many parts. The
+ * number of parts must not depend on the devices' load, so that gradients have the same bits each time. */
 void cut_prepare(const struct devices *devices, struct job *job)
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];
@@ -236,7 +237,9 @@ bool cut_may_leave(const struct devices *devices, struct device *first, const st
     if (job->sum_parts == 0) return true;
     for (int i = 0; i < devices->count; i++) usable += !devices->device[i]->disabled;
     const attn_problem *const whole = job_problem(job, 0);
-    return !have_memory(devices, whole, job->sum_parts, usable) || /* too few devices are left for the sums */
+    return !have_memory(devices, whole, job->sum_parts, usable) || /* waiting does not help if even all usable
+                                                                    * devices together have too little memory for the
+                                                                    * sums */
            have_memory(devices, whole, job->sum_parts, list_devices(devices, first, job, now_ns, wait_ns, over));
 }
 
@@ -281,7 +284,8 @@ static int put_devices(const struct job *job, int after, char *text, size_t room
         if (part->index > after && (first < 0 || part->index < first)) first = part->index;
     if (first < 0) return -1;
     last = first;
-    for (const struct job_part *part = &job->part; part;) /* the parts are not sorted by device number */
+    for (const struct job_part *part = &job->part; part;) /* from the start again after each hit: the list is not
+                                                           * sorted by device number */
         if (part->index == last + 1) last++, part = &job->part;
         else part = part->next;
     const size_t used = strlen(text);

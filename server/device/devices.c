@@ -336,8 +336,8 @@ void devices_note_lost(struct devices *devices, int number)
     atomic_store(&devices->device[number]->lost, true);
 }
 
-/* Returns the time in seconds that the job takes on the fastest device. If it is long, scores that FlashMask hides do
- * not count. */
+/* Returns a lower bound on the time, in seconds, that the job takes on the fastest device. For a long job, scores that
+ * FlashMask hides do not count. */
 double devices_least_seconds(const struct devices *devices, const struct job *job)
 {
     const double unimportant_s = 0.05;

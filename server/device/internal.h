@@ -50,7 +50,7 @@ struct slot {
     /* room: number of elements of `problems` and `plans`. count: number of the batch's problems. launched: number of
      * problems whose kernels are on the stream. */
     int room, count, launched;
-    /* estimated time of the batch's kernels on the stream; 0: none, or unknown */
+    /* estimated time in seconds of the batch's kernels that are on the stream; 0: no kernels, or the time is unknown */
     double queued_s;
     /* Whether the batch must wait before it launches more kernels, because another long batch of the same client has
      * its turn. */
@@ -77,7 +77,7 @@ struct slot {
     attn_move *moves; /* copies that a kernel makes for a cache transaction, with device addresses */
     int64_t move_room;
     struct mirror *mirrors;
-    /* indices of the mirrors that are copies of host memory, sorted by host address */
+    /* indices in `mirrors` of the mirrors that are copies of host memory, sorted by host address */
     int *regions;
     int mirror_count, mirror_room, region_count;
 
@@ -145,7 +145,7 @@ struct device {
     bool disabled;
     struct batch *batches;
     _Atomic int requests;        /* number of requests on the device, for /v1/info */
-    _Atomic int inline_requests; /* number of those requests that HTTP threads run themselves */
+    _Atomic int inline_requests; /* number of these requests that HTTP threads run themselves (inline slots) */
     _Atomic bool usable;
     _Atomic bool lost; /* whether another part of the server has noted that the device is lost */
 };
@@ -172,8 +172,8 @@ struct devices {
 
 /* ---- Functions that thread.c defines ----------------------------------------------------------------------------- */
 
-/* The main function of a device's thread, with its struct device_thread. Returns when device->stop is set and no work
- * is left. */
+/* The main function of a device's thread; `argument` is its struct device_thread. Returns when device->stop is set and
+ * no work is left. */
 void *device_main(void *argument);
 
 /* ---- Functions of memory.c; a device's thread calls them, or the thread that has taken an inline slot ------------ */
@@ -227,8 +227,8 @@ attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct job_range *range);
 /* True if the problem reads or writes this tensor when it runs. */
 bool parts_use(const attn_problem *p, int id);
-/* Makes the problem of a part of a cut job, and allocates device memory for its tensors on a device with its own
- * memory. */
+/* Makes the problem of a part of a cut job. On a device with its own memory, also allocates device memory for the
+ * problem's tensors. */
 attn_status parts_take(struct device *device, struct slot *slot, struct job_part *part, attn_problem *problem,
                        attn_error *err);
 /* Enqueues copies on the slot's stream: the part's results to the host if `out`, otherwise its inputs to the device.
@@ -247,7 +247,7 @@ int64_t sums_bytes(const attn_problem *p, int parts);
 attn_status sums_take(struct device *device, struct job_part *part, attn_problem *problem, attn_error *err);
 /* Frees the memory for a part's sums of gradients, if any. No other part may be reading it. */
 void sums_drop(struct job_part *part);
-/* True if job `a` is older than job `b`; one of two jobs always is. */
+/* True if job `a` is older than job `b`. Of two different jobs, one is always older. */
 bool sums_older(const struct job *a, const struct job *b);
 /* True if a batch that lacks device memory may wait until gradient sums of other jobs (sums.c) are freed. A batch with
  * such sums of its own waits only for older jobs, so that no two jobs wait for each other. To be called with the

@@ -51,8 +51,8 @@ static bool lies_in(const attn_tensor *t, const char *memory, size_t bytes)
     return memory && data >= memory && data < memory + bytes;
 }
 
-/* True if a tensor can be merged: it is contiguous and in the job's own memory, and the tensors behind it in the merged
- * problem stay aligned. */
+/* True if a tensor can be merged: it is contiguous, lies in the job's own memory, and has a size that keeps the next
+ * tensor in the merged memory aligned. */
 static bool tensor_fits(const struct job *job, const attn_tensor *t)
 {
     const attn_tensor whole = attn_tensor_make(t->data, t->dtype, t->rank, t->shape);
@@ -195,8 +195,8 @@ attn_status merge_take(struct device *device, struct slot *slot, int leader, att
     return ATTN_OK;
 }
 
-/* Adds copies of one tensor between a job and the merged problem. If the merged tensor's rows are longer, each row
- * needs a copy of its own. */
+/* Adds copies of one tensor between a job and the merged problem. If the rows of the merged tensor are longer than the
+ * job's, each row needs a copy of its own. */
 static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, const attn_tensor *whole, int place,
                       bool out)
 {

@@ -42,7 +42,8 @@ attn_status parts_take(struct device *device, struct slot *slot, struct job_part
     const attn_status status = memory_take(device, slot, bytes, &memory, err);
     if (status != ATTN_OK) return status;
     char *at = memory;
-    problem->prefix_keys = NULL; /* prefix_keys (how many keys a row shares with the row before it) only saves time */
+    problem->prefix_keys = NULL; /* not needed: prefix_keys (how many keys a row shares with the row before it) only
+                                  * saves time */
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         attn_tensor *const t = &problem->tensor[id];
         if (!parts_use(problem, id)) t->rank = 0;

@@ -210,8 +210,8 @@ static const struct job_part *next_around(const struct job_part *part)
     return part->next ? part->next : &part->job->part;
 }
 
-/* Enqueues copies of the numbers for this part's share (the elements that it adds up) from all other devices. Each part
- * begins with the next part's device, so that the first copies read from different devices. */
+/* Enqueues copies, from all other devices, of their partial sums for this part's share (the elements that it adds up).
+ * Each part begins with the device of the next part, so that the first copies read from different devices. */
 static attn_status copy_shares(attn_stream *stream, const struct job_part *own, const struct output *o, int64_t first,
                                int64_t end, attn_error *err)
 {

@@ -30,7 +30,7 @@ static int64_t worst_ns(const struct batch *batch)
     return (int64_t)((seconds < most ? seconds : most) * 1e9);
 }
 
-/* Sets the device's due_ns, which the watchdog reads, to the earliest of its slots. */
+/* Sets the device's due_ns, which the watchdog reads, to the earliest due_ns of its slots. */
 static void publish_due(struct device *device)
 {
     int64_t due = NEVER;
@@ -104,7 +104,7 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
             continue;
         }
         if (slot->leader[j] != j) {
-            /* job j is merged with an earlier job of the batch, the leader */
+            /* job j is merged with an earlier job of the batch, its leader, and so has the leader's problem */
             slot->problem[j] = slot->problem[slot->leader[j]];
             continue;
         }
@@ -205,7 +205,7 @@ static bool waits_for_turn(const struct device *device, const struct slot *slot)
     double queued_s = 0;
     bool others = false;
     if (device->info.unified || own_s < DEVICE_SHORT_SECONDS) return false;
-    /* a cancelled batch launches no more kernels */
+    /* a cancelled batch has no reason to wait, because it launches no more kernels */
     if (__atomic_load_n(&slot->batch->cancel, __ATOMIC_RELAXED) != 0) return false;
     for (int s = 0; s < device->slot_count; s++) {
         const struct slot *other = &device->slots[s];
@@ -301,7 +301,8 @@ static attn_status launch_sums(struct slot *slot, attn_error *err)
     slot->count = slot->launched = 0;
     slot->step = slot->first_step = 0;
     slot->piece_ns = slot->began_ns = clock_ns();
-    /* a failed batch may have set the stream's flag for skipped rows (with scores beyond float32's range) */
+    /* clears the stream's flag for skipped rows (with scores beyond float32's range), which a failed batch may have
+     * set */
     (void)attn_stream_left_rows(slot->stream);
     const attn_status status = sums_launch(slot->stream, slot->batch->parts[0], err);
     slot->launched_ns = clock_ns();
@@ -346,7 +347,8 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     slot->launched = 0;
     slot->step = slot->first_step = 0;
     slot->piece_ns = slot->began_ns;
-    /* a failed batch may have set the stream's flag for skipped rows (with scores beyond float32's range) */
+    /* clears the stream's flag for skipped rows (with scores beyond float32's range), which a failed batch may have
+     * set */
     (void)attn_stream_left_rows(slot->stream);
     slot->blocked = count > 0 && waits_for_turn(device, slot);
     if (slot->blocked) return ATTN_OK; /* poll_slots() will continue the launch */
@@ -414,8 +416,8 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     mailbox_post(device->box, &batch->message);
 }
 
-/* When the stream has done all earlier work of the batch, puts the next work on it. The kernels' times are recorded
- * first, because computing exact outputs reuses their events. */
+/* When the stream has done all earlier work of the batch, puts the next work on it. The times of the kernels are read
+ * from their events first, because the computation of exact outputs uses the same events. */
 static attn_status launch_more(struct device *device, struct slot *slot, attn_error *err)
 {
     if (!kernels_are_launched(slot)) return launch_group(device, slot, err);
@@ -446,7 +448,8 @@ static int busy_slots(const struct slot *slots, int slot_count)
     return count;
 }
 
-/* Like launch(), but after an error no work is left on the stream and no memory allocated. */
+/* Puts the batch on the stream by launch(). After an error, waits for the work on the stream and frees the batch's
+ * memory. */
 static attn_status try_launch(struct device *device, struct slot *slot, attn_error *err)
 {
     attn_error late;
@@ -674,7 +677,7 @@ static void take_batch(struct device *device, struct slot *slot, struct batch *b
     *link = batch->message.next;
     if (*link == NULL) device->last = link;
     batch->message.next = NULL;
-    /* another thread of the device takes the remaining batches */
+    /* wakes another thread of the device, which takes the remaining batches */
     if (device->first) pthread_cond_signal(&device->wake);
 }
 

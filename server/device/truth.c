@@ -27,7 +27,7 @@ static bool is_wanted(const struct job *job, int item)
     return job->truths[item].wanted && job->call->items[item].error.status == ATTN_OK;
 }
 
-/* Goes to the first item (problem), from number `item` on, whose exact outputs are wanted. */
+/* Sets slot->truth_item to the first item (problem), from number `item` on, whose exact outputs are wanted. */
 static void go_to(struct slot *slot, int item)
 {
     const struct job *const job = job_of(slot);
@@ -58,8 +58,8 @@ static attn_truth place_of(const struct slot *slot, int item)
                          .dv = memory_address(slot, host->dv) };
 }
 
-/* Computes how much memory the exact outputs of an item need. For a cut job, they are those of the part in this slot.
- * *out_bytes is for the outputs, *workspace_bytes for scratch memory. */
+/* Computes how much memory the exact outputs of an item need: *out_bytes for the outputs, *workspace_bytes for scratch
+ * memory. For a cut job, these are the exact outputs of the part in this slot. */
 static attn_status need_of(const struct device *device, const struct slot *slot, int item, size_t *out_bytes,
                            size_t *workspace_bytes, attn_error *err)
 {
@@ -94,7 +94,7 @@ attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *
     for (int i = 0; i < job->call->count; i++) {
         if (!is_wanted(job, i)) continue;
         const attn_status status = need_of(device, slot, i, &out_bytes, &workspace_bytes, err);
-        /* the CPU verifies this output in sched/finish.c */
+        /* the device cannot verify this output; the CPU verifies it later (sched/finish.c) */
         if (status == ATTN_UNSUPPORTED) return ATTN_OK;
         if (status != ATTN_OK) return status;
     }

@@ -13,8 +13,8 @@
  * leases memory later. On an error the request fails. */
 void body_admit(struct request *request, const struct http_head *head);
 
-/* Takes a piece of the body. Returns how many bytes at its end were not consumed; the next call must pass them
- * again. */
+/* Takes a piece of the body. Returns how many bytes at the end of the piece were not consumed; the next call must pass
+ * these bytes again. */
 size_t body_piece(struct request *request, const char *bytes, size_t count);
 
 /* Call this when the body is complete. A small job is then computed in this thread; any other request goes to the main

@@ -90,7 +90,7 @@ void connections_count_request(struct connections *connections, int more)
     atomic_fetch_add_explicit(&connections->totals.bytes, more * (int64_t)HTTP_REQUEST_BYTES, memory_order_relaxed);
 }
 
-/* Call this with the lock held. */
+/* Removes a connection from the table and frees it. Call this with the lock held. */
 static void drop(struct connections *connections, struct connection *connection)
 {
     assert(connections->by_fd[connection->fd] == connection);
@@ -255,7 +255,7 @@ static bool has_left(struct connection *connection, int phase)
 
 /* True if the connection makes no progress and delays the end of a drain (finishing requests before the server stops).
  * Idle connections are closed only when no connection has had a request for a while, because a load balancer may be
- * sending one. */
+ * sending a request on an idle connection. */
 static bool blocks_drain(const struct connection *connection, int phase, int64_t since_ms, int64_t now_ms,
                          const struct connection_drain_limits *drain_limits)
 {
@@ -371,8 +371,8 @@ static void look_for_old(struct connections *connections, const _Atomic int *tal
     connections->looked_ms = connections->old_count == 0 ? now_ms : 0;
 }
 
-/* Cuts a connection from the list of look_for_old(). Returns false if the connection has changed since then. Call this
- * with the lock held. */
+/* Cuts a connection that look_for_old() has put on the list. Returns false if the connection has changed since then.
+ * Call this with the lock held. */
 static bool cut_old(struct connections *connections, int fd, int rank, int64_t since_ms, bool tokens, int64_t now_ms,
                     _Atomic int *leaving)
 {
@@ -381,7 +381,7 @@ static bool cut_old(struct connections *connections, int fd, int rank, int64_t s
     int phase = atomic_load_explicit(&connection->phase, memory_order_acquire);
     const int64_t since = atomic_load_explicit(&connection->since_ms, memory_order_relaxed);
     if (since != since_ms || rank_of(connection, phase, since, tokens, now_ms) != rank) return false;
-    /* unread bytes may be the client's next request */
+    /* not cut: the bytes that the server has not read may be the client's next request */
     if (rank != SLOW_STRANGER && has_unread(connection)) return false;
     if (!atomic_compare_exchange_strong(&connection->phase, &phase, CONNECTION_CUT)) return false;
     connection->leaving = leaving;

@@ -47,7 +47,7 @@ struct connection {
     /* The web server's socket. Functions of connections.c may shut it down while the connection is in the table. Only
      * the web server closes it. */
     int fd;
-    bool plain; /* true: the client does not use TLS, so a fixed answer may be written to the socket */
+    bool plain; /* whether the client uses no TLS; a fixed answer may then be written directly to the socket */
     char peer[PEER_BYTES];
     _Atomic bool known; /* whether a request on this connection has shown a valid token */
     _Atomic int phase;
@@ -61,8 +61,8 @@ struct connection {
     _Atomic int
         /* the two counters that count this connection: the HTTP thread's and the web server's; NULL: no counter */
         *tallies[2];
-    /* account (flow) for the device time of this connection's requests on a server without tokens, a counted reference;
-     * NULL: none has computed yet */
+    /* account (flow) to which the device time of this connection's requests is charged, on a server without tokens; a
+     * counted reference. NULL: no request has computed yet */
     struct flow *flow;
     /* request that is being received or answered; NULL between two requests; only the HTTP thread uses this */
     struct request *request;

@@ -45,7 +45,7 @@ struct exchange {
     uint64_t received_bytes;   /* bytes of the body that have arrived, before unpacking */
     /* staging memory (memory for tensors) in bytes for a body of the announced length; 0: no length was announced */
     size_t expected_bytes;
-    bool bad_line; /* true: the request line is malformed, so the request is refused */
+    bool bad_line; /* whether the request line is malformed; the request is then refused */
     bool has_query;
     bool cors; /* whether a browser may show the answer to the page that sent the request (CORS) */
     /* whether the request is a CORS preflight, an OPTIONS request from a page of an allowed origin */

@@ -53,11 +53,11 @@ static bool is_delivered(int fd)
     return ioctl(fd, SIOCOUTQ, &bytes) != 0 || bytes == 0;
 }
 
-/* Call this with the lock held. */
+/* Closes kept socket i and removes it from the table. Call this with the lock held. */
 static void close_at(struct lingering *linger, int i)
 {
     const int fd = linger->sockets[i].fd;
-    /* close() alone would not remove the socket while the web server has another descriptor of it */
+    /* close() alone would not remove the socket from the epoll set while the web server has another descriptor of it */
     (void)epoll_ctl(linger->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
     close(fd);
     linger->count--;
@@ -119,8 +119,8 @@ void lingering_close_on(struct lingering *linger, int fd, enum lingering_close_w
     pthread_mutex_unlock(&linger->lock);
 }
 
-/* Drops received bytes of socket i, and returns whether it may be closed. `of` is the number of sockets in this round;
- * with fewer, more bytes are dropped from each. Call this with the lock held. */
+/* Drops received bytes of socket i, and returns whether it may be closed. `of` is the number of sockets that this round
+ * looks at: the fewer there are, the more bytes are dropped from each. Call this with the lock held. */
 static bool look_at(struct lingering *linger, int i, int of)
 {
     const int share = LINGER_SWEEP_PIECES / of, pieces = share < LINGER_DROP_PIECES ? share : LINGER_DROP_PIECES;

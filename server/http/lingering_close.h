@@ -31,7 +31,7 @@ struct lingering {
     /* epoll set of the kept sockets that are open for reading; readable when bytes have arrived; -1: none */
     int epoll_fd;
     int most; /* largest number of sockets that may be kept open, at most LINGER_MOST */
-    /* descriptor numbers from this one on are reserved for connections */
+    /* descriptors from this number on are reserved for connections; kept sockets have lower numbers */
     int end_fd;
     int64_t drop_bytes, drop_ms;
     int count;

@@ -101,7 +101,7 @@ static enum MHD_Result head(struct request *request, const char *version)
     read_peer(request);
     if (!sound) {
         request_fail(request, PROTO_E_INVALID_FRAMING, NULL, "%s", f.fault);
-        /* nobody knows where a request with bad framing ends, so its client may still be sending */
+        /* the end of a request with bad framing is unknown, so its client may still be sending */
         exchange->connection->sending = true;
         return answer_now(request, true);
     }

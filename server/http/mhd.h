@@ -17,7 +17,7 @@ struct http_server {
     bool plain;    /* whether the port serves plain HTTP, without TLS */
     int most;
     _Atomic int open;
-    _Atomic int leaving; /* connections that were cut to make room for others and are not removed yet */
+    _Atomic int leaving; /* number of connections that were cut to make room for others and are not removed yet */
     char *cert, *key;    /* texts of the certificate and its key in PEM form, owned by this struct */
 };
 

@@ -41,7 +41,7 @@ static const struct {
     { 413, PROTO_E_TOO_LARGE, NULL },
     { 414, PROTO_E_TARGET_TOO_LONG, NULL },
     { 431, PROTO_E_HEAD_TOO_LARGE, NULL },
-    /* libmicrohttpd answers 500 if the head of a chunk is too long and its answer 413 does not fit into the
+    /* libmicrohttpd answers 413 if the head of a chunk is too long, but 500 if its own answer 413 does not fit into the
      * connection's memory */
     { 500, PROTO_E_TOO_LARGE, "the head of a chunk does not fit into the memory of a connection" },
     { 501, PROTO_E_NOT_IMPLEMENTED, NULL },
@@ -170,7 +170,7 @@ void own_answers_end(struct connection *connection)
 
 /* ---- Functions that replace functions of the same name in the libraries ------------------------------------------ */
 
-/* Sends the refusal and reports to libmicrohttpd that the client has left, so that it closes the connection. */
+/* Sends the refusal. Tells libmicrohttpd that the client has left, so that libmicrohttpd closes the connection. */
 static ssize_t refused(int fd, const char *refusal, size_t length)
 {
     (void)!sendto(fd, refusal, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL, 0);

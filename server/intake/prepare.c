@@ -163,8 +163,8 @@ static uint64_t elsewhere_of(const struct job *job)
     return job->shared ? job->shared->elsewhere : 0;
 }
 
-/* Adds the bytes of an item's (problem's) outputs to *bytes, each rounded up to the alignment, without outputs in
- * `elsewhere`. */
+/* Adds to *bytes the sizes of an item's (problem's) outputs, each rounded up to the alignment. Outputs in the set
+ * `elsewhere` are left out. */
 static attn_status count_outputs(proto_item *item, uint64_t elsewhere, size_t *bytes, attn_error *err)
 {
     for (int n = 0, end = proto_item_results_end(item); n < end; n++) {
@@ -293,8 +293,7 @@ static void add_cost(struct job *job, const attn_cost *cost, double *most)
     job->because = cost->because;
 }
 
-/* Adds to the job's cost the time in which a device computes the exact outputs (float64) of an item (problem), if it
- * must. */
+/* If a device computes exact outputs (float64) of an item (problem), adds the time for this to the job's cost. */
 static void add_truth(struct job *job, int index, double *most)
 {
     if (job->truths == NULL || !job->truths[index].wanted) return;

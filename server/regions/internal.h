@@ -23,7 +23,7 @@ struct region {
     char name[PROTO_REGION_BYTES];
     /* range in bytes of the shared memory object; in a GPU's memory the offset is 0 */
     int64_t offset, bytes;
-    struct region *next; /* next region that the table's own thread will close */
+    struct region *next; /* next region in the list `gone` of regions that the table's own thread will close */
 
     /* Members of regions of kind SYSTEM: ranges of objects in /dev/shm. */
     char key[PROTO_REGION_BYTES];
@@ -33,7 +33,8 @@ struct region {
     /* The pages of the region that a driver holds for devices; NULL: none. The table's lock protects the members from
      * here to `after`. */
     struct pin *pin;
-    struct timespec seen; /* time of the object's last modification, except by the server */
+    struct timespec seen; /* modification time of the object when no client had modified it; a different time shows
+                           * that a client has modified it */
     int writing;          /* number of the server's running writes to the region */
     /* Whether no client had modified the object when the server began to write to it. */
     bool intact;

@@ -49,7 +49,8 @@ bool region_is_intact(const struct region *region)
     return st.st_mtim.tv_sec == region->seen.tv_sec && st.st_mtim.tv_nsec == region->seen.tv_nsec;
 }
 
-/* Records the object's modification time. To be called with the lock held. */
+/* Records the modification time of the region's object, so that a later modification is noticed. To be called with the
+ * lock held. */
 static void begin_watch(struct region *region)
 {
     struct stat st;
@@ -109,8 +110,8 @@ static bool hold_pages(struct region *region, struct pin *pin)
     return intact;
 }
 
-/* Lets a driver hold a region's pages for copies by devices, after filling holes in the file. NULL: impossible, so the
- * CPU will copy. */
+/* Pins a region's pages: a driver then holds them, and devices can copy from and to them. Fills holes in the file
+ * first. Returns NULL if the pages cannot be pinned; the CPU then copies. */
 static struct pin *pin(struct region *region)
 {
     const int64_t page = sysconf(_SC_PAGESIZE), from = region->offset / page * page;

@@ -64,12 +64,12 @@ void regions_free(
 
 /* ---- The table of registered regions ----------------------------------------------------------------------------- */
 
-/* Registers a region of a shared memory object, which must be long enough. On failure returns false with *error and
- * `why`; why->member is a pointer into the request's body. */
+/* Registers a region of a shared memory object, which must be long enough. On failure returns false, and sets *error
+ * and *why; why->member is the JSON pointer of the wrong member of the request's body. */
 bool regions_register(struct regions *regions, struct caller *caller, const char *name, const proto_region *wanted,
                       proto_error *error, attn_error *why);
-/* Registers memory of a device, which must stay open until regions_free(). `number` is the server's number of the
- * device. The driver takes some 0.1 ms. */
+/* Registers memory of a GPU as a region. The device must stay open until regions_free(). `number` is the server's
+ * number of the device. Opening the memory in the driver takes about 0.1 ms. */
 bool regions_register_cuda(struct regions *regions, struct caller *caller, const char *name,
                            const proto_cuda_region *wanted, attn_device *device, int number, proto_error *error,
                            attn_error *why);

@@ -213,15 +213,16 @@ static void put_problem_schema(struct json *j, proto_op op, bool with_context)
     json_raw(j, "}");
 }
 
-/* Writes a reference to the schema of a problem. If `context` is true, writes a second one, for a backward of a saved
- * forward (context). */
+/* Writes a reference to the JSON schema of a problem. If `context` is true, also writes a reference to the schema of a
+ * backward that uses a saved forward (context). */
 static void put_problem_refs(struct json *j, const char *name, bool context)
 {
     json_put(j, "{'$ref':'#/components/schemas/%sProblem'}", name);
     if (context) json_put(j, ",{'$ref':'#/components/schemas/%sOfContext'}", name);
 }
 
-/* Writes the schemas of a body: for one problem and, if the operation takes several (an envelope), for a list. */
+/* Writes the schemas of a request body: one for a single problem and, if the operation accepts several problems in one
+ * body (an envelope), one for a list of problems. */
 static void put_request_schemas(struct json *j, proto_op op, const proto_limits *limits)
 {
     const char *const name = proto_operations[op].title;

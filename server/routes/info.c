@@ -54,7 +54,7 @@ static bool takes_tensor(const attn_kernel *k, proto_op op, attn_tensor_id id)
     const bool fp8 = k->dtypes >> ATTN_F8E4M3 & 1 || (of_keys && k->features & ATTN_OPTION_BIT(KEY_DTYPE));
     if (proto_operations[op].takes_caches && id == ATTN_T_keep_mask &&
         !(k->features & ATTN_OPTION_BIT(KEEP_MASK_AT_END)))
-        /* in a decode a keep mask covers only the last keys, which needs the feature KEEP_MASK_AT_END */
+        /* in a decode, a keep mask covers only the last keys, so the kernel must have the feature KEEP_MASK_AT_END */
         return false;
     return proto_takes_tensor(op, id) && (k->features >> id & 1) && (!fp8_only || fp8);
 }
@@ -184,7 +184,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "tensor_bytes", l->tensor_bytes },
         { "tensor_rank", ATTN_MAX_RANK },
         { "safetensors_header_bytes", PROTO_HEADER_BYTES },
-        /* bytes of a body's JSON without its arrays of numbers */
+        /* limit in bytes for the JSON of a body, without its arrays of numbers */
         { "kserve_json_bytes", PROTO_HEADER_BYTES },
         { "json_skeleton_bytes", (int64_t)l->rest_bytes },
         { "json_depth", l->depth },
@@ -304,7 +304,7 @@ void info_answer(struct request *request, struct answer *answer)
     const int count = devices_count(server->devices);
     struct device_state *devices = calloc((size_t)count + 1, sizeof *devices);
     int64_t requests, bytes;
-    if (devices == NULL) return; /* without a body, the client is answered 500 */
+    if (devices == NULL) return; /* out of memory: an answer without a body becomes a 500 */
     devices_describe(server->devices, devices);
     queue_waiting(&server->queue, &requests, &bytes);
     int inflight = 0;
