@@ -59,7 +59,7 @@ static int refuse(int status, const char *format, ...)
     return status;
 }
 
-/* Returns false after printing a message if the arguments are wrong. */
+/* Reads the arguments into *a. Returns false after printing a message if they are wrong. */
 static bool read_arguments(int argc, char **argv, struct arguments *a)
 {
     *a = (struct arguments){ .devices = "auto" };
@@ -81,7 +81,7 @@ static bool read_arguments(int argc, char **argv, struct arguments *a)
     return false;
 }
 
-/* Reads a whole file into memory from malloc(); NULL: it failed, and a message was printed. */
+/* Returns the content of a file, in memory from malloc(), or NULL after printing a message. */
 static char *read_file(const char *name, size_t most, size_t *bytes)
 {
     FILE *const file = fopen(name, "rb");

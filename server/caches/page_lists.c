@@ -1,7 +1,7 @@
 /* page_lists.c: lists of pages, in blocks of page numbers. See page_lists.h.
  *
  * Invariants
- * 1. A block that several lists share has only pages full of positions, so its page numbers never change.
+ * 1. In a block that several lists share, every position of every page is in use, so its page numbers never change.
  * 2. For each page with one reference, pages.c knows the block that contains the page, or NULL if the page belongs to a
  * running cache transaction.
  * 3. pages_shared() counts each shared page once: pages.c counts those in several blocks, this file those in one block
@@ -48,7 +48,7 @@ static void block_free(struct page_block *block)
     free(block);
 }
 
-/* Makes room for `count` page numbers. The memory grows with the block, because most caches have few pages. */
+/* Makes room in a block for `count` page numbers. A block starts small, because most caches have few pages. */
 static bool block_reserve(struct page_block *block, int64_t count)
 {
     if (count <= block->room) return true;

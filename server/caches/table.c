@@ -440,8 +440,8 @@ static int roomiest(const struct caches *caches, bool open)
     return best;
 }
 
-/* Allocates the memory of the pool with the most free room. If its device has no memory for it, another pool that is
- * allocated already is enough. The lock may be released for a time. */
+/* Makes sure that a pool can hold a new cache: allocates the memory of the pool with the most free room, unless it is
+ * allocated. If that fails, a pool that is allocated already is enough. May release the lock for a time. */
 static attn_status make_ready(struct caches *caches, attn_error *err)
 {
     for (;;) {
@@ -572,7 +572,8 @@ void caches_list(struct caches *caches, const struct caller *caller, struct cach
         ++*count;
     }
     pthread_mutex_unlock(&caches->lock);
-    /* takes the lock for each cache, because counting the shared pages of one cache may go through a thousand blocks */
+    /* takes the lock for each cache separately, because counting the shared pages of one cache may go through a
+     * thousand blocks */
     for (int i = 0; i < found; i++) {
         pthread_mutex_lock(&caches->lock);
         const struct cache *const cache = cache_known(caches, caller, infos[i].id, clock_ms());

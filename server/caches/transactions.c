@@ -300,7 +300,7 @@ static attn_status take_pages(struct cache_step *step, attn_error *err)
     int64_t count = 0;
     for (int row = 0; row < step->rows; row++) {
         count += count_pages(step, row);
-        /* caches with users are not removed when expired caches are */
+        /* this count keeps the cache while expired caches without users are removed */
         step->row[row].cache->users++;
     }
     attn_status status = check_room(step, count, NULL);

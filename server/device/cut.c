@@ -111,8 +111,7 @@ static bool have_same_kernels(const attn_capabilities *a, const attn_capabilitie
     return true;
 }
 
-/* True if the two devices compute results with equal bits, because the devices and their kernels are of the same kind.
- * */
+/* True if the two devices compute results with equal bits: the devices and their kernels are of the same kind. */
 static bool are_alike(const struct device *a, const struct device *b)
 {
     const attn_device_info *const i = &a->info, *const j = &b->info;
@@ -194,7 +193,8 @@ void cut_prepare(const struct devices *devices, struct job *job)
 
 /* ---- Choosing the devices, and cutting the job ------------------------------------------------------------------- */
 
-/* Inserts the device into the list, which is sorted by work in ascending order. over[0] stays first. */
+/* Inserts a device into the list `over`, which is sorted by the work that each device has, the least first. over[0]
+ * stays where it is. */
 static void insert(struct device **over, int count, struct device *device)
 {
     int place = count;
@@ -237,9 +237,7 @@ bool cut_may_leave(const struct devices *devices, struct device *first, const st
     if (job->sum_parts == 0) return true;
     for (int i = 0; i < devices->count; i++) usable += !devices->device[i]->disabled;
     const attn_problem *const whole = job_problem(job, 0);
-    return !have_memory(devices, whole, job->sum_parts, usable) || /* waiting does not help if even all usable
-                                                                    * devices together have too little memory for the
-                                                                    * sums */
+    return !have_memory(devices, whole, job->sum_parts, usable) || /* waiting would not give enough memory */
            have_memory(devices, whole, job->sum_parts, list_devices(devices, first, job, now_ns, wait_ns, over));
 }
 
@@ -284,8 +282,7 @@ static int put_devices(const struct job *job, int after, char *text, size_t room
         if (part->index > after && (first < 0 || part->index < first)) first = part->index;
     if (first < 0) return -1;
     last = first;
-    for (const struct job_part *part = &job->part; part;) /* from the start again after each hit: the list is not
-                                                           * sorted by device number */
+    for (const struct job_part *part = &job->part; part;) /* the list is not sorted by device number */
         if (part->index == last + 1) last++, part = &job->part;
         else part = part->next;
     const size_t used = strlen(text);

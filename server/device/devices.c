@@ -113,7 +113,7 @@ static attn_status device_open(const struct config *config, const char *backend,
     device->number = devices->count;
     devices->device[devices->count++] = device;
     static const attn_status to_count[] = { ATTN_DEVICE, ATTN_DEVICE_LOST, ATTN_NO_MEMORY };
-    /* Prometheus's rate() ignores the first sample of a metric, so these must exist with the value 0. */
+    /* these metrics must exist with the value 0, because Prometheus's rate() ignores the first sample of a metric */
     metrics_add(METRIC_DEVICE_BATCHES, device->info.name, NULL, 0);
     metrics_add(METRIC_DEVICE_PARTS, device->info.name, NULL, 0);
     for (int i = 0; i < 3; i++) metrics_add(METRIC_DEVICE_ERRORS, device->info.name, attn_status_name(to_count[i]), 0);
@@ -269,7 +269,7 @@ const char *device_name(const struct device *device)
     return device->info.name;
 }
 
-/* Allocates staging memory (host memory for requests' tensors), pinned by one device for all of them. */
+/* Allocates staging memory (host memory for requests' tensors). The driver of one device pins it for all devices. */
 static void *map_staging(void *context, size_t bytes)
 {
     const struct devices *devices = context;
@@ -365,8 +365,8 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
     return seconds;
 }
 
-/* Returns how many batches the device may have at a time, for each flow (client) and for all flows together. Guests
- * (batches of flows without another batch on the device) are not counted. */
+/* Returns how many batches the device may have at a time. The limit holds for each flow (client), and also for all
+ * flows together. Guests (batches of flows without another batch on the device) do not count. */
 static int most_batches(const struct device *device)
 {
     return device->streams + (device->info.unified || device->streams == 1);

@@ -57,7 +57,7 @@ struct batch {
     double launch_us; /* time until the kernels were enqueued; included in compute_us */
     /* device time of computing exact outputs in float64 for `verify` */
     double truth_us;
-    struct job_part *parts[]; /* each part has a reference to its job */
+    struct job_part *parts[]; /* parts of jobs; each part holds a reference to its job */
 };
 
 static inline struct job *batch_job(const struct batch *batch, int part)
@@ -78,7 +78,7 @@ void batch_count(const struct batch *batch, const struct job_part *first);
 /* Copies the times of the batch to a job that ran in it. A job with several parts keeps the times of the part that took
  * longest. */
 void batch_note_times(const struct batch *batch, struct job *job);
-/* Adds the times of a job that ran to the metrics. */
+/* Records in the metrics the times of a job that has run. */
 void batch_observe_times(const struct job *job);
 
 struct caches;
@@ -101,11 +101,10 @@ attn_status devices_add_caches(struct devices *devices, const struct config *con
                                attn_error *err);
 
 int devices_count(const struct devices *devices);
-/* Returns what the first device can compute, for any thread that chooses kernels. */
+/* Returns what the first device can compute. Any thread may call this to choose kernels. */
 const attn_capabilities *devices_capabilities(const struct devices *devices);
 const attn_device_info *
-/* Returns the description of the device with the most memory. The description is as it was when the device was opened.
- * */
+/* Returns the description of the device with the most memory, as it was when the device was opened. */
 devices_largest(const struct devices *devices);
 /* Lets `source` give out host memory that the first device has pinned, because devices copy from pinned memory fastest.
  * Returns false if no device copies; ordinary memory is then as good. The devices must outlive the staging pool, which
@@ -129,7 +128,8 @@ void devices_describe(struct devices *devices, struct device_state *states);
 attn_device *devices_of_index(const struct devices *devices, int64_t index, int *number);
 /* true if the device has not failed; any thread may call this */
 bool devices_is_usable(const struct devices *devices, int number);
-/* Records that a call for the device returned DEVICE_LOST, for devices_to_disable(). Any thread may call this. */
+/* Records that a call of the device's driver has returned DEVICE_LOST. devices_to_disable() then returns this device.
+ * Any thread may call this. */
 void devices_note_lost(struct devices *devices, int number);
 
 /* ---- Functions for the main thread ------------------------------------------------------------------------------- */
@@ -173,9 +173,9 @@ int device_number(const struct device *device);
  * out of memory. */
 int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
                      struct device *over[CONFIG_MAX_DEVICES]);
-/* Returns whether the job can be sent to a device now; `first` must have room. False: its gradients are added up from
- * parts (sums.c), and the devices with room lack memory for all sums. *wait_ns is then reduced to the time until more
- * devices may have room. */
+/* Returns whether the job can be sent to a device now; `first` must have room. Returns false if its gradients are added
+ * up from parts (sums.c), but the devices with room lack memory for all sums. In that case *wait_ns is reduced to the
+ * time until more devices may have room. */
 bool cut_may_leave(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
                    int64_t *wait_ns);
 /* Sets the name of the backend, such as "cuda:0-3 sm90 by queries", in the result of a job that several devices
@@ -194,10 +194,10 @@ void devices_submit(struct devices *devices, struct batch *batch, struct device 
 void devices_submit_late(struct devices *devices, struct batch *batch);
 /* True if a batch is on a device other than the CPU. */
 bool devices_away(const struct devices *devices);
-/* Removes a batch that has arrived in the mailbox from the list of its device. */
+/* Removes a batch, which has arrived in the mailbox, from its device's list of batches. */
 void devices_collect(struct devices *devices, struct batch *batch);
 const char *device_name(const struct device *device);
-/* Stops giving work to a device that failed. False: the device was disabled already. */
+/* Stops giving work to a device that failed. Returns false if the device was disabled already. */
 bool device_disable(struct device *device);
 
 /* Returns a device that must be disabled, because a thread noted it as lost or because a batch on it takes too long.

@@ -82,12 +82,12 @@ struct slot {
     int mirror_count, mirror_room, region_count;
 
     /* Each array below has one element for each job of the batch. */
-    /* Small problems of a batch are merged into one. leader[j] is the job whose problem they are merged into, for each
-     * job j; it is j itself if job j is such a leader or is not merged. */
+    /* Small problems of several jobs are merged into one problem. leader[j] is the job with whose problem the problem
+     * of job j is merged. It is j itself if job j is such a leader, or is not merged. */
     int16_t leader[CONFIG_MAX_BATCH];
     /* for each leader: the number of jobs in the merged problem, the leader included */
     int16_t members[CONFIG_MAX_BATCH];
-    int16_t place[CONFIG_MAX_BATCH]; /* position of each job in its merged problem */
+    int16_t place[CONFIG_MAX_BATCH]; /* position of each job's problem in its merged problem */
     /* whether a kernel copies the job's tensors to and from the merged problem; the job then has no device memory of
      * its own */
     bool moved[CONFIG_MAX_BATCH];
@@ -154,7 +154,8 @@ struct device {
 struct inline_slot {
     _Alignas(LINE) atomic_flag taken;
     struct device *device;
-    /* on the CPU: a handle of this stream alone; on a GPU: the handle of the device's thread */
+    /* the device's handle: on the CPU, one that belongs to this stream alone; on a GPU, the handle of the device's
+     * thread */
     attn_device *handle;
     struct slot slot;
 };
@@ -210,8 +211,8 @@ void memory_close_slot(attn_device *handle, struct slot *slot);
 
 /* ---- Functions of merge.c; a device's thread calls them -------------------------------------------------------- */
 
-/* Decides which jobs of the batch are merged into one problem, and for which a kernel makes the copies: sets leader,
- * members, place and moved. */
+/* Decides which jobs of the batch are merged into one problem, and for which jobs a kernel makes the copies. Sets the
+ * arrays leader, members, place and moved. */
 void merge_find(const struct device *device, struct slot *slot);
 
 /* Makes the merged problem of the job `leader` and of the jobs that join it, in new device memory. */
@@ -243,7 +244,7 @@ attn_status parts_copy(struct slot *slot, const struct job_part *part, const att
 bool sums_are_needed(const attn_problem *p);
 /* Returns the bytes of device memory that each of `parts` parts needs for gradients that are sums over queries. */
 int64_t sums_bytes(const attn_problem *p, int parts);
-/* Allocates the part's device memory for outputs that are sums over queries, and places these outputs there. */
+/* Allocates the part's device memory for outputs that are sums over queries, and sets these outputs' addresses. */
 attn_status sums_take(struct device *device, struct job_part *part, attn_problem *problem, attn_error *err);
 /* Frees the memory for a part's sums of gradients, if any. No other part may be reading it. */
 void sums_drop(struct job_part *part);
@@ -263,8 +264,8 @@ void sums_as_float(attn_problem *problem);
 
 /* ---- Functions of truth.c; a device's thread calls them ---------------------------------------------------------- */
 
-/* Reserves memory for the exact outputs (truths, in float64) of the slot's batch, and sets truths_left: 0 if the job
- * needs none, or if the device cannot compute them. */
+/* Reserves memory for the exact outputs (in float64) of the slot's batch. Sets truths_left to the number of items whose
+ * exact outputs must be computed: 0 if the job needs none, or if the device cannot compute them. */
 attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *err);
 /* Estimates the device time, in seconds, of the next truth_launch(). */
 double truth_piece_seconds(const struct slot *slot);
@@ -299,8 +300,8 @@ struct guest_others {
     int64_t oldest_ns, youngest_ns; /* start times of the oldest and of the youngest batch added */
 };
 void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
-/* Returns how many nanoseconds a guest (a batch whose client has no other batch on the device) whose work takes
- * `seconds` must still wait; 0 or less: it may begin. others->count must be at least 1. */
+/* Returns how many nanoseconds a guest must still wait; 0 or less: it may begin. A guest is a batch whose client has no
+ * other batch on the device. This one takes `seconds`. others->count must be at least 1. */
 int64_t batch_guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns);
 
 /* Writes the `backend` of a result: the names of the device and the kernel, such as "cpu avx512bf16", or only "cpu" if

@@ -105,8 +105,8 @@ static bool equal(const struct job *one, const struct job *other)
            a->window_right == b->window_right && a->deterministic == b->deterministic;
 }
 
-/* Returns the merged problem of the job `leader` and of the jobs that join it. Only tensors in the pool of cache pages
- * have addresses. */
+/* Returns the merged problem of the job `leader` and of the jobs that join it. Its tensors have no addresses yet,
+ * except those in the pool of cache pages. */
 static attn_problem widened(const struct slot *slot, int leader)
 {
     const struct batch *const batch = slot->batch;

@@ -42,8 +42,8 @@ static attn_tensor partial_of(const attn_tensor *result, void *memory)
     return attn_tensor_make(memory, ATTN_F32, result->rank, result->shape);
 }
 
-/* Finds the next output after o->id (-1 at first) that is a sum over queries, for a problem that is cut into `parts`
- * parts. False: there is none. */
+/* Sets *o to the next output after o->id (-1 at first) that is a sum over queries, for a problem that is cut into
+ * `parts` parts. Returns false if there is none. */
 static bool next_output(const attn_problem *p, int parts, struct output *o)
 {
     do o->id++;
@@ -196,8 +196,8 @@ bool sums_begin(struct job *job)
     return true;
 }
 
-/* Returns where the device of part `own` finds the sums that part `other` has computed, from element `first` on: for
- * another device, the address to which copy_shares() copies them. */
+/* Returns the address at which the device of part `own` finds the sums of part `other`, from element `first` on. If
+ * `other` is on another device, this is the address to which copy_shares() copies these sums. */
 static char *numbers_of(const struct output *o, const struct job_part *own, const struct job_part *other, int64_t first)
 {
     if (other->sums_on == own->sums_on) return (char *)other->sums + o->own + (size_t)first * sizeof(float);

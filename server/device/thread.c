@@ -351,7 +351,7 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
      * set */
     (void)attn_stream_left_rows(slot->stream);
     slot->blocked = count > 0 && waits_for_turn(device, slot);
-    if (slot->blocked) return ATTN_OK; /* poll_slots() will continue the launch */
+    if (slot->blocked) return ATTN_OK; /* the batch waits for its turn; poll_slots() launches the rest later */
     do status = launch_group(device, slot, err);
     while (status == ATTN_OK && device->info.unified && slot->launched < count);
     return status;
@@ -716,7 +716,7 @@ void *device_main(void *argument)
         const bool moved = begins || poll_slots(thread, device->info.unified);
         heartbeat_idle();
         if (moved || ends_soon(thread)) continue;
-        /* the thread looks at its streams and at new work in turn */
+        /* the pause between two looks at the thread's streams and at new work */
         const struct timespec pause = { 0, atomic_load(&device->usable) ? DEVICE_POLL_NS : DEVICE_LOST_POLL_NS };
         nanosleep(&pause, NULL);
     }

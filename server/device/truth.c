@@ -1,9 +1,8 @@
 /* truth.c: computes exact results in float64 on the device, for jobs with `verify` and for checks of a client's
- * results. With `verify`, the device then compares its own outputs with the exact results. For a check, the exact
- * results are the output, and no other kernels run. Such a job is alone in its batch, and its exact results are
- * computed after all its other kernels. Each call of truth_launch() enqueues about 25 ms of work, so that batches of
- * other clients can run in between. If a job is cut into parts for several devices, each device compares its own part.
- * */
+ * results. Jobs of both kinds are alone in their batch. With `verify`, the exact results are computed after the job's
+ * kernels, and the device compares its outputs with them. For a check, the exact results are the output, and no other
+ * kernels run. Each call of truth_launch() enqueues about 25 ms of work, so that batches of other clients can run in
+ * between. If a job is cut into parts for several devices, each device compares its own part. */
 #include "server/device/internal.h"
 
 #include <assert.h>

@@ -164,7 +164,7 @@ size_t body_piece(struct request *request, const char *bytes, size_t count)
     /* only a chunked body can be too long here, because a Content-Length was checked earlier */
     if (exchange->received_bytes + count > limit) {
         exchange->received_bytes += count;
-        /* replaces an earlier error, because TOO_LARGE ends the connection */
+        /* an earlier error gives way to TOO_LARGE, which ends the connection */
         request->failed = false;
         request_fail(request, PROTO_E_TOO_LARGE, NULL,
                      "the body has more than %llu bytes, the limit (the server's --max-body-bytes)",

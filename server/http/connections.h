@@ -133,7 +133,8 @@ struct connection *connections_find(struct connections *connections, int fd);
  * still be open. */
 void connections_remove(struct connections *connections, struct connection *connection);
 
-/* Counts the memory of a request when it begins (`more` is 1) or ends (-1). Call this on the web server's thread. */
+/* Adds the memory of a request to the total when the request begins (`more` is 1), and subtracts it at the end (-1).
+ * Call this on the web server's thread. */
 void connections_count_request(struct connections *connections, int more);
 
 /* Moves the connection to the phase. Call this on the web server's thread. Returns false if the connection has been

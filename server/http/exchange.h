@@ -50,8 +50,8 @@ struct exchange {
     bool cors; /* whether a browser may show the answer to the page that sent the request (CORS) */
     /* whether the request is a CORS preflight, an OPTIONS request from a page of an allowed origin */
     bool preflight;
-    bool done;       /* whether the handler has changed the server's state, such as a cache; an error answer would
-                      * then be wrong */
+    /* Whether the handler has changed the server's state, such as a cache. An error answer would then be wrong. */
+    bool done;
     int http_status; /* status of the answer; 0: there is no answer yet */
     uint64_t sent_bytes;
 };

@@ -57,8 +57,8 @@ void http_threads_clear(struct http_threads *threads)
     *threads = (struct http_threads){ 0 };
 }
 
-/* Returns the index (in threads.cpu) of the core where the socket's last packet arrived, or -1 if no thread belongs to
- * it. */
+/* Returns the index (in threads.cpu) of the core where the socket's last packet arrived, or -1 if this core has no
+ * threads. */
 static int core_of(const struct http_threads *threads, int fd)
 {
     int cpu = -1;

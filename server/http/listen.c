@@ -314,8 +314,7 @@ static bool is_hidden(const struct listener *listener)
 void listener_retire(struct listener *listener)
 {
     if (listener->watch == NULL) return;
-    /* not if a supervisor opened the socket: it may pass the socket to another server, or calls listener_hide() itself
-     * */
+    /* a supervisor that opened the socket calls listener_hide() itself, or passes the socket to another server */
     if (!listener->adopted) listener_hide(listener);
     listener->retired_ms = clock_ms();
     if (listener->is_unix || !is_hidden(listener)) listener_stop(listener);

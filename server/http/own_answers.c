@@ -19,7 +19,7 @@
 #include "server/http/refusal.h"
 #include "server/http/exchange.h"
 
-/* NULL: this thread serves no connections */
+/* the HTTP thread that is running; NULL: this thread serves no connections */
 static _Thread_local struct http_thread *this_thread;
 
 void own_answers_begin(struct http_thread *thread)

@@ -26,8 +26,8 @@
 
 enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* MOVE_ALIGNMENT: alignment of an attn_move in bytes */ };
 
-/* Returns the output tensor with this number, of one item (a problem of the body), or NULL if it needs no memory. A
- * forward with `save` needs memory for outputs that the answer does not contain. */
+/* Returns output number `number` of one item (a problem of the body), or NULL if this output needs no memory. A forward
+ * with `save` needs memory for outputs that the answer does not contain. */
 static attn_tensor *output_of(proto_item *item, uint64_t elsewhere, int number)
 {
     if (number < ATTN_TENSOR_COUNT && (elsewhere >> number & 1)) return NULL;

@@ -30,8 +30,8 @@ attn_status verify_check(const struct job *job, int index, int64_t *left, attn_e
  * results) computes them itself, but only for some rows if the problem is large. The result is 0 if devices do not
  * compute exact results, if only a GPU can read the tensors, or if judge_wants() returns 0. */
 size_t verify_prepare_check(struct job *job, int index, const attn_capabilities *can);
-/* Chooses addresses in the memory of the outputs, from *at on, for the exact results of the body's checks, and advances
- * *at. */
+/* Sets the addresses of the exact results of the body's checks. They lie in the memory of the outputs, from *at on; *at
+ * becomes the end of these results. */
 void verify_place_checks(struct job *job, char **at);
 /* Makes the judge on the CPU (kernels/judge/judge.h), and no device, compute the exact results for all checks of the
  * body. Call this before the job is queued. */

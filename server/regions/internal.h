@@ -33,9 +33,9 @@ struct region {
     /* The pages of the region that a driver holds for devices; NULL: none. The table's lock protects the members from
      * here to `after`. */
     struct pin *pin;
-    struct timespec seen; /* modification time of the object when no client had modified it; a different time shows
-                           * that a client has modified it */
-    int writing;          /* number of the server's running writes to the region */
+    /* modification time of the object when no client had modified it; a different time shows that a client has */
+    struct timespec seen;
+    int writing; /* number of the server's running writes to the region */
     /* Whether no client had modified the object when the server began to write to it. */
     bool intact;
     /* time of the last attempt to pin the region (let a driver hold its pages); 0: none */

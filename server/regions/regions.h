@@ -38,7 +38,7 @@
 #include "server/base/caller.h"
 #include "server/base/limits.h"
 
-/* Kinds of regions: id, label in /metrics. A name is unique among the regions of all kinds. */
+/* Kinds of regions: id, label in /metrics. An account can use a name for one region only, whatever its kind. */
 #define REGION_KIND_MAP(X) \
     X(SYSTEM, "system")    \
     X(CUDA, "cuda")
