@@ -179,7 +179,7 @@ static bool send_all(int fd, const void *bytes, size_t count, int64_t deadline_m
     return true;
 }
 
-/* Reads until the buffer has `enough` bytes or a line feed, or until the end of the data. */
+/* Reads from the socket until the buffer has `enough` bytes or a line feed, or until the data ends. */
 static ssize_t read_line(int fd, char *buffer, size_t enough, int64_t deadline_ms)
 {
     size_t used = 0;

@@ -160,8 +160,8 @@ void sums_free(struct job *job);
 void sums_free_part(struct job_part *part);
 void sums_lose(struct job *job);
 
-/* Returns the device with the least work, then the fewest batches, among those that may have room for a batch; NULL:
- * all are busy. The bits of `passed_over` exclude devices. */
+/* Among the devices that may have room for a batch, returns the one with the least work; among several of these, the
+ * one with the fewest batches. NULL: all are busy. Devices whose bit in `passed_over` is set are left out. */
 struct device *devices_pick(struct devices *devices, uint64_t passed_over);
 /* True if the device has room for a batch that begins with this job. If not, and if the job's flow (client) has no
  * batch on the device, reduces *wait_ns to the time until there may be room. The caller must have set *wait_ns. */

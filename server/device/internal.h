@@ -82,8 +82,8 @@ struct slot {
     int mirror_count, mirror_room, region_count;
 
     /* Each array below has one element for each job of the batch. */
-    /* Small problems of several jobs are merged into one problem. leader[j] is the job with whose problem the problem
-     * of job j is merged. It is j itself if job j is such a leader, or is not merged. */
+    /* The problem of job j is merged into the problem of job leader[j]. leader[j] is j if job j is not merged, or if
+     * other jobs are merged into it. */
     int16_t leader[CONFIG_MAX_BATCH];
     /* for each leader: the number of jobs in the merged problem, the leader included */
     int16_t members[CONFIG_MAX_BATCH];
@@ -145,7 +145,8 @@ struct device {
     bool disabled;
     struct batch *batches;
     _Atomic int requests;        /* number of requests on the device, for /v1/info */
-    _Atomic int inline_requests; /* number of these requests that HTTP threads run themselves (inline slots) */
+    _Atomic int inline_requests; /* number of the requests counted in `requests` that HTTP threads run themselves
+                                  * (inline slots) */
     _Atomic bool usable;
     _Atomic bool lost; /* whether another part of the server has noted that the device is lost */
 };

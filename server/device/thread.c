@@ -694,7 +694,7 @@ void *device_main(void *argument)
     struct device_thread *thread = argument;
     struct device *device = thread->device;
     request_set_role(ROLE_DEVICE);
-    /* with Linux's default timer slack each pause would be 50 us longer */
+    /* sets the shortest timer slack: with Linux's default, each pause would be 50 us longer */
     (void)prctl(PR_SET_TIMERSLACK, 1UL);
     for (;;) {
         struct slot *slot = free_slot(thread);

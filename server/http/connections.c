@@ -175,8 +175,8 @@ bool connection_enter(struct connection *connection, enum connection_phase phase
     int seen = atomic_load_explicit(&connection->phase, memory_order_acquire);
     if (seen == CONNECTION_CUT) return false;
     if (seen == (int)phase) return true;
-    /* The sweep reads these three members in the reverse order. Otherwise it might see an old since_ms together with 0
-     * bytes, and cut the client as too slow. */
+    /* The sweep reads since_ms, progress_bytes and phase in the reverse order. Otherwise it might see an old since_ms
+     * together with 0 bytes, and cut the client as too slow. */
     atomic_store_explicit(&connection->since_ms, clock_ms(), memory_order_relaxed);
     atomic_store_explicit(&connection->progress_bytes, 0, memory_order_release);
     return atomic_compare_exchange_strong_explicit(&connection->phase, &seen, phase, memory_order_acq_rel,

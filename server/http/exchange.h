@@ -34,14 +34,14 @@ struct exchange {
     /* ids in the header traceparent; empty: none */
     char trace_id[33], span_id[17];
     char peer[PEER_BYTES]; /* the client's address, as trusted proxies report it */
-    /* in libmicrohttpd's memory, valid until the request is completed */
+    /* strings in libmicrohttpd's memory, valid until the request is completed */
     const char *method, *path;
     enum exchange_step step;
     const struct route_body *body; /* row of the route for the body's format; NULL: the body is dropped */
     /* header Inference-Header-Content-Length: how many bytes of the body are JSON; -1: not given */
     int64_t json_bytes;
     enum unpack_coding coding;
-    struct unpacker *unpacker; /* NULL: the body is not compressed, or is dropped */
+    struct unpacker *unpacker; /* unpacks a compressed body; NULL: the body is not compressed, or is dropped */
     uint64_t received_bytes;   /* bytes of the body that have arrived, before unpacking */
     /* staging memory (memory for tensors) in bytes for a body of the announced length; 0: no length was announced */
     size_t expected_bytes;

@@ -203,7 +203,7 @@ static void set_options(const struct listener *listener, int fd)
 {
     const int on = 1, idle = LISTEN_KEEPALIVE_S, timeout = LISTEN_USER_TIMEOUT_MS;
     if (listener->is_unix) return;
-    /* these options are improvements only, so errors are ignored */
+    /* errors are ignored, because the connection works without these socket options */
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);

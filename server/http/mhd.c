@@ -237,7 +237,7 @@ static void complete(struct request *request, enum MHD_RequestTerminationCode ho
 {
     request_set_role(ROLE_HTTP);
     struct connection *connection = exchange_of(request)->connection;
-    end_wait(request); /* needed if the connection broke between its resumption and its answer */
+    end_wait(request); /* ends the wait here if the connection broke between its resumption and its answer */
     access_log_request(request, how);
     connection->request = NULL;
     connections_count_request(request->server->connections, -1);

@@ -113,7 +113,7 @@ struct region_use {
     char *in_place;
     /* address in pages that a driver holds (pinned) and a device copies; NULL: the CPU copies */
     char *pinned;
-    struct pin *pin; /* the pin of these pages; this struct holds a reference to it */
+    struct pin *pin; /* the pin (held pages) of `pinned`; this struct holds a reference to it */
     void *mirror;    /* device memory with a copy of the region while a batch runs; only the device's thread uses it */
 };
 
