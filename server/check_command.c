@@ -24,8 +24,8 @@ enum {
     LENGTH_BYTES = 8, /* size of the number that begins a safetensors file: its header's length */
     /* time limit in seconds for comparing the file's results with exact ones */
     CHECK_SECONDS = 60,
-    LINES_WORST = 3,   /* most elements that are printed, those with the largest errors */
-    LINES_REASONS = 3, /* most explanations that are printed */
+    LINES_WORST = 3,   /* at most this many elements are printed: those with the largest errors */
+    LINES_REASONS = 3, /* at most this many explanations are printed */
     LINES_WHERE = 3,
 };
 #define MEMBERS_BYTES ((size_t)1 << 20)
@@ -59,7 +59,7 @@ static int refuse(int status, const char *format, ...)
     return status;
 }
 
-/* Returns false after printing a message if the arguments are wrong. */
+/* Reads the arguments into *a. Returns false after printing a message if they are wrong. */
 static bool read_arguments(int argc, char **argv, struct arguments *a)
 {
     *a = (struct arguments){ .devices = "auto" };
@@ -81,7 +81,7 @@ static bool read_arguments(int argc, char **argv, struct arguments *a)
     return false;
 }
 
-/* Reads a whole file into memory from malloc(); NULL: it failed, and a message was printed. */
+/* Returns the content of a file, in memory from malloc(), or NULL after printing a message. */
 static char *read_file(const char *name, size_t most, size_t *bytes)
 {
     FILE *const file = fopen(name, "rb");
@@ -131,8 +131,9 @@ static bool put_member(cJSON *metadata, const cJSON *member)
     return added;
 }
 
-/* Returns a new header for the safetensors file, with the members of the file `name`; the old file's bytes from offset
- * *data on follow it. NULL: the members were refused, and a message was printed. */
+/* Returns a new header for the safetensors file: its old header plus the members of the JSON file `name`. *data becomes
+ * the offset in the old file of the bytes after its header. Returns NULL after printing a message if the members were
+ * refused. */
 static char *merge_members(const char *name, const char *file, size_t bytes, size_t *header_bytes, size_t *data)
 {
     size_t count;

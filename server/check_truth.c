@@ -98,7 +98,7 @@ static attn_status compute(struct gpu *gpu, const proto_item *item, uint64_t wan
     return status == ATTN_OK ? attn_stream_wait(gpu->stream, err) : status;
 }
 
-/* Returns the backend of GPUs; NULL: this build has only the CPU. */
+/* Returns the name of this build's GPU backend, or NULL if the build supports only the CPU. */
 static const char *gpu_backend(void)
 {
     for (const char *const *name = attn_backends(); *name; name++)

@@ -86,7 +86,7 @@ static bool parse_target(const char *text, struct target *t)
         if (end[1] == ':') port = end + 2;
         *end = '\0';
     } else if ((port = strrchr(host, ':')) != NULL) *port++ = '\0';
-    /* a single word without scheme and port is probably a mistake */
+    /* refused: a single word without scheme and port is probably a mistake */
     if (port == NULL && !scheme) return false;
     if (port == NULL) port = t->tls ? "443" : "80";
     uint64_t number;
@@ -179,7 +179,7 @@ static bool send_all(int fd, const void *bytes, size_t count, int64_t deadline_m
     return true;
 }
 
-/* Stops at `enough` bytes, a line feed, or the end of the data. */
+/* Reads from the socket until the buffer has `enough` bytes or a line feed, or until the data ends. */
 static ssize_t read_line(int fd, char *buffer, size_t enough, int64_t deadline_ms)
 {
     size_t used = 0;
@@ -259,7 +259,7 @@ static bool ask_tls(int fd, int64_t deadline_ms, const char **why)
         }
     }
     *why = "the answer is not TLS";
-    /* an alert or a handshake, of TLS 1.0 or later */
+    /* true for the head of a TLS record with an alert or a handshake, of TLS 1.0 or later */
     return (record[0] == 0x15 || record[0] == 0x16) && record[1] == 3;
 }
 

@@ -41,7 +41,7 @@
 
 enum { EXIT_USAGE_ERROR = 64, EXIT_UNAVAILABLE = 69, EXIT_DEVICE_LOST = 70, EXIT_CONFIG = 78 };
 
-/* Time in milliseconds for the process to end after accepted requests were finished. */
+/* time in milliseconds that the process may take to end after all accepted requests were finished */
 enum { AGAIN_MS = LOOP_STOP_MS + SIGNALS_GRACE_MS };
 
 static int complain(int status, const char *text)
@@ -51,8 +51,8 @@ static int complain(int status, const char *text)
     return status;
 }
 
-/* Makes glibc keep freed memory, because it would map each piece of some hundred KiB anew, with a page fault for every
- * page. */
+/* Makes glibc keep freed memory. Otherwise glibc would map each block of some hundred KiB anew, and each of its pages
+ * would cause a page fault. */
 static void tune_malloc(void)
 {
 #ifdef __GLIBC__
@@ -65,7 +65,8 @@ static void tune_malloc(void)
 #endif
 }
 
-/* Opens /dev/null for each closed standard descriptor (0, 1, 2): otherwise log lines could go to a client's socket. */
+/* Opens /dev/null for each closed standard descriptor (0, 1, 2). Otherwise a client's socket could get such a number,
+ * and log lines would go to this client. */
 static void hold_standard_descriptors(void)
 {
     for (int fd = 0; fd <= STDERR_FILENO; fd++)
@@ -182,7 +183,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
         status = EXIT_USAGE_ERROR;
         goto out;
     }
-    /* pinning memory for devices takes long and stalls the device, so the pool keeps all of it */
+    /* pinning memory for devices takes long and stalls the device, so a pool of pinned memory keeps all of it */
     server.pinned = devices_staging(server.devices, &staging);
     server.staging = server.pinned ? staging_new(config->staging_bytes, config->staging_bytes, &staging)
                                    : staging_new(config->staging_bytes, STAGING_WARM_BYTES, NULL);
@@ -195,8 +196,8 @@ static int serve(const struct config *config, struct listener *listeners, int co
             "option=--staging-bytes bytes=%lld machine_bytes=%lld text=\"requests may take more memory than there "
             "is, and the system ends the process then; the default is half the memory\"",
             (long long)config->staging_bytes, (long long)config->memory_bytes);
-    /* A device's thread may be busy for a request's whole time limit and --watchdog-ms. Then its device counts as
-     * lost. */
+    /* A device's thread may be busy for a request's whole time limit plus --watchdog-ms. Only then does its device
+     * count as lost. */
     heartbeat_set_limit(HEARTBEAT_DEVICE, config->timeout_ms + config->watchdog_ms + HEARTBEAT_LIMIT_MS);
     atomic_store(&server.phase, SERVER_READY);
     const char *const url = first_url(config, listeners, text);

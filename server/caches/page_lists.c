@@ -1,7 +1,7 @@
 /* page_lists.c: lists of pages, in blocks of page numbers. See page_lists.h.
  *
  * Invariants
- * 1. A block that several lists share has only pages full of positions, so its page numbers never change.
+ * 1. In a block that several lists share, every position of every page is in use, so its page numbers never change.
  * 2. For each page with one reference, pages.c knows the block that contains the page, or NULL if the page belongs to a
  * running cache transaction.
  * 3. pages_shared() counts each shared page once: pages.c counts those in several blocks, this file those in one block
@@ -48,7 +48,7 @@ static void block_free(struct page_block *block)
     free(block);
 }
 
-/* Makes room for `count` page numbers. The memory grows with the block, because most caches have few pages. */
+/* Makes room in a block for `count` page numbers. A block starts small, because most caches have few pages. */
 static bool block_reserve(struct page_block *block, int64_t count)
 {
     if (count <= block->room) return true;
@@ -77,8 +77,8 @@ static void count_block(struct pages *pages, const struct page_block *block, int
     pages_share_more(pages, sign * (block->count - block->shared));
 }
 
-/* Updates the counts when a page of this block gets into a second block (`sign` 1), or is only in this block again
- * (-1). */
+/* Updates the numbers of shared pages. `sign` is 1 when a page of this block is added to a second block, and -1 when
+ * the page is only in this block again. */
 static void count_page(struct pages *pages, struct page_block *block, int sign)
 {
     block->shared += sign;
@@ -195,7 +195,8 @@ bool page_list_may_cut(struct page_list *list, int64_t count)
     return list->spare != NULL;
 }
 
-/* Replaces a shared block by a block of the list's own that has its first `count` pages. */
+/* Replaces a shared block by a copy that belongs to this list alone. The copy has the first `count` page numbers of the
+ * shared block. */
 static void part(struct page_list *list, struct pages *pages, int64_t index, int64_t count)
 {
     struct page_block *const block = list->blocks[index], *const own = list->spare;

@@ -24,7 +24,7 @@ enum { PAGE_BLOCK = 1024 };
 
 struct page_block {
     int32_t references;
-    int32_t shared; /* number of this block's pages that are also in other blocks */
+    int32_t shared; /* how many of this block's page numbers are also in other blocks */
     int32_t count, room;
     int32_t *pages;
 };

@@ -1,5 +1,5 @@
-/* pages.c: a page is a run of granules (units of memory). This file keeps a bit for each granule, and searches for free
- * granules from where the last search ended.
+/* pages.c: allocates pages of KV caches. A page is a run of granules (units of memory). This file keeps a bit for each
+ * granule, and searches for free granules from where the last search ended.
  *
  * If all caches have one shape, the next granules are nearly always free. The longest search, over all PAGES_GRANULES,
  * takes a millisecond. */
@@ -21,8 +21,9 @@ struct pages {
         shared;
     int64_t next;
     uint64_t *taken;
-    int32_t *references; /* [granule]: references to the page that begins here */
-    /* [granule]: XOR of the addresses of all owners of the page that begins here; with one owner, its address */
+    int32_t *references; /* [granule]: number of references to the page that begins at this granule */
+    /* [granule]: XOR of the addresses of all owners of the page that begins at this granule; with one owner, its
+     * address */
     uintptr_t *owners;
 };
 

@@ -40,8 +40,8 @@ int64_t pages_shared(const struct pages *pages);
 /* Returns the number of granules that a page of `bytes` bytes takes; 0: more than the pool has. */
 int32_t pages_run(const struct pages *pages, size_t bytes);
 
-/* Takes a page of `run` granules, which then has one reference and no owner. Returns its number; -1: there is no room.
- * The page's memory still holds the data of its last owner. */
+/* Allocates a page of `run` granules. It has one reference and no owner yet. Returns the page's number, or -1 if there
+ * is no room. The page's memory still holds the data of its last owner. */
 int32_t pages_take(struct pages *pages, int32_t run);
 /* Sets the owner of a page that has one reference. The owner is the block of page numbers (page_lists.h) that contains
  * the page's number. */

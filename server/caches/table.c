@@ -103,12 +103,12 @@ int64_t caches_held_bytes(struct caches *caches)
     return least == INT64_MAX ? 0 : least;
 }
 
-/* Allocates the memory of the pool (for the pages of caches on one device), or waits for the thread that does. The
- * lock is released meanwhile. The pool's table of pages is made first, because the device's memory could not be
- * given back. */
+/* Allocates the memory of the pool (for the pages of caches on one device), or waits if another thread is allocating
+ * it. The lock is released meanwhile. The table of pages is allocated first: if it failed after the device memory, that
+ * memory could not be given back. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
-    /* pool->device becomes NULL if the device is lost while the lock is released */
+    /* a copy, because pool->device becomes NULL if the device is lost while the lock is released */
     const char *const device = pool->device;
     attn_error why = { 0 };
     void *memory = NULL;
@@ -143,7 +143,8 @@ void cache_charge(const struct caches *caches, const struct cache *cache, int64_
     assert(cache->caller->cache_bytes >= 0);
 }
 
-/* Returns the account's share of the sum of `bound` over all pools. INT64_MAX: the account has no limit of its own. */
+/* Sums `bound` over all pools, and returns the share of this sum that the account may use. INT64_MAX: the account may
+ * use all. */
 static int64_t share_of_pools(const struct caches *caches, const struct caller *caller,
                               int64_t (*bound)(const struct pool *pool))
 {
@@ -439,8 +440,8 @@ static int roomiest(const struct caches *caches, bool open)
     return best;
 }
 
-/* Allocates the memory of the pool with the most free room. If its device has no memory for it, another pool that is
- * allocated already is enough. The lock may be released for a time. */
+/* Makes sure that a pool can hold a new cache: allocates the memory of the pool with the most free room, unless it is
+ * allocated. If that fails, a pool that is allocated already is enough. May release the lock for a time. */
 static attn_status make_ready(struct caches *caches, attn_error *err)
 {
     for (;;) {
@@ -499,7 +500,8 @@ attn_status caches_create(struct caches *caches, struct caller *caller, const st
     return status;
 }
 
-/* Returns the cache of the sequence with this name, or NULL. An expired cache is removed and not returned. */
+/* Returns the cache of the sequence with this name (KServe's parameter sequence_id), or NULL. An expired cache is
+ * removed and not returned. */
 static struct cache *sequence_of(struct caches *caches, const struct caller *caller, const char *name)
 {
     struct cache *cache = *sequence_bucket(caches, caller, name);
@@ -570,7 +572,8 @@ void caches_list(struct caches *caches, const struct caller *caller, struct cach
         ++*count;
     }
     pthread_mutex_unlock(&caches->lock);
-    /* takes the lock for each cache, because counting the shared pages of one cache may go through a thousand blocks */
+    /* takes the lock for each cache separately, because counting the shared pages of one cache may go through a
+     * thousand blocks */
     for (int i = 0; i < found; i++) {
         pthread_mutex_lock(&caches->lock);
         const struct cache *const cache = cache_known(caches, caller, infos[i].id, clock_ms());
@@ -592,8 +595,8 @@ static int64_t pool_numbers(const struct pool *pool)
     return granules > CACHES_NUMBERS / CACHES_SHARING ? granules * CACHES_SHARING : CACHES_NUMBERS;
 }
 
-/* Checks that a fork (a cache that shares the pages of another) stays within the limits on page-table entries. It takes
- * no pages. */
+/* Checks that a fork (a cache that shares the pages of another) stays within the limits on page-table entries. A fork
+ * takes no new pages. */
 static attn_status may_share(const struct caches *caches, const struct cache *from, int64_t count, attn_error *err)
 {
     const struct pool *const pool = &caches->pools[from->pool];
@@ -651,7 +654,7 @@ attn_status caches_fork(struct caches *caches, struct caller *caller, const char
     struct cache *from = cache_find(caches, caller, id, "", "this cache", err);
     if (from) {
         from->used_ms = clock_ms();
-        /* admit() removes expired caches; counting as a user keeps the old cache */
+        /* admit() removes expired caches without users; this count keeps the cache that is forked */
         from->users++;
         status = fork_of(caches, from, caller, length, info, err);
         from->users--;

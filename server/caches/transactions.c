@@ -1,5 +1,5 @@
-/* transactions.c: the transactions of a request on its caches, each carried out as a whole or not at all. See caches.h;
- * table.c has the invariants. */
+/* transactions.c: transactions that append to a request's caches. Each changes all of these caches or none. See
+ * caches.h; table.c lists the invariants. */
 #include "server/caches/internal.h"
 
 #include <assert.h>
@@ -34,8 +34,8 @@ static const char *scales_text(const struct cache *cache)
     return cache->v_scale ? "v_scale alone" : "neither k_scale nor v_scale";
 }
 
-/* Returns the cache with the id step->ids[row], or NULL with an error. A pointer from an earlier search is reused while
- * it is valid. */
+/* Returns the cache with the id step->ids[row], or NULL with an error. Reuses the pointer that an earlier search has
+ * found, as long as that pointer is valid. */
 static struct cache *find_row(const struct cache_step *step, int row, int64_t now_ms, attn_error *err)
 {
     char member[32], what[32];
@@ -123,7 +123,7 @@ static attn_status look(struct cache_step *step, attn_error *err)
         if (cache == NULL) return ATTN_NOT_FOUND;
         if (step->append > 0 && cache->looked == number) return twice(step, row, err);
         cache->looked = number;
-        /* valid until any cache is removed, which find_row() tests */
+        /* find_row() uses this pointer again, unless any cache was removed meanwhile */
         step->row[row].cache = cache;
         if (first == NULL) first = cache;
         const attn_status status = goes_along(step, first, cache, row, err);
@@ -209,8 +209,8 @@ static void place_tables(struct cache_step *step, char *memory)
     step->v_scale = step->v_scaled ? (float *)memory : NULL;
 }
 
-/* Determines the first page that a row (a cache of the transaction) adds or replaces, and returns its number of new
- * pages. */
+/* Determines the first page that the transaction adds to one cache, or replaces there, and returns the number of the
+ * cache's new pages. */
 static int64_t count_pages(struct cache_step *step, int index)
 {
     struct cache_row *const row = &step->row[index];
@@ -270,8 +270,8 @@ static attn_status in_pieces(const struct cache_step *step, int64_t count, attn_
                      (long long)page_bytes);
 }
 
-/* Takes the new pages of a row (a cache of the transaction) from the pool. FULL: the pool has no room. The pages taken
- * before stay in the row, and begin() gives them back. */
+/* Allocates the new pages of a row (a cache of the transaction) in the pool. Returns FULL if the pool has no room. The
+ * pages allocated before then stay in the row, and begin() gives them back. */
 static attn_status take_row(struct cache_step *step, int index, attn_error *err)
 {
     struct caches *const caches = step->caches;
@@ -300,7 +300,7 @@ static attn_status take_pages(struct cache_step *step, attn_error *err)
     int64_t count = 0;
     for (int row = 0; row < step->rows; row++) {
         count += count_pages(step, row);
-        /* counting as a user keeps this cache while expired caches are removed */
+        /* this count keeps the cache while expired caches without users are removed */
         step->row[row].cache->users++;
     }
     attn_status status = check_room(step, count, NULL);
@@ -340,7 +340,7 @@ static void fill_part(struct cache_step *step, char *part, const char *old, bool
     if (fresh) add_move(step, part + end * position_bytes, NULL, (step->shape.page_size - end) * position_bytes);
 }
 
-/* Adds the moves (copies on the device) of the new positions of one row (a cache of the transaction), page by page. */
+/* Plans the copies of one cache's new keys and values to its pages, page by page. */
 static void plan_moves(struct cache_step *step, int index)
 {
     const struct cache_row *const row = &step->row[index];
@@ -402,7 +402,7 @@ static void give_back(const struct caches *caches, struct cache_row *row)
     row->count = 0;
 }
 
-/* Returns how many first positions the cache of this row shares with the cache of the previous row. */
+/* Returns how many positions at its beginning the cache of this row shares with the cache of the previous row. */
 static int32_t prefix_of(const struct cache_step *step, int row)
 {
     if (row == 0) return 0;
@@ -417,8 +417,8 @@ static int32_t prefix_of(const struct cache_step *step, int row)
     return (int32_t)(same * size < least ? same * size : least);
 }
 
-/* Finds the caches of the step (a transaction) and tells whether the step must wait. If so, younger steps wait for
- * these caches too (wanted). */
+/* Finds the caches of the step (a transaction). Sets *wait to whether the step must wait for one of them. In that case,
+ * unless `scan` is 0, it also marks the caches (`wanted`), so that younger steps wait behind this one. */
 static attn_status ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err)
 {
     const int64_t now_ms = clock_ms();

@@ -50,7 +50,7 @@ void batch_count(const struct batch *batch, const struct job_part *first)
     /* a cancelled request is not an error of the device */
     if (first->error.status == ATTN_CANCELLED) return;
     metrics_add(METRIC_DEVICE_ERRORS, device, attn_status_name(first->error.status), 1);
-    /* the main thread reports the loss of a device, once for all batches */
+    /* the loss of a device is not logged here: the main thread reports it, once for all batches */
     if (first->error.status != ATTN_DEVICE_LOST)
         log_event(LOG_WARN, NULL, "batch_failed", "device=%s requests=%d text=" LOG_Q, device, batch->count,
                   first->error.text);

@@ -45,8 +45,8 @@ static bool has_parts(const struct job *job)
     return true;
 }
 
-/* Returns into how many parts the problem can be cut by batch rows; 1 if it is packed, or if a gradient is a sum over
- * batch rows. */
+/* Returns into how many parts the problem can be cut by batch rows. Returns 1 if the problem is packed, or if a
+ * gradient is a sum over batch rows. */
 static int64_t batch_rows_of(const attn_problem *p, const attn_dims *d)
 {
     const bool shares_bias = p->dbias.rank > 0 && p->dbias.shape[0] == 1;
@@ -88,8 +88,8 @@ static int divide(const attn_problem *p, enum job_way way, int most, struct job_
         for (int n = 0; n < count; n++) ranges[n] = (struct job_range){ n > 0 ? ends[n - 1] : 0, ends[n], shares[n] };
         return count;
     }
-    /* size of the largest part, in heads or batch rows; if fewer parts of this size cover the problem, more parts would
-     * not end the job earlier */
+    /* Size of the largest part, in heads or batch rows. If fewer than `count` parts of this size are enough, the job is
+     * cut into fewer: more parts would not make the largest one smaller. */
     const int64_t largest = (all + count - 1) / count;
     count = (int)((all + largest - 1) / largest);
     for (int n = 0; n < count; n++) {
@@ -111,7 +111,7 @@ static bool have_same_kernels(const attn_capabilities *a, const attn_capabilitie
     return true;
 }
 
-/* True if the results of the two devices are equal to the bit, because device and kernels are of the same kind. */
+/* True if the two devices compute results with equal bits: the devices and their kernels are of the same kind. */
 static bool are_alike(const struct device *a, const struct device *b)
 {
     const attn_device_info *const i = &a->info, *const j = &b->info;
@@ -120,8 +120,8 @@ static bool are_alike(const struct device *a, const struct device *b)
            i->peak_flops == j->peak_flops && i->peak_bytes == j->peak_bytes;
 }
 
-/* Makes the tensors of a copy contiguous, with aligned addresses as on a device, because the choice of a kernel depends
- * on them. */
+/* Gives the tensors of a copied problem contiguous strides and aligned addresses, as they will have on a device. The
+ * choice of a kernel depends on both. */
 static void place_for_plan(attn_problem *p)
 {
     const uintptr_t apart = 4096;
@@ -164,7 +164,7 @@ static bool takes_long(const struct devices *devices, const struct job *job)
 }
 
 /* Returns true if the partial gradients of all parts (sums over their queries, such as dk) fit into half of each
- * device's memory. `able` is the number of devices that compute the `parts` parts. */
+ * device's memory. The job has `parts` parts, which `able` devices compute. */
 static bool have_memory(const struct devices *devices, const attn_problem *p, int parts, int able)
 {
     const int64_t bytes = sums_bytes(p, parts) * ((parts + able - 1) / able);
@@ -173,8 +173,8 @@ static bool have_memory(const struct devices *devices, const attn_problem *p, in
     return true;
 }
 
-/* Decides whether the job is cut by queries into parts whose gradients are added up, and into how many. Their number
- * must not depend on the devices' load, so that gradients have the same bits each time. */
+/* Decides whether the job is cut by queries into parts whose gradients are added up, and into how many parts. The
+ * number of parts must not depend on the devices' load, so that gradients have the same bits each time. */
 void cut_prepare(const struct devices *devices, struct job *job)
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];
@@ -188,12 +188,13 @@ void cut_prepare(const struct devices *devices, struct job *job)
         !same_kernel(devices->device[0], whole, JOB_BY_QUERIES, count, ranges))
         return;
     job->sum_parts = count;
-    job->kind = 0; /* kind 0: the job never shares a batch */
+    job->kind = 0; /* 0: the job never shares a batch with another job */
 }
 
 /* ---- Choosing the devices, and cutting the job ------------------------------------------------------------------- */
 
-/* Inserts the device into the list, which is sorted by work in ascending order. over[0] stays first. */
+/* Inserts a device into the list `over`, which is sorted by the work that each device has, the least first. over[0]
+ * stays where it is. */
 static void insert(struct device **over, int count, struct device *device)
 {
     int place = count;
@@ -210,8 +211,9 @@ int cut_most_parts(const struct devices *devices, const struct job *job)
     return divide(whole, way_of(whole, devices->count, false), devices->count, ranges);
 }
 
-/* Lists the devices that may compute parts of the job, and returns their number. over[0] is `first`; the others compute
- * bitwise equal results and have room. *wait_ns is reduced to the time until another device may have room. */
+/* Lists the devices that may compute parts of the job in `over`, and returns how many there are. The list has `first`,
+ * and all devices that have room for a batch and compute results with the same bits as `first`. *wait_ns is reduced to
+ * the time until a device without room may have room. */
 static int list_devices(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
                         int64_t *wait_ns, struct device *over[CONFIG_MAX_DEVICES])
 {
@@ -235,7 +237,7 @@ bool cut_may_leave(const struct devices *devices, struct device *first, const st
     if (job->sum_parts == 0) return true;
     for (int i = 0; i < devices->count; i++) usable += !devices->device[i]->disabled;
     const attn_problem *const whole = job_problem(job, 0);
-    return !have_memory(devices, whole, job->sum_parts, usable) || /* too few devices are left for the sums */
+    return !have_memory(devices, whole, job->sum_parts, usable) || /* waiting would not give enough memory */
            have_memory(devices, whole, job->sum_parts, list_devices(devices, first, job, now_ns, wait_ns, over));
 }
 
@@ -280,7 +282,7 @@ static int put_devices(const struct job *job, int after, char *text, size_t room
         if (part->index > after && (first < 0 || part->index < first)) first = part->index;
     if (first < 0) return -1;
     last = first;
-    for (const struct job_part *part = &job->part; part;) /* the parts are not sorted by device number */
+    for (const struct job_part *part = &job->part; part;) /* the list is not sorted by device number */
         if (part->index == last + 1) last++, part = &job->part;
         else part = part->next;
     const size_t used = strlen(text);

@@ -113,7 +113,7 @@ static attn_status device_open(const struct config *config, const char *backend,
     device->number = devices->count;
     devices->device[devices->count++] = device;
     static const attn_status to_count[] = { ATTN_DEVICE, ATTN_DEVICE_LOST, ATTN_NO_MEMORY };
-    /* Prometheus's rate() ignores the first sample of a metric, so these must exist with the value 0. */
+    /* these metrics must exist with the value 0, because Prometheus's rate() ignores the first sample of a metric */
     metrics_add(METRIC_DEVICE_BATCHES, device->info.name, NULL, 0);
     metrics_add(METRIC_DEVICE_PARTS, device->info.name, NULL, 0);
     for (int i = 0; i < 3; i++) metrics_add(METRIC_DEVICE_ERRORS, device->info.name, attn_status_name(to_count[i]), 0);
@@ -125,7 +125,7 @@ fail:
     return status;
 }
 
-/* Returns the backend whose device numbers --devices uses; NULL: this build has only the CPU. */
+/* Returns the GPU backend whose device numbers --devices uses, or NULL if this build supports only the CPU. */
 static const char *gpu_backend(void)
 {
     for (const char *const *name = attn_backends(); *name; name++)
@@ -269,7 +269,7 @@ const char *device_name(const struct device *device)
     return device->info.name;
 }
 
-/* Allocates staging memory (host memory for requests' tensors), pinned by one device for all of them. */
+/* Allocates staging memory (host memory for requests' tensors). The driver of one device pins it for all devices. */
 static void *map_staging(void *context, size_t bytes)
 {
     const struct devices *devices = context;
@@ -336,8 +336,8 @@ void devices_note_lost(struct devices *devices, int number)
     atomic_store(&devices->device[number]->lost, true);
 }
 
-/* Returns the time in seconds that the job takes on the fastest device. If it is long, scores that FlashMask hides do
- * not count. */
+/* Returns a lower bound on the time, in seconds, that the job takes on the fastest device. For a long job, scores that
+ * FlashMask hides do not count. */
 double devices_least_seconds(const struct devices *devices, const struct job *job)
 {
     const double unimportant_s = 0.05;
@@ -365,8 +365,8 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
     return seconds;
 }
 
-/* Returns how many batches the device may have at a time, for each flow (client) and for all flows together. Guests
- * (batches of flows without another batch on the device) are not counted. */
+/* Returns how many batches the device may have at a time. The limit holds for each flow (client), and also for all
+ * flows together. Guests (batches of flows without another batch on the device) do not count. */
 static int most_batches(const struct device *device)
 {
     return device->streams + (device->info.unified || device->streams == 1);
@@ -399,8 +399,8 @@ struct device *devices_pick(struct devices *devices, uint64_t passed_over)
     for (int i = 0; i < devices->count; i++) {
         struct device *device = devices->device[i];
         if ((passed_over >> i & 1) || device->disabled || is_full(device)) continue;
-        /* checks of clients' results count no operations, so the number of batches decides among devices that have only
-         * checks */
+        /* Checks of clients' results add nothing to `flops`. Between devices with equal `flops`, the one with fewer
+         * batches is therefore better. */
         const bool less = best && (device->flops < best->flops ||
                                    (device->flops == best->flops && device->outstanding < best->outstanding));
         if (best == NULL || less) best = device;

@@ -35,7 +35,7 @@ struct device;
 struct batch {
     struct message message;
     struct device *device;
-    /* The flow (client) of the batch's first job, which holds a reference to it; NULL: none. */
+    /* The flow (client) of the batch's first job; that job holds a reference to the flow. NULL: none. */
     const struct flow *flow;
     int64_t left_ns;               /* time at which the batch was sent to the device */
     int64_t held_ns;               /* time at which the batch was held back for lack of memory; 0: it was not */
@@ -50,14 +50,14 @@ struct batch {
     int cancel;
     /* totals of the batch's jobs; `seconds` is the expected time */
     double flops, bytes, seconds;
-    /* true: an HTTP thread put the batch on the device, without events between its stages */
+    /* whether an HTTP thread put the batch on the device; no events were then recorded between its stages */
     bool adopted;
     int64_t started_ns, ended_ns; /* start and end, on the thread that ran the batch */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
-    double launch_us; /* the part of compute_us before the kernels were on the stream */
+    double launch_us; /* time until the kernels were enqueued; included in compute_us */
     /* device time of computing exact outputs in float64 for `verify` */
     double truth_us;
-    struct job_part *parts[]; /* each part has a reference to its job */
+    struct job_part *parts[]; /* parts of jobs; each part holds a reference to its job */
 };
 
 static inline struct job *batch_job(const struct batch *batch, int part)
@@ -65,8 +65,8 @@ static inline struct job *batch_job(const struct batch *batch, int part)
     return batch->parts[part]->job;
 }
 
-/* True if the batch only adds up gradients: a part of a cut job, already computed, is sent to its device again to add
- * up its share of the gradients that are sums over all queries. */
+/* True if the batch only adds up gradients. Its part has run its kernels already, and was sent to its device again to
+ * add up its share of the gradients that are sums over all queries. */
 static inline bool batch_adds(const struct batch *batch)
 {
     return batch->parts[0]->adds;
@@ -78,7 +78,7 @@ void batch_count(const struct batch *batch, const struct job_part *first);
 /* Copies the times of the batch to a job that ran in it. A job with several parts keeps the times of the part that took
  * longest. */
 void batch_note_times(const struct batch *batch, struct job *job);
-/* Adds the times of a job that ran to the metrics. */
+/* Records in the metrics the times of a job that has run. */
 void batch_observe_times(const struct job *job);
 
 struct caches;
@@ -88,34 +88,34 @@ struct devices;
  * Finished batches are posted to `box` as messages of kind `message_kind`. On an error *err has one line of text. */
 attn_status devices_open(const struct config *config, struct mailbox *box, int message_kind, struct devices **devices,
                          attn_error *err);
-/* Ends the devices' threads when their running work is done. False: a thread still runs after `wait_ms`. Afterwards the
- * mailbox may still have batches. */
+/* Tells the devices' threads to end after their running batches, and waits at most `wait_ms` milliseconds. Returns
+ * false if a thread still runs then. Afterwards the mailbox may still hold finished batches. */
 bool devices_stop(struct devices *devices, int64_t wait_ms);
 /* Closes and frees the devices; does nothing for NULL. devices_stop() must have returned true, and the mailbox must be
  * empty. */
 void devices_close(struct devices *devices);
 
-/* Adds memory for KV caches (--kv-bytes) on each device, before the first request. It is allocated with the first
- * cache. INVALID: a device has less memory. */
+/* Adds memory for KV caches (--kv-bytes) on each device. Call this before the first request. The memory is allocated
+ * when the first cache is made. Returns INVALID if a device has less memory. */
 attn_status devices_add_caches(struct devices *devices, const struct config *config, struct caches *caches,
                                attn_error *err);
 
 int devices_count(const struct devices *devices);
-/* Returns what the first device can compute, for any thread that chooses kernels. */
+/* Returns what the first device can compute. Any thread may call this to choose kernels. */
 const attn_capabilities *devices_capabilities(const struct devices *devices);
 const attn_device_info *
-/* Returns the description of the device with the most memory, made when the device was opened. */
+/* Returns the description of the device with the most memory, as it was when the device was opened. */
 devices_largest(const struct devices *devices);
-/* Sets `source` to host memory pinned by the first device, because devices copy from pinned memory fastest. False: no
- * device copies, so ordinary memory is as good. The devices must outlive the staging pool, which takes its memory from
- * `source`. */
+/* Lets `source` give out host memory that the first device has pinned, because devices copy from pinned memory fastest.
+ * Returns false if no device copies; ordinary memory is then as good. The devices must outlive the staging pool, which
+ * takes its memory from `source`. */
 bool devices_staging(struct devices *devices, struct staging_source *source);
 /* Returns the device whose driver pins staging memory (host memory for tensors); NULL: no device copies from it. */
 attn_device *devices_copier(const struct devices *devices);
 bool devices_usable(const struct devices *devices);
 
 struct device_state {
-    const attn_capabilities *can; /* NULL in tests without a device */
+    const attn_capabilities *can; /* what the device can compute; NULL in tests without a device */
     attn_device_info info;
     bool usable;
     int64_t running_requests; /* number of requests on the device that are not answered yet */
@@ -123,12 +123,13 @@ struct device_state {
 /* Describes all devices in an array of devices_count() elements. Any thread may call this. */
 void devices_describe(struct devices *devices, struct device_state *states);
 
-/* Returns the device with this number of its backend (2 for "cuda:2"). *number becomes the server's number of the
- * device. NULL: this server does not use it. Any thread may call this. */
+/* Returns the device to which its backend gives the number `index` (2 for "cuda:2"), or NULL if this server does not
+ * use that device. *number becomes the server's own number of the device. Any thread may call this. */
 attn_device *devices_of_index(const struct devices *devices, int64_t index, int *number);
 /* true if the device has not failed; any thread may call this */
 bool devices_is_usable(const struct devices *devices, int number);
-/* Records that a call for the device returned DEVICE_LOST, for devices_to_disable(). Any thread may call this. */
+/* Records that a call of the device's driver has returned DEVICE_LOST. devices_to_disable() then returns this device.
+ * Any thread may call this. */
 void devices_note_lost(struct devices *devices, int number);
 
 /* ---- Functions for the main thread ------------------------------------------------------------------------------- */
@@ -139,9 +140,9 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
 
 /* Returns the largest number of parts into which the job may be cut. Any thread that owns the job may call this. */
 int cut_most_parts(const struct devices *devices, const struct job *job);
-/* Decides whether the job will be cut by queries into parts whose gradients are added up, and sets job->sum_parts. To
- * be called once, after prepare_job(), by the job's owner. The job is not cut in this way if the sums would take more
- * than half of a device's memory. */
+/* Decides whether the job will be cut by queries into parts whose gradients are added up, and sets job->sum_parts. The
+ * owner of the job calls this once, after prepare_job(). A job whose sums would take more than half of a device's
+ * memory is not cut by queries. */
 void cut_prepare(const struct devices *devices, struct job *job);
 
 /* These functions add up gradients that are sums over queries, such as dk and dv, over the parts of a job.
@@ -159,11 +160,11 @@ void sums_free(struct job *job);
 void sums_free_part(struct job_part *part);
 void sums_lose(struct job *job);
 
-/* Returns the device with the least work, then the fewest batches, among those that may have room for a batch; NULL:
- * all are busy. The bits of `passed_over` exclude devices. */
+/* Among the devices that may have room for a batch, returns the one with the least work; among several of these, the
+ * one with the fewest batches. NULL: all are busy. Devices whose bit in `passed_over` is set are left out. */
 struct device *devices_pick(struct devices *devices, uint64_t passed_over);
-/* True if the device has room for a batch that begins with this job. Otherwise, if the job's flow (client) has no batch
- * on the device, *wait_ns, which the caller must have set, is reduced to the time until there may be room. */
+/* True if the device has room for a batch that begins with this job. If not, and if the job's flow (client) has no
+ * batch on the device, reduces *wait_ns to the time until there may be room. The caller must have set *wait_ns. */
 bool device_has_room(const struct device *device, const struct job *job, int64_t now_ns, int64_t *wait_ns);
 int device_number(const struct device *device);
 /* Cuts a job that is expected to take longer than --split-above-ms into parts, just before it is sent to the device
@@ -172,19 +173,19 @@ int device_number(const struct device *device);
  * out of memory. */
 int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
                      struct device *over[CONFIG_MAX_DEVICES]);
-/* Returns whether the job can be sent to a device now; `first` must have room. False: its gradients are added up from
- * parts (sums.c), and the devices with room lack memory for all sums. *wait_ns is then reduced to the time until more
- * devices may have room. */
+/* Returns whether the job can be sent to a device now; `first` must have room. Returns false if its gradients are added
+ * up from parts (sums.c), but the devices with room lack memory for all sums. In that case *wait_ns is reduced to the
+ * time until more devices may have room. */
 bool cut_may_leave(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
                    int64_t *wait_ns);
-/* Writes the backend of a job that several devices computed, such as "cuda:0-3 sm90 by queries", into its result. All
- * parts must have run. */
+/* Sets the name of the backend, such as "cuda:0-3 sm90 by queries", in the result of a job that several devices
+ * computed. Call it when all parts of the job have run. */
 void cut_name_backend(const struct devices *devices, struct job *job);
 /* Combines the differences from exact outputs that several devices found in the parts of a job. All parts must have
  * run. */
 void cut_join_truths(struct job *job);
-/* True if the device is the CPU and runs a batch that will end soon. A second batch then waits for *wait_ns, because
- * more jobs may join it and sending it now would gain no time. */
+/* True if the device is the CPU and runs short batches, the oldest of which will probably end soon. *wait_ns is then
+ * the time that a second batch should wait before it is sent, because more jobs may join it meanwhile. */
 bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_ns);
 /* Sends the batch to the device, which must have room, except for parts of a job whose gradients are added up. */
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
@@ -193,14 +194,15 @@ void devices_submit(struct devices *devices, struct batch *batch, struct device 
 void devices_submit_late(struct devices *devices, struct batch *batch);
 /* True if a batch is on a device other than the CPU. */
 bool devices_away(const struct devices *devices);
-/* Removes a batch that has arrived in the mailbox from the list of its device. */
+/* Removes a batch, which has arrived in the mailbox, from its device's list of batches. */
 void devices_collect(struct devices *devices, struct batch *batch);
 const char *device_name(const struct device *device);
-/* Stops giving work to a device that failed. False: the device was disabled already. */
+/* Stops giving work to a device that failed. Returns false if the device was disabled already. */
 bool device_disable(struct device *device);
 
-/* Returns a device that must be disabled, or NULL: a thread noted it as lost, or a batch on it takes too long. *overdue
- * becomes true if a batch exceeds its expected time by more than --watchdog-ms. The CPU is not watched. */
+/* Returns a device that must be disabled, because a thread noted it as lost or because a batch on it takes too long.
+ * Returns NULL if there is none. *overdue becomes true if a batch exceeds its expected time by more than --watchdog-ms.
+ * The CPU is not watched. */
 struct device *devices_to_disable(const struct devices *devices, bool *overdue);
 /* Returns the batches on a device, linked by their member `next`. */
 struct batch *device_batches(const struct device *device);

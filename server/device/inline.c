@@ -8,7 +8,8 @@
  *
  * A job that has not ended in INLINE_WAIT_NS (a cache transaction: INLINE_STEP_WAIT_NS) is late. The device's thread
  * then takes it over like any batch, by devices_submit_late() and inline_adopt(). Until then no thread uses the slot's
- * stream, unless inline_settle() waits for its end. A late job has a reference until its kernel has ended. */
+ * stream, unless inline_settle() waits for its end. The memory of a late job stays allocated until its kernel has
+ * ended. */
 #include "server/device/inline.h"
 #include "server/device/internal.h"
 
@@ -93,7 +94,8 @@ static bool is_on_device(const struct job *job)
 
 static bool fits_inline(const struct job *job)
 {
-    /* tensors in a client's pinned host memory must be copied first */
+    /* a job with tensors in a client's pinned host memory does not run inline, because these tensors must be copied
+     * first */
     if (job->shared && job->shared->pinned_bytes > 0) return false;
     if (job->wants_judge || job->wants_verify || job->wants_measure || job->wants_save || job->saved) return false;
     if (job->call->count != 1) return false;
@@ -151,11 +153,11 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     return status;
 }
 
-/* Begins the job's cache transaction and sets *placed to its problem with device addresses. False: the job cannot run
- * on this inline slot, but its transaction may have begun (transaction_has_begun()). */
+/* Begins the job's cache transaction, and sets *placed to its problem with device addresses. Returns false if the job
+ * cannot run on this inline slot; its transaction may have begun even then (transaction_has_begun()). */
 static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
 {
-    /* the main thread meets the same error and reports it */
+    /* the error text is not needed: the main thread will try the same, get the same error and report it */
     attn_error ignored;
     bool wait = false;
     if (!is_free_for(inline_slot->device, job) || transaction_begin(job, 0, &wait, &ignored) != ATTN_OK || wait ||
@@ -166,8 +168,9 @@ static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_pro
     return true;
 }
 
-/* Prepares a job to run now: its cache transaction, its plan (choice of kernel) and scratch memory. The plan of a
- * transaction refers to *placed. False: the job cannot run on this inline slot, but its transaction may have begun. */
+/* Prepares a job to run now: its cache transaction, its plan (choice of kernel) and scratch memory. The plan of a cache
+ * transaction refers to *placed. Returns false if the job cannot run on this inline slot; its transaction may have
+ * begun even then. */
 static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_problem *placed, attn_plan *plan)
 {
     const struct device *const device = inline_slot->device;
@@ -175,7 +178,7 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
     struct slot *const slot = &inline_slot->slot;
     const attn_problem *const problem = job->transaction ? placed : &job->call->items[0].problem;
     const attn_capabilities *const can = attn_device_capabilities(handle);
-    /* the main thread meets the same error and reports it */
+    /* the error text is not needed: the main thread will try the same, get the same error and report it */
     attn_error ignored;
     size_t bytes;
     return (!job->transaction || take_step(inline_slot, job, placed)) &&
@@ -185,15 +188,15 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
            memory_grow_workspace(handle, bytes, &slot->workspace, &slot->workspace_bytes, &ignored) == ATTN_OK;
 }
 
-/* Reads the clock for the duration of a job: real time for a GPU, processor time of this thread for the CPU, where HTTP
- * threads share the cores. */
+/* Reads the clock that measures how long a job takes. For a GPU this is real time. For the CPU, where HTTP threads
+ * share the cores, this is the processor time of the calling thread. */
 static int64_t work_clock_ns(const struct device *device)
 {
     return device->info.unified ? clock_thread_ns() : clock_ns();
 }
 
-/* Runs a job on the stream of its inline slot. *done becomes false if it still runs. On a GPU, launched_ns becomes the
- * time at which all work was on the stream. */
+/* Runs a job on the stream of its inline slot. Sets *done to whether the job has ended. On a GPU, launched_ns becomes
+ * the time at which all work was on the stream. */
 static attn_status compute(struct inline_slot *inline_slot, const struct job *job, const attn_plan *plan, bool *done,
                            attn_error *err)
 {
@@ -206,7 +209,7 @@ static attn_status compute(struct inline_slot *inline_slot, const struct job *jo
     if (inline_slot->device->info.unified) return status;
     slot->launched_ns = clock_ns();
     if (status == ATTN_OK) status = look(slot->stream, until_ns, done, err);
-    /* after an error, some work may still run on the stream */
+    /* waits, because after an error some work may still run on the stream */
     else (void)attn_stream_wait(slot->stream, &other);
     if (status != ATTN_OK) *done = true;
     return status;
@@ -236,7 +239,8 @@ static void note_end(struct devices *devices, struct job *job, struct batch *bat
     batch_count(batch, &job->part);
 }
 
-/* Runs a job on the inline slot (a stream for HTTP threads) that it has taken. make_ready() must have succeeded. */
+/* Runs a job on an inline slot (a stream for HTTP threads) that this thread has taken. make_ready() must have
+ * succeeded. */
 static enum inline_outcome run(struct devices *devices, struct inline_slot *inline_slot, struct job *job,
                                const attn_plan *plan)
 {

@@ -7,7 +7,7 @@
 /* What inline_run() did, and what the caller must do next. A cache transaction that has begun must be ended with
  * transaction_end() in any case. */
 enum inline_outcome {
-    INLINE_NOT,   /* nothing; the caller must queue the job */
+    INLINE_NOT,   /* inline_run() did nothing; the caller must queue the job */
     INLINE_BEGAN, /* the job's cache transaction has begun, but nothing runs; the caller must queue the job */
     INLINE_DONE,  /* the job has ended or failed, and its times and metrics are recorded */
     /* The job still runs on the inline slot (a stream for HTTP threads) job->part.handed_over. The caller must post it
@@ -27,8 +27,8 @@ enum inline_outcome inline_run(struct devices *devices, struct job *job);
 void inline_settle(struct job *job);
 /* True if HTTP threads compute small jobs on the CPU, and should run on the cores near their clients. */
 bool inline_near(const struct devices *devices);
-/* Returns how many jobs HTTP threads have computed themselves since the last call, and sets *seconds to the processor
- * time that they took. Any thread may call this. */
+/* Returns how many jobs HTTP threads have computed themselves since the last call. Sets *seconds to the time that these
+ * jobs took: processor time on the CPU, elapsed time on a GPU. Any thread may call this. */
 int inline_learn(struct devices *devices, double *seconds);
 
 #endif

@@ -35,7 +35,7 @@ static inline size_t lines_of(const attn_tensor *t)
 struct mirror {
     struct job_region host;
     char *device;
-    bool copy; /* true: before the kernels run, the host memory must be copied to this device memory */
+    bool copy; /* whether the host memory must be copied to this device memory before the kernels run */
 };
 
 /* A place for one batch that runs on a device: a stream, and the memory that belongs to the batch. */
@@ -43,17 +43,17 @@ struct slot {
     attn_stream *stream;
     struct batch *batch;
     int64_t due_ns; /* time by which the batch should be over, for the watchdog */
-    /* time of the batch at DEVICE_SLOWEST_FLOPS, the slowest rate that the watchdog accepts */
+    /* time that the batch would take at DEVICE_SLOWEST_FLOPS, the slowest rate that the watchdog accepts */
     int64_t worst_ns;
     attn_problem *problems;
     attn_plan *plans; /* one plan (chosen kernel) for each element of `problems` */
-    /* room: size of the arrays. count: number of problems. launched: number of problems whose kernels are on the
-     * stream. */
+    /* room: number of elements of `problems` and `plans`. count: number of the batch's problems. launched: number of
+     * problems whose kernels are on the stream. */
     int room, count, launched;
-    /* estimated time of the batch's kernels on the stream; 0: none, or unknown */
+    /* estimated time in seconds of the batch's kernels that are on the stream; 0: no kernels, or the time is unknown */
     double queued_s;
-    /* true: the batch must not launch more kernels now, because it is the turn of another long batch of the same flow
-     * (client) */
+    /* Whether the batch must wait before it launches more kernels, because another long batch of the same client has
+     * its turn. */
     bool blocked;
     /* Time of the last launch of kernels; before the first launch, the time when the batch began. */
     int64_t piece_ns;
@@ -61,12 +61,12 @@ struct slot {
     /* first step of attn_run_some() for this batch: 0, or ATTN_EVERY_ROW if it runs again because kernels have skipped
      * rows (with scores beyond float32's range) */
     int64_t first_step;
-    /* Exact outputs (truths, in float64) are computed for one item (problem) after another. truths_left: number of
-     * items whose truth is not on the stream yet. truth_item: the first of them. truth_step: its next step
-     * (truth.c). */
+    /* Exact outputs (in float64) are computed for one item (problem) after another. truths_left: number of items whose
+     * exact outputs are not completely on the stream. truth_item: the first of these items. truth_step: the next step
+     * of that item (truth.c). */
     int truths_left, truth_item;
     int64_t truth_step;
-    bool truth_began; /* true: the first step for the current item is on the stream */
+    bool truth_began; /* whether the first step for the current item (problem) is on the stream */
     void *truth_out;  /* device memory for the exact `out` (in float64) of one item (problem) */
     /* device memory for the differences between the outputs of a part of a cut job and the exact outputs */
     attn_truth_distance *truth_distances;
@@ -77,24 +77,24 @@ struct slot {
     attn_move *moves; /* copies that a kernel makes for a cache transaction, with device addresses */
     int64_t move_room;
     struct mirror *mirrors;
-    /* indices of the mirrors that are copies of host memory, sorted by host address */
+    /* indices in `mirrors` of the mirrors that are copies of host memory, sorted by host address */
     int *regions;
     int mirror_count, mirror_room, region_count;
 
-    /* One element for each job of the batch. */
-    /* Small problems of a batch are merged into one, under one of their jobs. leader[j] is the number of that job for
-     * job j, or j if job j is not merged. */
+    /* Each array below has one element for each job of the batch. */
+    /* The problem of job j is merged into the problem of job leader[j]. leader[j] is j if job j is not merged, or if
+     * other jobs are merged into it. */
     int16_t leader[CONFIG_MAX_BATCH];
     /* for each leader: the number of jobs in the merged problem, the leader included */
     int16_t members[CONFIG_MAX_BATCH];
-    int16_t place[CONFIG_MAX_BATCH]; /* position of each job in its merged problem */
-    /* true: a kernel copies the job's tensors to and from the merged problem, so the job has no device memory of its
-     * own */
+    int16_t place[CONFIG_MAX_BATCH]; /* position of each job's problem in its merged problem */
+    /* whether a kernel copies the job's tensors to and from the merged problem; the job then has no device memory of
+     * its own */
     bool moved[CONFIG_MAX_BATCH];
-    int problem[CONFIG_MAX_BATCH]; /* index in `problems` of the job's first problem */
+    int problem[CONFIG_MAX_BATCH]; /* problem[j] is the index in `problems` of the first problem of job j */
 };
 
-/* A thread of a device, which alone puts batches into its slots (streams) and takes them out. */
+/* A thread of a device. Only this thread puts batches into its slots (streams) and takes them out. */
 struct device_thread {
     struct device *device;
     pthread_t thread;
@@ -112,9 +112,9 @@ struct device {
     int thread_count;
     struct device_thread threads[DEVICE_MAX_STREAMS];
     bool joined;
-    int streams; /* number of slots (running batches) that one flow (client) may use */
-    /* number of all slots (running batches), including those for guests (batches of flows without another batch on the
-     * device) */
+    int streams; /* number of slots, and so of running batches, that one flow (client) may use */
+    /* number of slots; each slot can run one batch. Includes the slots for guests (batches of clients that have no
+     * other batch on the device). */
     int slot_count;
     struct slot slots[DEVICE_MAX_STREAMS];
 
@@ -127,7 +127,7 @@ struct device {
     /* The batch held back for lack of device memory, until other batches end or gradient sums of other jobs are freed;
      * NULL: none. */
     struct batch *held;
-    /* true: memory has been freed since `held` was set */
+    /* whether memory has been freed since `held` was set */
     bool held_may_run;
     /* The parts of jobs with sums of gradients (sums.c) in this device's memory, linked by next_kept. Parts whose
      * memory may never be freed, because a device hangs, are not in the list. */
@@ -145,16 +145,18 @@ struct device {
     bool disabled;
     struct batch *batches;
     _Atomic int requests;        /* number of requests on the device, for /v1/info */
-    _Atomic int inline_requests; /* number of those requests that HTTP threads run themselves */
+    _Atomic int inline_requests; /* number of the requests counted in `requests` that HTTP threads run themselves
+                                  * (inline slots) */
     _Atomic bool usable;
-    _Atomic bool lost; /* true: a thread of another part of the server has noted that the device is lost */
+    _Atomic bool lost; /* whether another part of the server has noted that the device is lost */
 };
 
 /* A stream of a device on which HTTP threads run small jobs, one thread at a time. */
 struct inline_slot {
     _Alignas(LINE) atomic_flag taken;
     struct device *device;
-    /* on the CPU: a handle of this stream alone; on a GPU: the handle of the device's thread */
+    /* the device's handle: on the CPU, one that belongs to this stream alone; on a GPU, the handle of the device's
+     * thread */
     attn_device *handle;
     struct slot slot;
 };
@@ -163,17 +165,17 @@ struct devices {
     int count;
     struct device *device[CONFIG_MAX_DEVICES];
     int64_t split_above_ms; /* --split-above-ms */
-    /* 0: the devices are GPUs that cannot read staging memory (host memory for tensors) */
+    /* number of inline slots; 0: the devices are GPUs that cannot read staging memory (host memory for tensors) */
     int inline_count;
     struct inline_slot *inline_slots;
     _Atomic int inline_jobs;   /* number of jobs run by HTTP threads since the last inline_learn() */
-    _Atomic int64_t inline_ns; /* time in nanoseconds of the jobs counted in inline_jobs */
+    _Atomic int64_t inline_ns; /* time in nanoseconds that the jobs counted in inline_jobs took */
 };
 
 /* ---- Functions that thread.c defines ----------------------------------------------------------------------------- */
 
-/* The main function of a device's thread, with its struct device_thread. Returns when device->stop is set and no work
- * is left. */
+/* The main function of a device's thread; `argument` is its struct device_thread. Returns when device->stop is set and
+ * no work is left. */
 void *device_main(void *argument);
 
 /* ---- Functions of memory.c; a device's thread calls them, or the thread that has taken an inline slot ------------ */
@@ -182,7 +184,7 @@ void *device_main(void *argument);
  * have none yet. */
 attn_status memory_take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err);
 void memory_drop_mirrors(struct device *device, struct slot *slot);
-/* Allocates device memory for the batch in the slot, until memory_drop_mirrors(). */
+/* Allocates device memory for the batch in the slot. memory_drop_mirrors() frees it. */
 attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err);
 
 /* Sets the device addresses of the job's tensors in clients' pinned memory. Call memory_take_mirrors() first. */
@@ -195,7 +197,7 @@ void memory_place(const struct slot *slot, attn_problem *problem);
  * memory_copy_out() enqueues copies of a job's outputs to the host. */
 attn_status memory_copy_in(struct slot *slot, attn_error *err);
 attn_status memory_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err);
-/* Enqueues copies on the slot's stream: the new keys and values of a cache transaction to their pages. */
+/* Enqueues, on the slot's stream, the copies of a cache transaction's new keys and values to their pages. */
 attn_status memory_move(struct device *device, struct slot *slot, const struct job *job, attn_error *err);
 /* Does the work of memory_copy_in() and memory_move() in one launch, on a device that can read staging memory (host
  * memory). */
@@ -210,15 +212,15 @@ void memory_close_slot(attn_device *handle, struct slot *slot);
 
 /* ---- Functions of merge.c; a device's thread calls them -------------------------------------------------------- */
 
-/* Decides which jobs of the batch are merged into one problem, and for which a kernel makes the copies: sets leader,
- * members, place and moved. */
+/* Decides which jobs of the batch are merged into one problem, and for which jobs a kernel makes the copies. Sets the
+ * arrays leader, members, place and moved. */
 void merge_find(const struct device *device, struct slot *slot);
 
 /* Makes the merged problem of the job `leader` and of the jobs that join it, in new device memory. */
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err);
 
-/* Enqueues a kernel on the slot's stream that copies for the jobs with `moved`. If `out`, it copies outputs to the
- * host, and otherwise inputs to the device, and new keys and values to their pages. */
+/* Enqueues a kernel on the slot's stream that makes the copies of all jobs j with moved[j]. If `out` is true, it copies
+ * outputs to the host. Otherwise it copies inputs to the device, and new keys and values to their pages. */
 attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* ---- Functions of parts.c, for a part of a cut job; a device's thread calls them -------------------------------- */
@@ -227,8 +229,8 @@ attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct job_range *range);
 /* True if the problem reads or writes this tensor when it runs. */
 bool parts_use(const attn_problem *p, int id);
-/* Makes the problem of a part of a cut job, and allocates device memory for its tensors on a device with its own
- * memory. */
+/* Makes the problem of a part of a cut job. On a device with its own memory, also allocates device memory for the
+ * problem's tensors. */
 attn_status parts_take(struct device *device, struct slot *slot, struct job_part *part, attn_problem *problem,
                        attn_error *err);
 /* Enqueues copies on the slot's stream: the part's results to the host if `out`, otherwise its inputs to the device.
@@ -243,11 +245,11 @@ attn_status parts_copy(struct slot *slot, const struct job_part *part, const att
 bool sums_are_needed(const attn_problem *p);
 /* Returns the bytes of device memory that each of `parts` parts needs for gradients that are sums over queries. */
 int64_t sums_bytes(const attn_problem *p, int parts);
-/* Allocates the part's device memory for outputs that are sums over queries, and places these outputs there. */
+/* Allocates the part's device memory for outputs that are sums over queries, and sets these outputs' addresses. */
 attn_status sums_take(struct device *device, struct job_part *part, attn_problem *problem, attn_error *err);
 /* Frees the memory for a part's sums of gradients, if any. No other part may be reading it. */
 void sums_drop(struct job_part *part);
-/* True if job `a` is older than job `b`; one of two jobs always is. */
+/* True if job `a` is older than job `b`. Of two different jobs, one is always older. */
 bool sums_older(const struct job *a, const struct job *b);
 /* True if a batch that lacks device memory may wait until gradient sums of other jobs (sums.c) are freed. A batch with
  * such sums of its own waits only for older jobs, so that no two jobs wait for each other. To be called with the
@@ -257,18 +259,19 @@ bool sums_will_be_freed(const struct device *device, const struct batch *batch);
  * copies from the other devices, kernels that add up, and copies to the host. The events 0 to 3 are recorded before,
  * between and after these steps. */
 attn_status sums_launch(attn_stream *stream, const struct job_part *part, attn_error *err);
-/* Sets the dtype float32 for outputs that are sums over queries, as the parts of a cut job compute them. */
+/* Sets the dtype of outputs that are sums over queries to float32, because the parts of a cut job compute these sums in
+ * float32. */
 void sums_as_float(attn_problem *problem);
 
 /* ---- Functions of truth.c; a device's thread calls them ---------------------------------------------------------- */
 
-/* Reserves memory for the exact outputs (truths, in float64) of the slot's batch, and sets truths_left: 0 if the job
- * needs none, or if the device cannot compute them. */
+/* Reserves memory for the exact outputs (in float64) of the slot's batch. Sets truths_left to the number of items whose
+ * exact outputs must be computed: 0 if the job needs none, or if the device cannot compute them. */
 attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *err);
 /* Estimates the device time, in seconds, of the next truth_launch(). */
 double truth_piece_seconds(const struct slot *slot);
-/* Puts the next steps of the exact outputs (truths) on the stream, while truths_left is above 0. All earlier work on
- * the stream must be done. */
+/* Enqueues the next part of the computation of exact outputs on the slot's stream. Call it while truths_left is above
+ * 0, and only when all earlier work on the stream is done. */
 attn_status truth_launch(struct device *device, struct slot *slot, attn_error *err);
 
 /* ---- Functions that inline.c defines ----------------------------------------------------------------------------- */
@@ -289,17 +292,17 @@ double batch_padded_flops(const struct job_part *part);
  * prepare_job() made. A cache transaction gets a new plan, because its page tables are known only now. */
 attn_status batch_plan(const attn_capabilities *can, const struct job *job, int item, const attn_problem *problem,
                        attn_plan *plan, attn_error *err);
-/* The batches that run on a device when a guest (a batch whose client has no other batch there) wants to begin.
- * batch_guest_sees() adds a batch. */
+/* Summary of the batches that run on a device when a guest (a batch whose client has no other batch there) wants to
+ * begin. batch_guest_sees() adds one batch to the summary. */
 struct guest_others {
     int count;
     const struct flow *flow; /* flow (client) of the last batch added */
     bool several_flows;
-    int64_t oldest_ns, youngest_ns; /* when the oldest and the youngest of these batches began */
+    int64_t oldest_ns, youngest_ns; /* start times of the oldest and of the youngest batch added */
 };
 void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
-/* Returns how many nanoseconds a guest (a batch whose client has no other batch on the device) whose work takes
- * `seconds` must still wait; 0 or less: it may begin. others->count must be at least 1. */
+/* Returns how many nanoseconds a guest must still wait; 0 or less: it may begin. A guest is a batch whose client has no
+ * other batch on the device. This one takes `seconds`. others->count must be at least 1. */
 int64_t batch_guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns);
 
 /* Writes the `backend` of a result: the names of the device and the kernel, such as "cpu avx512bf16", or only "cpu" if

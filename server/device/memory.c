@@ -59,8 +59,8 @@ static int regions_up_to(const struct slot *slot, const char *address)
     return low;
 }
 
-/* Allocates a mirror (device memory) for a region of host memory, unless it has one. `copy`: the region's bytes must be
- * copied to it. */
+/* Allocates a mirror (device memory) for a region of host memory, unless the region has one already. `copy` tells
+ * whether the region's bytes must later be copied to the mirror. */
 static attn_status mirror(struct device *device, struct slot *slot, struct job_region host, bool copy, attn_error *err)
 {
     void *memory;
@@ -80,7 +80,7 @@ static attn_status mirror(struct device *device, struct slot *slot, struct job_r
 
 attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err)
 {
-    /* plain device memory is in the list of mirrors only to be freed with them */
+    /* memory that mirrors no host memory is in the list too, so that it is freed with the mirrors */
     return add_mirror(device, slot, (struct mirror){ { NULL, 0 }, NULL, false }, bytes, memory, err);
 }
 

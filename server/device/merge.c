@@ -23,8 +23,8 @@
 
 #include "server/work/transaction.h"
 
-/* Tensors that can be merged along their first axis, the batch. Problems with dropout are not merged, because their
- * values depend on the row's index. */
+/* Tensors that can be merged along their first axis, the batch. Problems with dropout are not merged, because the
+ * elements that dropout drops depend on the index of the batch row. */
 #define T(name) ((uint64_t)1 << ATTN_T_##name)
 static const uint64_t MERGEABLE = T(q) | T(k) | T(v) | T(out) | T(lse) | T(dout) | T(dlse) | T(dq) | T(dk) | T(dv);
 /* For merged cache transactions: the tensors in TABLES are concatenated, and those in POOL stay in the pages of the
@@ -51,8 +51,8 @@ static bool lies_in(const attn_tensor *t, const char *memory, size_t bytes)
     return memory && data >= memory && data < memory + bytes;
 }
 
-/* True if a tensor can be merged: it is contiguous and in the job's own memory, and the tensors behind it in the merged
- * problem stay aligned. */
+/* True if a tensor can be merged: it is contiguous, lies in the job's own memory, and has a size that keeps the next
+ * tensor in the merged memory aligned. */
 static bool tensor_fits(const struct job *job, const attn_tensor *t)
 {
     const attn_tensor whole = attn_tensor_make(t->data, t->dtype, t->rank, t->shape);
@@ -82,7 +82,7 @@ static bool same_tensor(const attn_tensor *a, const attn_tensor *b, int id, bool
 {
     if (a->rank != b->rank) return false;
     if (a->rank == 0) return true;
-    /* rows of page tables may differ in length, because rows of the merged table are as long as the longest row */
+    /* page tables may differ in the length of their rows: the merged table has rows as long as the longest */
     const size_t axes = paged && id == ATTN_T_page_table ? 1 : (size_t)a->rank;
     if (paged && is_of(POOL, id) &&
         (a->data != b->data || memcmp(a->stride, b->stride, (size_t)a->rank * sizeof a->stride[0]) != 0))
@@ -105,8 +105,8 @@ static bool equal(const struct job *one, const struct job *other)
            a->window_right == b->window_right && a->deterministic == b->deterministic;
 }
 
-/* Returns the merged problem of the job `leader` and of the jobs that join it. Only tensors in the pool of cache pages
- * have addresses. */
+/* Returns the merged problem of the job `leader` and of the jobs that join it. Its tensors have no addresses yet,
+ * except those in the pool of cache pages. */
 static attn_problem widened(const struct slot *slot, int leader)
 {
     const struct batch *const batch = slot->batch;
@@ -195,8 +195,8 @@ attn_status merge_take(struct device *device, struct slot *slot, int leader, att
     return ATTN_OK;
 }
 
-/* Adds copies of one tensor between a job and the merged problem. If the merged tensor's rows are longer, each row
- * needs a copy of its own. */
+/* Adds copies of one tensor between a job and the merged problem. If the rows of the merged tensor are longer than the
+ * job's, each row needs a copy of its own. */
 static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, const attn_tensor *whole, int place,
                       bool out)
 {
@@ -210,7 +210,8 @@ static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, c
     }
 }
 
-/* Adds the copies of a job to the slot's list, behind the first `count`. */
+/* Appends the copies that job `j` needs to slot->moves, which has *count entries: copies of outputs if `out`, and
+ * otherwise of inputs. */
 static attn_status add_job(struct slot *slot, int j, bool out, int64_t *count, attn_error *err)
 {
     const struct job *const job = batch_job(slot->batch, j);

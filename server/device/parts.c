@@ -1,7 +1,8 @@
-/* parts.c: a part of a cut job on its device: some heads, batch rows or queries of a problem (cut.c). A unified device
- * (the CPU) computes in staging memory, through views of the part. On other devices, each tensor of the part gets
- * memory, and one call of attn_copy_rows() copies its rows, which are at equal distances in the whole tensor. Gradients
- * that are sums over the queries stay on the device (sums.c). */
+/* parts.c: prepares a part of a cut job on its device. A part is some heads, batch rows or queries of a problem
+ * (cut.c). The CPU computes in staging memory (host memory for tensors): the part's tensors are views of the whole
+ * tensors. On a GPU, each tensor of the part gets device memory, and one call of attn_copy_rows() copies its rows,
+ * which are at equal distances in the whole tensor. Gradients that are sums over all queries stay on the device until
+ * they are added up (sums.c). */
 #include "server/device/internal.h"
 
 attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct job_range *range)
@@ -42,7 +43,7 @@ attn_status parts_take(struct device *device, struct slot *slot, struct job_part
     const attn_status status = memory_take(device, slot, bytes, &memory, err);
     if (status != ATTN_OK) return status;
     char *at = memory;
-    problem->prefix_keys = NULL; /* prefix_keys (how many keys a row shares with the row before it) only saves time */
+    problem->prefix_keys = NULL; /* optional: it never changes results, and only saves time */
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         attn_tensor *const t = &problem->tensor[id];
         if (!parts_use(problem, id)) t->rank = 0;
@@ -53,8 +54,8 @@ attn_status parts_take(struct device *device, struct slot *slot, struct job_part
     return sums_take(device, part, problem, err);
 }
 
-/* Describes the copying of a tensor: `host` is a view of some rows of `whole`, and `there` is the contiguous tensor on
- * the device. */
+/* Describes the copy of one tensor of a part, to the host if `out`, and otherwise to the device. `host` is a view of
+ * some rows of `whole`, and `there` is the contiguous tensor on the device. */
 static attn_rows rows_of(const attn_tensor *whole, const attn_tensor *host, const attn_tensor *there, bool out)
 {
     int axis = 0;

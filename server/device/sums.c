@@ -6,9 +6,9 @@
  *
  * Each part of the job sums these gradients over its own queries, in float32, in memory of its device that stays until
  * the job is over. When all parts are back, each part is sent to its device once more, to add up one share of the
- * elements. The part copies this share from the memory of the other devices. It adds the parts' numbers in float32, in
- * the order of the parts, and rounds each sum once to the dtype of the result. All devices copy and add at the same
- * time.
+ * elements. For this, the device copies the other parts' sums of this share from the other devices. It adds them in
+ * float32, in the order of the parts, and rounds each result once to the dtype of the gradient. All devices copy and
+ * add at the same time.
  *
  * Which queries a part has depends on the problem and on the number of devices of the server, and not on the devices'
  * load. The same request therefore gets the same bits each time. */
@@ -22,15 +22,17 @@ enum { SHARE_UNIT = 64 };
 
 static_assert(CONFIG_MAX_DEVICES <= (int)ATTN_SUM_PARTS, "a job may have more parts than a sum");
 
-/* An output that is a sum over queries. The offsets, in bytes, are in the memory that a part of a job has for sums. */
+/* An output that is a sum over queries. The offsets are in bytes, from the start of the memory that a part of a job has
+ * for such sums. */
 struct output {
     int id;
     int64_t elements;
-    size_t own; /* the float32 sums over the part's own queries */
-    /* the other parts' float32 numbers for this part's share, slot_bytes of memory for each part */
+    size_t own; /* the part's float32 sums over its own queries */
+    /* memory for the other parts' float32 sums over the elements that this part adds up: slot_bytes for each other
+     * part */
     size_t received;
     size_t slot_bytes;
-    size_t result; /* the results for this part's share (the elements that it adds up) */
+    size_t result; /* memory for the results of this part's share (the elements that it adds up) */
     size_t end;    /* end of the memory for this output */
 };
 
@@ -40,8 +42,8 @@ static attn_tensor partial_of(const attn_tensor *result, void *memory)
     return attn_tensor_make(memory, ATTN_F32, result->rank, result->shape);
 }
 
-/* Finds the next output after o->id (-1 at first) that is a sum over queries, for a problem that is cut into `parts`
- * parts. False: there is none. */
+/* Sets *o to the next output after o->id (-1 at first) that is a sum over queries, for a problem that is cut into
+ * `parts` parts. Returns false if there is none. */
 static bool next_output(const attn_problem *p, int parts, struct output *o)
 {
     do o->id++;
@@ -51,8 +53,8 @@ static bool next_output(const attn_problem *p, int parts, struct output *o)
     /* cannot fail, because the tensor was checked before */
     (void)attn_shape_elements(result->rank, result->shape, &o->elements);
     const attn_tensor own = partial_of(result, NULL);
-    /* `most`: upper bound on the elements of a share. The last share also has the elements behind the last whole block
-     * of SHARE_UNIT. */
+    /* `most` is an upper bound on the elements of one part's share. The last share also has the elements that do not
+     * fill a block of SHARE_UNIT. */
     const int64_t units = o->elements / SHARE_UNIT;
     const int64_t most = (units + parts - 1) / parts * SHARE_UNIT + o->elements % SHARE_UNIT;
     const attn_tensor slot = attn_tensor_make(NULL, ATTN_F32, 1, &most);
@@ -64,8 +66,8 @@ static bool next_output(const attn_problem *p, int parts, struct output *o)
     return true;
 }
 
-/* Returns the first element of share `number` (the elements that one part adds up); for `parts`, the end of the last
- * share. */
+/* Returns the first element of share `number` (the elements that one part adds up). If `number` is `parts`, returns the
+ * end of the last share. */
 static int64_t share_begin(const struct output *o, int parts, int number)
 {
     return number == parts ? o->elements : o->elements / SHARE_UNIT * number / parts * SHARE_UNIT;
@@ -194,8 +196,8 @@ bool sums_begin(struct job *job)
     return true;
 }
 
-/* Returns where the device of part `own` finds the sums that part `other` has computed, from element `first` on: for
- * another device, the address to which copy_shares() copies them. */
+/* Returns the address at which the device of part `own` finds the sums of part `other`, from element `first` on. If
+ * `other` is on another device, this is the address to which copy_shares() copies these sums. */
 static char *numbers_of(const struct output *o, const struct job_part *own, const struct job_part *other, int64_t first)
 {
     if (other->sums_on == own->sums_on) return (char *)other->sums + o->own + (size_t)first * sizeof(float);
@@ -208,8 +210,8 @@ static const struct job_part *next_around(const struct job_part *part)
     return part->next ? part->next : &part->job->part;
 }
 
-/* Enqueues copies of the numbers for this part's share (the elements that it adds up) from all other devices. Each part
- * begins with the next part's device, so that the first copies read from different devices. */
+/* Enqueues copies, from all other devices, of their partial sums for this part's share (the elements that it adds up).
+ * Each part begins with the device of the next part, so that the first copies read from different devices. */
 static attn_status copy_shares(attn_stream *stream, const struct job_part *own, const struct output *o, int64_t first,
                                int64_t end, attn_error *err)
 {

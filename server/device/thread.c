@@ -26,11 +26,11 @@ static int64_t worst_ns(const struct batch *batch)
     for (int j = 0; j < batch->count; j++)
         seconds += batch_padded_flops(batch->parts[j]) / DEVICE_SLOWEST_FLOPS +
                    batch_job(batch, j)->truth_seconds * DEVICE_TRUTH_SLOWEST;
-    const double most = 1e9; /* thirty years, so that the time in nanoseconds fits 64 bits */
+    const double most = 1e9; /* upper bound in seconds (thirty years), so that the time in nanoseconds fits 64 bits */
     return (int64_t)((seconds < most ? seconds : most) * 1e9);
 }
 
-/* Sets the device's due_ns, which the watchdog reads, to the earliest of its slots. */
+/* Sets the device's due_ns, which the watchdog reads, to the earliest due_ns of its slots. */
 static void publish_due(struct device *device)
 {
     int64_t due = NEVER;
@@ -39,7 +39,8 @@ static void publish_due(struct device *device)
     atomic_store(&device->due_ns, due);
 }
 
-/* Sets the time by which a batch that begins now should be over, after all other batches of the device. */
+/* Sets the watchdog's deadline for a batch that begins now. The deadline leaves time for all other batches on the
+ * device. */
 static void watch(struct device *device, struct slot *slot)
 {
     int64_t others_ns = 0;
@@ -103,7 +104,7 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
             continue;
         }
         if (slot->leader[j] != j) {
-            /* job j is merged with an earlier job of the batch, the leader */
+            /* job j is merged with an earlier job of the batch, its leader, and so has the leader's problem */
             slot->problem[j] = slot->problem[slot->leader[j]];
             continue;
         }
@@ -195,16 +196,16 @@ static double piece_seconds(const struct slot *slot)
     return first && seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* True if the batch must wait before it launches kernels, because they would delay those of other flows (clients).
- * While another flow has a batch on the device, only one long batch of a flow runs, the one that has waited longest;
- * otherwise as many as DEVICE_FLOW_SECONDS allows. */
+/* True if the batch must not launch kernels now, so that batches of other flows (clients) are not delayed. It waits if
+ * another batch of its own flow has waited longer. If kernels of its flow are on the device already, it also waits
+ * while another flow has a batch there, or if the flow's kernels together would take more than DEVICE_FLOW_SECONDS. */
 static bool waits_for_turn(const struct device *device, const struct slot *slot)
 {
     const double own_s = piece_seconds(slot);
     double queued_s = 0;
     bool others = false;
     if (device->info.unified || own_s < DEVICE_SHORT_SECONDS) return false;
-    /* a cancelled batch launches no more kernels */
+    /* a cancelled batch has no reason to wait, because it launches no more kernels */
     if (__atomic_load_n(&slot->batch->cancel, __ATOMIC_RELAXED) != 0) return false;
     for (int s = 0; s < device->slot_count; s++) {
         const struct slot *other = &device->slots[s];
@@ -300,7 +301,8 @@ static attn_status launch_sums(struct slot *slot, attn_error *err)
     slot->count = slot->launched = 0;
     slot->step = slot->first_step = 0;
     slot->piece_ns = slot->began_ns = clock_ns();
-    /* a failed batch may have set the stream's flag for skipped rows (with scores beyond float32's range) */
+    /* clears the stream's flag for skipped rows (with scores beyond float32's range), which a failed batch may have
+     * set */
     (void)attn_stream_left_rows(slot->stream);
     const attn_status status = sums_launch(slot->stream, slot->batch->parts[0], err);
     slot->launched_ns = clock_ns();
@@ -345,10 +347,11 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     slot->launched = 0;
     slot->step = slot->first_step = 0;
     slot->piece_ns = slot->began_ns;
-    /* a failed batch may have set the stream's flag for skipped rows (with scores beyond float32's range) */
+    /* clears the stream's flag for skipped rows (with scores beyond float32's range), which a failed batch may have
+     * set */
     (void)attn_stream_left_rows(slot->stream);
     slot->blocked = count > 0 && waits_for_turn(device, slot);
-    if (slot->blocked) return ATTN_OK; /* poll_slots() will continue the launch */
+    if (slot->blocked) return ATTN_OK; /* the batch waits for its turn; poll_slots() launches the rest later */
     do status = launch_group(device, slot, err);
     while (status == ATTN_OK && device->info.unified && slot->launched < count);
     return status;
@@ -413,8 +416,8 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     mailbox_post(device->box, &batch->message);
 }
 
-/* When the stream has done all earlier work of the batch, puts the next work on it. The kernels' times are recorded
- * first, because computing exact outputs reuses their events. */
+/* When the stream has done all earlier work of the batch, puts the next work on it. The times of the kernels are read
+ * from their events first, because the computation of exact outputs uses the same events. */
 static attn_status launch_more(struct device *device, struct slot *slot, attn_error *err)
 {
     if (!kernels_are_launched(slot)) return launch_group(device, slot, err);
@@ -423,7 +426,7 @@ static attn_status launch_more(struct device *device, struct slot *slot, attn_er
     return truth_launch(device, slot, err);
 }
 
-/* Frees the scratch memory of all slots (streams) without a batch. False: there was none. */
+/* Frees the scratch memory of all slots (streams) that run no batch. Returns false if there was no such memory. */
 static bool give_back_workspaces(struct device *device)
 {
     bool any = false;
@@ -445,7 +448,8 @@ static int busy_slots(const struct slot *slots, int slot_count)
     return count;
 }
 
-/* Like launch(), but after an error no work is left on the stream and no memory allocated. */
+/* Puts the batch on the stream by launch(). After an error, waits for the work on the stream and frees the batch's
+ * memory. */
 static attn_status try_launch(struct device *device, struct slot *slot, attn_error *err)
 {
     attn_error late;
@@ -469,8 +473,8 @@ static unsigned batches_over(struct device *device)
     return over;
 }
 
-/* Moves the held batch (one that lacked memory) to the front of the submitted batches. To be called with the device's
- * lock held. */
+/* Puts the held batch (one that lacked memory) back, at the front of the queue of submitted batches. To be called with
+ * the device's lock held. */
 static void put_back_held(struct device *device)
 {
     struct batch *const batch = device->held;
@@ -527,8 +531,8 @@ static void start(struct device *device, struct slot *slot)
     finish_batch(device, slot, status, &err);
 }
 
-/* Ends the batches whose streams have done their work, and returns true if there were any. `wait`: first waits for at
- * least one. */
+/* Ends the batches whose streams have done their work. Returns true if there were any. If `wait` is true, first waits
+ * until there is one. */
 static bool poll_slots(struct device_thread *thread, bool wait)
 {
     struct device *const device = thread->device;
@@ -614,10 +618,11 @@ static struct batch *next_sums(const struct device *device)
     return NULL;
 }
 
-/* Returns a submitted batch that may overtake the held batch (one that lacked memory), or NULL. Parts with gradient
- * sums may, because the held batch may wait for the sums of a job whose other parts are not on a stream yet. Such a
- * part overtakes a held part with sums if its job is older, and any other held batch if its job was queued before that
- * batch was held. So jobs wait only for older jobs, never in a circle. To be called with the lock held. */
+/* Returns a submitted batch that may overtake device->held (a batch that waits for device memory), or NULL. Only parts
+ * of jobs with gradient sums may do so: the held batch may wait until such a job has run all its parts and frees its
+ * sums. If the held batch is such a part too, the job of the overtaking part must be older. Otherwise the overtaking
+ * part must have been queued before the other batch was held. Jobs thus wait only for older jobs and cannot deadlock.
+ * To be called with the lock held. */
 static struct batch *next_past_held(const struct device *device)
 {
     const struct batch *const held = device->held;
@@ -630,10 +635,10 @@ static struct batch *next_past_held(const struct device *device)
     return NULL;
 }
 
-/* Returns the batch to begin next, or NULL; *until_ns becomes the time at which one may begin (NEVER: unknown). First
- * comes a batch that adds up gradients, because it soon frees memory, then the held batch (one that lacked memory),
- * because small batches would always take its memory, then a batch of the flow (client) with the fewest batches on
- * streams. To be called with the lock held. */
+/* Returns the batch to begin next, or NULL. *until_ns becomes the time at which a batch may begin (NEVER: unknown). A
+ * batch that adds up gradients comes first, because it soon frees memory. The held batch (one that lacked memory) comes
+ * second, because small batches would otherwise always take its memory. Then comes a batch of the flow (client) with
+ * the fewest batches on streams. To be called with the lock held. */
 static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 {
     struct batch *const sums = next_sums(device);
@@ -672,7 +677,7 @@ static void take_batch(struct device *device, struct slot *slot, struct batch *b
     *link = batch->message.next;
     if (*link == NULL) device->last = link;
     batch->message.next = NULL;
-    /* another thread of the device takes the remaining batches */
+    /* wakes another thread of the device, which takes the remaining batches */
     if (device->first) pthread_cond_signal(&device->wake);
 }
 
@@ -689,7 +694,7 @@ void *device_main(void *argument)
     struct device_thread *thread = argument;
     struct device *device = thread->device;
     request_set_role(ROLE_DEVICE);
-    /* with Linux's default timer slack each pause would be 50 us longer */
+    /* sets the shortest timer slack: with Linux's default, each pause would be 50 us longer */
     (void)prctl(PR_SET_TIMERSLACK, 1UL);
     for (;;) {
         struct slot *slot = free_slot(thread);
@@ -711,7 +716,7 @@ void *device_main(void *argument)
         const bool moved = begins || poll_slots(thread, device->info.unified);
         heartbeat_idle();
         if (moved || ends_soon(thread)) continue;
-        /* while a batch runs, the thread alternates between its stream and new work */
+        /* the pause between two looks at the thread's streams and at new work */
         const struct timespec pause = { 0, atomic_load(&device->usable) ? DEVICE_POLL_NS : DEVICE_LOST_POLL_NS };
         nanosleep(&pause, NULL);
     }

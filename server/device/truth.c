@@ -1,8 +1,8 @@
-/* truth.c: computes the truth of a job's problems (exact results, in float64). For `verify`, the device compares its
- * outputs with the truth. For a check of a client's results, the truth is the output, and no kernels run. A job with
- * `verify` or a check is alone in its batch. Its truth is computed when all its kernels are done. Each call of
- * truth_launch() puts some 25 ms of work on the stream, so that other flows (clients) have their turn in between. Each
- * part of a cut job is compared on its own device. */
+/* truth.c: computes exact results in float64 on the device, for jobs with `verify` and for checks of a client's
+ * results. Jobs of both kinds are alone in their batch. With `verify`, the exact results are computed after the job's
+ * kernels, and the device compares its outputs with them. For a check, the exact results are the output, and no other
+ * kernels run. Each call of truth_launch() enqueues about 25 ms of work, so that batches of other clients can run in
+ * between. If a job is cut into parts for several devices, each device compares its own part. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -26,7 +26,7 @@ static bool is_wanted(const struct job *job, int item)
     return job->truths[item].wanted && job->call->items[item].error.status == ATTN_OK;
 }
 
-/* Goes to the first item (problem), from number `item` on, whose exact outputs are wanted. */
+/* Sets slot->truth_item to the first item (problem), from number `item` on, whose exact outputs are wanted. */
 static void go_to(struct slot *slot, int item)
 {
     const struct job *const job = job_of(slot);
@@ -35,7 +35,8 @@ static void go_to(struct slot *slot, int item)
     slot->truth_step = 0;
 }
 
-/* Returns the problem of an item with the device's addresses. For a cut job it is the part in this slot. */
+/* Returns the problem of an item with the addresses of its tensors on the device. For a cut job, returns the problem of
+ * the part in this slot. */
 static attn_problem problem_of(const struct slot *slot, int item)
 {
     if (cut_part_of(slot)) return slot->problems[0];
@@ -56,8 +57,8 @@ static attn_truth place_of(const struct slot *slot, int item)
                          .dv = memory_address(slot, host->dv) };
 }
 
-/* Computes how much memory the exact outputs of an item need. For a cut job, they are those of the part in this slot.
- * *out_bytes is for the outputs, *workspace_bytes for scratch memory. */
+/* Computes how much memory the exact outputs of an item need: *out_bytes for the outputs, *workspace_bytes for scratch
+ * memory. For a cut job, these are the exact outputs of the part in this slot. */
 static attn_status need_of(const struct device *device, const struct slot *slot, int item, size_t *out_bytes,
                            size_t *workspace_bytes, attn_error *err)
 {
@@ -69,7 +70,7 @@ static attn_status need_of(const struct device *device, const struct slot *slot,
     const attn_status status = attn_truth_need(attn_device_capabilities(device->handle), &p, &cost, err);
     if (status != ATTN_OK) return status;
     if (cost.workspace_bytes > *workspace_bytes) *workspace_bytes = cost.workspace_bytes;
-    /* enough for a part of a cut problem, which is not larger than the problem */
+    /* the memory that the whole problem needs is enough for a part of it */
     if (job->truths[item].bytes > *out_bytes && !job->wants_judge) *out_bytes = job->truths[item].bytes;
     return ATTN_OK;
 }
@@ -92,7 +93,7 @@ attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *
     for (int i = 0; i < job->call->count; i++) {
         if (!is_wanted(job, i)) continue;
         const attn_status status = need_of(device, slot, i, &out_bytes, &workspace_bytes, err);
-        /* the CPU verifies this output in sched/finish.c */
+        /* the device cannot verify this output; the CPU verifies it later (sched/finish.c) */
         if (status == ATTN_UNSUPPORTED) return ATTN_OK;
         if (status != ATTN_OK) return status;
     }
@@ -116,8 +117,8 @@ double truth_piece_seconds(const struct slot *slot)
     return seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* Enqueues copies to the host, after the last item's exact outputs: of the differences (`verify`) or of the exact
- * outputs (check). */
+/* After the last exact output, enqueues a copy to the host: of the differences from the exact outputs (`verify`), or of
+ * the exact outputs themselves (check of a client's results). */
 static attn_status close_truths(struct device *device, struct slot *slot, attn_error *err)
 {
     struct job *const job = job_of(slot);

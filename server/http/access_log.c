@@ -36,7 +36,7 @@ static proto_error refusal_of(const struct request *request, int status)
 {
     if (status < 400 || status == 499) return PROTO_ERROR_COUNT;
     if (request->failed) return request->error;
-    /* libmicrohttpd answers 400 only for invalid framing, so INVALID_REQUEST, which also has status 400, is skipped */
+    /* status 400 without a failed request comes from libmicrohttpd and means invalid framing, never INVALID_REQUEST */
     for (int error = 0; error < PROTO_ERROR_COUNT; error++)
         if (status < 500 && proto_errors[error].http == status && error != PROTO_E_INVALID_REQUEST)
             return (proto_error)error;
@@ -44,7 +44,7 @@ static proto_error refusal_of(const struct request *request, int status)
 }
 
 enum {
-    /* a longer run of hexadecimal digits in a path may be a secret id */
+    /* in a URL's path, a run of more hexadecimal digits than this may be a secret id, so the log shortens it */
     SECRET_DIGITS = 16,
     /* Number of hexadecimal digits that the log shows of a secret id. The other 28 digits of a cache's id stay
      * secret. */
@@ -149,7 +149,7 @@ void access_log_request(struct request *request, enum MHD_RequestTerminationCode
         if (!request->gone && status != 400 && t->head_ns != 0)
             metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     }
-    /* a request with an answer was counted when its answer was queued */
+    /* no answer was queued, so the request is not counted yet */
     if (t->answer_ns == 0) kserve_count(request, status, now - t->began_ns);
     const proto_error refusal = refusal_of(request, status);
     if (refusal != PROTO_ERROR_COUNT) metrics_add(METRIC_REJECTED, proto_errors[refusal].code, NULL, 1);

@@ -145,7 +145,7 @@ static struct MHD_Response *small_response(struct request *request, proto_encode
     /* True if only this request has a reference to the job, so that the answer may overwrite the job's memory. */
     const bool ours = atomic_load(&job->references) == 1;
     if (ours && job->inputs && job->inputs->bytes < ANSWER_LARGE_INPUTS && length <= job->inputs_used) {
-        /* RESPMEM_PERSISTENT: libmicrohttpd does not free this memory, which the job owns */
+        /* libmicrohttpd must not free this memory (RESPMEM_PERSISTENT), because the job owns it */
         return encode_all(encoder, job->inputs->memory, length)
                    ? MHD_create_response_from_buffer(length, job->inputs->memory, MHD_RESPMEM_PERSISTENT)
                    : NULL;
@@ -162,7 +162,7 @@ static struct MHD_Response *small_response(struct request *request, proto_encode
     return response;
 }
 
-/* If this fails, it returns NULL and sets request->failed. */
+/* Makes the response with the result tensors. Returns NULL and sets request->failed if this fails. */
 static struct MHD_Response *tensor_response(struct request *request, const char **content_type)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -260,7 +260,8 @@ enum MHD_Result answer_queue(struct request *request, bool close)
     } else if (!request->failed) response = handler_response(request, &content_type);
     if (response == NULL && (exchange_of(request)->done || (request->job && transaction_is_committed(request->job)))) {
         log_event(LOG_WARN, request->id, "no_answer", "text=\"it was carried out, and there is no memory to say so\"");
-        /* an error answer would tell the client that nothing has changed, and the client would repeat the request */
+        /* closes the connection without an answer: an error answer would tell the client that nothing has changed, and
+         * the client would repeat the request */
         return MHD_NO;
     }
     if (response == NULL) {
@@ -286,7 +287,7 @@ enum MHD_Result answer_now(struct request *request, bool close)
         request_move(request, REQUEST_ANSWERING);
     } else if (!connection_enter(exchange_of(request)->connection, CONNECTION_SEND)) return MHD_NO;
     exchange_of(request)->step = STEP_ANSWER;
-    /* an error answer needs no tensors, so other requests can use the job's memory */
+    /* an error answer needs no tensors, so their memory is released for other requests */
     if (request->failed) {
         job_release(request->job);
         request->job = NULL;

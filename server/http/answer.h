@@ -5,8 +5,8 @@
 
 #include "server/http/exchange.h"
 
-/* Call this on the HTTP thread. If `close` is true, the connection ends after the answer. Returns MHD_NO if the
- * connection must be closed without an answer. */
+/* Hands the answer of a request over to libmicrohttpd. Call this on the HTTP thread. If `close` is true, the connection
+ * ends after the answer. Returns MHD_NO if the connection must be closed without an answer. */
 enum MHD_Result answer_queue(struct request *request, bool close);
 
 /* Moves the request to the state ANSWERING, releases the memory that the request no longer needs, and queues its

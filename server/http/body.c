@@ -32,8 +32,8 @@
 #include "server/work/transaction.h"
 
 enum {
-    /* staging memory (memory for tensors) in bytes that a body takes first, unless memory was leased before its bytes
-     * arrived */
+    /* size in bytes of the first staging memory (memory for tensors) for a body, unless memory was leased before its
+     * bytes arrived */
     FIRST_STEP = 64 << 10,
     /* number of tensors that the first estimate of a body's memory assumes */
     EXPECTED_TENSORS = 16,
@@ -83,8 +83,7 @@ void body_admit(struct request *request, const struct http_head *f)
             request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory to unpack the body");
             return;
         }
-        /* memory is leased before the bytes arrive only if the body is uncompressed, because its length is then
-         * known */
+        /* memory is leased before the bytes arrive only for an uncompressed body, whose length is known in advance */
     } else if (f->has_length && f->length > 0) {
         const size_t inputs = proto_memory_for(exchange->body->format, f->length, EXPECTED_TENSORS);
         exchange->expected_bytes = inputs + inputs / 3 + PROTO_MEMORY_STEP;
@@ -146,7 +145,7 @@ static void keep_body(struct request *request, const char *bytes, size_t count)
     request->text_bytes += count;
 }
 
-/* Adds to the error message of a refused content type that the body looks like safetensors. */
+/* If a body with a refused content type looks like safetensors, adds this fact to the error message. */
 static void look_at_body(struct request *request, const char *bytes, size_t count)
 {
     if (!request->failed || request->error != PROTO_E_UNSUPPORTED_MEDIA ||
@@ -165,7 +164,7 @@ size_t body_piece(struct request *request, const char *bytes, size_t count)
     /* only a chunked body can be too long here, because a Content-Length was checked earlier */
     if (exchange->received_bytes + count > limit) {
         exchange->received_bytes += count;
-        /* replaces an earlier error, because TOO_LARGE ends the connection */
+        /* an earlier error gives way to TOO_LARGE, which ends the connection */
         request->failed = false;
         request_fail(request, PROTO_E_TOO_LARGE, NULL,
                      "the body has more than %llu bytes, the limit (the server's --max-body-bytes)",

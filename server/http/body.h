@@ -13,12 +13,12 @@
  * leases memory later. On an error the request fails. */
 void body_admit(struct request *request, const struct http_head *head);
 
-/* Takes a piece of the body. Returns how many bytes at its end were not consumed; the next call must pass them
- * again. */
+/* Takes a piece of the body. Returns how many bytes at the end of the piece were not consumed; the next call must pass
+ * these bytes again. */
 size_t body_piece(struct request *request, const char *bytes, size_t count);
 
-/* Call this when the body is complete. A small job is then computed in this thread; any other request goes to the main
- * thread, or its answer is queued. Returns MHD_NO if the connection must be closed. */
+/* Call this when the body is complete. Computes a small job in this thread and queues its answer. Hands any other
+ * request to the main thread, unless its answer is decided already. Returns MHD_NO if the connection must be closed. */
 enum MHD_Result body_done(struct request *request);
 
 #endif

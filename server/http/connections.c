@@ -90,7 +90,7 @@ void connections_count_request(struct connections *connections, int more)
     atomic_fetch_add_explicit(&connections->totals.bytes, more * (int64_t)HTTP_REQUEST_BYTES, memory_order_relaxed);
 }
 
-/* Call this with the lock held. */
+/* Removes a connection from the table and frees it. Call this with the lock held. */
 static void drop(struct connections *connections, struct connection *connection)
 {
     assert(connections->by_fd[connection->fd] == connection);
@@ -175,8 +175,8 @@ bool connection_enter(struct connection *connection, enum connection_phase phase
     int seen = atomic_load_explicit(&connection->phase, memory_order_acquire);
     if (seen == CONNECTION_CUT) return false;
     if (seen == (int)phase) return true;
-    /* The sweep reads these three members in the reverse order. Otherwise it might see an old since_ms together with 0
-     * bytes, and cut the client as too slow. */
+    /* The sweep reads since_ms, progress_bytes and phase in the reverse order. Otherwise it might see an old since_ms
+     * together with 0 bytes, and cut the client as too slow. */
     atomic_store_explicit(&connection->since_ms, clock_ms(), memory_order_relaxed);
     atomic_store_explicit(&connection->progress_bytes, 0, memory_order_release);
     return atomic_compare_exchange_strong_explicit(&connection->phase, &seen, phase, memory_order_acq_rel,
@@ -255,7 +255,7 @@ static bool has_left(struct connection *connection, int phase)
 
 /* True if the connection makes no progress and delays the end of a drain (finishing requests before the server stops).
  * Idle connections are closed only when no connection has had a request for a while, because a load balancer may be
- * sending one. */
+ * sending a request on an idle connection. */
 static bool blocks_drain(const struct connection *connection, int phase, int64_t since_ms, int64_t now_ms,
                          const struct connection_drain_limits *drain_limits)
 {
@@ -272,8 +272,8 @@ static bool blocks_drain(const struct connection *connection, int phase, int64_t
     }
 }
 
-/* True if the client has taken too long for the present phase. While bytes of the client are unread, the server is
- * late, and only the time limit of the whole body or answer counts. */
+/* True if the client has taken too long for the present phase. If the server has not read all bytes from the client,
+ * the server itself is late: then only the time limit of the whole body or answer counts. */
 static bool is_overdue(const struct connection *connection, int phase, int64_t since_ms, uint64_t bytes, bool moved,
                        int64_t now_ms, const struct connection_limits *limits)
 {
@@ -318,8 +318,8 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
 
 /* ---- Closing idle connections to make room for a new one --------------------------------------------------------- */
 
-/* Kinds of connections, in the order in which they are closed to make room. MUST_STAY: never. A stranger is a
- * connection that has shown no token although the server has tokens. */
+/* Kinds of connections, in the order in which they are closed to make room. A connection that is MUST_STAY is not
+ * closed. A stranger is a connection that has shown no token although the server has tokens. */
 enum { MUST_STAY = -1, IDLE_STRANGER, SLOW_STRANGER, IDLE };
 
 static int rank_of(const struct connection *connection, int phase, int64_t since_ms, bool tokens, int64_t now_ms)
@@ -331,7 +331,7 @@ static int rank_of(const struct connection *connection, int phase, int64_t since
     case CONNECTION_IDLE:
         if (stranger) return IDLE_STRANGER;
         return now_ms - since_ms >= CONNECTION_BETWEEN_MS ? IDLE : MUST_STAY;
-    /* the server drops the body of a client that has shown no token */
+    /* a client that has shown no token sends a body that the server drops */
     case CONNECTION_BODY:
     /* a client without a token receives only a refusal or a public page */
     case CONNECTION_SEND: return stranger && now_ms - since_ms >= CONNECTION_STRANGER_MS ? SLOW_STRANGER : MUST_STAY;
@@ -371,8 +371,8 @@ static void look_for_old(struct connections *connections, const _Atomic int *tal
     connections->looked_ms = connections->old_count == 0 ? now_ms : 0;
 }
 
-/* Cuts a connection from the list of look_for_old(). Returns false if the connection has changed since then. Call this
- * with the lock held. */
+/* Cuts a connection that look_for_old() has put on the list. Returns false if the connection has changed since then.
+ * Call this with the lock held. */
 static bool cut_old(struct connections *connections, int fd, int rank, int64_t since_ms, bool tokens, int64_t now_ms,
                     _Atomic int *leaving)
 {
@@ -381,7 +381,7 @@ static bool cut_old(struct connections *connections, int fd, int rank, int64_t s
     int phase = atomic_load_explicit(&connection->phase, memory_order_acquire);
     const int64_t since = atomic_load_explicit(&connection->since_ms, memory_order_relaxed);
     if (since != since_ms || rank_of(connection, phase, since, tokens, now_ms) != rank) return false;
-    /* unread bytes may be the client's next request */
+    /* not cut: the bytes that the server has not read may be the client's next request */
     if (rank != SLOW_STRANGER && has_unread(connection)) return false;
     if (!atomic_compare_exchange_strong(&connection->phase, &phase, CONNECTION_CUT)) return false;
     connection->leaving = leaving;

@@ -44,12 +44,12 @@ enum connection_phase {
 struct flow;
 
 struct connection {
-    /* The web server's socket. connections.c only shuts it down, while the connection is in the table, and never closes
-     * it. */
+    /* The web server's socket. Functions of connections.c may shut it down while the connection is in the table. Only
+     * the web server closes it. */
     int fd;
-    bool plain; /* true: the client does not use TLS, so a fixed answer may be written to the socket */
+    bool plain; /* whether the client uses no TLS; a fixed answer may then be written directly to the socket */
     char peer[PEER_BYTES];
-    _Atomic bool known; /* true: a request on this connection has shown one of the tokens */
+    _Atomic bool known; /* whether a request on this connection has shown a valid token */
     _Atomic int phase;
     _Atomic int64_t since_ms;
     /* bytes of the body or the answer that were transferred since the present phase began */
@@ -59,15 +59,15 @@ struct connection {
     struct connection *previous, *next;
     uint64_t inode; /* inode of the socket; it shows whether fd is still the same socket */
     _Atomic int
-        /* counters of connections: of the HTTP thread and of the web server; NULL: none */
+        /* the two counters that count this connection: the HTTP thread's and the web server's; NULL: no counter */
         *tallies[2];
-    /* account (flow) for the device time of this connection's requests on a server without tokens, a counted reference;
-     * NULL: none has computed yet */
+    /* account (flow) to which the device time of this connection's requests is charged, on a server without tokens; a
+     * counted reference. NULL: no request has computed yet */
     struct flow *flow;
-    /* request that is being received or answered; NULL between two requests; only for the HTTP thread */
+    /* request that is being received or answered; NULL between two requests; only the HTTP thread uses this */
     struct request *request;
-    /* true: the client may still be sending a refused request, so the socket lingers (LINGER_DROP); only for the HTTP
-     * thread */
+    /* whether the client may still be sending a refused request; the socket then lingers (LINGER_DROP). Only the HTTP
+     * thread uses this. */
     bool sending;
     /* counter of connections that were cut to make room and are not removed yet; NULL: this one was not cut for that
      * reason */
@@ -90,8 +90,8 @@ struct connection_limits {
         transfer_ms;
 };
 
-/* A search for connections that may be closed lists at most this many. It takes 0.1 ms, and its list serves for many
- * new connections. */
+/* Largest number of connections that one search lists as candidates for closing. One search takes 0.1 ms, and its list
+ * is used for many new connections. */
 enum { CONNECTIONS_OLD = 64 };
 
 struct connections {
@@ -104,8 +104,8 @@ struct connections {
     _Atomic int64_t used_ms;
     struct lingering linger; /* sockets of ended connections whose last answer is not delivered yet */
 
-    /* Connections counted by `old_tally` that connections_make_room() may close, the last one first. Each is checked
-     * again before that. */
+    /* Connections that connections_make_room() may close, sorted so that the last one is closed first. Before one is
+     * closed, the function checks again that it may be. */
     struct {
         int fd;
         int rank;
@@ -133,7 +133,8 @@ struct connection *connections_find(struct connections *connections, int fd);
  * still be open. */
 void connections_remove(struct connections *connections, struct connection *connection);
 
-/* Counts the memory of a request when it begins (`more` is 1) or ends (-1). Call this on the web server's thread. */
+/* Adds the memory of a request to the total when the request begins (`more` is 1), and subtracts it at the end (-1).
+ * Call this on the web server's thread. */
 void connections_count_request(struct connections *connections, int more);
 
 /* Moves the connection to the phase. Call this on the web server's thread. Returns false if the connection has been

@@ -14,8 +14,8 @@ struct connection;
 struct http_server;
 struct route_body;
 
-/* The step of a request that its HTTP thread has reached. libmicrohttpd calls one function for every event, and after a
- * suspension with the same arguments as at the end of the body. */
+/* The step of a request that its HTTP thread has reached. libmicrohttpd calls the same function for every event of a
+ * request. After a suspension, even the arguments are those of the call at the end of the body. */
 enum exchange_step {
     STEP_HEAD,
     STEP_DECODE,
@@ -34,24 +34,24 @@ struct exchange {
     /* ids in the header traceparent; empty: none */
     char trace_id[33], span_id[17];
     char peer[PEER_BYTES]; /* the client's address, as trusted proxies report it */
-    /* in libmicrohttpd's memory, valid until the request is completed */
+    /* strings in libmicrohttpd's memory, valid until the request is completed */
     const char *method, *path;
     enum exchange_step step;
     const struct route_body *body; /* row of the route for the body's format; NULL: the body is dropped */
     /* header Inference-Header-Content-Length: how many bytes of the body are JSON; -1: not given */
     int64_t json_bytes;
     enum unpack_coding coding;
-    struct unpacker *unpacker; /* NULL: the body is not compressed, or is dropped */
+    struct unpacker *unpacker; /* unpacks a compressed body; NULL: the body is not compressed, or is dropped */
     uint64_t received_bytes;   /* bytes of the body that have arrived, before unpacking */
     /* staging memory (memory for tensors) in bytes for a body of the announced length; 0: no length was announced */
     size_t expected_bytes;
-    bool bad_line; /* true: the request line is malformed, so the request is refused */
+    bool bad_line; /* whether the request line is malformed; the request is then refused */
     bool has_query;
-    bool cors; /* true: a browser may show the answer to the page that sent the request (CORS) */
-    /* true: the request is a CORS preflight, an OPTIONS request from a page of an allowed origin */
+    bool cors; /* whether a browser may show the answer to the page that sent the request (CORS) */
+    /* whether the request is a CORS preflight, an OPTIONS request from a page of an allowed origin */
     bool preflight;
-    bool done;       /* true: the route's handler has changed something, so a failure must not be answered by an
-                          * error */
+    /* Whether the handler has changed the server's state, such as a cache. An error answer would then be wrong. */
+    bool done;
     int http_status; /* status of the answer; 0: there is no answer yet */
     uint64_t sent_bytes;
 };

@@ -18,7 +18,8 @@
 
 enum { PLAIN = 1, TLS = 2, BEGINS = 4 };
 
-/* For each socket, indexed by its descriptor: PLAIN or TLS, by its port, and BEGINS until its first bytes arrive. */
+/* For each socket, indexed by its descriptor: the protocol of its port (PLAIN or TLS), plus the flag BEGINS until the
+ * first bytes arrive. */
 static _Atomic uint8_t state_of[FIRST_BYTES_SOCKETS];
 static _Thread_local int last_fd = -1; /* the socket on which this thread received bytes last */
 

@@ -68,7 +68,8 @@ static void reload(void *context)
     if (frontend->server->tokens == NULL) return;
     if (tokens_reload(frontend->server->tokens, why, sizeof why)) {
         log_event(LOG_INFO, NULL, "reloaded", "what=tokens");
-        /* no client could use or delete the shared memory, caches and contexts (saved forwards) of removed tokens */
+        /* frees the shared memory, caches and contexts (saved forwards) of removed tokens, which no client can use any
+         * more */
         if (frontend->server->regions) regions_forget(frontend->server->regions, is_known, frontend->server->tokens);
         caches_forget(frontend->server->caches, is_known, frontend->server->tokens);
         contexts_forget(frontend->server->contexts, clock_ms(), is_known, frontend->server->tokens);

@@ -72,7 +72,7 @@ static void check_origin(struct request *request, const struct http_head *f)
     if (origin == NULL || exchange_of(request)->cors || request->route->method == ROUTE_GET) return;
     if (host == NULL) host = "";
     if (http_head_same_origin(origin, host)) return;
-    /* the Origin "null" stands for a page without a site, which only '*' can allow */
+    /* browsers send the Origin "null" for a page without a site; only --cors-origin '*' allows such pages */
     const char *const option = strcmp(origin, "null") == 0 ? "'*'" : origin;
     request_fail(request, PROTO_E_FORBIDDEN_ORIGIN, NULL,
                  "Origin is '%.*s', a page of another site than '%.*s'; such a page may use this server where it is "
@@ -168,7 +168,7 @@ static void check_timeout(struct request *request, const struct http_head *f)
     const proto_option *rule = proto_options;
     uint64_t timeout_ms;
     if (request->route->bodies == NULL || value == NULL) return;
-    /* X-Request-Timeout-Ms has the same range as timeout_ms, a member of the body */
+    /* finds the row of timeout_ms, a member of the body: X-Request-Timeout-Ms has the same range */
     while (strcmp(rule->name, "timeout_ms") != 0) rule++;
     if (text_is_number(value, (uint64_t)rule->maximum, &timeout_ms) && (int64_t)timeout_ms >= rule->minimum)
         request->client_timeout_ms = (int64_t)timeout_ms;

@@ -193,7 +193,7 @@ bool http_head_end(struct http_head *f)
     return true;
 }
 
-/* Returns the length of the text without `port` (such as ":443") at its end. */
+/* Returns the length of the text. If the text ends with `port`, such as ":443", this ending does not count. */
 static size_t without_port(const char *text, const char *port)
 {
     const size_t length = strlen(text), tail = strlen(port);

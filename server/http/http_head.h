@@ -60,7 +60,7 @@ struct http_head {
     uint64_t length;
     char fault[128]; /* what is wrong with the head; empty: nothing so far */
     size_t used;
-    char list[HTTP_HEAD_LIST_BYTES];  /* joined values of headers with the rule LIST that came in several lines */
+    char list[HTTP_HEAD_LIST_BYTES];  /* joined values of LIST headers that came in several lines */
     char room[HTTP_CONNECTION_BYTES]; /* copies of values that had white space after them */
 };
 

@@ -14,13 +14,13 @@
 enum {
     PERIOD_MS = 200,   /* time between two decisions whether to pin threads to their cores */
     LEAST_RATE = 1000, /* requests per second from which on threads are pinned to their cores */
-    /* Threads are unpinned after this many successive periods with an uneven load. A single one may only mean that a
-     * client's thread has moved to another core. */
+    /* Threads are unpinned after this many successive periods with an uneven load. A single such period may only mean
+     * that a client's thread has moved to another core. */
     UNEVEN_LOOKS = 3,
     /* after an uneven load, threads stay unpinned for this many milliseconds */
     FREE_MS = 2000,
-    /* new connections of a core go to other cores if its least busy thread has this many more connections than the
-     * least busy of all */
+    /* If the least busy thread of a core has this many more connections than the least busy thread of all cores, new
+     * connections that arrive on this core go to other cores. */
     MOST_LEAD = 4,
     MOST_CORES = CPU_SETSIZE,
 };
@@ -57,8 +57,8 @@ void http_threads_clear(struct http_threads *threads)
     *threads = (struct http_threads){ 0 };
 }
 
-/* Returns the index (in threads.cpu) of the core where the socket's last packet arrived, or -1 if no thread belongs to
- * it. */
+/* Returns the index (in threads.cpu) of the core where the socket's last packet arrived, or -1 if this core has no
+ * threads. */
 static int core_of(const struct http_threads *threads, int fd)
 {
     int cpu = -1;
@@ -160,8 +160,7 @@ void http_threads_balance(struct http_threads *threads, int64_t now_ms)
         hold(threads, false);
         if (load == HTTP_THREADS_UNEVEN) threads->free_until_ms = now_ms + FREE_MS;
     } else if (threads->held || (load == HTTP_THREADS_EVEN && now_ms >= threads->free_until_ms))
-        /* called in each period, because a thread cannot be pinned before its first request, when its id becomes
-         * known */
+        /* done in each period: a thread can only be pinned after its first request, when its id becomes known */
         hold(threads, true);
 }
 

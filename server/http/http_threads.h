@@ -40,18 +40,18 @@ struct http_threads {
     int cores; /* number of cores that have threads; 0: threads do not belong to cores */
     int *cpu;  /* [cores]: the kernel's numbers of the cores that have threads */
     cpu_set_t all;
-    /* true: new connections go to the least busy thread of all cores, until the threads of their own core are no
-     * busier */
+    /* Whether a new connection goes to the least busy thread of all cores, and not to a thread of the client's core.
+     * Set when the threads of the client's core are much busier, cleared when they are no busier than others. */
     bool spills;
     bool held;
-    int uneven; /* successive periods with an uneven load of pinned threads */
+    int uneven; /* number of successive periods in which the load of the pinned threads was uneven */
     int64_t since_ms, free_until_ms;
 };
 
 /* Makes `count` threads, which have no libmicrohttpd daemon yet. Let n be the number of cores in this process's
- * affinity mask. Threads belong to no cores, unless two conditions hold: `count` is a multiple of n and at least n * n,
- * and the process's CPU quota allows all n cores (`cores` >= n). Then each thread belongs to one core. Returns false
- * when out of memory. */
+ * affinity mask. Each thread is assigned to one core if `count` is a multiple of n and at least n * n, and the CPU
+ * quota allows all n cores (`cores` >= n). Otherwise no thread is assigned to a core. Returns false when out of
+ * memory. */
 bool http_threads_init(struct http_threads *threads, struct http_server *http, int count, int cores);
 /* frees the memory for all threads; call it after their libmicrohttpd daemons have ended */
 void http_threads_clear(struct http_threads *threads);
@@ -60,7 +60,7 @@ void http_threads_clear(struct http_threads *threads);
 struct http_thread *http_threads_pick(struct http_threads *threads, int fd);
 /* Returns the HTTP thread for a connection whose packets arrive on this core (an index; -1: any core). Usually this is
  * the least busy thread of this core. If that thread has MOST_LEAD connections more than the least busy thread of all
- * cores, new connections go to the least busy thread of all cores, until the two numbers are equal. */
+ * cores, new connections go to the latter, until both threads have equally many. */
 struct http_thread *http_threads_pick_on(struct http_threads *threads, int core);
 
 /* Pins the threads to their cores or unpins them, according to the load. The main thread calls this periodically. A
@@ -68,12 +68,12 @@ struct http_thread *http_threads_pick_on(struct http_threads *threads, int core)
 void http_threads_balance(struct http_threads *threads, int64_t now_ms);
 void http_threads_unpin(struct http_threads *threads);
 
-/* Call this on an HTTP thread when it gives a request to the main thread (`more` is 1) or gets it back (-1). *all
- * counts such requests of all HTTP threads. While *all is small, the thread polls for a moment, which keeps its core
- * awake (base/polling_sleep.h). */
+/* Call this on an HTTP thread when it hands a request to the main thread (`more` is 1) and when the request comes back
+ * (`more` is -1). *all is the number of requests that all HTTP threads have handed over. While *all is small, the
+ * thread polls for a moment before it sleeps, which keeps its core awake (base/polling_sleep.h). */
 void http_threads_await(int more, const _Atomic int *all);
-/* Call this on an HTTP thread before it sends an answer, if no other request waits. http_threads_wait() then polls for
- * the client's next request for HTTP_EXPECT_NS. */
+/* Call this on an HTTP thread before it sends an answer, if no other request waits. The next http_threads_wait() then
+ * polls for up to HTTP_EXPECT_NS, because the client's next request may arrive soon. */
 void http_threads_expect(void);
 
 /* Replaces epoll_wait() on an HTTP thread. If http_threads_await() or http_threads_expect() announced an event, the
@@ -81,9 +81,9 @@ void http_threads_expect(void);
 int http_threads_wait(int epfd, struct epoll_event *events, int most, int timeout_ms);
 
 enum http_threads_load { HTTP_THREADS_IDLE, HTTP_THREADS_UNEVEN, HTTP_THREADS_EVEN };
-/* Classifies the load by how many requests each core had in `ms` milliseconds. It is even if the cores differ by at
- * most a factor of 2. If threads are pinned already (`held`), the limits are looser: a factor of 4, and half the
- * request rate. */
+/* Classifies the load by the number of requests that each core had in `ms` milliseconds. The load is even if the cores
+ * differ by at most a factor of 2. If the threads are pinned already (`held`), the limits are looser: a factor of 4,
+ * and half of LEAST_RATE, the request rate from which on threads are pinned. */
 enum http_threads_load http_threads_load(const uint32_t *requests, int cores, int64_t ms, bool held);
 
 #endif

@@ -53,11 +53,11 @@ static bool is_delivered(int fd)
     return ioctl(fd, SIOCOUTQ, &bytes) != 0 || bytes == 0;
 }
 
-/* Call this with the lock held. */
+/* Closes kept socket i and removes it from the table. Call this with the lock held. */
 static void close_at(struct lingering *linger, int i)
 {
     const int fd = linger->sockets[i].fd;
-    /* close() alone would not remove the socket while the web server has another descriptor of it */
+    /* close() alone would not remove the socket from the epoll set while the web server has another descriptor of it */
     (void)epoll_ctl(linger->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
     close(fd);
     linger->count--;
@@ -75,16 +75,17 @@ void lingering_close_clear(struct lingering *linger)
     pthread_mutex_destroy(&linger->lock);
 }
 
-/* Makes close() reset a socket that was shut down for reading. Its receive window never grows again, so a client that
- * still sends its body would wait for ever. */
+/* Makes close() reset a socket that was shut down for reading. The receive window of such a socket never grows again,
+ * so without a reset a client that still sends its body would wait for ever. */
 static void reset_on_close(int fd)
 {
     const struct linger at_once = { .l_onoff = 1, .l_linger = 0 };
     (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
 }
 
-/* Drops what the client has sent. Returns whether the socket may be closed. If it was shut down for reading, recv()
- * always reports the end of the data, and only the delivery of the answer counts. */
+/* Drops the bytes that the client has sent. Returns whether the socket may be closed. If the socket was shut down for
+ * reading, recv() reports the end of the data even if the client still sends. Then only the delivery of the answer
+ * decides. */
 static bool may_close(int fd, enum lingering_close_why why, int pieces, int64_t *left_bytes)
 {
     const bool open = drop_unread(fd, pieces, left_bytes), delivered = is_delivered(fd);
@@ -118,8 +119,8 @@ void lingering_close_on(struct lingering *linger, int fd, enum lingering_close_w
     pthread_mutex_unlock(&linger->lock);
 }
 
-/* Drops received bytes of socket i, and returns whether it may be closed. `of` is the number of sockets in this round;
- * with fewer, more bytes are dropped from each. Call this with the lock held. */
+/* Drops received bytes of socket i, and returns whether it may be closed. `of` is the number of sockets that this round
+ * looks at: the fewer there are, the more bytes are dropped from each. Call this with the lock held. */
 static bool look_at(struct lingering *linger, int i, int of)
 {
     const int share = LINGER_SWEEP_PIECES / of, pieces = share < LINGER_DROP_PIECES ? share : LINGER_DROP_PIECES;

@@ -22,7 +22,8 @@ enum lingering_close_why {
     LINGER_DELIVER, /* the socket stays open until the answer has been delivered */
     /* the socket stays open, and bytes are dropped, until the client closes its side or a limit is reached */
     LINGER_DROP,
-    /* as LINGER_DELIVER, but the socket was also shut down for reading (see reset_on_close()) */
+    /* as LINGER_DELIVER: until the answer has been delivered. The socket was also shut down for reading (see
+     * reset_on_close()). */
     LINGER_CUT,
 };
 
@@ -31,7 +32,7 @@ struct lingering {
     /* epoll set of the kept sockets that are open for reading; readable when bytes have arrived; -1: none */
     int epoll_fd;
     int most; /* largest number of sockets that may be kept open, at most LINGER_MOST */
-    /* descriptor numbers from this one on are reserved for connections */
+    /* descriptors from this number on are reserved for connections; kept sockets have lower numbers */
     int end_fd;
     int64_t drop_bytes, drop_ms;
     int count;

@@ -203,7 +203,7 @@ static void set_options(const struct listener *listener, int fd)
 {
     const int on = 1, idle = LISTEN_KEEPALIVE_S, timeout = LISTEN_USER_TIMEOUT_MS;
     if (listener->is_unix) return;
-    /* these options are improvements only, so errors are ignored */
+    /* errors are ignored, because the connection works without these socket options */
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
@@ -314,8 +314,7 @@ static bool is_hidden(const struct listener *listener)
 void listener_retire(struct listener *listener)
 {
     if (listener->watch == NULL) return;
-    /* a supervisor that opened the socket calls listener_hide() itself, because it may pass the socket to another
-     * server */
+    /* a supervisor that opened the socket calls listener_hide() itself, or passes the socket to another server */
     if (!listener->adopted) listener_hide(listener);
     listener->retired_ms = clock_ms();
     if (listener->is_unix || !is_hidden(listener)) listener_stop(listener);

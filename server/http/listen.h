@@ -20,7 +20,7 @@ struct listener {
     char address[160];        /* the actual address: "127.0.0.1:40123", "unix:/run/attnd.sock" */
     char path[108];           /* path of a unix socket that attnd made, to be removed at the end; empty: none */
     struct loop_watch *watch; /* tells the main thread when clients connect; NULL: no connections are accepted */
-    /* true: the supervisor opened the socket, and has a descriptor of it too */
+    /* whether the supervisor opened the socket; the supervisor then has a descriptor of it too */
     bool adopted;
     /* time of listener_retire(); 0: it was not called */
     int64_t retired_ms;
@@ -48,8 +48,9 @@ const char *listener_url(const struct listener *listener, bool tls, char text[LI
 /* Makes the kernel refuse new clients, as if no process listened, but complete handshakes that have begun. This cannot
  * be undone, and applies to every process that has this socket. */
 void listener_hide(struct listener *listener);
-/* Calls listener_hide(), unless a supervisor does that, so that handshakes can end before listener_stop(). If the
- * kernel still accepts new clients after that, or for a unix socket, stops the listener at once. */
+/* Stops new handshakes by listener_hide(), unless a supervisor does that, and lets handshakes that have begun end
+ * before listener_stop(). If the kernel still accepts new clients after that, or for a unix socket, stops the listener
+ * at once. */
 void listener_retire(struct listener *listener);
 /* True for a retired listener while a handshake that began before listener_retire() may be incomplete. */
 bool listener_is_retiring(const struct listener *listener, int64_t now_ms);

@@ -101,7 +101,7 @@ static enum MHD_Result head(struct request *request, const char *version)
     read_peer(request);
     if (!sound) {
         request_fail(request, PROTO_E_INVALID_FRAMING, NULL, "%s", f.fault);
-        /* nobody knows where a request with bad framing ends, so its client may still be sending */
+        /* the end of a request with bad framing is unknown, so its client may still be sending */
         exchange->connection->sending = true;
         return answer_now(request, true);
     }
@@ -237,7 +237,7 @@ static void complete(struct request *request, enum MHD_RequestTerminationCode ho
 {
     request_set_role(ROLE_HTTP);
     struct connection *connection = exchange_of(request)->connection;
-    end_wait(request); /* needed if the connection broke between its resumption and its answer */
+    end_wait(request); /* ends the wait here if the connection broke between its resumption and its answer */
     access_log_request(request, how);
     connection->request = NULL;
     connections_count_request(request->server->connections, -1);
@@ -273,8 +273,9 @@ static void on_connection(void *context, struct MHD_Connection *mhd, void **sock
         *socket_context = info ? connections_take(server->connections, info->connect_fd) : NULL;
     } else {
         struct connection *connection = *socket_context;
-        /* libmicrohttpd 1.0.1 does not call on_completed() when a chunk's head is longer than its buffer, and 0.9.75 at
-         * the second fault in a head. The memory of the request's head is free by then. */
+        /* libmicrohttpd does not report the end of some requests to on_completed(). In 1.0.1 this happens when a
+         * chunk's head is longer than its buffer, in 0.9.75 at the second fault in a head. The memory of the request's
+         * head is then free. */
         if (connection && connection->request) {
             exchange_of(connection->request)->method = exchange_of(connection->request)->path = NULL;
             exchange_of(connection->request)->mhd = NULL;

@@ -14,10 +14,10 @@ struct http_server {
     struct server *server;
     struct http_threads threads;
     unsigned kind; /* PORT_MAIN or PORT_METRICS */
-    bool plain;    /* true: the port does not use TLS */
+    bool plain;    /* whether the port serves plain HTTP, without TLS */
     int most;
     _Atomic int open;
-    _Atomic int leaving; /* connections that were cut to make room for others and are not removed yet */
+    _Atomic int leaving; /* number of connections that were cut to make room for others and are not removed yet */
     char *cert, *key;    /* texts of the certificate and its key in PEM form, owned by this struct */
 };
 

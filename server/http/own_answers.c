@@ -19,7 +19,7 @@
 #include "server/http/refusal.h"
 #include "server/http/exchange.h"
 
-/* NULL: this thread serves no connections */
+/* the HTTP thread that is running; NULL: this thread serves no connections */
 static _Thread_local struct http_thread *this_thread;
 
 void own_answers_begin(struct http_thread *thread)
@@ -28,8 +28,8 @@ void own_answers_begin(struct http_thread *thread)
     request_set_role(ROLE_HTTP);
 }
 
-/* Statuses with which libmicrohttpd itself refuses requests, and the errors that attnd sends instead. libmicrohttpd's
- * answer 505 is sent unchanged. */
+/* The statuses with which libmicrohttpd itself refuses requests, and the error that attnd sends instead of each.
+ * libmicrohttpd's answer 505 is not in the table and is sent unchanged. */
 enum { MALFORMED = 0 };
 static const struct {
     int status;
@@ -41,7 +41,7 @@ static const struct {
     { 413, PROTO_E_TOO_LARGE, NULL },
     { 414, PROTO_E_TARGET_TOO_LONG, NULL },
     { 431, PROTO_E_HEAD_TOO_LARGE, NULL },
-    /* libmicrohttpd answers 500 if the head of a chunk is too long and its answer 413 does not fit into the
+    /* libmicrohttpd answers 413 if the head of a chunk is too long, but 500 if its own answer 413 does not fit into the
      * connection's memory */
     { 500, PROTO_E_TOO_LARGE, "the head of a chunk does not fit into the memory of a connection" },
     { 501, PROTO_E_NOT_IMPLEMENTED, NULL },
@@ -170,7 +170,7 @@ void own_answers_end(struct connection *connection)
 
 /* ---- Functions that replace functions of the same name in the libraries ------------------------------------------ */
 
-/* Sends the refusal and reports to libmicrohttpd that the client has left, so that it closes the connection. */
+/* Sends the refusal. Tells libmicrohttpd that the client has left, so that libmicrohttpd closes the connection. */
 static ssize_t refused(int fd, const char *refusal, size_t length)
 {
     (void)!sendto(fd, refusal, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL, 0);

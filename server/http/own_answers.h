@@ -15,7 +15,8 @@ struct connection;
 struct http_thread;
 struct request;
 
-/* Call this on an HTTP thread before it serves its first connection. */
+/* Tells own_answers.c that the calling thread is this HTTP thread. Call this before the thread serves its first
+ * connection. */
 void own_answers_begin(struct http_thread *thread);
 /* Answers a request that has failed in the middle of its body, when libmicrohttpd accepts no answer. The caller must
  * then end the connection. */

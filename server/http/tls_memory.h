@@ -3,8 +3,8 @@
 #ifndef TLS_MEMORY_H
 #define TLS_MEMORY_H
 
-/* Makes GMP wait for memory, up to TLS_MEMORY_WAIT_MS, because other requests may end and release memory. Call this
- * before any TLS handshake. It does nothing in a process without GMP. */
+/* Makes GMP, the arithmetic library of GnuTLS, wait up to TLS_MEMORY_WAIT_MS when malloc() fails, because other
+ * requests may end and free memory. Call this before any TLS handshake. It does nothing in a process without GMP. */
 void tls_memory_wait(void);
 
 #endif

@@ -64,7 +64,8 @@ static bool open_accounts(struct token_list *list, const struct token_list *befo
     return true;
 }
 
-/* A single token may use all of each of the server's bounds (such as staging memory). */
+/* Sets which percentage of each limit of the server (such as staging memory) a token may use. A single token may use
+ * all. */
 static void set_shares(struct token_list *list, int share_percent)
 {
     bool several = false;
@@ -254,8 +255,8 @@ struct caller *tokens_find(struct tokens *tokens, const char *authorization)
             tokens->list->tokens[i].text;
         unsigned difference = 0;
         for (size_t b = 0; b < TOKEN_MAX_BYTES; b++) difference |= (unsigned)(text[b] ^ candidate[b]);
-        /* `same` is all ones if no byte differs, otherwise 0. There is no branch, so the time reveals nothing. A token
-         * that is listed twice has one account. */
+        /* `same` is all ones if no byte differs, otherwise 0. The code has no branch, so its duration does not depend
+         * on the bytes. A token that is listed twice has one account. */
         const uintptr_t same = (uintptr_t)0 - (uintptr_t)((difference - 1u) >> 31 & 1u);
         found |= (uintptr_t)tokens->list->tokens[i].caller & same;
     }

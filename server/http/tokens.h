@@ -14,8 +14,8 @@
 
 struct tokens;
 
-/* Reads the token file. `share_percent` is the percentage of each of the server's bounds that one token may use if
- * there are several tokens. On an error returns NULL and describes the error by one line in `why`. */
+/* Reads the token file. If there are several tokens, each may use `share_percent` percent of every limit of the server.
+ * On an error returns NULL and describes the error by one line in `why`. */
 struct tokens *tokens_open(const char *path, int share_percent, char *why, size_t why_capacity);
 void tokens_close(struct tokens *tokens);
 

@@ -172,8 +172,8 @@ static attn_status make_job(struct request *request, struct check_result *result
     return status;
 }
 
-/* Refuses a request whose expected time exceeds --max-seconds, or whose least possible time exceeds the time before its
- * deadline. */
+/* Refuses a request if its expected time exceeds --max-seconds, or if even its least possible time exceeds the time
+ * that is left before its deadline. */
 static void refuse_hopeless(const struct request *request, struct check_result *result)
 {
     const struct server *server = request->server;

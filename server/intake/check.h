@@ -33,8 +33,8 @@ bool check_piece(struct request *request, struct check_result *result, int64_t u
  * owner may call this. */
 void check_apply(struct request *request, const struct check_result *result);
 
-/* Returns the request's deadline: the earlier end of the server's time limit, which starts at the last byte of the
- * body, and the client's, which starts at the request line. `call` may be NULL while the time limit in the body is
+/* Returns the request's deadline, the earlier of two times. The server's time limit starts at the last byte of the
+ * body. The client's time limit starts at the request line. `call` may be NULL while the time limit in the body is
  * unknown. */
 int64_t check_deadline(const struct request *request, const proto_call *call);
 

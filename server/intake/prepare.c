@@ -26,8 +26,8 @@
 
 enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* MOVE_ALIGNMENT: alignment of an attn_move in bytes */ };
 
-/* Returns the output tensor with this number, of one item (a problem of the body), or NULL if it needs no memory. A
- * forward with `save` needs memory for outputs that the answer does not contain. */
+/* Returns output number `number` of one item (a problem of the body), or NULL if this output needs no memory. A forward
+ * with `save` needs memory for outputs that the answer does not contain. */
 static attn_tensor *output_of(proto_item *item, uint64_t elsewhere, int number)
 {
     if (number < ATTN_TENSOR_COUNT && (elsewhere >> number & 1)) return NULL;
@@ -56,7 +56,7 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     if (job->saved == NULL) job->saved = calloc((size_t)job->call->count, sizeof *job->saved);
     if (job->saved == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     status = contexts_take(job->contexts, job->caller, item->context, clock_ms(), &saved, &saved_index, err);
-    /* a context (saved forward) can be used only once, and an earlier problem of this body has taken it */
+    /* the context (a saved forward) can be used only once, and an earlier problem of this request uses it */
     if (status == ATTN_IN_USE && uses_before(job, index))
         return attn_fail(err, ATTN_NOT_FOUND, "/context", "context: an item before this one uses it up");
     if (status != ATTN_OK) return status;
@@ -163,8 +163,8 @@ static uint64_t elsewhere_of(const struct job *job)
     return job->shared ? job->shared->elsewhere : 0;
 }
 
-/* Adds the bytes of an item's (problem's) outputs to *bytes, each rounded up to the alignment, without outputs in
- * `elsewhere`. */
+/* Adds to *bytes the sizes of an item's (problem's) outputs, each rounded up to the alignment. Outputs in the set
+ * `elsewhere` are left out. */
 static attn_status count_outputs(proto_item *item, uint64_t elsewhere, size_t *bytes, attn_error *err)
 {
     for (int n = 0, end = proto_item_results_end(item); n < end; n++) {
@@ -239,9 +239,9 @@ static attn_status workspace_of(const struct job *job, const attn_capabilities *
     return status;
 }
 
-/* Returns the bytes of device memory for the scratch memory of kernels (`workspace`) and the exact outputs in float64
- * (truths). Items (problems) are verified one after the other, so only the largest truth counts. The truth of a check
- * lies in the memory of the outputs and does not count. */
+/* Returns the bytes of device memory for the scratch memory of kernels (`workspace`) and for exact outputs in float64.
+ * Items (problems) are verified one after the other, so the largest exact output of an item counts. For a check of a
+ * client's results, the exact results are in the memory of the outputs and do not count. */
 static size_t truth_memory(const struct job *job, size_t workspace)
 {
     size_t out = 0;
@@ -281,7 +281,7 @@ static attn_status check_fits(const struct job *job, const attn_capabilities *ca
                      bytes, (long long)limit);
 }
 
-/* `most`: time in seconds of the costliest problem so far */
+/* Adds the cost of one problem to the job. *most is the time in seconds of the costliest problem so far. */
 static void add_cost(struct job *job, const attn_cost *cost, double *most)
 {
     job->flops += cost->flops;
@@ -293,8 +293,7 @@ static void add_cost(struct job *job, const attn_cost *cost, double *most)
     job->because = cost->because;
 }
 
-/* Adds to the job's cost the time in which a device computes the exact outputs (float64) of an item (problem), if it
- * must. */
+/* If a device computes exact outputs (float64) of an item (problem), adds the time for this to the job's cost. */
 static void add_truth(struct job *job, int index, double *most)
 {
     if (job->truths == NULL || !job->truths[index].wanted) return;
@@ -384,8 +383,8 @@ static size_t found_bytes(const struct job *job)
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* Takes *bytes of memory for the outputs: after the inputs in their block, or in a second block. Without memory for the
- * exact results of checks, *bytes becomes 0, and the CPU computes them later (kernels/judge/judge.h). */
+/* Takes *bytes of memory for the outputs: after the inputs in their block, or in a second block. If there is no memory
+ * for the exact results of a check, sets *bytes to 0; the CPU then computes them later (kernels/judge/judge.h). */
 static attn_status take_outputs(struct job *job, size_t *bytes, char **at, attn_error *err)
 {
     /* inputs and outputs share no cache line, because threads write outputs while others read inputs */
@@ -435,7 +434,8 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
         if (error->status == ATTN_OK) count_outputs(item, elsewhere_of(job), &bytes, error);
         if (error->status != ATTN_OK) {
             give_context_back(job, i);
-            /* ends an old sequence of this name, so that later requests do not continue it */
+            /* the failed request would have started a new sequence of this name; a later request must not continue the
+             * old one */
             if (call->sequence.start) caches_end_sequence(job->caches, job->caller, call->sequence.id);
             if (!call->envelope) {
                 if (err) *err = *error;

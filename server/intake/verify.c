@@ -1,5 +1,5 @@
-/* verify.c: decides whether a device or the CPU verifies rows of a forward's `out`, and limits the work of the CPU for
- * this and for checking an lse (log-sum-exp of each row). */
+/* verify.c: decides whether a device or the CPU verifies rows of a forward's `out`. It limits the CPU's work for
+ * verifying, and for checking an lse (log-sum-exp of each row). */
 #include "server/intake/verify.h"
 
 #include <math.h>

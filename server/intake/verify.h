@@ -11,10 +11,10 @@
 #include "server/base/limits.h"
 #include "server/work/job.h"
 
-/* Decides whether the CPU or a device verifies the outputs of an item (problem). If the request wants only some
- * rows, and verify_check() lets the CPU verify these, the CPU does it. Otherwise a device does it (job->truths), if
- * devices can compute in float64. If devices cannot, the CPU does it if verify_check() permits it. *left is the number
- * of multiply-adds that the CPU may still do for this body.
+/* Decides whether the CPU or a device verifies the outputs of an item (problem). The CPU verifies if the request wants
+ * only some rows and verify_check() permits these. Otherwise a device verifies (job->truths), if devices can compute in
+ * float64. If they cannot, the CPU verifies if verify_check() permits all rows. *left is the number of multiply-adds
+ * that the CPU may still do for this body.
  *
  * UNSUPPORTED: the item is not a forward whose answer contains `out`, or no device can verify it and the work exceeds
  * the CPU's limits. INVALID: the tensors are in the memory of a GPU that cannot verify. */
@@ -30,8 +30,8 @@ attn_status verify_check(const struct job *job, int index, int64_t *left, attn_e
  * results) computes them itself, but only for some rows if the problem is large. The result is 0 if devices do not
  * compute exact results, if only a GPU can read the tensors, or if judge_wants() returns 0. */
 size_t verify_prepare_check(struct job *job, int index, const attn_capabilities *can);
-/* Chooses addresses in the memory of the outputs, from *at on, for the exact results of the body's checks, and advances
- * *at. */
+/* Sets the addresses of the exact results of the body's checks. They lie in the memory of the outputs, from *at on; *at
+ * becomes the end of these results. */
 void verify_place_checks(struct job *job, char **at);
 /* Makes the judge on the CPU (kernels/judge/judge.h), and no device, compute the exact results for all checks of the
  * body. Call this before the job is queued. */

@@ -23,7 +23,7 @@ struct region {
     char name[PROTO_REGION_BYTES];
     /* range in bytes of the shared memory object; in a GPU's memory the offset is 0 */
     int64_t offset, bytes;
-    struct region *next; /* next region that the table's own thread will close */
+    struct region *next; /* next region in the list `gone` of regions that the table's own thread will close */
 
     /* Members of regions of kind SYSTEM: ranges of objects in /dev/shm. */
     char key[PROTO_REGION_BYTES];
@@ -33,13 +33,14 @@ struct region {
     /* The pages of the region that a driver holds for devices; NULL: none. The table's lock protects the members from
      * here to `after`. */
     struct pin *pin;
-    struct timespec seen; /* time of the object's last modification, except by the server */
-    int writing;          /* number of the server's running writes to the region */
-    /* true: no client had modified the object when the server's running writes began */
+    /* modification time of the object when no client had modified it; a different time shows that a client has */
+    struct timespec seen;
+    int writing; /* number of the server's running writes to the region */
+    /* Whether no client had modified the object when the server began to write to it. */
     bool intact;
     /* time of the last attempt to pin the region (let a driver hold its pages); 0: none */
     int64_t pinned_ms;
-    /* true: the region is in the list `fresh` of regions to pin, which holds a reference */
+    /* whether the region is in the list `fresh` of regions to pin, which then holds a reference */
     bool is_to_pin;
     struct region *after; /* next region in the list `fresh` */
 
@@ -77,8 +78,8 @@ struct regions {
 
     pthread_t keeper;
     pthread_cond_t wake;
-    struct region *gone, *fresh; /* regions to close (gone), and to pin for devices (fresh) */
-    struct pin *loose;           /* pins (pages that a driver holds) to undo */
+    struct region *gone, *fresh; /* lists: `gone` has the regions to close, `fresh` the regions to pin for devices */
+    struct pin *loose;           /* list of pins (pages that a driver holds) to undo */
     bool end;
     /* the device whose driver pins regions; NULL: no device copies from regions */
     attn_device *pinner;
@@ -107,8 +108,9 @@ void region_ask_for_pin(struct region *region);
 
 /* ---- Functions of keeper.c, to be called without the lock -------------------------------------------------------- */
 
-/* To be called before (`begins`) and after each of the server's writes to the region, so that they do not count as
- * modifications by the client. The client must not modify the object in between, because this would not be noticed. */
+/* Call this with `begins` true before each of the server's writes to the region, and with false after it. The write
+ * then does not count as a modification by the client. The client must not modify the object in between, because this
+ * would not be noticed. */
 void region_note_write(struct region *region, bool begins);
 
 /* The main function of the table's own thread, which makes calls that may take long. It ends when `end` is set and

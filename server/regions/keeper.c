@@ -49,7 +49,8 @@ bool region_is_intact(const struct region *region)
     return st.st_mtim.tv_sec == region->seen.tv_sec && st.st_mtim.tv_nsec == region->seen.tv_nsec;
 }
 
-/* Records the object's modification time. To be called with the lock held. */
+/* Records the modification time of the region's object, so that a later modification is noticed. To be called with the
+ * lock held. */
 static void begin_watch(struct region *region)
 {
     struct stat st;
@@ -86,9 +87,10 @@ void region_ask_for_pin(struct region *region)
     pthread_cond_signal(&regions->wake);
 }
 
-/* Maps the object's pages and pins them. The first write to a mapped page changes the modification time, so all pages
- * are written to before it is recorded. Pauses before and after give any later modification another time. If the client
- * truncates the object meanwhile, a system call fails, without SIGBUS. */
+/* Maps the object's pages and lets a driver hold (pin) them. The first write to a mapped page changes the object's
+ * modification time. All pages are therefore written to before that time is recorded. A pause before and a pause after
+ * make sure that any later modification has a different time. If the client truncates the object meanwhile, a system
+ * call fails, and no SIGBUS is raised. */
 static bool hold_pages(struct region *region, struct pin *pin)
 {
     const struct timespec quiet = { .tv_nsec = REGIONS_QUIET_MS * CLOCK_NS_PER_MS };
@@ -108,8 +110,8 @@ static bool hold_pages(struct region *region, struct pin *pin)
     return intact;
 }
 
-/* Lets a driver hold a region's pages for copies by devices, after filling holes in the file. NULL: impossible, so the
- * CPU will copy. */
+/* Pins a region's pages: a driver then holds them, and devices can copy from and to them. Fills holes in the file
+ * first. Returns NULL if the pages cannot be pinned; the CPU then copies. */
 static struct pin *pin(struct region *region)
 {
     const int64_t page = sysconf(_SC_PAGESIZE), from = region->offset / page * page;
@@ -136,7 +138,7 @@ static void pin_next(struct regions *regions)
     regions->fresh = region->after;
     region_let_pin_go(region->pin);
     region->pin = NULL;
-    /* one reference is that of the list `fresh`; without another the region is unregistered and unused */
+    /* the list `fresh` holds one reference; a region without any other reference is unregistered and unused */
     if (!regions->end && region->references > 1 && region->bytes <= regions->pinned_most - regions->pinned_bytes) {
         pthread_mutex_unlock(&regions->lock);
         struct pin *const made = pin(region);

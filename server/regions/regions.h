@@ -38,7 +38,7 @@
 #include "server/base/caller.h"
 #include "server/base/limits.h"
 
-/* Kinds of regions: id, label in /metrics. All kinds share one set of names. */
+/* Kinds of regions: id, label in /metrics. An account can use a name for one region only, whatever its kind. */
 #define REGION_KIND_MAP(X) \
     X(SYSTEM, "system")    \
     X(CUDA, "cuda")
@@ -55,8 +55,8 @@ struct regions;
 /* Makes an empty table, for shared memory objects whose key (name) begins with one of the prefixes (--allow-shm). The
  * array of prefixes must outlive the table. Aborts when out of memory. */
 struct regions *regions_new(const char *const *prefixes, int prefix_count);
-/* Lets GPUs copy large tensors from and to regions, before the first registration: the driver of `device` pins up to
- * most_bytes of all regions. The device must stay open until regions_free(). */
+/* Lets GPUs copy large tensors directly from and to regions. The driver of `device` pins at most most_bytes of all
+ * regions together. Call this before the first registration. The device must stay open until regions_free(). */
 void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_bytes);
 void regions_free(
     /* Frees the table, before the devices are closed; does nothing for NULL. No region may be in use. */
@@ -64,12 +64,12 @@ void regions_free(
 
 /* ---- The table of registered regions ----------------------------------------------------------------------------- */
 
-/* Registers a region of a shared memory object, which must be long enough. On failure returns false with *error and
- * `why`; why->member is a pointer into the request's body. */
+/* Registers a region of a shared memory object, which must be long enough. On failure returns false, and sets *error
+ * and *why; why->member is the JSON pointer of the wrong member of the request's body. */
 bool regions_register(struct regions *regions, struct caller *caller, const char *name, const proto_region *wanted,
                       proto_error *error, attn_error *why);
-/* Registers memory of a device, which must stay open until regions_free(). `number` is the server's number of the
- * device. The driver takes some 0.1 ms. */
+/* Registers memory of a GPU as a region. The device must stay open until regions_free(). `number` is the server's
+ * number of the device. Opening the memory in the driver takes about 0.1 ms. */
 bool regions_register_cuda(struct regions *regions, struct caller *caller, const char *name,
                            const proto_cuda_region *wanted, attn_device *device, int number, proto_error *error,
                            attn_error *why);
@@ -104,7 +104,8 @@ struct region_use {
     bool output;
     int index;      /* index among the inputs or outputs of the body */
     int64_t offset; /* offset of the tensor in the shared memory object */
-    /* for an output, the size of its buffer until region_uses_bind() */
+    /* size of the tensor in bytes; for an output, the size of its buffer until region_uses_bind() sets the tensor's
+     * size */
     int64_t bytes;
     int64_t done;
     char *memory; /* the server's copy of the tensor */
@@ -112,8 +113,8 @@ struct region_use {
     char *in_place;
     /* address in pages that a driver holds (pinned) and a device copies; NULL: the CPU copies */
     char *pinned;
-    struct pin *pin; /* the pin of these pages; this struct holds a reference to it */
-    void *mirror;    /* the device's copy while a batch runs; only the device's thread uses it */
+    struct pin *pin; /* the pin (held pages) of `pinned`; this struct holds a reference to it */
+    void *mirror;    /* device memory with a copy of the region while a batch runs; only the device's thread uses it */
 };
 
 /* All tensors of a request that lie in regions (memory that clients registered). The request owns the list first, and
@@ -123,9 +124,9 @@ struct region_uses {
     /* bytes that devices copy from and to pinned pages; an output counts with the size of its buffer */
     int64_t pinned_bytes;
     bool placed;
-    bool writes; /* true: the CPU copies some outputs to regions */
-    int home;    /* number of the GPU that has tensors in its memory; -1: none */
-    /* outputs without staging memory, as bits of attn_tensor_id */
+    bool writes; /* whether the CPU copies some outputs to regions */
+    int home;    /* number of the GPU whose memory holds some of the tensors; -1: no GPU */
+    /* set of the outputs that have no staging memory; bit i stands for the tensor with attn_tensor_id i */
     uint64_t elsewhere;
     int count;
     struct region_use list[];
@@ -140,7 +141,7 @@ void region_uses_free(struct region_uses *uses);
  * becomes NULL if the list is empty. */
 void region_uses_drop_inputs(struct region_uses **uses);
 
-/* Sets the addresses to which inputs are copied: shared[i].to for the i-th. */
+/* Sets the addresses to which inputs are copied: the input of list element i is copied to shared[i].to. */
 void region_uses_place(struct region_uses *uses, const proto_shared *shared);
 /* Returns the bytes of all inputs that the CPU or a device copies. */
 static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
@@ -151,15 +152,15 @@ static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
     return bytes;
 }
 
-/* Called twice. First, when the problem's shapes are known: checks that the outputs fit into their regions, and gives
- * addresses to outputs in pinned memory or a GPU's memory. Second, when outputs in staging memory have addresses:
- * records what must be copied. INVALID: an output does not fit, or overlaps another output or an input in a GPU's
- * memory; or a tensor in a GPU's memory is not aligned to its elements or to `alignment`. */
+/* Call this twice. The first call, when the problem's shapes are known, checks that the outputs fit into their regions,
+ * and gives addresses to outputs in pinned memory or in a GPU's memory. The second call, when outputs in staging memory
+ * have addresses, records what must be copied. INVALID: an output does not fit, or overlaps another output or an input
+ * in a GPU's memory; or a tensor in a GPU's memory is not aligned to its elements or to `alignment`. */
 attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, size_t alignment, attn_error *err);
 
-/* region_uses_read() copies the inputs to the server's memory, and region_uses_write() the outputs to the clients'
- * regions. They return when all is done (*done) or the time until_ns has come, and are then called again. INVALID: the
- * shared memory object has become shorter; NO_MEMORY: the system has no pages for it; INTERNAL: any other error. */
+/* region_uses_read() copies the inputs to the server's memory, and region_uses_write() copies the outputs to the
+ * clients' regions. Both stop at the time until_ns; call them again until *done is true. INVALID: the shared memory
+ * object has become shorter; NO_MEMORY: the system has no pages for it; INTERNAL: any other error. */
 attn_status region_uses_read(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
 attn_status region_uses_write(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
 

@@ -91,7 +91,7 @@ static const char *without_slash(const char *key)
     return *key == '/' ? key + 1 : key;
 }
 
-/* Checks that a client may use this key, with an error that does not reveal whether the object exists. */
+/* Checks that a client may register the object with this key. The error does not reveal whether the object exists. */
 static attn_status check_key(const struct regions *regions, const char *key, attn_error *why)
 {
     const char *const name = without_slash(key);
@@ -177,7 +177,7 @@ bool region_is_same_object(const struct region *a, const struct region *b)
 {
     if (a->kind != b->kind) return false;
     if (a->kind == REGION_SYSTEM) return a->inode == b->inode && a->filesystem == b->filesystem;
-    /* an allocation of a GPU that is opened twice has one address */
+    /* a GPU's allocation has the same address each time it is opened */
     return a->device == b->device && a->memory == b->memory;
 }
 
@@ -240,7 +240,8 @@ static proto_error add(struct regions *regions, struct region *region, attn_erro
     return error;
 }
 
-/* Makes a region without adding it to the table. NULL: out of memory, or the name is too long (*error). */
+/* Makes a region without adding it to the table. Returns NULL with *error set when out of memory, or if the name is too
+ * long. */
 static struct region *region_new(struct regions *regions, enum region_kind kind, struct caller *caller,
                                  const char *name, int64_t bytes, proto_error *error, attn_error *why)
 {
@@ -306,7 +307,7 @@ bool regions_register_cuda(struct regions *regions, struct caller *caller, const
     if (region == NULL) return false;
     region->number = number;
     region->id = wanted->device;
-    /* no object is opened for a region that would be refused */
+    /* check for room first, so that memory is not opened for a region that is refused */
     pthread_mutex_lock(&regions->lock);
     *error = check_room(regions, region, why);
     pthread_mutex_unlock(&regions->lock);

@@ -1,7 +1,7 @@
-/* uses.c: the tensors of a request that lie in regions (memory that clients registered), inputs before outputs. The CPU
- * copies a tensor piece by piece with pread() and pwrite(), because a client that truncates its object then causes an
- * error and no signal; or a GPU copies it from or to pinned pages; or it is in a GPU's memory, and kernels use it in
- * place. */
+/* uses.c: the tensors of a request that lie in regions (memory that clients registered), inputs before outputs. There
+ * are three kinds. The CPU copies most tensors, with pread() and pwrite() in pieces: if a client truncates its object,
+ * such a call returns an error, but a read of mapped memory would raise SIGBUS. A GPU copies large tensors from or to
+ * pinned pages. Kernels use tensors in a GPU's memory in place. */
 #include "server/regions/internal.h"
 
 #include <errno.h>
@@ -183,8 +183,8 @@ static bool overlap(const char *a, int64_t a_bytes, const char *b, int64_t b_byt
            (uintptr_t)b < (uintptr_t)a + (uint64_t)a_bytes;
 }
 
-/* True if an output has bytes in common with another tensor of the request. Inputs that were copied before do not
- * count. */
+/* True if an output has bytes in common with another tensor of the request. Inputs that the server has already copied
+ * do not count. */
 static bool collide(const struct region_use *output, const struct region_use *other)
 {
     if ((output->in_place != NULL) != (other->in_place != NULL)) return false;
@@ -244,7 +244,8 @@ attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, si
 
 /* ---- Reading inputs from regions, and writing outputs to them ---------------------------------------------------- */
 
-/* Makes the error for a shared object that has become too short, or for another error of the system. */
+/* Makes the error for a shared memory object that is shorter than at its registration (`error` is 0), or for an errno
+ * value. */
 static attn_status broken(const struct region_use *use, int error, attn_error *err)
 {
     const char *const name = attn_tensors[use->id].name;

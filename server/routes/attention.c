@@ -25,7 +25,7 @@ const struct route_body attention_bodies[] = {
 static const struct {
     const char *name;
     double least, most;
-    bool below; /* true: the value must be less than `most`; false: it may be equal */
+    bool below; /* whether the value must be less than `most`; otherwise it may also be equal to `most` */
 } number_ranges[] = {
 #define X(name, id, least, most, rule, meaning) { #name, least < 0 ? least : 0, most > 0 ? most : 0, false },
     ATTN_SCORE_OPTION_MAP(X)
@@ -41,7 +41,8 @@ void attention_put_dtypes(struct json *j, unsigned dtypes)
         if (dtypes >> d & 1) json_name(j, attn_dtype_name((attn_dtype)d));
 }
 
-/* Writes the schema of a tensor, or its gradient, of one part of a merge (the results for some of the keys). */
+/* Writes the schema of one tensor of a partial result, or of its gradient. A merge combines partial results, each over
+ * some of the keys. */
 static void put_part_tensor(struct json *j, attn_tensor_id id)
 {
     json_comma(j);
@@ -75,7 +76,7 @@ static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
         return;
     }
     json_put(j, "%s", attn_tensor_shape(id, shape));
-    /* attn_tensor_shape() has named a single dtype already */
+    /* attn_tensor_shape() has already written the dtype if the tensor allows only one */
     if (strchr(proto_dtype_list(id, list), ' ')) json_put(j, "; %s", list);
     json_put(j, ": %s'}", attn_tensors[id].meaning);
 }
@@ -179,7 +180,7 @@ static void put_dependences(struct json *j, proto_op op)
     if (any) json_raw(j, "}");
 }
 
-/* `with_context`: a backward whose inputs a forward has saved */
+/* Writes the schema of a problem. `with_context` is true for a backward whose inputs a forward has saved. */
 static void put_problem_schema(struct json *j, proto_op op, bool with_context)
 {
     const proto_operation *const operation = &proto_operations[op];
@@ -212,15 +213,16 @@ static void put_problem_schema(struct json *j, proto_op op, bool with_context)
     json_raw(j, "}");
 }
 
-/* Writes a reference to the schema of a problem. If `context` is true, writes a second one, for a backward of a saved
- * forward (context). */
+/* Writes a reference to the JSON schema of a problem. If `context` is true, also writes a reference to the schema of a
+ * backward that uses a saved forward (context). */
 static void put_problem_refs(struct json *j, const char *name, bool context)
 {
     json_put(j, "{'$ref':'#/components/schemas/%sProblem'}", name);
     if (context) json_put(j, ",{'$ref':'#/components/schemas/%sOfContext'}", name);
 }
 
-/* Writes the schemas of a body: for one problem and, if the operation takes several (an envelope), for a list. */
+/* Writes the schemas of a request body: one for a single problem and, if the operation accepts several problems in one
+ * body (an envelope), one for a list of problems. */
 static void put_request_schemas(struct json *j, proto_op op, const proto_limits *limits)
 {
     const char *const name = proto_operations[op].title;
@@ -334,7 +336,7 @@ void attention_put_schemas(struct json *j, const proto_limits *limits)
 {
     for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
         put_request_schemas(j, op, limits);
-        /* for other operations, the route's row has the schema */
+        /* the schemas of all other answers are in the table of routes */
         if (proto_is_run(&proto_operations[op])) put_answer_schemas(j, op);
     }
 }

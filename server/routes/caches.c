@@ -14,7 +14,8 @@
 
 _Static_assert((int)PROTO_CACHE_HEADS == (int)CACHES_HEADS, "a body may ask for what there can be");
 
-/* An id that is too long for a cache becomes "", which no cache has. */
+/* Copies the cache's id from the URL's path to `id`. An id that is too long for a cache becomes "", which no cache
+ * has. */
 static const char *id_of(const struct request *request, char id[CACHE_ID_BYTES])
 {
     const struct slice *const in = &request->parameters[0];

@@ -4,7 +4,8 @@
 
 #include "server/work/request.h"
 
-/* Call this on any thread before the page of /metrics is written. */
+/* Sets the gauges of /metrics to the server's current numbers. Call this on any thread before the page of /metrics is
+ * written. */
 void gauges_publish(struct server *server);
 
 /* Answers GET /metrics: sets the gauges and writes the page. */

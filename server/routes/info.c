@@ -28,8 +28,8 @@
 
 /* ---- Features of the kernels ------------------------------------------------------------------------------------- */
 
-/* Returns the feature that a kernel needs for an option of the protocol; 0: none. `layout` only changes strides; other
- * options that are not in attn_options[] do not reach kernels. */
+/* Returns the feature that a kernel needs for an option of the protocol, or 0 if it needs none. The option `layout`
+ * only changes strides, and options that are not in attn_options[] do not reach kernels. */
 static uint64_t feature_of(const char *option)
 {
     if (strcmp(option, "seed") == 0) return ATTN_OPTION_BIT(DROPOUT);
@@ -38,7 +38,8 @@ static uint64_t feature_of(const char *option)
     return 0;
 }
 
-/* A decode needs a kernel that reads keys and values from pages, because caches consist of pages. */
+/* True if the kernel can compute the operation. A decode needs a kernel that reads keys and values from pages, because
+ * caches consist of pages. */
 static bool computes(const attn_kernel *k, proto_op op)
 {
     const uint64_t pages = ATTN_TENSOR_BIT(page_table) | ATTN_TENSOR_BIT(seqlens_k);
@@ -53,7 +54,7 @@ static bool takes_tensor(const attn_kernel *k, proto_op op, attn_tensor_id id)
     const bool fp8 = k->dtypes >> ATTN_F8E4M3 & 1 || (of_keys && k->features & ATTN_OPTION_BIT(KEY_DTYPE));
     if (proto_operations[op].takes_caches && id == ATTN_T_keep_mask &&
         !(k->features & ATTN_OPTION_BIT(KEEP_MASK_AT_END)))
-        /* in a decode a keep mask covers only the last keys, which needs the feature KEEP_MASK_AT_END */
+        /* in a decode, a keep mask covers only the last keys, so the kernel must have the feature KEEP_MASK_AT_END */
         return false;
     return proto_takes_tensor(op, id) && (k->features >> id & 1) && (!fp8_only || fp8);
 }
@@ -84,7 +85,7 @@ static void put_row(struct json *j, const attn_kernel *k, proto_op op)
 static void put_op_features(struct json *j, const attn_capabilities *can, proto_op op)
 {
     attn_kernel all = { 0 }; /* union of all kernels: has every feature that one of them has */
-    /* every device merges whatever attn_merge_check() accepts, so all features are listed */
+    /* operations that merge results need none of these kernels: every device supports them, with all features */
     if (proto_operations[op].merges) all = (attn_kernel){ .dtypes = ATTN_DTYPES_BACKWARD, .features = ATTN_EVERYTHING };
     for (int n = 0; n < can->kernel_count; n++)
         if (computes(can->kernels[n], op))
@@ -183,7 +184,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "tensor_bytes", l->tensor_bytes },
         { "tensor_rank", ATTN_MAX_RANK },
         { "safetensors_header_bytes", PROTO_HEADER_BYTES },
-        /* bytes of a body's JSON without its arrays of numbers */
+        /* limit in bytes for the JSON of a body, without its arrays of numbers */
         { "kserve_json_bytes", PROTO_HEADER_BYTES },
         { "json_skeleton_bytes", (int64_t)l->rest_bytes },
         { "json_depth", l->depth },
@@ -197,15 +198,15 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "cache_ttl_ms", CACHES_TTL_MS },
         { "cache_ttl_most_ms", INT64_C(1000) * PROTO_CACHE_TTL_MOST_S },
         { "cache_kv_heads", CACHES_HEADS },
-        /* positions in a page: the default, and the two allowed values of page_size */
+        /* number of positions in a page: the default, then the smallest and the largest value of page_size */
         { "cache_page_size", CACHES_PAGE_SIZE },
         { "cache_page_size_least", CACHES_PAGE_SIZE_LEAST },
         { "cache_page_size_most", CACHES_PAGE_SIZE_MOST },
         { "decode_caches", CACHES_ROWS },
         { "decode_pages", CACHES_STEP_PAGES },
-        /* `verify` on the CPU: multiply-adds for all problems of a body together */
+        /* limit for `verify` on the CPU: number of multiply-adds for all problems of a body together */
         { "verify_multiply_adds", VERIFY_MAX_MULTIPLY_ADDS },
-        /* `verify` on the CPU: elements of k and v of one head together */
+        /* limit for `verify` on the CPU: number of elements of k and v of one head together */
         { "verify_head_elements", VERIFY_MAX_HEAD_ELEMENTS },
         { "shared_memory_regions", config_shares_memory(c) ? REGIONS_MAX_COUNT : 0 },
         { "shared_memory_bytes", config_shares_memory(c) ? REGIONS_MAX_BYTES : 0 },
@@ -303,7 +304,7 @@ void info_answer(struct request *request, struct answer *answer)
     const int count = devices_count(server->devices);
     struct device_state *devices = calloc((size_t)count + 1, sizeof *devices);
     int64_t requests, bytes;
-    if (devices == NULL) return; /* without a body, the client is answered 500 */
+    if (devices == NULL) return; /* out of memory: an answer without a body becomes a 500 */
     devices_describe(server->devices, devices);
     queue_waiting(&server->queue, &requests, &bytes);
     int inflight = 0;
