@@ -98,8 +98,8 @@ static void put_open_shape(struct json *j, attn_tensor_id id)
     json_raw(j, "]");
 }
 
-/* Appends the names of the tensors of a merge's parts, from part `first` on: "parts.1.out,parts.1.lse,...", or of their
- * gradients. */
+/* Appends the names of the tensors of a merge's parts ("parts.1.out,parts.1.lse,..."), or of their gradients. Begins
+ * with part `first`. */
 static void add_parts(struct text *t, int first, bool gradients)
 {
     char name[PROTO_NAME_BYTES];
@@ -312,7 +312,8 @@ void kserve_count(const struct request *request, int status, int64_t ns)
         add(&s->batch[size - 1].count, 1);
         for (int p = 0; p < BATCH_PARTS; p++) add(&s->batch[size - 1].ns[p], of_batch[p]);
     }
-    /* counted last, so that a reader of this count usually sees the other parts too */
+    /* The count of successes is increased last. A reader who sees this request in the count usually sees its times
+     * too. */
     count_part(s, PART_success, ns);
 }
 

@@ -16,8 +16,8 @@
 #include "proto-json/proto.h"
 #include "server/work/request.h"
 
-/* One entry for each method: its id, its part of the Allow header, its name in the OpenAPI document. Rows with GET
- * answer HEAD too. With --cors-origin every row answers OPTIONS (mhd.c). */
+/* The HTTP methods of routes. Columns: id, text in the Allow header, name in the OpenAPI document. A route with GET
+ * also answers HEAD. With --cors-origin every route also answers OPTIONS (mhd.c). */
 #define ROUTE_METHOD_MAP(X)    \
     X(GET, "GET, HEAD", "get") \
     X(POST, "POST", "post")    \
@@ -82,8 +82,8 @@ struct route {
     bool quiet; /* true: requests are logged only at level debug, because probes send them every second */
     /* true: the first parameter of the path is the name of a model, and the second its version (routes/kserve.h) */
     bool model;
-    /* true: the OpenAPI document lacks the route, because it is another spelling of a route, or only refuses what the
-     * server does not support */
+    /* Whether the OpenAPI document leaves the route out: a second path of another route, or a route that only refuses
+     * what the server does not support. */
     bool hidden;
     /* option without which the route is missing on the server and in the OpenAPI document */
     enum route_shm shm;
@@ -92,8 +92,8 @@ struct route {
      * model. The body may have up to --max-body-bytes. */
     const struct route_body *bodies; /* NULL: the route has no tensors, and its body is dropped */
     bool optional_body;              /* only for a route without tensors; true: the body may be left out */
-    /* only for a route without tensors; true: the body is kept for the handler (request->text), up to
-     * HTTP_KEPT_BODY_BYTES */
+    /* Whether the body, of up to HTTP_KEPT_BODY_BYTES, is kept as text for the handler (request->text). Only for a
+     * route without tensors. */
     bool keeps_body;
     /* true: the handler changes nothing. If there is no memory for its answer, the client gets 503; on other routes the
      * connection is then closed without an answer. */

@@ -73,7 +73,7 @@ static void answer_openapi(struct request *request, struct answer *answer)
     { ROUTE_##method, at, "kserve", PORT_MAIN, .token = PORT_MAIN, .hidden = true, .answer = handler, \
       .doc = { "kserve", "Not offered", "501.", .parameters = { __VA_ARGS__ }, .errors = ROUTE_ERROR(NOT_IMPLEMENTED), \
                .answer = "Never", .media = "application/json", .schema = TEXT } }
-/* Rows for Triton's shared memory extensions, for system memory and for GPU memory. */
+/* Rows of the table of routes for Triton's shared memory extensions (system memory and GPU memory). */
 #define REGION { "region", "Its name.", "q" }
 #define REGIONS_ROW(shm_, method_, path_, handler, title, says, what, media_, schema_, errors_, ...) \
     { ROUTE_##method_, path_, "kserve", PORT_MAIN, .token = PORT_MAIN, .shm = ROUTE_ALLOW_##shm_, .answer = handler, \
@@ -110,7 +110,7 @@ static const struct route routes[] = {
     /* the first columns are method, path, endpoint and ports */
     OPERATION(ATTN_OP_FORWARD, "/v1/attention/forward", "forward", "Forward", "attention", 0, NONE),
     OPERATION(ATTN_OP_BACKWARD, "/v1/attention/backward", "backward", "Backward", "attention",
-              ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE) /* the context (a saved forward) is missing, or in use */, NONE),
+              ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE) /* saved forward missing, or in use */, NONE),
     OPERATION(PROTO_OP_CHECK, "/v1/attention/check", "check", "Check", "attention", 0, NONE),
     OPERATION(ATTN_OP_OBSERVE, "/v1/attention/observe", "observe", "Observe", "attention",
               ROUTE_ERROR(NOT_FOUND) /* a cache is missing */, NONE),

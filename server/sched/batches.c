@@ -56,7 +56,7 @@ static void begin_transactions(struct loop *loop)
     const bool all = loop->transactions_changed;
     loop->transactions_changed = loop->transactions_arrived = false;
     if (all) loop->scan++;
-    /* older transactions that the last examination did not reach come first */
+    /* The last search stopped early. Older transactions that it did not reach must begin before new ones. */
     else if (loop->scan_cut) return;
     else
         for (job = loop->server->queue.last; job && job->in_queue.previous && !job->in_queue.previous->scanned;)
@@ -90,7 +90,7 @@ void batches_mark(struct batch *batch)
     for (int i = 0; i < batch->count; i++) {
         struct job *job = batch_job(batch, i);
         job->batch_jobs = batch->count;
-        job->follows = false; /* a failed batch of this job may have set it */
+        job->follows = false; /* overwrites the value of an earlier batch that failed */
         for (int before = 0; job->call->model && before < i && !job->follows; before++)
             job->follows = batch_job(batch, before)->call->model == job->call->model;
     }
@@ -109,7 +109,8 @@ static bool has_room(void *context, const struct job *job)
            cut_may_leave(asked->devices, asked->device, job, asked->now_ns, &asked->wait_ns);
 }
 
-/* Makes and submits a batch of the first part of each job that can be sent to this device. False: out of memory. */
+/* Makes a batch and submits it to the device. From each job it takes the first part that this device can compute.
+ * False: out of memory. */
 static bool send_batch(struct loop *loop, struct device *device, struct job *const *jobs, int count)
 {
     struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->parts[0]);
@@ -130,8 +131,8 @@ static bool send_batch(struct loop *loop, struct device *device, struct job *con
     return true;
 }
 
-/* Sends jobs that the queue has just removed in one batch, or the parts of a single long job to several devices. False:
- * out of memory; the requests have been answered. */
+/* Sends jobs that were just taken from the queue to a device in one batch. A single long job may be divided among
+ * several devices. False: out of memory; the requests have been answered. */
 static bool send_all(struct loop *loop, struct device *device, struct job *const *jobs, int count, int64_t now_ns)
 {
     struct device *over[CONFIG_MAX_DEVICES] = { device };
@@ -305,7 +306,7 @@ static void device_failed(struct loop *loop, struct device *device, const char *
     if (!device_disable(device)) return;
     log_event(LOG_ERROR, NULL, "device_failed", "device=%s text=" LOG_Q, device_name(device), text);
     caches_lose(loop->server->caches, device_number(device));
-    /* refuses jobs that only this device could compute, before their deadlines */
+    /* Waiting jobs that only this device could compute fail now, and not at their deadlines. */
     for (struct request *request = loop->oldest, *next; request; request = next) {
         next = request->next;
         if (request->state == REQUEST_QUEUED && job_needs_device(request->job, device_number(device)))
@@ -375,8 +376,8 @@ static bool add_up(struct loop *loop, struct job *job)
     return job->parts_out > 0;
 }
 
-/* Queues a job again whose parts lost their devices, so that other devices compute it. False: no other device is
- * usable, or the queue is full; the request then gets the error of the lost device. */
+/* Puts a job back into the queue if a device failed while it computed a part, so that other devices compute the job.
+ * False: no other device is usable, or the queue is full. The request then gets the failed device's error. */
 static bool compute_again(struct loop *loop, struct job *job)
 {
     struct request *const request = job->request;
@@ -427,7 +428,8 @@ void batches_done(struct loop *loop, struct batch *batch)
         if (!waited && !part->adds) sums_free_part(part);
         if (!part->ran) cancel_other_parts(job);
         else if (!part->adds) batch_note_times(batch, job);
-        /* other parts are still with devices, or were sent once more to add up gradients */
+        /* The job is not over if devices still compute other parts, or if its parts were sent once more to add up
+         * gradients. */
         if (--job->parts_out > 0 || (waited && add_up(loop, job))) {
             job_release(job);
             continue;

@@ -44,8 +44,8 @@ void finish_free(struct finishing *finishing)
     free(finishing);
 }
 
-/* Opens the judge that compares the results in an item (problem) with exact ones. The remaining time is divided equally
- * among the items left. */
+/* Creates the judge that compares a client's results for one problem (item) with exact ones. Divides the remaining time
+ * equally among this problem and those after it. */
 static attn_status open_judge(struct finishing *finishing, proto_item *item)
 {
     struct judging *const judging = &finishing->judging;
@@ -117,7 +117,7 @@ static bool verify_step(struct finishing *finishing)
     proto_item *item = &job->call->items[finishing->item];
     proto_result *result = &job->results[finishing->item];
     if (finishing->item == job->call->count) return true;
-    /* a device has checked the client's lse; such a job has one item */
+    /* A device has compared the client's lse with its own lse. A job of this kind has only one problem. */
     if (job->lse && item->error.status == ATTN_OK) verify_found_lse(job, &item->error);
     if (item->error.status == ATTN_OK)
         result->verified = verify_found_truth(job, finishing->item, &result->verification);

@@ -51,8 +51,8 @@ void loop_close(struct loop *loop);
 
 /* Gives a request whose connection is suspended to the main thread. HTTP threads call this. */
 void loop_post(struct loop *loop, struct request *request);
-/* Tells the main thread that an HTTP thread has ended a cache transaction, for whose caches queued requests may
- * wait. */
+/* Tells the main thread that an HTTP thread has ended a cache transaction. Queued requests may be waiting for its
+ * caches. */
 void loop_note_step_end(struct loop *loop);
 
 #endif

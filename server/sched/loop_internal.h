@@ -43,12 +43,13 @@ struct loop {
     bool transactions_changed;
     /* true: a cache transaction has arrived that was not examined yet */
     bool transactions_arrived;
-    bool scan_cut; /* true: the last examination did not reach the end of the queue */
-    uint64_t scan; /* number of the last examination of all waiting transactions */
+    bool scan_cut; /* true: the last search for transactions that can begin stopped before the end of the queue */
+    uint64_t scan; /* how often all waiting transactions were examined */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
     struct pieces pieces;
-    /* the main thread polls until then, because the last batch on a GPU will end soon (base/polling_sleep.h) */
+    /* Until this time the main thread polls instead of sleeping, because a GPU's last batch will end soon
+     * (base/polling_sleep.h). */
     int64_t awake_until_ns;
 
     struct loop_frontend frontend;
@@ -56,7 +57,8 @@ struct loop {
     enum loop_stage stage;
     int64_t stage_since_ms;
     int exit_status;
-    int most_open; /* most connections open at once since memory was last returned to the system */
+    /* largest number of connections that were open at once since memory was last returned to the system */
+    int most_open;
 };
 
 uv_loop_t *loop_uv(struct loop *loop);

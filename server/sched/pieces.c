@@ -54,7 +54,7 @@ static void give_to_libuv(struct pieces *pieces)
     while (pieces->first && pieces->running < PIECES_AT_ONCE) {
         struct piece *piece = take_next(pieces);
         pieces->running++;
-        /* uv_queue_work() fails only without a work function */
+        /* uv_queue_work() fails only if it gets no function */
         if (uv_queue_work(pieces->loop, &piece->uv, run, after) != 0) abort();
     }
 }

@@ -31,8 +31,8 @@ struct pieces {
 };
 
 void pieces_init(struct pieces *pieces, uv_loop_t *loop, struct queue *queue);
-/* Runs the piece on one of libuv's threads when it is the turn of its flow (client). The caller sets flow, work, run
- * and after. */
+/* Queues a piece of work, which one of libuv's threads runs when its client (flow) is next. The caller sets flow, work,
+ * run and after. */
 void pieces_add(struct pieces *pieces, struct piece *piece);
 
 #endif

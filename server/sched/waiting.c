@@ -83,9 +83,8 @@ bool waiting_is_used_in_place(const struct job *job)
     return job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0);
 }
 
-/* Separates the job from its batches, because its request no longer waits; a batch for which no request waits is
- * cancelled. Also frees the gradient sums of parts that are back from their devices, unless they were sent once more to
- * add up. */
+/* Removes a job from its batches, because its client no longer waits. Cancels a batch if no client waits for any of its
+ * jobs. Also frees the gradient sums of the job's finished parts, unless devices are already adding them up. */
 static void leave_batches(struct job *job)
 {
     for (struct job_part *part = &job->part; part; part = part->next) {
@@ -129,12 +128,12 @@ void waiting_detach(struct loop *loop, struct request *request)
         queue_remove(&loop->server->queue, job);
         loop->queue_changed = true;
         loop->transactions_changed |= job->transaction != NULL;
-        /* a running job's transaction ends when the device is done */
+        /* The transaction of a running job is not ended here, but when the device is done. */
         transaction_end(job, false);
     }
     if (job->finishing)
-        /* on_finished() ends the use of contexts (saved forwards) later, because the finishing thread may read their
-         * names */
+        /* The thread that does the finishing work may still read the names of contexts (saved forwards), so
+         * on_finished() ends their use later. */
         job->finishing->cancelled = true;
     /* the contexts (saved forwards) can be taken again, but a device may still read their memory */
     else contexts_finish_job(job, false);

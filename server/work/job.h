@@ -55,7 +55,8 @@ struct job_truth {
  * queries. */
 enum job_way { JOB_WHOLE, JOB_BY_HEADS, JOB_BY_BATCH, JOB_BY_QUERIES, JOB_WAYS };
 
-/* What one part of a cut job computes, and its share of the job's work. */
+/* The heads, batch rows or queries that one device computes when several devices share a job, and what fraction of the
+ * job's work this is. */
 struct job_range {
     int64_t first, end; /* heads, batch rows or queries `first` to end - 1 */
     double share;
@@ -73,13 +74,15 @@ struct job_part {
     enum job_way way;
     int number;
     struct job_range range; /* { 0, 0, 1 } if the part is the whole job */
-    /* true: the part is sent once more, to add up a share of the gradients that are sums over all queries */
+    /* Whether the part is with a device for the second time. It then adds up a share of the gradients that are sums
+     * over all queries. */
     bool adds;
 
     /* Only the main thread uses the members from here to handed_over. */
     struct batch *batch; /* NULL: the part is in no batch */
     bool left;           /* true: the part has been sent to a device */
-    /* the stream on which an HTTP thread left the part running (INLINE_LATE); NULL: none */
+    /* The stream on which the part still runs, if an HTTP thread started it and did not wait (INLINE_LATE). NULL:
+     * none. */
     struct inline_slot *handed_over;
 
     /* The thread that computes the part writes the members below; the main thread reads them when the batch is back. */
@@ -88,9 +91,13 @@ struct job_part {
     /* memory of device `sums_on` for gradients that are sums over all queries (device/sums.c); NULL: none */
     void *sums;
     struct device *sums_on;
-    struct job_part *next_kept; /* next part with sums on device `sums_on`, whose lock protects this member */
-    int index;                  /* for a part of a cut job: the backend's number of its device */
-    const char *kernel;         /* for a part of a cut job: the name of its kernel */
+    /* next part in the list of device `sums_on`, which has all parts with sums there; the device's lock protects the
+     * list */
+    struct job_part *next_kept;
+    /* number of the device that computed the part, as the backend counts devices; only if several devices share the
+     * job */
+    int index;
+    const char *kernel; /* for a part of a cut job: the name of its kernel */
     /* for a part of a cut job with `verify`: the differences between `out` and exact results that the device found */
     bool truth_known;
     attn_truth_distance truth_found[ATTN_TRUTH_RESULTS];
@@ -127,7 +134,7 @@ struct job {
     /* bytes of the job's staging memory (memory for tensors) */
     size_t tensor_bytes;
     job_kind kind;
-    /* bytes of `inputs` with input tensors, which a short answer may overwrite */
+    /* number of bytes of `inputs` that input tensors use; a short answer may overwrite them */
     size_t inputs_used;
     struct job_region outputs; /* all output tensors, one after the other */
     struct contexts *contexts;
@@ -211,8 +218,7 @@ void job_release(struct job *job);
 
 /* Returns the first part of the job that was not sent to a device yet and that this device can compute; NULL: none. */
 struct job_part *job_part_for(struct job *job, int device);
-/* Records that the part is being sent to a device in this batch, which gets a reference to the job. Returns the
- * part. */
+/* Records that the part is sent to a device in this batch. The batch gets a reference to the job. Returns `part`. */
 struct job_part *job_part_leaves(struct job_part *part, struct batch *batch);
 /* Cuts a job with one problem, not yet sent to a device, into `count` >= 2 parts. False: out of memory; the job is
  * unchanged. */

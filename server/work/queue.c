@@ -80,7 +80,7 @@ attn_status queue_look(const struct queue *queue, enum caller_place place, const
 
 int queue_retry_after_s(const struct queue *queue, int devices)
 {
-    /* an estimate needs no lock */
+    /* Read without the lock, because this is only an estimate. */
     double seconds_per_job;
     __atomic_load(&queue->seconds_per_job, &seconds_per_job, __ATOMIC_RELAXED);
     const double wait = seconds_per_job *
@@ -110,7 +110,8 @@ static void publish(struct queue *queue)
 
 struct list {
     struct job **first, **last;
-    bool of_flow; /* true: the jobs are linked by in_flow; false: by in_queue */
+    /* Whether jobs are linked by the member in_flow (a list of one client's jobs) or by in_queue (all jobs). */
+    bool of_flow;
 };
 
 static struct list all_jobs(struct queue *queue)
@@ -153,9 +154,9 @@ static void change_places(const struct list *list, struct job *job, struct job *
     put_before(list, other, behind);
 }
 
-/* Moves the last job of the queue ahead of less urgent jobs of the same account, by swapping places, so that other
- * accounts' jobs keep their positions. Jobs with a cache transaction must run in order of arrival, and are not
- * moved. */
+/* Moves the last job of the queue ahead of less urgent jobs of the same account. Jobs swap places, so jobs of other
+ * accounts keep their positions. Jobs with a cache transaction are not moved, because they must run in order of
+ * arrival. */
 static void move_forward(struct queue *queue, struct job *job)
 {
     const struct list all = all_jobs(queue), own = jobs_of(flow_of(queue, job));
@@ -167,8 +168,8 @@ static void move_forward(struct queue *queue, struct job *job)
         if (other->priority <= job->priority) break;
         change_places(&all, job, other);
         if (flow_of(queue, other) == flow_of(queue, job)) change_places(&own, job, other);
-        /* begin_transactions() searches for unscanned jobs from the end and stops at the first scanned one, so a job
-         * that moves towards the end must count as unscanned */
+        /* begin_transactions() walks back from the end of the queue and stops at the first job that is marked as
+         * scanned. A job that moves towards the end must lose this mark, or the walk would end at it. */
         other->scanned = false;
     }
 }

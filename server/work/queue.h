@@ -28,7 +28,7 @@ struct queue {
     struct flow *first_flow, *last_flow; /* the flows (clients) with waiting jobs */
     int flows;
     struct flow nobody; /* the flow of all jobs without a flow (client) of their own */
-    int64_t virtual_ns; /* virtual time (see queue.c) of the flow served last */
+    int64_t virtual_ns; /* virtual time (see queue.c) of the flow (client) whose job was sent to a device last */
     int64_t bytes;
     double seconds_per_job;                 /* moving average, for the header Retry-After */
     _Atomic int64_t waiting, waiting_bytes; /* number and bytes of waiting jobs, for other threads */

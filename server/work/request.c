@@ -149,7 +149,8 @@ void request_free(struct request *request)
     request_drop_body(request);
     free(request->text);
     proto_encoder_free(request->encoder);
-    /* the connection broke before the answer, so contexts (saved forwards) can be taken again */
+    /* If no answer was sent, the saved forwards (contexts) that this backward has taken can be used by another
+     * backward. */
     if (request->job) contexts_finish_job(request->job, false);
     job_release(request->job);
     flow_release(request->flow);

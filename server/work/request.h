@@ -26,9 +26,9 @@ enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
 /* One row for each state: its id, its label in /metrics, the role of the thread that owns the request, the kind of
  * place in the queue that the request needs, the next states.
  *
- * From any state but the last two, a request may move to ANSWERING early, since an error is an answer. A request whose
- * job uses its client's memory in place is held until the job ends, unless the device hangs or the server ends. A state
- * ends when
+ * From any state but the last two, a request may move to ANSWERING early, since an error is an answer. If a device reads
+ * or writes the client's own memory, the request is held (not answered) until the job ends, unless the device hangs or
+ * the server ends. A state ends when
  *
  *   RECEIVING    the last byte has arrived, or the client has left
  *   COMPUTING    the HTTP thread has computed the job, or leaves the job to a device
@@ -120,9 +120,10 @@ struct request {
     const proto_format *answer_as;
     proto_parser *parser;
     struct staging_block *block; /* staging memory (memory for tensors) into which the parser writes */
-    /* bytes of `text`, or of the answer, that count towards --staging-bytes although they are not in staging memory */
+    /* number of bytes of `text`, or of the answer, that are charged to --staging-bytes although malloc() allocated
+     * them */
     size_t counted_bytes;
-    /* the body's tensors in shared memory, until the job takes the list over; NULL: none */
+    /* list of the body's tensors that lie in shared memory; NULL: none, or the job has taken the list over */
     struct region_uses *shared;
     char *text; /* the body from malloc(), for routes that keep it as text */
     size_t text_bytes;

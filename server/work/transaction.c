@@ -17,9 +17,9 @@ _Static_assert((int)PROTO_MAX_CACHES == (int)CACHES_ROWS, "a body may name as ma
 struct job_transaction {
     struct cache_step step;
     char (*ids)[CACHE_ID_BYTES];
-    /* zeros that stand for the page table before the transaction begins */
+    /* a row of zeros that the problem uses as its page table until the transaction begins */
     int32_t *table;
-    /* the cache that was made because this request starts a sequence; empty: none */
+    /* id of the cache that was made because this request starts a sequence; empty if it starts none */
     char started[CACHE_ID_BYTES];
     bool committed;
 };
@@ -141,7 +141,7 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     struct job_transaction *const own = job->transaction;
     proto_item *const item = &job->call->items[0];
     struct cache_step *const step = &own->step;
-    /* a page table must have a column */
+    /* A page table must have at least one column, even if no cache has a page. */
     if (step->most == 0) step->most = 1;
     own->table = calloc((size_t)step->most, sizeof *own->table);
     if (own->table == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
@@ -170,8 +170,8 @@ static void drop_started(struct job *job)
     *id = '\0';
 }
 
-/* Makes an error about the cache of a new sequence name a tensor of the request, because the client does not know of
- * the cache. */
+/* Changes the member that an error names from one of the cache to one of the request's tensors, because the client has
+ * not made this cache itself. */
 static void point_at_tensor(attn_error *err)
 {
     static const struct {

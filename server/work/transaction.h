@@ -12,8 +12,8 @@
 
 #include "server/work/job.h"
 
-/* Prepares the cache transaction of a request with one problem, without an error. For an append, the path names the
- * only cache. */
+/* Prepares the cache transaction of a request. The request must have one problem, in which no error was found. For an
+ * append, the URL names the only cache. */
 attn_status transaction_prepare(struct job *job, attn_error *err);
 /* Begins the transaction. caches_begin() in caches.h explains `scan`, *wait and the errors. */
 attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_error *err);

@@ -37,8 +37,8 @@
 
 enum { WARM_RUNS = 2, MOST_REPS = 1000, PATTERN = 1000003, MOST_COPIES = 64, MOST_SEQUENCES = 256 };
 
-/* A timed run on a GPU lasts at least RUN_MS milliseconds. K, V and their copies have at least COPIES_BYTES, more than
- * a cache holds. */
+/* A timed run on a GPU lasts at least RUN_MS milliseconds. K, V and their copies together have at least COPIES_BYTES,
+ * which is more than a GPU's cache holds. */
 static const double RUN_MS = 2;
 static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 

@@ -50,7 +50,8 @@ static const struct problem {
     /* The bias above the causal diagonal, and of the first `padded` queries and keys; 0: no bias. */
     double hidden;
     int64_t padded;
-    /* v_size: factor by which v is multiplied; lse: value of all elements of lse; 0: as they are */
+    /* v_size: factor by which v is multiplied. lse: value that all elements of lse get. With 0, the tensor keeps its
+     * values. */
     double v_size, lse;
 } problems[] = {
 #define P(n, o, type, b, h, hk, sq, sk, d) \

@@ -232,8 +232,8 @@ struct agent {
     virtual void describe(FILE *) {}
     virtual ~agent() {}
 };
-agent *&block_agent(); /* the agent of the running block, which does its copies and tensor core products; NULL before
-                        * its first use */
+/* the object that does the running block's copies and tensor core products; NULL until its first use */
+agent *&block_agent();
 
 /* ---- Launches of kernels ----------------------------------------------------------------------------------------- */
 

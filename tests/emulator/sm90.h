@@ -84,7 +84,7 @@ void fence_proxy_async();
 
 enum wgmma_type { WGMMA_BF16, WGMMA_F16, WGMMA_E4M3 };
 
-/* The part of one thread in the wgmma product d[64 x N] = (accumulate ? d : 0) + A B. */
+/* One thread's share of the wgmma product d[64 x N] = (accumulate ? d : 0) + A B. */
 struct wgmma_operation {
     wgmma_type type;
     int N;

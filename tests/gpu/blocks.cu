@@ -303,8 +303,8 @@ template <int D> struct shared_sums {
     alignas(8) uint64_t full;
 };
 
-/* Adds 2 (dS K + more) to `sums`. dS_transposed has a row for each of 64 keys, and `more` a number for each of 64
- * queries. */
+/* Tests sums in global memory: adds dS K + more to `sums` twice. dS_transposed has one row per key, and `more` one
+ * number per query (64 of each). */
 template <typename T, int D>
 __global__ void __launch_bounds__(128)
     add_sums(const float *dS_transposed, const __grid_constant__ CUtensorMap map_K, const float *more, float *sums)
@@ -374,7 +374,7 @@ void check_added_sums()
     check_sums<__half, 128>();
 }
 
-/* ---- Tests of wgmma with e4m3 numbers: the order of the keys ----------------------------------------------------- */
+/* ---- Tests of attention with e4m3 tensor core products (wgmma) --------------------------------------------------- */
 
 /* sizes of a tile: head dimension D, and BN keys */
 template <int D_, int BN_> struct shape_8 {
@@ -426,8 +426,8 @@ __global__ void __launch_bounds__(128)
     write_accumulators<X::D>(O_out, O);
 }
 
-/* P is S rounded to e4m3, which is still an integer. |P V| stays below 2^13, so sums are exact in the 14 bits that the
- * tensor core keeps. */
+/* Tests P V in e4m3, where P is S rounded to e4m3. All numbers are integers, and |P V| stays below 2^13, so sums are
+ * exact in the 14 bits that the tensor core keeps. */
 template <class X> void check_attend_8()
 {
     const int D = X::D, BN = X::BN, PITCH = X::CHUNKS_V * 128;

@@ -174,7 +174,7 @@ void test_merges_of_empty_and_strange_parts(void **state)
         { -INFINITY, 5, -INFINITY, 7, -INFINITY, 0 },
         /* an empty part's `out` is not read, so it may be NaN */
         { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },
-        /* an empty part's infinite `out` does not count */
+        /* The second part of the merge has no keys (lse is -inf), so its infinite `out` is ignored. */
         { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f },
         { NAN, 1, 0, 1, NAN, NAN },
         { 0, 1, NAN, 1, NAN, NAN },

@@ -8,8 +8,9 @@
 
 #include "backends.h"
 
-/* Numbers of float32 gradients that do not round to the 16-bit gradient (unlike), are not 0 (nonzero), and need more
- * than 16 bits (finer). wide2 and narrow2 are sums of squared errors of the float32 and the 16-bit gradients. */
+/* Counts of gradient elements: `unlike` if the float32 gradient does not round to the 16-bit gradient, `nonzero` if it
+ * is not 0, and `finer` if it needs more than 16 bits. wide2 and narrow2 are the sums of squared errors of the float32
+ * and the 16-bit gradients. */
 struct widened {
     int64_t unlike, nonzero, finer;
     double wide2, narrow2;
@@ -96,8 +97,8 @@ void test_float32_gradients_round_to_those_of_16_bits(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A thread block may begin its next work (queries of a head) before it has finished the present work. Here some work
- * has no queries or sees no keys, and there is more than a device runs at the same time. */
+/* A thread block may begin its next work item (some queries of a head) before it has finished the present one. Here
+ * some items have no queries or see no keys. There are more items than a device runs at the same time. */
 void test_work_that_sees_no_keys_between_other_work(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -125,7 +126,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
             s.dtype = s.out_dtype = n % 2 ? ATTN_F16 : ATTN_BF16;
             s.D = s.Dv = heads[n].D, s.softcap = heads[n].softcap;
             s.Sk += heads[n].more_keys;
-            /* If Sq exceeded Sk by more than 200, it must still do so. */
+            /* If a problem has over 200 more queries than keys, it gets as many more queries as keys, so the difference
+             * stays. */
             if (s.Sq > s.Sk - heads[n].more_keys + 200) s.Sq += heads[n].more_keys;
             if (s.sequences > 0) s.k_lengths[0] += heads[n].more_keys, s.k_lengths[3] += heads[n].more_keys;
             if (!agrees(&s)) failed++;
@@ -208,8 +210,8 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
     }
 }
 
-/* A row that sees one key has that key's value as its out, even for scores of 1e4 to 1e9. At such scores kernels begin
- * to subtract a rounded maximum before the exponential. */
+/* If a query sees only one key, its output must be that key's value, even for scores of 1e4 to 1e9. At such scores
+ * kernels begin to subtract a rounded maximum before the exponential. */
 void test_float8_rows_of_one_key_are_its_value(void **state)
 {
     static const double scales[] = { 1, 10, 32, 55, 100, 320 };
@@ -334,8 +336,8 @@ void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everythin
     }
 }
 
-/* The gradient of a slope is -sum dZ distance. Distances in the hundreds multiply any rounding error of a row's delta =
- * sum(dout * out). */
+/* The gradient of an ALiBi slope is the sum of -dZ times distance, where dZ is the gradient of the scores. Distances in
+ * the hundreds magnify any rounding error of delta = sum(dout * out). */
 void test_slopes_in_bfloat16_are_as_exact_as_other_sums(void **state)
 {
     int failed = 0;

@@ -318,8 +318,8 @@ void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
     }
 }
 
-/* Runs the key/value heads [first, end) only. Returns false if their kernel is not that of the plan `whole`, which is
- * for all heads. */
+/* Runs only the key/value heads [first, end). Returns false if the plan for them has another kernel than `whole`, the
+ * plan for all heads. */
 static bool run_heads(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end)
 {
     const attn_problem all = f->p;
@@ -513,8 +513,8 @@ void test_the_past_does_not_depend_on_the_future(void **state)
     }
 }
 
-/* Hidden keys and values may be any finite numbers, because callers leave their memory unfilled. Kernels must not scale
- * hidden and visible numbers by one factor. */
+/* Keys and values that no query sees may be any finite numbers, because callers leave their memory unfilled. Even a
+ * huge one must not change a result, as it would if a kernel scaled all keys by their maximum. */
 void test_hidden_numbers_of_any_size_do_not_matter(void **state)
 {
     enum { S = 200, SEEN = 77 };
@@ -765,7 +765,8 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
         }
 }
 
-/* A step is a launch of limited time; a long problem needs several. */
+/* A long problem runs as several launches of limited time (steps). The results must have the same bits as those of a
+ * single launch. */
 void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
 {
     static const struct spec cases[] = {
@@ -872,8 +873,8 @@ void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 
 /* ---- Tests of moves of memory ------------------------------------------------------------------------------------ */
 
-/* One call has more moves than fit in a kernel launch, with every length and alignment. One move is long enough for
- * several thread blocks. */
+/* One call copies or clears more memory ranges (moves) than fit in one kernel launch. They have every length and
+ * alignment, and one is long enough for several thread blocks. */
 void test_moves_copy_and_clear_what_they_say_and_nothing_else(void **state)
 {
     (void)state;

@@ -386,8 +386,7 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     CASE(ATTN_OPTION_BIT(WINDOW), window_right = 3);
     CASE(ATTN_OPTION_BIT(TOP_LEFT), alignment = ATTN_TOP_LEFT);
     CASE(ATTN_OPTION_BIT(GROUPED), k.shape[2] = 2);
-    CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* scales outside 1e-6 to 1e30 set this bit, and here the scale
-                                                     * is 0 */
+    CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* a scale outside 1e-6 to 1e30 (here 0) sets this bit */
     CASE(0, scale = -1);
     CASE(ATTN_OPTION_BIT(SOFTCAP), softcap = 5);
     CASE(ATTN_OPTION_BIT(DROPOUT), dropout_p = 0.1);

@@ -104,8 +104,8 @@ static void expect(int line, const attn_problem *p, attn_status status, const ch
                  attn_status_name(status), member, text);
 }
 
-/* The statement `...` changes the problem that of() returns. attn_check() must refuse the result with this status,
- * member and text. */
+/* Tests one error message. The statement `...` breaks the problem that of() returns. attn_check() must refuse it with
+ * this status, member and text. */
 #define SAYS(of, status, member, text, ...)                \
     do {                                                   \
         attn_problem p = of();                             \
@@ -395,8 +395,8 @@ static void test_pages(void **state)
          "have 3 "
          "slots",
          p.page_table.data = below, p.seqlens_k.data = both);
-    SAYS(paged, INVALID, "/page_table/data", /* a stride of 0 gives rows 0 and 1 the same entries, and row 1 reads
-                                              * more of them */
+    SAYS(paged, INVALID, "/page_table/data", /* With a stride of 0 both rows have the entries of row 0. Row 1
+                                              * has more keys, so it reads entry 2. */
          "page_table: [1, 2] is 99, must be between 0 and 5, a page of k; it is read, for seqlens_k[1] is 7 and pages "
          "have 3 slots",
          p.page_table.stride[0] = 0, p.seqlens_k.data = growing);
@@ -427,7 +427,7 @@ static void test_lengths_in_the_place_of_their_sums_are_recognised(void **state)
          "cu_seqlens_q: [0] is 1, must be 0, where the first sequence starts" LENGTHS "[0, 1, 2, 3, ...]",
          Q_AND_K(many, 5));
     SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts",
-         /* 2 + 5 is not the number of rows of q, so these numbers cannot be meant as lengths. */
+         /* Read as lengths, 2 and 5 do not add up to the rows of q, so the message does not suggest lengths. */
          Q_AND_K(other, 2));
     SAYS(packed, INVALID, "/cu_seqlens_q/data",
          "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts; these look like ends, a 0 before them is "
@@ -457,7 +457,7 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
     /* Tensors in bhsd are read as bshd, so the query counts as 1 head of q, and 40 keys count as 40 heads of k. */
     SAYS(bhsd, INVALID, "/k/shape/2", "k: shape[2] is 40, must divide the 1 heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.q.shape[2] = 1);
-    /* No layout fits these shapes, or the fault is elsewhere, so the messages suggest none. */
+    /* The messages suggest no other layout: none would fit these shapes, or the dtype is wrong. */
     SAYS(bhsd, INVALID, "/k/shape/3", "k: shape[3] is 15, must be 16, the head size of q", p.k.shape[3] = 15);
     SAYS(bhsd, INVALID, "/k/dtype", "k: dtype is float32, must be float16 as q's, or float8_e4m3fn",
          p.k.dtype = ATTN_F32);
