@@ -42,7 +42,7 @@ static void answer_openapi(struct request *request, struct answer *answer)
 #define TEXT "{'type':'string'}"
 
 /* clang-format off */
-/* Rows for health probes, of which each kind uses a path of its own. */
+/* Rows of the table of routes for health probes. Each kind of probe has its own path. */
 #define LIVE(at) \
     { ROUTE_GET, at, "livez", BOTH, .quiet = true, .answer = health_answer_live, \
       .doc = { "operations", "Does the process work?", "Whatever the load.", \
@@ -222,7 +222,7 @@ struct route_match routes_find(unsigned port, const char *path, const char *meth
 /* Prefixes of other servers' paths, and the hint of a 404 answer for each. */
 static const struct {
     const char *begins, *says;
-    bool surely; /* true: give this hint even if a path of this server is similar */
+    bool surely; /* Whether this hint is given even if the path resembles one of this server's paths. */
 } elsewhere[] = {
     { "/v1/attention/verify", "; verify is a member of POST /v1/attention/forward", true },
     { "/v1/attention/encode", "; " ROUTES_WHERE_TO, true },

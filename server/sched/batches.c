@@ -49,7 +49,7 @@ static void end_step(struct loop *loop, struct job *job, bool commit)
 }
 
 /* Begins the waiting cache transactions that can begin, the oldest first. If no transaction has ended since the last
- * full examination, only new ones are examined. */
+ * complete search of the queue, only new transactions are tried. */
 static void begin_transactions(struct loop *loop)
 {
     struct job *job = loop->server->queue.first, *next;
@@ -196,7 +196,8 @@ void batches_window(uv_poll_t *poll, int status, int events)
 /* Hands the request of a finished job back to its HTTP thread, for an answer with the results or an error. */
 static void finish_request(struct loop *loop, struct job *job)
 {
-    /* if the answer will have the results, answer.c calls contexts_finish_job() later */
+    /* The contexts (saved forwards) of a failed request are released now. Otherwise answer.c does this when the answer
+     * is sent. */
     if (job->request->failed || job->request->gone) contexts_finish_job(job, false);
     waiting_hand_back(loop, job->request);
 }
@@ -259,7 +260,7 @@ static int64_t judges_bytes(const struct job *job, double seconds)
         const int64_t bytes = item->error.status == ATTN_OK
                                   ? judge_bytes(&item->problem, finish_truth(job, i) != NULL, seconds)
                                   : 0;
-        /* INT64_MAX: judge_open() will refuse this check */
+        /* INT64_MAX means that judge_open() will refuse this check */
         if (bytes > most && bytes != INT64_MAX) most = bytes;
     }
     return most;
@@ -362,8 +363,8 @@ static void cancel_other_parts(const struct job *job)
         if (part->batch) attn_cancel(&part->batch->cancel);
 }
 
-/* Sends all parts of a job to their devices once more, to add up gradients that are sums over queries, if it has such
- * gradients and all parts ran. Returns true if a part was sent, so that the job is not over. */
+/* If a job has gradients that are sums over queries and all its parts ran, sends each part to its device once more, to
+ * add up the gradients. Returns true if a part was sent, so that the job is not over. */
 static bool add_up(struct loop *loop, struct job *job)
 {
     if (!job_ran(job) || !sums_begin(job)) return false;
@@ -406,7 +407,7 @@ void batches_done(struct loop *loop, struct batch *batch)
     batch_count(batch, batch->parts[0]);
     queue_flow_ran(batch_job(batch, 0)->flow, batch->left_ns);
     charge(batch);
-    /* all parts of a failed batch have the same error */
+    /* If the batch failed, all its parts have the same error, so the first part's error will do. */
     if (!batch->parts[0]->ran && batch->parts[0]->error.status == ATTN_DEVICE_LOST)
         device_failed(loop, device, batch->parts[0]->error.text);
     if (batch->waiting > 0 && !batch_adds(batch))

@@ -141,7 +141,7 @@ static bool take_late(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
-    /* without memory for a batch, waits until the device no longer uses the job's memory */
+    /* Without memory for a batch, the request fails. First the device must have stopped using the job's memory. */
     if (batch == NULL) {
         inline_settle(job);
         transaction_end(job, false);

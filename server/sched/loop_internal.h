@@ -31,12 +31,12 @@ struct loop {
     /* timerfd for the microseconds of --batch-window-us: libuv's timers have milliseconds */
     int window_fd;
     uv_async_t signalled, step_ended;
-    uv_work_t first_work;       /* makes libuv start its threads */
+    uv_work_t first_work;       /* does nothing, but makes libuv start its threads */
     _Atomic int stops, reloads; /* signals that are not handled yet */
 
     struct deadlines deadlines;
     struct request *oldest, *newest; /* all requests whose connections are suspended */
-    /* the oldest request without a watch for its client's hang-up; newer ones have none either */
+    /* the oldest request whose client is not yet watched for a hang-up; all newer requests are unwatched too */
     struct request *unwatched;
     bool queue_changed;
     /* true: a cache transaction has ended, so all waiting ones must be examined again */

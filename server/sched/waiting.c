@@ -95,8 +95,8 @@ static void leave_batches(struct job *job)
     }
 }
 
-/* Records that nobody wants the result of a held request (one whose client's memory a device uses). The job keeps its
- * request until its batch ends. */
+/* Records that no client waits for a held request (one whose client's memory a device uses). The job keeps a pointer to
+ * its request until its batch ends. */
 static void give_up(struct request *request)
 {
     struct job *job = request->job;
@@ -106,8 +106,8 @@ static void give_up(struct request *request)
     leave_batches(job);
 }
 
-/* Cancels the running work for a held request (one whose client's memory a device or thread uses). When it has ended,
- * on_checked(), on_finished() or batches_done() gives the request back to its HTTP thread. */
+/* Cancels the work for a held request (one whose client's memory a device or thread still uses). When this work has
+ * ended, on_checked(), on_finished() or batches_done() gives the request back to its HTTP thread. */
 static void end_held(struct request *request)
 {
     if (request->state == REQUEST_FINISHING) request->job->finishing->cancelled = true;

@@ -88,7 +88,8 @@ struct job_part {
     /* The thread that computes the part writes the members below; the main thread reads them when the batch is back. */
     bool ran;         /* true: the part's kernels ran without an error */
     attn_error error; /* why the part did not run */
-    /* memory of device `sums_on` for gradients that are sums over all queries (device/sums.c); NULL: none */
+    /* device memory (on `sums_on`) for this part's share of the gradients that are sums over all queries
+     * (device/sums.c); NULL: none */
     void *sums;
     struct device *sums_on;
     /* next part in the list of device `sums_on`, which has all parts with sums there; the device's lock protects the
@@ -111,10 +112,11 @@ static inline bool job_part_is_cut(const struct job_part *part)
 struct job {
     atomic_int references;
     struct staging_pool *staging;
-    /* `inputs`: the staging memory with the inputs, and the outputs behind them. `spare`: a second block, for outputs
-     * that did not fit. */
+    /* `inputs` is the staging memory with the input tensors, followed by the outputs if there is room. `spare` is a
+     * second block, for outputs that did not fit. */
     struct staging_block *inputs, *spare;
-    /* Number of parts of a job that is cut by queries and has gradients that are sums over queries; otherwise 0. */
+    /* Number of parts whose gradients must be added up, because they are sums over queries and each part has some of
+     * the queries. 0: none. */
     int sum_parts;
     proto_call *call;
     proto_result *results; /* array of call->count elements */
@@ -146,7 +148,7 @@ struct job {
      * is NULL if no item uses one. */
     struct job **saved;
     struct region_uses
-        /* outputs for memory shared with the client, and tensors in a client's GPU memory; NULL: none */
+        /* tensors in memory of the client: outputs in shared memory, and any tensors in GPU memory; NULL: none */
         *shared;
     /* Rows of the client's lse that a device must check, because the CPU cannot read q or k; NULL: none. */
     attn_lse_look *lse;
@@ -155,7 +157,7 @@ struct job {
     /* For each item, what a device needs for exact results (`verify`, checks); NULL: the job needs none. If it is not
      * NULL, the job is alone in its batch. */
     struct job_truth *truths;
-    /* time for exact outputs (`truths`), which is included in `seconds` */
+    /* expected time, in seconds, in which the device computes exact results (`truths`); `seconds` includes it */
     double truth_seconds;
     /* For each item, the differences between its outputs and the exact ones (float64). The device writes them into the
      * memory of the outputs. */

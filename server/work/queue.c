@@ -144,7 +144,7 @@ static void take_out(const struct list *list, struct job *job)
     *links(list, job) = (struct job_links){ NULL, NULL };
 }
 
-/* Swaps two jobs of the list, of which `other` comes first. */
+/* Swaps two jobs of the list; `other` comes before `job`. */
 static void change_places(const struct list *list, struct job *job, struct job *other)
 {
     struct job *const behind = links(list, job)->next;
@@ -277,7 +277,8 @@ static double most_flops(const struct job *leader)
     return leader->memory_bound ? QUEUE_BATCH_STEP_FLOPS : QUEUE_BATCH_FLOPS;
 }
 
-/* Returns the first of the flow's first `most` jobs that may be sent to the device now, or NULL. */
+/* Returns the first job of the flow (client) that may be sent to the device now, or NULL. Examines at most `most`
+ * jobs. */
 static struct job *first_that_may_leave(const struct flow *flow, int device, int64_t most)
 {
     struct job *job = flow->first;

@@ -125,7 +125,7 @@ struct request {
     size_t counted_bytes;
     /* list of the body's tensors that lie in shared memory; NULL: none, or the job has taken the list over */
     struct region_uses *shared;
-    char *text; /* the body from malloc(), for routes that keep it as text */
+    char *text; /* the body, allocated by malloc(), if the route keeps it as text */
     size_t text_bytes;
     uint64_t decoded_bytes;    /* bytes of the unpacked body that the parser has received */
     int64_t client_timeout_ms; /* header X-Request-Timeout-Ms; -1: not given */
@@ -156,7 +156,7 @@ struct request {
 struct request *request_new(struct server *server, size_t bytes);
 void request_free(struct request *request);
 
-/* Marks the request as one with tensors, for request_count(). */
+/* Marks the request as one with tensors, which request_count() then counts. */
 void request_count_in(struct request *request);
 
 /* Moves the request to its next state, whose owner then owns it. Only the current owner may call this. */

@@ -148,7 +148,8 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     point(&item->problem, step, own->table, step->lengths);
     /* before the transaction begins, one row of zeros stands for all rows of the page table (stride 0) */
     item->problem.page_table.stride[0] = 0;
-    /* the mask's last column belongs to the last key of each cache, because their lengths differ */
+    /* The caches have different lengths, so the mask is aligned at the end: its last column is for the last key of each
+     * cache. */
     item->problem.keep_mask_at_end = item->problem.keep_mask.rank > 0;
     /* in an observe request (statistics of probabilities), key_mass and the default range of keys extend to the end of
      * the longest cache */

@@ -478,7 +478,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         must(attn_stream_mark(m->stream, 1, &err));
         must(attn_stream_wait(m->stream, &err));
     }
-    /* For a single short call, the measured time would be that of queueing it. */
+    /* On a GPU a timed run has several calls if one is short. Otherwise the time would be that of queueing the call. */
     if (!m->info.unified) {
         const double one = attn_stream_elapsed_us(m->stream, 0, 1) / 1000;
         calls = one >= RUN_MS ? 1 : one > RUN_MS / 500 ? (int)(RUN_MS / one) + 1 : 500;
@@ -760,7 +760,7 @@ static void time_codec(const struct options *o)
         base64_use(NULL);
         free(data), free(back), free(text);
     }
-    /* Reading a whole body takes the scanner, the base64 decoder, the JSON parser and the checks. */
+    /* Measures the time of reading a whole body: scanner, base64 decoder, JSON parser and checks. */
     for (int large = 0; large < 2; large++) {
         size_t length;
         char *body = make_body(large ? 16384 : 64, &length);

@@ -47,7 +47,8 @@ static const struct problem {
     int64_t B, H, Hk, Sq, Sk, D;
     unsigned with;
     double scale, softcap, dropout;
-    /* The bias above the causal diagonal, and of the first `padded` queries and keys; 0: no bias. */
+    /* `hidden` is the value of the bias for hidden pairs; 0: no bias. Hidden are pairs above the causal diagonal, and
+     * those of the first `padded` queries and keys. */
     double hidden;
     int64_t padded;
     /* v_size: factor by which v is multiplied. lse: value that all elements of lse get. With 0, the tensor keeps its

@@ -64,7 +64,7 @@ struct team {
 };
 
 struct warp_state : team {
-    /* sets of lanes, one bit per lane: lanes that have not ended, lanes that may run, lanes that wait for a
+    /* sets of lanes of the warp, one bit per lane: lanes that have not ended, lanes that may run, lanes that wait for a
      * condition */
     uint32_t alive, ready, polling;
     unsigned turn;
@@ -78,8 +78,8 @@ struct fiber {
     bool ended;
     struct block *block;
     warp_state *warp;
-    const char *what; /* what the fiber (a CUDA thread) waits for (NULL: nothing), and a number that the deadlock
-                       * message shows */
+    /* text for the deadlock message: what this fiber (CUDA thread) waits for; NULL: it does not wait */
+    const char *what;
     uint32_t number;
     const void *waits_on;      /* the team (such as a warp) or the named barrier that the fiber waits on */
     bool (*condition)(void *); /* the condition that a polling fiber waits for */

@@ -77,7 +77,7 @@ static size_t announced(const proto_call *call, const cJSON *json)
         const char *const name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(output, "name"));
         must(name != NULL && proto_tensor_named(name, true) < PROTO_TENSORS);
         const int number = proto_tensor_named(name, true);
-        /* Only an output in shared memory has neither numbers nor a size. */
+        /* An output in the answer must have numbers or their size in bytes, unless it was written to shared memory. */
         must(has == !(number < ATTN_TENSOR_COUNT && call->shared >> number & 1));
         if (parameters)
             bytes += (size_t)cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(parameters, "binary_data_size"));

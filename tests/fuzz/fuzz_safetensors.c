@@ -38,7 +38,7 @@ static uint8_t *body_of(uint8_t choices, const uint8_t *data, size_t size, size_
 {
     const bool whole = choices & 4, problem = !whole && (choices & 8) && size > 0 && data[0] == '{';
     const uint8_t *const line = memchr(data, '\n', size);
-    const size_t own = line && !whole ? (size_t)(line - data) : size; /* length of the header */
+    const size_t own = line && !whole ? (size_t)(line - data) : size; /* length of the header in the fuzzer's input */
     const uint8_t *const rest = line && !whole ? line + 1 : data + size;
     const size_t left = (size_t)(data + size - rest);
     uint8_t *const body = calloc(1, LENGTH_BYTES + sizeof small + SMALL_BYTES + size + 1);

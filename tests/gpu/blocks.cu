@@ -192,7 +192,8 @@ template <int N> DEVICE void write_accumulators(float *to, const float (&d)[N / 
     for (int i = 0; i < N / 2; i++) to[row_of(i) * N + column_of(i)] = d[i];
 }
 
-/* A product must overwrite the numbers of poison(), and add to those of begin_sums(). */
+/* poison() fills accumulators with NaN, which a product must overwrite. begin_sums() fills them with integers, to which
+ * a product must add. */
 template <int N> DEVICE void poison(float (&d)[N])
 {
 #pragma unroll
@@ -674,7 +675,7 @@ __global__ void __launch_bounds__(32 * (READERS + 1)) hand_over(bool slow_writer
                 mbarrier_arrive(smem_addr(&sm.full));
             }
             mbarrier_wait(smem_addr(&sm.empty), n & 1);
-            /* All lanes of the warp must wait for the same phase of the mbarrier. */
+            /* Keeps the lanes of the warp together, so that all wait for the same phase of the mbarrier. */
             __syncwarp();
         }
         return;
@@ -737,7 +738,7 @@ void check_order()
         walk<<<1, 128>>>(order, places.device);
         finish("walk");
         std::vector<int> next(c.heads, 0), in_order(tiles, 0);
-        int end = 0; /* number of short tiles since the last long one */
+        int end = 0; /* number of short tiles after the last long tile */
         const std::vector<int2> got = places.fetch();
         for (int t = 0; t < tiles; t++) {
             const bool there = got[t].x >= 0 && got[t].x < c.heads;

@@ -12,7 +12,8 @@
 
 /* clang-format off: each row of the table stays on one line */
 
-/* These problems run forward and backward, except that float8 and pages run forward only, and BACK backward only. */
+/* Each problem runs forward and backward, with two exceptions: float8 and pages run only forward, and those with BACK
+ * only backward. */
 static const struct spec edge_cases[] = {
     /* Shapes */
     SPEC(.name = "one by one", SIZES(1, 1, 64)),

@@ -30,8 +30,8 @@ static void compare_widened(const attn_tensor *wide, const attn_tensor *narrow, 
     }
 }
 
-/* Returns whether the problem's float32 gradients round to its 16-bit gradients. Ignores dq if it may be summed in any
- * order, because its bits then vary. */
+/* Returns whether the problem's float32 gradients, rounded to 16 bits, equal its 16-bit gradients. Ignores dq if its
+ * terms may be added in any order, because its bits then vary. */
 static bool widens(const struct spec *narrow_spec)
 {
     struct spec wide_spec = *narrow_spec;
@@ -62,7 +62,8 @@ static bool widens(const struct spec *narrow_spec)
     return good;
 }
 
-/* With float32 gradients a kernel must only leave out the last rounding to 16 bits. */
+/* A kernel for float32 gradients must compute what the kernel for 16-bit gradients does, but without the last
+ * rounding. */
 void test_float32_gradients_round_to_those_of_16_bits(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -269,7 +270,7 @@ void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
     }
 }
 
-/* Kernels may find a row's largest score in different ways if it is above 0, slightly below 0 or far below 0. */
+/* Kernels may find a row's maximum in different ways if it is above 0, slightly below 0 or far below 0. */
 void test_scores_of_either_side_of_0_agree_with_the_reference(void **state)
 {
     static const int head_sizes[] = { 64, 96, 128, 192 };
@@ -524,7 +525,8 @@ void test_products_beyond_float32_count_in_latent_attention(void **state)
     assert_true(spec_agrees(&bench, &s));
 }
 
-/* All products q.k of a row are below -3.4e38, the lowest float32. The row must see its keys, with equal scores. */
+/* All products q.k of a row are below -3.4e38, the lowest float32. The row must still attend to its keys, with equal
+ * weights. */
 void test_a_row_whose_products_all_leave_float32_sees_its_keys(void **state)
 {
     static const struct spec cases[] = {
@@ -660,7 +662,7 @@ void test_one_key_has_a_probability_of_one(void **state)
         if (!is_ours()) continue;
         fixture_make(&f, &s);
         make_products_cancel(&f);
-        /* If forward and backward add in different orders, P need not be exactly 1. */
+        /* P is exactly 1 only if forward and backward add in the same order. */
         if (given && is_by_rows(&f.p, ATTN_OP_FORWARD) != is_by_rows(&f.p, ATTN_OP_BACKWARD)) {
             fixture_clear(&f);
             continue;

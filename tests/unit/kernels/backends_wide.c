@@ -165,8 +165,8 @@ void test_wide_heads_have_the_same_bits_alone_and_among_others(void **state)
 
 /* clang-format off: each row of the table stays on one line */
 
-/* The test sets Sk. For wide heads, the kernel for decoding takes up to 16 rows (queries times heads of a group),
- * splits keys at multiples of 128, and has one form for head sizes up to 512 and another for larger ones. */
+/* Problems for the decoding kernel of wide heads. It takes up to 16 rows (queries times heads of a group), and splits
+ * keys at multiples of 128. It has one form for head sizes up to 512 and another for larger ones. The test sets Sk. */
 static const struct spec wide_decode_forms[] = {
     SPEC(.name = "8 heads to 1", SIZES(1, 0, 512), HEADS(8, 1), BF16),
     SPEC(.name = "16 heads to 4, pages", .B = 2, SIZES(1, 0, 512), PAGES(16), HEADS(16, 4), BF16,

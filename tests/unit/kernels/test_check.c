@@ -201,7 +201,7 @@ static void test_the_shapes_of_q_k_v(void **state)
          p.k.shape[1] = INT64_C(1) << 31);
     SAYS(forward, TOO_LARGE, "/q/shape", "q: the product of its shape is over 2^61 elements",
          p.q.shape[0] = p.q.shape[1] = 1 << 30);
-    /* q has fewer elements than the limit of 2^61, but its result has more. */
+    /* q has fewer elements than the limit of 2^61, but `out` would have more. */
     SAYS(forward, TOO_LARGE, "/q/shape", "q: its result would be over 2^61 elements",
          p.q = TENSOR(NULL, ATTN_F16, 0, 1 << 30, 1 << 29, 1);
          p.k = TENSOR(NULL, ATTN_F16, 0, 0, 1 << 29, 1); p.v = TENSOR(NULL, ATTN_F16, 0, 0, 1 << 29, 16);
