@@ -41,7 +41,7 @@ int supervise_inherited(int *fds, int capacity)
         fds[count++] = (int)fd;
         if (*at != ',') break;
     }
-    unsetenv(variable); /* programs that the server starts must not inherit it */
+    unsetenv(variable); /* programs that the server starts must not inherit this variable */
     return count;
 }
 
@@ -87,8 +87,8 @@ static int exit_status(int status)
 
 int supervise_run(struct listener *listeners, int count, char **argv, int64_t stop_ms, int64_t again_ms)
 {
-    /* `before`: the signal mask with SIGTERM, SIGINT and SIGHUP blocked, with which the server starts, so that it loses
-     * no signal */
+    /* `before` is the signal mask with which each server starts. It blocks SIGTERM, SIGINT and SIGHUP, so that a new
+     * server loses no signal. */
     sigset_t watched, before;
     int64_t kill_ms = 0; /* 0: the server was not told to stop */
     int failures = 0;
@@ -116,7 +116,7 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
             if (kill_ms == 0 || at_ms < kill_ms) kill_ms = at_ms;
             stopping = true;
             if (child <= 0) return 0;
-            /* no other server will be started, so the sockets must refuse new clients */
+            /* No other server will be started, so the sockets must refuse new clients from now on. */
             for (int i = 0; i < count; i++) listener_hide(&listeners[i]);
             kill(child, SIGTERM);
             for (int i = 0; i < count; i++) {

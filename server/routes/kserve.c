@@ -183,7 +183,7 @@ static char *write_ready(const proto_model *model, size_t *length)
     return json_take(&j, length);
 }
 
-/* a parameter of ModelConfig is a string, so the names are one string */
+/* Writes tensor names as one string, because a parameter of ModelConfig cannot be a list. */
 static void put_names(struct json *j, const char *name, const struct text *names)
 {
     json_comma(j);
@@ -254,7 +254,7 @@ static const char *const part_names[PARTS] = {
     PART_MAP(X)
 #undef X
 };
-/* batches have only the BATCH_PARTS parts of the time from BATCH_FIRST on */
+/* Batches have only three of the times: compute_input, compute_infer and compute_output. */
 enum { BATCH_FIRST = PART_compute_input, BATCH_PARTS = 3 };
 
 static struct statistics {

@@ -145,8 +145,8 @@ const char *route_method_name(enum route_method method);
 /* Returns the row of route->bodies that decodes a body of this content type, or NULL if there is none. The content type
  * may be NULL or empty, if the client named none. */
 const struct route_body *route_body(const struct route *route, const char *content_type);
-/* Returns the row of route->bodies (formats) for the answer: `body`, which decoded the request's body, unless the
- * header Accept (NULL: not given) prefers another row. If Accept allows none of them, returns the first row. */
+/* Returns the row of route->bodies whose format the answer gets. This is `body`, the format of the request, unless the
+ * header Accept prefers another one. Accept may be NULL. If it allows no row, the first row is returned. */
 const struct route_body *route_answer(const struct route *route, const struct route_body *body, const char *accept);
 /* Writes the content types of the route's bodies, such as "application/json or application/x-safetensors". Returns
  * `text`. */

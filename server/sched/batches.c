@@ -145,8 +145,8 @@ static bool send_all(struct loop *loop, struct device *device, struct job *const
     for (int n = 0; n < parts && sent; n++) sent = send_batch(loop, over[n], jobs, count);
     if (sent) metrics_observe(METRIC_BATCH_SIZE, NULL, count);
     for (int i = 0; i < count && !sent; i++) {
-        /* Out of memory: if parts of the job were sent, its answer waits until they are cancelled, because devices may
-         * use the client's memory. */
+        /* Out of memory. If some parts of the job were sent, they are cancelled, and the answer waits until they end,
+         * because devices may use the client's memory. */
         jobs[i]->request->held &= jobs[i]->parts_out > 0;
         if (jobs[i]->parts_out == 0) end_step(loop, jobs[i], false);
         waiting_cancel(loop, jobs[i]->request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
@@ -169,7 +169,8 @@ void batches_dispatch(struct loop *loop)
         }
         const struct queue_taker taker = { device_number(device), has_room, &asked };
         const int count = queue_take(&server->queue, &taker, asked.now_ns, loop->batch_jobs, &wait_ns);
-        /* every job waits for another device, for room, or for other jobs to join its batch */
+        /* nothing can be sent to this device now: every job waits for another device, for room, or for others to join
+         * its batch */
         if (count == 0) {
             if (wait_ns == 0 && asked.wait_ns < INT64_MAX) wait_ns = asked.wait_ns;
             if (wait_ns > 0) arm_window(loop, wait_ns);
@@ -225,8 +226,7 @@ static void on_finished(void *context, struct finishing *finishing)
         else if (!call->envelope && call->items[0].error.status != ATTN_OK)
             request_fail_in_job(request, &call->items[0].error);
     } else contexts_finish_job(job, false);
-    /* drops a reference to the job before the answer, which reuses the job's memory only if there is no other
-     * reference */
+    /* Releases a reference to the job. The answer may reuse the job's memory only if there is no other reference. */
     finish_free(finishing);
     if (request != NULL) finish_request(loop, job);
 }
@@ -243,15 +243,16 @@ static bool finish(struct loop *loop, struct job *job, int64_t judge_until_ns)
     }
     job->finishing->judge_until_ns = judge_until_ns;
     request_move(job->request, REQUEST_FINISHING);
-    /* the client may use its shared memory again after the answer, so outputs must be written there first */
+    /* The answer must wait until all outputs are in the client's shared memory, because the client may reuse this
+     * memory after the answer. */
     job->request->held = job->shared && job->shared->writes;
     loop->finishing++;
     finish_start(job->finishing, &loop->pieces);
     return true;
 }
 
-/* Returns how much memory in bytes the checks of a body take: that of the largest, because they run one after the
- * other. */
+/* Returns how many bytes of memory the checks of a request need. They run one after the other, so this is the memory of
+ * the largest. */
 static int64_t judges_bytes(const struct job *job, double seconds)
 {
     int64_t most = 0;
@@ -392,7 +393,7 @@ static bool compute_again(struct loop *loop, struct job *job)
     request_move(request, REQUEST_QUEUED);
     job_join(job);
     batches_enqueue(loop, job);
-    /* the answer reports the waiting time since the first arrival */
+    /* The answer reports the waiting time since the job was first queued. */
     job->queued_ns = queued_ns;
     return true;
 }
@@ -417,13 +418,13 @@ void batches_done(struct loop *loop, struct batch *batch)
         struct job_part *part = batch->parts[i];
         struct job *job = part->job;
         struct request *request = job->request;
-        /* a job whose request has left is in no batch (waiting_detach()) */
+        /* if the client has left, waiting_detach() has removed the job from its batches */
         assert(part->batch == (request ? batch : NULL));
         const bool waited = request != NULL && !job->given_up;
         waiting += waited;
         part->batch = NULL;
-        /* A part that adds up gradients copies from other devices. If one is lost before the copy, the part ends as
-         * cancelled although nobody has cancelled its batch. */
+        /* A part that adds up gradients copies them from other devices. If one of these is lost before the copy, the
+         * part gets the status CANCELLED, although nobody has cancelled its batch. */
         if (waited && part->adds && part->error.status == ATTN_CANCELLED && batch->cancel == 0)
             part->error.status = ATTN_DEVICE_LOST;
         if (!waited && !part->adds) sums_free_part(part);
@@ -442,7 +443,8 @@ void batches_done(struct loop *loop, struct batch *batch)
         }
         const bool finishes = job_ran(job) && waited && finish_is_wanted(job);
         if (!finishes) end_step(loop, job, job_ran(job) && waited);
-        /* released before the answer, which reuses the job's memory only if there is no other reference */
+        /* The answer may reuse the job's memory only if there is no other reference to the job, so this one is released
+         * first. */
         job_release(job);
         if (request != NULL) {
             request->held = false;

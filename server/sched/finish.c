@@ -145,7 +145,7 @@ static bool count_step(struct finishing *finishing)
     proto_result *result = &job->results[finishing->counted];
     if (finishing->counter == NULL && item->error.status == ATTN_OK && item->counts) {
         finishing->count_of = item->problem;
-        /* the tables of the cache transaction, with the lengths of the caches, are freed already */
+        /* the cache transaction, which had the lengths of the caches, has ended, so their copy in the result is used */
         if (result->lengths) finishing->count_of.seqlens_k.data = (void *)result->lengths;
         attn_counter_open(&finishing->count_of, proto_tile(item), &finishing->counter, &item->error);
     }
@@ -172,7 +172,8 @@ static bool write_step(struct finishing *finishing, int64_t until_ns)
     return done;
 }
 
-/* Measures the text of some numbers of the answer. True: the answer's length is known, or an error occurred. */
+/* Computes how many characters some of the answer's numbers will have. True: the answer's length is known, or an error
+ * occurred. */
 static bool measure_step(struct finishing *finishing)
 {
     struct job *job = finishing->job;

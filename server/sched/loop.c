@@ -135,8 +135,8 @@ static void check(struct loop *loop, struct request *request)
     pieces_add(&loop->pieces, &checking->piece);
 }
 
-/* Takes over a late job, which an HTTP thread has put on a device, as a batch. False: out of memory; the request has
- * been answered. */
+/* Takes over a late job, which runs on a device but was started by an HTTP thread. It becomes a batch. False: out of
+ * memory; the request has been answered. */
 static bool take_late(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
@@ -160,7 +160,7 @@ static bool take_late(struct loop *loop, struct request *request)
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
     devices_submit_late(loop->server->devices, batch);
     queue_flow_runs(job->flow, batch->left_ns);
-    /* this request's deadline may be the earliest; on_check() sets the timer */
+    /* makes on_check() set the timer, because this request's deadline may be the earliest */
     loop->queue_changed = true;
     return true;
 }
@@ -192,7 +192,7 @@ static void on_message(void *context, struct message *message)
     switch (message->kind) {
     case LOOP_REQUEST:
         request_arrived(context, (struct request *)message);
-        /* a message is the first member of struct request and of struct batch */
+        /* The casts are valid: `message` is the first member of struct request and of struct batch. */
         break;
     case LOOP_BATCH: batches_done(context, (struct batch *)message); break;
     default: assert(0 && "a message of no kind");
@@ -402,8 +402,8 @@ int loop_run(struct loop *loop, const struct loop_frontend *frontend)
 {
     request_set_role(ROLE_LOOP);
     loop->frontend = *frontend;
-    /* not in loop_open(): if the server cannot start, the loop runs while it closes, and a sweep would need devices
-     * that do not exist */
+    /* The timer is not started in loop_open(): if the server cannot start, the loop runs once more to close, and a
+     * sweep would need devices that do not exist. */
     must(uv_timer_start(&loop->sweep_timer, on_sweep, LOOP_SWEEP_MS, LOOP_SWEEP_MS), "event loop");
     uv_run(&loop->uv, UV_RUN_DEFAULT);
     assert(loop->stage == STOPPING && loop->oldest == NULL);

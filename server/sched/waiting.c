@@ -135,7 +135,7 @@ void waiting_detach(struct loop *loop, struct request *request)
         /* The thread that does the finishing work may still read the names of contexts (saved forwards), so
          * on_finished() ends their use later. */
         job->finishing->cancelled = true;
-    /* the contexts (saved forwards) can be taken again, but a device may still read their memory */
+    /* Another backward may use the contexts (saved forwards) now, although a device may still read their memory. */
     else contexts_finish_job(job, false);
     if (!job->given_up) leave_batches(job);
     for (struct job_part *part = &job->part; part; part = part->next) part->batch = NULL;

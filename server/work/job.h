@@ -62,11 +62,12 @@ struct job_range {
     double share;
 };
 
-/* The part of a job that one device computes. Almost every job has one part, the whole job.
+/* The part of a job that one device computes. Almost every job has only one part, which is the whole job.
  *
- * A part is sent to a device once. If gradients are sums over queries, each part is sent once more when all are back,
- * to add up a share of them. A job is over when all parts are back; it may then be made a single part again, and
- * queued. If one part fails, the others are cancelled, so the job's error is the first one that is not CANCELLED. */
+ * A part is sent to a device once. If gradients are sums over queries, every part is sent once more when all parts are
+ * back, to add up a share of these gradients. A job ends when all its parts are back. If devices failed, it may then
+ * become a single part again and be queued. If one part fails, the others are cancelled, so the job's error is the
+ * first one that is not CANCELLED. */
 struct job_part {
     struct job_part *next;
     struct job *job;
@@ -129,7 +130,7 @@ struct job {
     double bytes;
     /* time that a device is expected to take for all items (attn_cost_of()) */
     double seconds;
-    /* the value of `seconds` if the scores of all rows exceeded the range of float32 */
+    /* what `seconds` would be if the scores of all rows exceeded the range of float32 */
     double worst_seconds;
     /* what dominates the time of the costliest item, a text of attn_cost; "": the matrix products with q, k and v */
     const char *because;
@@ -150,7 +151,8 @@ struct job {
     struct region_uses
         /* tensors in memory of the client: outputs in shared memory, and any tensors in GPU memory; NULL: none */
         *shared;
-    /* Rows of the client's lse that a device must check, because the CPU cannot read q or k; NULL: none. */
+    /* The rows of the client's lse that a device must recompute and compare, because the CPU cannot read q or k. NULL:
+     * none. */
     attn_lse_look *lse;
     /* memory for the values with which the device checks the client's lse */
     void *lse_found;
@@ -225,7 +227,7 @@ struct job_part *job_part_leaves(struct job_part *part, struct batch *batch);
 /* Cuts a job with one problem, not yet sent to a device, into `count` >= 2 parts. False: out of memory; the job is
  * unchanged. */
 bool job_cut(struct job *job, enum job_way way, int count, const struct job_range *ranges);
-/* Makes a cut job, of which no device has a part, a single part again. */
+/* Makes a cut job whole again: it gets a single part. No device may have one of its parts. */
 void job_join(struct job *job);
 static inline bool job_is_cut(const struct job *job)
 {

@@ -61,8 +61,8 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
 void queue_remove(struct queue *queue, struct job *job);
 
-/* The device for which queue_take() chooses a batch. has_room() tells whether a batch that begins with `job` may be
- * sent to it now; NULL: any may. */
+/* The device for which queue_take() chooses a batch. has_room() returns whether a batch that begins with `job` may be
+ * sent to it now. If has_room is NULL, every batch may. */
 struct queue_taker {
     int device;
     bool (*has_room)(void *context, const struct job *job);
@@ -75,13 +75,13 @@ struct queue_taker {
 int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now_ns, struct job **jobs,
                int64_t *wait_ns);
 
-/* Returns the flow's virtual time (see queue.c); NULL: of the flow of all jobs without a flow of their own. */
+/* Returns the virtual time (see queue.c) of a flow (client). NULL: that of the flow for all jobs without a client. */
 int64_t queue_flow_ns(const struct queue *queue, const struct flow *flow, int64_t now_ns);
 /* Called when work of the flow (client) begins to wait: raises the flow's virtual time to the queue's, so that an idle
  * flow saves up no time. */
 void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
-/* Called when work of the flow (client) leaves the queue: raises the queue's virtual time to the flow's (see queue.c).
- * Running work is not counted. */
+/* Called when work of the flow (client) leaves the queue: raises the queue's virtual time to that of the flow (see
+ * queue.c), which here does not include running work. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
 /* queue_flow_runs() is called when a batch was sent to a device at the time left_ns, and queue_flow_ran() when it is

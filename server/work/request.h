@@ -26,9 +26,9 @@ enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
 /* One row for each state: its id, its label in /metrics, the role of the thread that owns the request, the kind of
  * place in the queue that the request needs, the next states.
  *
- * From any state but the last two, a request may move to ANSWERING early, since an error is an answer. If a device reads
- * or writes the client's own memory, the request is held (not answered) until the job ends, unless the device hangs or
- * the server ends. A state ends when
+ * From any state but the last two, a request may move to ANSWERING early, since an error is an answer. If a device
+ * reads or writes the client's own memory, the request is held (not answered) until the job ends, unless the device
+ * hangs or the server ends. A state ends when
  *
  *   RECEIVING    the last byte has arrived, or the client has left
  *   COMPUTING    the HTTP thread has computed the job, or leaves the job to a device
@@ -170,13 +170,13 @@ void request_fail_status(struct request *request, const attn_error *why);
  * body. Only the job's owner may call this. */
 void request_fail_in_job(struct request *request, const attn_error *why);
 
-/* Takes a place in the queue for the request and releases the place that it had, before it moves to a state that needs
- * one. request_move() releases the place when none is needed. After an error the request has none. Only its owner may
- * call this. */
+/* Replaces the request's place in the queue by one of the kind `place`, before the request moves to a state that needs
+ * it. After an error it has no place. request_move() releases the place when the next state needs none. Only the
+ * request's owner may call this. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
-/* Counts the request's text or answer as staging memory (memory for tensors), although it is elsewhere. Growth is
- * charged to the request's account. Errors: BUSY, QUOTA. */
+/* Charges the size of the request's text or answer to the limit on staging memory (memory for tensors), although it
+ * lies elsewhere. Only growth since the last call is charged, also to the request's account. Errors: BUSY, QUOTA. */
 attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err);
 
 /* Releases what the request needed while it was received: parser, place in the queue, memory for tensors, references to

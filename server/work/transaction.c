@@ -1,7 +1,7 @@
-/* transaction.c: the problem that a device computes for a decode is a forward with page_table (kernels/attention.h).
- * Its k and v are views of the pool, which is the memory of all pages. A page's number is that of its first granule
- * (unit of the pool's memory), so the stride of the page axis is one granule for pages of any size. Behind the keys of
- * a page come its values; in a latent cache, v = k. */
+/* transaction.c: prepares the problem that a device computes for a decode: a forward with page_table
+ * (kernels/attention.h). k and v are views of the pool, which is the memory of all pages. A granule is the unit of this
+ * memory. A page has the number of its first granule, so the stride of the page axis is one granule, however large a
+ * page is. In a page, the values follow the keys; in a latent cache, v = k. */
 #include "server/work/transaction.h"
 
 #include <assert.h>
@@ -53,7 +53,7 @@ static attn_status check_new(const struct job *job, const struct cache_step *ste
 {
     const attn_tensor *const t = &job->call->items[0].problem.tensor[id];
     const char *const name = attn_tensors[id].name;
-    const int first = t->rank - 3; /* the axis of positions */
+    const int first = t->rank - 3; /* index of the axis of positions (tokens) */
     char member[32];
     attn_status status = ATTN_OK;
     if (t->dtype != step->shape.dtype) {
@@ -68,7 +68,8 @@ static attn_status check_new(const struct job *job, const struct cache_step *ste
     return status;
 }
 
-/* Checks that the request's k and v, if any, fit the caches, and makes them the ones to append. */
+/* Checks that the request's k and v fit the caches, and stores them in `step` as the keys and values to append. Does
+ * nothing if the request has neither. */
 static attn_status take_new(struct job *job, struct cache_step *step, attn_error *err)
 {
     attn_problem *const p = &job->call->items[0].problem;
@@ -258,7 +259,8 @@ attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_e
     struct cache_step *const step = &job->transaction->step;
     attn_status status = ATTN_OK;
     *wait = false;
-    /* a transaction that has waited before usually must wait longer, so caches_ask() comes before memory is leased */
+    /* A transaction that has waited before must usually wait longer. caches_ask() finds this out before memory is
+     * leased. */
     if (scan != 0) status = caches_ask(step, scan, wait, err);
     if (status != ATTN_OK || *wait) return status;
     size_t bytes;

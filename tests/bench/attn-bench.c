@@ -110,8 +110,8 @@ static double median(double *times, int count)
 
 /* ---- Filling tensors with numbers -------------------------------------------------------------------------------- */
 
-/* Fills a tensor with random numbers close to N(0, 1), each the sum of four uniform numbers. PATTERN of them are drawn
- * and repeated; PATTERN is prime, so that no kernel benefits. */
+/* Fills a tensor with random numbers close to N(0, 1), each the sum of four uniform numbers. Only PATTERN numbers are
+ * drawn; the tensor repeats them. PATTERN is prime, so the rows of the tensor differ. */
 static void fill_random(void *data, attn_dtype dtype, int64_t count)
 {
     static uint64_t state = 88172645463325252u;

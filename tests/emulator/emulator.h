@@ -58,8 +58,8 @@ struct team {
     int size, live, arrived;
     unsigned round;
     const char *name;
-    /* the pointer to `mine` that each thread passed to the collective (an instruction that all threads execute
-     * together) */
+    /* One pointer for each thread. It points to the `mine` that the thread passed to the collective (an instruction
+     * that all threads execute together). */
     void **brought;
 };
 
@@ -275,7 +275,7 @@ cudaError_t launch_ex(const char *name, const char *where, const cudaLaunchConfi
 }
 
 /* runtime.cc */
-/* the shared memory that a kernel may use: what cudaFuncSetAttribute set, or 48 KB */
+/* Returns how many bytes of shared memory a kernel may use: what cudaFuncSetAttribute has set, or 48 KB. */
 size_t shared_allowed(const void *kernel);
 void launch_failed();
 

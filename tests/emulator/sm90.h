@@ -88,7 +88,7 @@ enum wgmma_type { WGMMA_BF16, WGMMA_F16, WGMMA_E4M3 };
 struct wgmma_operation {
     wgmma_type type;
     int N;
-    float *d;                    /* this thread's N / 2 registers of sums */
+    float *d;                    /* this thread's N / 2 registers of the result d */
     const uint32_t *A_registers; /* this thread's 4 registers of A; NULL: A is in shared memory */
     uint64_t A, B;               /* descriptors */
     bool accumulate;

@@ -68,7 +68,8 @@ static void check_answer(proto_call *call, uint32_t seed)
     uint8_t *outputs = calloc(1, OUTPUT_BYTES);
     proto_item *item = call->items;
     must(outputs && call->count == 1 && !call->envelope && item->error.status == ATTN_OK);
-    /* A problem that names a saved forward gets its tensors only in the server. */
+    /* The fuzz target has no saved forwards (contexts), so a backward that names one lacks tensors and cannot be
+     * answered. */
     if (!item->context[0] && give_outputs(item, outputs)) {
         size_t length, head, header = 0;
         char *answer = answer_of(call, &result, &seed, &length, &head);

@@ -456,8 +456,8 @@ template <class X> void check_attend_8()
     judge(name, compare(O.fetch(), expected));
 }
 
-/* The tensor core adds products in steps, and truncates each addend at 2^-13 of the largest. Beside a product of 2^13,
- * a product of 1 must still count. */
+/* The tensor core adds e4m3 products in steps. It truncates each addend at 2^-13 of the largest one. A product of 1
+ * beside one of 2^13 must still count. */
 void check_sums_of_e4m3()
 {
     typedef shape_8<256, 128> X;
@@ -504,8 +504,8 @@ template <class X> struct shared_ring {
     int taken, turns[TILES * X::C];
 };
 
-/* Returns whether consumer warpgroup w multiplies the tile. Kernels skip keys that none of a consumer's rows sees, but
- * the consumer still takes its turn. */
+/* Returns whether consumer warpgroup w multiplies the tile, or only waits for it and releases it. (Attention kernels
+ * skip tiles of keys that none of a consumer's rows sees.) */
 ATTN_HD bool sees(int w, int tile)
 {
     return (tile * 7 + w * 3) % 5 != 0;

@@ -21,8 +21,8 @@ struct shape {
     attn_dtype dtype, out_dtype;
 };
 
-/* A merge in host and device memory: the results that it joins (each over a part of the keys), and the joined
- * result. */
+/* A merge: the results of attention over parts of the keys, and the result for all keys. Each lies in host and device
+ * memory. */
 struct scene {
     struct shape s;
     int64_t rows, numbers; /* rows: number of elements of lse; numbers: number of elements of `out` */

@@ -136,8 +136,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Kernels for float8 multiply q and k as float8 only if lse is not wanted. Problems with NaN also run with lse, because
- * rows that see a NaN are computed by code that needs lse. */
+/* Kernels for float8 multiply q and k in float8 only if lse is not wanted. Problems with NaN run a second time with
+ * lse, because the code that computes rows with NaN needs it. */
 void test_float8_without_lse_agrees_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -236,9 +236,9 @@ void test_float8_rows_of_one_key_are_its_value(void **state)
         }
 }
 
-/* One key has at least half of the weight; the others must still count. Hopper's tensor cores keep 14 bits of a sum of
- * float8 products, so other keys are lost beside such a key until a new sum begins. All values are one number, which
- * `out` must be. */
+/* One key has at least half of the weight, but the others must still count. Hopper's tensor cores keep 14 bits of a sum
+ * of float8 products, so other keys are lost unless the kernel begins a new sum after some keys. All values are one
+ * number, which `out` must equal. */
 void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
 {
     static const int head_sizes[] = { 64, 128, 256 }, lengths[] = { 1344, 1792, 2016, 2560, 3584 };

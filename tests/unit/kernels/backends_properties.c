@@ -36,7 +36,7 @@ void test_a_problem_has_the_same_bits_alone_and_among_others(void **state)
     assert_same_bits_alone_and_among_others(random_spec, 16);
 }
 
-/* ATTN_CUDA_FAMILY may name a family of kernels for forward and backward, which must then compute both. */
+/* ATTN_CUDA_FAMILY may name a family of kernels. This family must then compute both the forward and the backward. */
 void test_a_family_that_is_asked_for_computes_both_ways(void **state)
 {
     static const char *const families[] = { "generic", "simple" };
@@ -74,7 +74,7 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
         SPEC(BACK, SIZES(300, 500, 64), HEADS(4, 1), .causal = true, BF16, .sinks = 1, .bias = 1, .alibi = 1),
     };
     (void)state;
-    /* The test varies the number of threads, which the cuda backend does not have. */
+    /* A brief run leaves this test out for the cuda backend, which has no CPU threads whose number could matter. */
     if (is_brief() && strcmp(backend, "cuda") == 0) skip();
     for (int n = 0; n < 24; n++) {
         struct fixture first = { 0 };
@@ -411,8 +411,9 @@ static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first
     return alike;
 }
 
-/* Computes the problem's queries in `count` parts. Asserts that out, lse and dq have the same bits as the whole
- * problem, and that gradients that are sums over queries are correct. Returns false if the parts use other kernels. */
+/* Divides the problem's queries into `count` parts and computes each part. Asserts that out, lse and dq have the same
+ * bits as in the whole problem, and that gradients that are sums over queries are correct. Returns false if a part
+ * needs another kernel than the whole problem. */
 static bool same_bits_by_queries(const struct spec *s, int count)
 {
     int64_t ends[MOST_PARTS];
@@ -802,13 +803,13 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
     }
 }
 
-/* Returns the shortest time in seconds that the library assumes for a tile of any kernel on an H100. The Hopper kernel
- * for bfloat16 without options has it (kernels/cuda/simple/simple.h). */
+/* Returns how many seconds, at least, the library assumes for the problem: the time of the fastest kernel, Hopper's for
+ * bfloat16 without options (kernels/cuda/simple/simple.h), on as many multiprocessors as this device has. */
 static double least_tile_seconds(const struct spec *s)
 {
     const double columns = (double)(s->D < 64 ? 64 : s->D) + (double)(s->Dv < 64 ? 64 : s->Dv);
     double pairs = (double)(s->B * s->H) * (double)s->Sq * (double)s->Sk;
-    /* The library does not read the lengths, and assumes that all sequences have equally many keys. */
+    /* The library does not read the lengths of packed sequences. It assumes that all have equally many keys. */
     if (s->sequences) {
         int64_t queries = 0, keys = 0;
         for (int n = 0; n < s->sequences; n++) queries += s->q_lengths[n], keys += s->k_lengths[n];

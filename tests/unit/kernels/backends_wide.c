@@ -102,9 +102,9 @@ void test_wide_heads_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(wide_cases, ARRAY_SIZE(wide_cases)), 0);
 }
 
-/* No query sees the last keys, so no kernel writes their P and dS, and a kernel that reads them finds NaN. The emulator
- * runs tests whose names begin with test_scores also without the library's repair of rows with NaN, which would hide
- * the mistake. */
+/* No query sees the last keys, so no kernel writes their P and dS: a kernel that reads them finds NaN. The library
+ * computes rows with NaN again, which hides such a mistake. So the emulator also runs tests named test_scores* without
+ * this repair. */
 void test_scores_of_wide_heads_that_nobody_sees_are_not_read(void **state)
 {
     static const struct spec cases[] = {

@@ -299,7 +299,7 @@ static void test_lengths_are_at_most_the_room_that_there_is(void **state)
          p.seqlens_q = TENSOR(too_long, ATTN_I32, 2));
 }
 
-/* Returns a problem with packed queries, whose keys are rows of a batch with padding. */
+/* Returns a problem with packed queries and unpacked keys, of which each batch row is padded. */
 static attn_problem by_rows(void)
 {
     static int32_t rows[] = { 0, 4, 8 };
@@ -454,7 +454,7 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.keep_mask = TENSOR(keep, ATTN_U8, 1, 1, 30, 30));
     SAYS(bhsd, INVALID, "/sinks/shape/0", "sinks: shape[0] is 8, must be 30, the heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.sinks = TENSOR(sinks, ATTN_F32, 8));
-    /* Tensors in bhsd are read as bshd, so the query counts as 1 head of q, and 40 keys count as 40 heads of k. */
+    /* The layout is bshd but the tensors are bhsd, so 1 query is read as 1 head of q, and 40 keys as 40 heads of k. */
     SAYS(bhsd, INVALID, "/k/shape/2", "k: shape[2] is 40, must divide the 1 heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.q.shape[2] = 1);
     /* The messages suggest no other layout: none would fit these shapes, or the dtype is wrong. */
