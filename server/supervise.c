@@ -90,7 +90,7 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
     /* `before` is the signal mask with which each server starts. It blocks SIGTERM, SIGINT and SIGHUP, so that a new
      * server loses no signal. */
     sigset_t watched, before;
-    int64_t kill_ms = 0; /* 0: the server was not told to stop */
+    int64_t kill_ms = 0; /* time at which the server is killed; 0: it was not told to stop */
     int failures = 0;
     bool stopping = false;
 

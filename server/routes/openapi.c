@@ -37,7 +37,8 @@ struct document {
     const proto_limits *limits;
     const struct route *routes;
     int route_count;
-    /* true: a part of the skeleton is left out, because it describes an option that this server was started without */
+    /* Whether the present part of the skeleton is left out, because it describes an option that this server was started
+     * without. */
     bool skips;
 };
 

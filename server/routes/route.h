@@ -64,7 +64,7 @@ struct route_doc {
     const char *body; /* name of the body's schema in components/schemas, such as "ForwardRequest" */
     struct route_parameter parameters[REQUEST_PARAMETERS];
     uint64_t errors; /* errors of this route that not all routes have: ROUTE_ERROR(NOT_FOUND) | ... */
-    bool plain_503;  /* true: an answer 503 may be a line of text instead of a problem document */
+    bool plain_503;  /* Whether an answer 503 may be a line of plain text instead of a JSON problem document. */
 };
 
 #define ROUTE_ERROR(id) (UINT64_C(1) << PROTO_E_##id)
@@ -79,8 +79,8 @@ struct route {
     unsigned ports;
     /* ports (PORT_MAIN, PORT_METRICS) on which the route requires a token, if the server has tokens */
     unsigned token;
-    bool quiet; /* true: requests are logged only at level debug, because probes send them every second */
-    /* true: the first parameter of the path is the name of a model, and the second its version (routes/kserve.h) */
+    bool quiet; /* Whether requests are logged only at level debug. Set for health probes, which arrive every second. */
+    /* Whether the first parameter of the path is the name of a model and the second its version (routes/kserve.h). */
     bool model;
     /* Whether the OpenAPI document leaves the route out: a second path of another route, or a route that only refuses
      * what the server does not support. */
@@ -90,13 +90,13 @@ struct route {
 
     /* For a route whose bodies contain tensors: the formats of the body, and the operation, unless the path names a
      * model. The body may have up to --max-body-bytes. */
-    const struct route_body *bodies; /* NULL: the route has no tensors, and its body is dropped */
-    bool optional_body;              /* only for a route without tensors; true: the body may be left out */
+    const struct route_body *bodies; /* formats of the body; NULL: the body has no tensors and is dropped */
+    bool optional_body;              /* whether the body may be left out; only for a route without tensors */
     /* Whether the body, of up to HTTP_KEPT_BODY_BYTES, is kept as text for the handler (request->text). Only for a
      * route without tensors. */
     bool keeps_body;
-    /* true: the handler changes nothing. If there is no memory for its answer, the client gets 503; on other routes the
-     * connection is then closed without an answer. */
+    /* Whether the handler changes nothing. If there is no memory for the answer, the client of such a route gets 503.
+     * On other routes the connection is closed without an answer. */
     bool only_reads;
     proto_op op;
     /* The handler, for routes without tensors and for operations that no device runs (proto_is_run()). It fills in the
@@ -118,7 +118,7 @@ static inline const proto_operation *route_operation(const struct route *route)
 struct route_match {
     /* row with this path and method, or else the first row with this path; NULL: the path does not exist */
     const struct route *route;
-    bool answers;     /* true: `route` has the request's method */
+    bool answers;     /* whether `route` has the request's method, and not only its path */
     unsigned methods; /* methods of all rows with this path: bits of enum route_method */
     /* parameters of the path, in the memory of the path */
     struct slice parameters[REQUEST_PARAMETERS];

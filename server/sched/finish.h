@@ -26,7 +26,7 @@ struct finishing {
     struct piece piece;
     struct job *job; /* the finishing work holds a reference to the job */
     char id[REQUEST_ID_BYTES];
-    bool cancelled; /* true: no further piece will run */
+    bool cancelled; /* whether the work ends after the current piece */
     void (*done)(void *context, struct finishing *finishing);
     void *context;
 

@@ -45,7 +45,7 @@ static void on_prepare(uv_prepare_t *prepare)
     if (now_ns >= loop->awake_until_ns || atomic_load(&loop->server->suspended) > NAPS_MOST ||
         !devices_away(loop->server->devices))
         return;
-    const int timeout_ms = uv_backend_timeout(&loop->uv); /* -1: no timer is set */
+    const int timeout_ms = uv_backend_timeout(&loop->uv); /* milliseconds until the next timer; -1: no timer is set */
     const int64_t timer_ns = timeout_ms < 0 ? INT64_MAX : now_ns + timeout_ms * CLOCK_NS_PER_MS;
     polling_sleep_until(uv_backend_fd(&loop->uv), timer_ns < loop->awake_until_ns ? timer_ns : loop->awake_until_ns);
 }

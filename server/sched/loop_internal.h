@@ -39,9 +39,10 @@ struct loop {
     /* the oldest request whose client is not yet watched for a hang-up; all newer requests are unwatched too */
     struct request *unwatched;
     bool queue_changed;
-    /* true: a cache transaction has ended, so all waiting ones must be examined again */
+    /* Whether a cache transaction has ended, so that begin_transactions() must examine all waiting transactions
+     * again. */
     bool transactions_changed;
-    /* true: a cache transaction has arrived that was not examined yet */
+    /* Whether a cache transaction has arrived that begin_transactions() has not examined yet. */
     bool transactions_arrived;
     bool scan_cut; /* true: the last search for transactions that can begin stopped before the end of the queue */
     uint64_t scan; /* how often all waiting transactions were examined */

@@ -27,7 +27,7 @@ struct pieces {
     uv_loop_t *loop;
     struct queue *queue; /* the queue of jobs, which knows the virtual time of each flow (client) */
     struct piece *first, **last;
-    int running; /* number of pieces that libuv runs or has queued */
+    int running; /* number of pieces of work that libuv runs or has queued */
 };
 
 void pieces_init(struct pieces *pieces, uv_loop_t *loop, struct queue *queue);

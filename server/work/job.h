@@ -43,8 +43,8 @@ struct job_links {
  * compares `out` on the device. In a check the exact results go to the judge on the CPU. */
 struct job_truth {
     bool wanted;
-    uint64_t results; /* for a check: the wanted tensors, as bits of attn_tensor_id */
-    /* for a check: where in the memory of the job's outputs the device writes the exact results */
+    uint64_t results; /* the tensors that a check wants, as bits of attn_tensor_id */
+    /* Addresses in the memory of the job's outputs to which the device writes the exact results; only for a check. */
     attn_truth to;
     size_t bytes;
     size_t workspace_bytes;
@@ -71,23 +71,23 @@ struct job_range {
 struct job_part {
     struct job_part *next;
     struct job *job;
-    int device; /* number of the only device that can compute the part; -1: any can */
+    int device; /* number of the only device that can compute the part; -1: any device can */
     enum job_way way;
     int number;
-    struct job_range range; /* { 0, 0, 1 } if the part is the whole job */
+    struct job_range range; /* the share that the part computes; { 0, 0, 1 } if the part is the whole job */
     /* Whether the part is with a device for the second time. It then adds up a share of the gradients that are sums
      * over all queries. */
     bool adds;
 
     /* Only the main thread uses the members from here to handed_over. */
-    struct batch *batch; /* NULL: the part is in no batch */
-    bool left;           /* true: the part has been sent to a device */
+    struct batch *batch; /* the batch that the part is in; NULL: none */
+    bool left;           /* whether the part has been sent to a device */
     /* The stream on which the part still runs, if an HTTP thread started it and did not wait (INLINE_LATE). NULL:
      * none. */
     struct inline_slot *handed_over;
 
     /* The thread that computes the part writes the members below; the main thread reads them when the batch is back. */
-    bool ran;         /* true: the part's kernels ran without an error */
+    bool ran;         /* whether the part's kernels ran without an error */
     attn_error error; /* why the part did not run */
     /* device memory (on `sums_on`) for this part's share of the gradients that are sums over all queries
      * (device/sums.c); NULL: none */
@@ -99,8 +99,9 @@ struct job_part {
     /* number of the device that computed the part, as the backend counts devices; only if several devices share the
      * job */
     int index;
-    const char *kernel; /* for a part of a cut job: the name of its kernel */
-    /* for a part of a cut job with `verify`: the differences between `out` and exact results that the device found */
+    const char *kernel; /* name of the kernel that computed the part; only if several devices share the job */
+    /* Whether the device has compared the part's `out` with exact results, and the differences that it found. Only for
+     * `verify`, and if several devices share the job. */
     bool truth_known;
     attn_truth_distance truth_found[ATTN_TRUTH_RESULTS];
 };
@@ -124,7 +125,7 @@ struct job {
     /* Plans (chosen kernels) of the call->count problems. prepare_job() makes them for the first device, and each
      * device adapts them to its own addresses (batch_plan()). */
     attn_plan *plans;
-    int runnable; /* number of items (problems) without an error that a device must compute */
+    int runnable; /* number of problems (items) that have no error and that a device must compute */
     double flops; /* floating-point operations of the items (problems) that a device computes */
     /* bytes that a device reads and writes for all items, including keys and values in cache pages (attn_cost) */
     double bytes;
@@ -164,40 +165,42 @@ struct job {
     /* For each item, the differences between its outputs and the exact ones (float64). The device writes them into the
      * memory of the outputs. */
     attn_truth_distance (*truth_found)[ATTN_TRUTH_RESULTS];
-    /* true: the device has computed the exact results (float64); false: it could not */
+    /* Whether the device has computed the exact results (float64), which it may be unable to do. */
     bool truth_known;
     bool wants_verify, wants_save, wants_count;
-    /* true: the request is a check, in which a judge on the CPU compares the client's results with exact ones
-     * (sched/finish.h) */
+    /* Whether the request is a check: a judge on the CPU compares the client's results with exact ones
+     * (sched/finish.h). */
     bool wants_judge;
-    /* true: the answer has many numbers as text, whose length is measured in pieces before it is encoded */
+    /* Whether the answer has so many numbers as text that their length is computed in pieces before the answer is
+     * encoded. */
     bool wants_measure;
-    /* true: the job has taken or reserved contexts (saved forwards), so contexts_finish_job() must be called */
+    /* Whether the job has taken or reserved contexts (saved forwards). If so, contexts_finish_job() must be called. */
     bool holds_contexts;
     struct caches *caches;
     /* the transaction that reads or extends caches (transaction.h); NULL: none */
     struct job_transaction *transaction;
     struct staging_block *tables; /* page tables of the running transaction */
     size_t tables_used;
-    /* true: on a GPU the job is limited by memory, not arithmetic, so a batch may have many such jobs */
+    /* Whether memory, not arithmetic, limits the job's speed on a GPU. A batch may have many such jobs. */
     bool memory_bound;
-    /* number of contexts (saved forwards) with a reference to this job, under the lock of contexts.c */
+    /* how many contexts (saved forwards) have a reference to this job; protected by the lock of contexts.c */
     int context_count;
 
     /* Only the main thread uses the members from here to given_up. */
-    struct request *request;     /* NULL: no client waits any more */
+    struct request *request;     /* the request that waits for the job; NULL: its client no longer waits */
     struct finishing *finishing; /* work after the run, such as verification; NULL: none */
-    int parts_out;               /* number of parts that are with devices */
+    int parts_out;               /* number of the job's parts that are now with devices */
     /* links in the list of all waiting jobs, and in that of the job's flow (client) */
     struct job_links in_queue, in_flow;
     int64_t queued_ns;
-    bool blocked; /* true: the job's cache transaction cannot begin yet */
-    bool scanned; /* true: the main thread has tried to begin the cache transaction */
-    /* true: no client wants the result, but a device uses the client's memory */
+    bool blocked; /* whether the job waits because its cache transaction cannot begin yet */
+    bool scanned; /* whether the main thread has already tried to begin the cache transaction */
+    /* Whether no client wants the result any more although the job still runs, because a device uses the client's
+     * memory. */
     bool given_up;
 
-    int batch_jobs; /* number of jobs in the batch; 0: the job runs alone on an HTTP thread */
-    bool follows;   /* true: the batch has a job of the same KServe model before this one */
+    int batch_jobs; /* number of jobs in this job's batch; 0: it runs alone on an HTTP thread */
+    bool follows;   /* whether an earlier job of the batch has the same KServe model */
     /* time of the slowest part so far, whose stages the answer reports (batch_note_times()) */
     int64_t longest_ns;
 

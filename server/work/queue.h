@@ -15,8 +15,8 @@
 
 struct queue {
     struct {
-        _Atomic int count; /* number of places of this kind in use */
-        int limit;         /* number of places of this kind */
+        _Atomic int count; /* number of requests that have a place of this kind */
+        int limit;         /* largest number of requests that may have a place of this kind */
     } places[CALLER_PLACES];
 
     /* Only the main thread uses the members from here down to `bytes`. */

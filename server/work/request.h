@@ -84,14 +84,14 @@ struct slice {
     size_t length;
 };
 
-enum { REQUEST_PARAMETERS = 4 }; /* most parameters in a path */
+enum { REQUEST_PARAMETERS = 4 }; /* largest number of parameters in a path */
 
 /* The answer of a handler that computes no tensors. */
 struct answer {
     int status;
     const char *content_type;
     char *body;    /* from malloc(), freed by libmicrohttpd; NULL: none */
-    bool constant; /* true: the body is a constant, which is not freed */
+    bool constant; /* whether `body` is a constant, which must not be freed */
     size_t length;
     const char *csp; /* header Content-Security-Policy; NULL: none */
     /* header Location, the path of a new resource; empty: none */
@@ -101,7 +101,7 @@ struct answer {
 struct request {
     struct message message; /* posts the request to the main thread's mailbox */
     enum request_state state;
-    bool counted; /* true: request_count() counts the request, because it has tensors */
+    bool counted; /* whether request_count() counts the request; only requests with tensors are counted */
     struct server *server;
     int socket; /* the socket of the client's connection, to watch for a hang-up; libmicrohttpd owns it */
     /* The row of the table of routes that matches the request's path and method, or else the first that matches its
@@ -116,7 +116,7 @@ struct request {
     struct request_times times;
 
     /* Only the HTTP thread uses the members below, while the request is received. */
-    const proto_model *model; /* NULL: the path has no KServe model */
+    const proto_model *model; /* the KServe model that the path names; NULL: the path names none */
     const proto_format *answer_as;
     proto_parser *parser;
     struct staging_block *block; /* staging memory (memory for tensors) into which the parser writes */
@@ -134,17 +134,17 @@ struct request {
 
     /* Only the request's owner uses the members below. */
     struct job *job; /* the request holds a reference to the job */
-    bool failed;     /* true: the answer is an error as JSON */
+    bool failed;     /* whether the answer is an error, as JSON */
     proto_error error;
     attn_error why; /* the error and its pointer into the body */
-    bool gone;      /* true: the client left, so no answer is sent */
+    bool gone;      /* whether the client left, so that no answer is sent */
 
     proto_encoder *encoder; /* encoder of the measured answer; NULL: none yet */
 
     /* Only the main thread uses the members below, while the request waits. */
     struct deadline deadline;
-    /* true: another thread checks the request's body or uses its client's shared memory, so it cannot go back to its
-     * HTTP thread yet */
+    /* Whether another thread checks the request's body or uses its client's shared memory, so that the request cannot
+     * go back to its HTTP thread yet. */
     bool held;
     /* neighbours in the list of all requests with suspended connections, in order of arrival */
     struct request *previous, *next;

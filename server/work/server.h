@@ -41,11 +41,11 @@ struct server {
     _Atomic int phase; /* enum server_phase */
     /* when the drain (finishing accepted requests before the end) began; 0: not draining */
     _Atomic int64_t drain_since_ms;
-    _Atomic bool stopping; /* true: no connection may be suspended any more */
+    _Atomic bool stopping; /* whether the server stops, so that no connection may be suspended any more */
     _Atomic int suspended;
 
     struct staging_pool *staging;
-    /* true: a driver holds the pages of the staging memory, so that devices can copy from and to it */
+    /* Whether the staging memory is page-locked by a driver, so that devices can copy from and to it. */
     bool pinned;
     struct contexts *contexts;
     struct caches *caches;

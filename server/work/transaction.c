@@ -147,13 +147,13 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     own->table = calloc((size_t)step->most, sizeof *own->table);
     if (own->table == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     point(&item->problem, step, own->table, step->lengths);
-    /* before the transaction begins, one row of zeros stands for all rows of the page table (stride 0) */
+    /* Until the transaction begins, all rows of the page table are the same row of zeros (stride 0). */
     item->problem.page_table.stride[0] = 0;
     /* The caches have different lengths, so the mask is aligned at the end: its last column is for the last key of each
      * cache. */
     item->problem.keep_mask_at_end = item->problem.keep_mask.rank > 0;
-    /* in an observe request (statistics of probabilities), key_mass and the default range of keys extend to the end of
-     * the longest cache */
+    /* In an observe request (statistics of probabilities), key_mass and the default range of keys have as many keys as
+     * the longest cache. */
     if (item->problem.op == ATTN_OP_OBSERVE) {
         item->problem.observe.shown_keys = 1;
         for (int i = 0; i < step->rows; i++)

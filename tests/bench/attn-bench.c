@@ -52,24 +52,24 @@ struct options {
     /* true if reading K and V dominates the time: the report shows GB/s, and calls alternate between copies of K and
      * V */
     bool reading;
-    /* number of packed sequences, whose lengths replace B, Sq and Sk; 0: not packed */
+    /* number of packed sequences, which have their own lengths instead of B, Sq and Sk; 0: not packed */
     int sequences;
     int32_t lengths[MOST_SEQUENCES];
-    /* number of equal documents that a FlashMask separates; 0: no mask */
+    /* number of equally long documents that a FlashMask separates; 0: no mask */
     int64_t documents;
-    /* number of keys per page of K and V; 0: no pages */
+    /* how many keys a page of K and V holds; 0: K and V are not in pages */
     int64_t page_size;
     bool forks; /* all batch rows share their pages, except the last page of each row */
     bool latent;
     bool deterministic, alibi, sinks;
-    bool truth; /* true: times attn_truth_some(), which computes in float64; false: times the kernels */
+    bool truth; /* Whether attn_truth_some(), which computes in float64, is timed instead of the kernels. */
     double softcap, scale, dropout;
     double keep;        /* fraction of the keys that a keep_mask of shape [1, 1, Sq, Sk] keeps; 0: no mask */
     bool biased;        /* the problem has a bias of shape [1, 1, Sq, Sk] */
-    bool each_head;     /* true: bias and keep_mask have shape [B, H, Sq, Sk]; false: [1, 1, Sq, Sk] */
-    bool forward_first; /* true: a backward computes out and lse itself; false: both are inputs */
-    /* true: the bias is a mask, with hidden_bias for later keys and for the first `padded` keys, and 0 for others;
-     * false: it is random */
+    bool each_head;     /* whether bias and keep_mask have the shape [B, H, Sq, Sk] instead of [1, 1, Sq, Sk] */
+    bool forward_first; /* whether a backward computes out and lse itself instead of getting them as inputs */
+    /* Whether the bias is a mask instead of random numbers. The mask has hidden_bias for later keys and for the first
+     * `padded` keys, and 0 for other keys. */
     bool bias_is_mask;
     int64_t padded;
     double hidden_bias;

@@ -136,7 +136,7 @@ struct machine {
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;
-    bool by_processor; /* true: the time is processor time; false: the device's clock */
+    bool by_processor; /* whether processor time is measured instead of time on the device's clock */
 };
 
 struct block {

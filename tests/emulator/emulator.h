@@ -97,7 +97,7 @@ static inline int thread()
 {
     return self->thread;
 }
-int threads();          /* number of threads per block in the running launch */
+int threads();          /* Returns the number of threads per block in the running launch. */
 int64_t block_number(); /* linear number of the running block in its grid */
 uint3 block_index();
 
@@ -105,7 +105,8 @@ uint3 block_index();
  * CUDA calls fail, as after an illegal address. */
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 extern char failure[1024]; /* the text of the last failure of a launch */
-extern bool quiet;         /* true: failures are not printed; can_fail.cu sets this, because it provokes failures */
+/* whether failures are not printed; can_fail.cu sets this, because its failures are intended */
+extern bool quiet;
 
 /* Returns a random number. It depends only on ATTN_EMULATOR_SEED, on the number of the launch, and on how many numbers
  * were drawn before. */

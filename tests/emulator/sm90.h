@@ -92,7 +92,7 @@ struct wgmma_operation {
     const uint32_t *A_registers; /* this thread's 4 registers of A; NULL: A is in shared memory */
     uint64_t A, B;               /* descriptors */
     bool accumulate;
-    bool A_mn, B_mn; /* true: the operand is MN-major, which means that its k axis runs along the rows */
+    bool A_mn, B_mn; /* Whether the operand is MN-major: consecutive elements in memory differ in m or n, not in k. */
 };
 
 void wgmma_issue(const wgmma_operation &x);

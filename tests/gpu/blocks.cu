@@ -504,8 +504,8 @@ template <class X> struct shared_ring {
     int taken, turns[TILES * X::C];
 };
 
-/* Returns whether consumer warpgroup w multiplies the tile, or only waits for it and releases it. (Attention kernels
- * skip tiles of keys that none of a consumer's rows sees.) */
+/* Returns whether consumer warpgroup w multiplies the tile or skips it. A consumer that skips a tile still takes its
+ * turn. (Attention kernels skip keys that none of a consumer's rows sees.) */
 ATTN_HD bool sees(int w, int tile)
 {
     return (tile * 7 + w * 3) % 5 != 0;

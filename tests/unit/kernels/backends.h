@@ -10,7 +10,7 @@
 extern struct bench bench;
 extern const char *backend;
 
-/* number of random problems unless ATTN_RANDOM_COUNT is set */
+/* How many random problems are tested if ATTN_RANDOM_COUNT is not set. */
 #if defined(__SANITIZE_THREAD__)
 enum { RANDOM_COUNT = 30 };
 #elif defined(__SANITIZE_ADDRESS__)

@@ -618,7 +618,7 @@ void test_attention_is_linear_in_v(void **state)
 void test_offsets_past_two_billion_elements(void **state)
 {
     enum { S = 20 };
-    /* number of elements between rows; the last row starts at 19 * 2^28, which is more than 2^32 */
+    /* Distance of rows in elements. The last row begins at element 19 * 2^28, which is more than 2^32. */
     const int64_t far = INT64_C(1) << 28;
     const struct spec s = SPEC(SIZES(S, S, 64), HEADS(1, 1), BF16, .causal = true);
     const size_t bytes = (size_t)far * S * 2;

@@ -254,7 +254,7 @@ static void test_scores_that_flashmask_hides_are_not_work(void **state)
         bool causal;
         int n;
         int32_t bounds[4];
-        /* number of pairs (of 8 queries and 4 keys) that the mask lets through */
+        /* how many of the 8 x 4 pairs of a query and a key the mask lets through */
         double scores;
     } cases[] = {
         { true, 1, { 8 }, 4 + 3 + 2 + 1 },   { true, 1, { 0 }, 0 },
