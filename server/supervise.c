@@ -45,12 +45,12 @@ int supervise_inherited(int *fds, int capacity)
     return count;
 }
 
-/* Starts the program anew as the server. Runs in the child after fork, where only system calls are allowed. */
+/* Replaces this process, a child after fork(), by a new server. Only system calls are allowed here. */
 static _Noreturn void become_server(const struct listener *listeners, int count, char **argv, pid_t parent,
                                     const sigset_t *mask)
 {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (getppid() != parent) _exit(75); /* the parent has died already */
+    if (getppid() != parent) _exit(75); /* the supervisor has died already */
     setpgid(0, 0);
     for (int i = 0; i < count; i++) fcntl(listeners[i].fd, F_SETFD, 0);
     sigprocmask(SIG_SETMASK, mask, NULL);
@@ -102,7 +102,7 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
     pthread_sigmask(SIG_BLOCK, &watched, &before);
 
     pid_t child = start_server(listeners, count, argv, &before);
-    /* time at which the next server starts */
+    /* began_ms: time at which the server was started; start_ms: time at which the next one is to be started */
     int64_t began_ms = clock_ms(), start_ms = 0;
     for (;;) {
         int status;
@@ -128,7 +128,7 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
         if (child > 0 && kill_ms > 0 && clock_ms() >= kill_ms) {
             log_event(LOG_ERROR, NULL, "supervisor", "what=killed pid=%d", (int)child);
             kill(child, SIGKILL);
-            /* a killed server may take a moment to end */
+            /* the next time to kill it again, because a killed server may take a moment to end */
             kill_ms = clock_ms() + SUPERVISE_KILL_MS;
         }
         if (child > 0 && waitpid(child, &status, WNOHANG) == child) {

@@ -422,7 +422,7 @@ void kserve_answer_no_settings(struct request *request, struct answer *answer)
                  "traces and logs are set when the server starts (--log-level), not over HTTP");
 }
 
-/* The content types of KServe requests: any or none. Triton's own client sends none. */
+/* KServe requests may have any content type or none. Triton's own client sends none. */
 static const char *const as_whatever[] = { "*", NULL };
 const struct route_body kserve_bodies[] = {
     { "application/json", as_whatever, &proto_kserve, NULL },

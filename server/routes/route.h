@@ -30,18 +30,18 @@ enum route_method {
         ROUTE_METHOD_COUNT
 };
 
-/* The ports that offer a route: the main ports, or the port of --metrics-listen. */
+/* Bits for the ports on which a route is offered: the main ports, and the port of --metrics-listen. */
 enum { PORT_MAIN = 1, PORT_METRICS = 2 };
 
 enum { ROUTE_PARAMETER_BYTES = 128, ROUTE_ALLOW_BYTES = 32 };
 
 struct route_body {
-    /* content type such as "application/json"; NULL ends the list; the first row also reads a body without a content
-     * type */
+    /* Content type, such as "application/json". NULL ends the list. A body without a content type is read by the first
+     * row. */
     const char *media;
     const char *const
-        /* content types that are read like `media` but are not documented; "*": any type; NULL ends the list; NULL: no
-         * list */
+        /* Content types that are read like `media` but are not documented. "*" stands for any type. NULL ends the list.
+         * Instead of a list there may be NULL. */
         *also;
     const proto_format *format;
     /* JSON schema of the body and of the answer, with ' in place of "; NULL: the route's row names the schemas */
@@ -57,8 +57,8 @@ struct route_parameter {
 struct route_doc {
     const char *tag, *summary, *description;
     const char *answer, *media,
-        /* successful answer: its description, content type and schema (JSON with ' in place of "); all NULL if the
-         * answer is empty */
+        /* Description, content type and schema of a successful answer. The schema is JSON with ' in place of ". All
+         * three are NULL if the answer is empty. */
         *schema;
     int status;       /* status of a successful answer; 0: 200 */
     const char *body; /* name of the body's schema in components/schemas, such as "ForwardRequest" */
@@ -69,7 +69,7 @@ struct route_doc {
 
 #define ROUTE_ERROR(id) (UINT64_C(1) << PROTO_E_##id)
 
-/* The option without which the server does not offer the route. */
+/* The command-line option that the server needs to offer the route. ROUTE_ALWAYS: none. */
 enum route_shm { ROUTE_ALWAYS, ROUTE_ALLOW_SHM, ROUTE_ALLOW_CUDA_SHM };
 
 struct route {
@@ -85,11 +85,11 @@ struct route {
     /* Whether the OpenAPI document leaves the route out: a second path of another route, or a route that only refuses
      * what the server does not support. */
     bool hidden;
-    /* option without which the route is missing on the server and in the OpenAPI document */
+    /* command-line option without which the route is missing on the server and in the OpenAPI document */
     enum route_shm shm;
 
-    /* For a route whose bodies contain tensors: the formats of the body, and the operation, unless the path names a
-     * model. The body may have up to --max-body-bytes. */
+    /* The formats of the body, for a route whose bodies contain tensors. Such a route also has an operation, unless the
+     * path names a model. The body may have up to --max-body-bytes. */
     const struct route_body *bodies; /* formats of the body; NULL: the body has no tensors and is dropped */
     bool optional_body;              /* whether the body may be left out; only for a route without tensors */
     /* Whether the body, of up to HTTP_KEPT_BODY_BYTES, is kept as text for the handler (request->text). Only for a
@@ -116,11 +116,12 @@ static inline const proto_operation *route_operation(const struct route *route)
 }
 
 struct route_match {
-    /* row with this path and method, or else the first row with this path; NULL: the path does not exist */
+    /* The route with this path and method. If there is none, the first route with this path. NULL: no route has this
+     * path. */
     const struct route *route;
     bool answers;     /* whether `route` has the request's method, and not only its path */
-    unsigned methods; /* methods of all rows with this path: bits of enum route_method */
-    /* parameters of the path, in the memory of the path */
+    unsigned methods; /* the methods that routes with this path have, as bits of enum route_method */
+    /* values of the path's parameters; they point into the path */
     struct slice parameters[REQUEST_PARAMETERS];
 };
 

@@ -107,7 +107,8 @@ static void answer_openapi(struct request *request, struct answer *answer)
 #define CACHE { "id", "Of POST /v1/caches.", CACHE_EXAMPLE }
 
 static const struct route routes[] = {
-    /* the first columns are method, path, endpoint and ports */
+    /* A written-out row begins with method, path, endpoint (label in /metrics) and ports. Other rows are made by
+     * macros. */
     OPERATION(ATTN_OP_FORWARD, "/v1/attention/forward", "forward", "Forward", "attention", 0, NONE),
     OPERATION(ATTN_OP_BACKWARD, "/v1/attention/backward", "backward", "Backward", "attention",
               ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE) /* saved forward missing, or in use */, NONE),

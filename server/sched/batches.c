@@ -301,7 +301,7 @@ bool batches_begin(struct loop *loop, struct job *job)
     return start_judge(loop, job);
 }
 
-/* Disables a device that failed. Without any device the server stops being ready. The caller answers the device's
+/* Disables a device that failed. If no device is left, the server is no longer ready. The caller answers the device's
  * requests and then calls end_if_failed(). */
 static void device_failed(struct loop *loop, struct device *device, const char *text)
 {

@@ -74,7 +74,8 @@ static void end_judge(struct finishing *finishing, proto_item *item)
     judging->item++;
 }
 
-/* Compares one tile of the client's results in the current item (problem) with exact results. True: no item is left. */
+/* Compares one tile of the client's results in the current problem (item) with exact results. True: no problem is left
+ * to compare. */
 static bool judge_piece(struct finishing *finishing)
 {
     struct job *const job = finishing->job;

@@ -24,7 +24,7 @@ struct finishing;
 
 struct finishing {
     struct piece piece;
-    struct job *job; /* the finishing work holds a reference to the job */
+    struct job *job; /* the job whose results are finished; the work holds a reference */
     char id[REQUEST_ID_BYTES];
     bool cancelled; /* whether the work ends after the current piece */
     void (*done)(void *context, struct finishing *finishing);
@@ -38,7 +38,7 @@ struct finishing {
     int counted; /* index of the item (problem) being counted */
     attn_problem count_of;
     attn_counter *counter;
-    proto_encoder *encoder; /* encoder of the answer that is being measured */
+    proto_encoder *encoder; /* encoder that computes the length of the answer */
     bool complete;
     int64_t wrote_ns;
     /* why the answer has no encoder, or some outputs were not written to shared memory */

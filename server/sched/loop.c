@@ -64,7 +64,7 @@ static void on_check(uv_check_t *check)
 
 struct checking {
     struct piece piece;
-    struct request *request; /* the main thread owns it during the check */
+    struct request *request; /* the request whose body is checked; the main thread owns it meanwhile */
     struct check_result result;
     bool complete;
 };

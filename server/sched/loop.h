@@ -12,7 +12,8 @@ struct loop;
 /* Messages in the main thread's mailbox: a request, or a batch back from a device. */
 enum loop_message { LOOP_REQUEST, LOOP_BATCH };
 
-struct loop *loop_open(struct server *server);   /* aborts if the system refuses what it needs */
+/* Opens the main thread's event loop. Aborts if the system refuses a resource. */
+struct loop *loop_open(struct server *server);
 struct mailbox *loop_mailbox(struct loop *loop); /* the mailbox to which devices post finished batches */
 
 struct loop_watch;
@@ -31,7 +32,7 @@ struct loop_frontend {
     /* returns the number of open connections; while the server drains, listeners that may still accept connections
      * count too */
     int (*connections)(void *context);
-    void (*sweep)(void *context, int64_t now_ms, bool draining); /* cuts slow connections */
+    void (*sweep)(void *context, int64_t now_ms, bool draining); /* closes connections that are idle or too slow */
     void (*reload)(void *context);                               /* reads the token file again (SIGHUP) */
     /* Stops accepting connections, except on --metrics-listen, so that the drain can be watched. */
     void (*drain)(void *context);

@@ -15,8 +15,8 @@ struct piece {
     /* the flow (client) that is charged, to which the piece's owner has a reference; NULL: none */
     struct flow *flow;
     enum flow_work work;
-    void (*run)(struct piece *piece); /* called on one of libuv's threads */
-    /* called on the main thread when run() has ended; may add the piece again or free it */
+    void (*run)(struct piece *piece); /* does the work, on one of libuv's threads */
+    /* Called on the main thread after run() has ended. May add the piece again or free it. */
     void (*after)(struct piece *piece);
     struct pieces *pieces;
     struct piece *next;

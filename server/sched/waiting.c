@@ -177,7 +177,7 @@ static void on_hangup(uv_poll_t *poll, int status, int events)
 static void watch_start(struct loop *loop, struct request *request)
 {
     struct hangup_watch *watch = calloc(1, sizeof *watch);
-    if (watch == NULL) return; /* out of memory: a hang-up is noticed when the answer is sent */
+    if (watch == NULL) return; /* Without memory for a watch, a hang-up is noticed only when the answer is sent. */
     watch->request = request;
     if (uv_poll_init(&loop->uv, &watch->poll, request->socket) != 0) {
         free(watch);

@@ -88,7 +88,7 @@ struct job_part {
 
     /* The thread that computes the part writes the members below; the main thread reads them when the batch is back. */
     bool ran;         /* whether the part's kernels ran without an error */
-    attn_error error; /* why the part did not run */
+    attn_error error; /* why the part's kernels did not run */
     /* device memory (on `sums_on`) for this part's share of the gradients that are sums over all queries
      * (device/sums.c); NULL: none */
     void *sums;
@@ -121,7 +121,7 @@ struct job {
      * the queries. 0: none. */
     int sum_parts;
     proto_call *call;
-    proto_result *results; /* array of call->count elements */
+    proto_result *results; /* results of the problems, an array of call->count elements */
     /* Plans (chosen kernels) of the call->count problems. prepare_job() makes them for the first device, and each
      * device adapts them to its own addresses (batch_plan()). */
     attn_plan *plans;
@@ -133,7 +133,8 @@ struct job {
     double seconds;
     /* what `seconds` would be if the scores of all rows exceeded the range of float32 */
     double worst_seconds;
-    /* what dominates the time of the costliest item, a text of attn_cost; "": the matrix products with q, k and v */
+    /* What dominates the time of the costliest problem (item), as a text from attn_cost. "" means the matrix products
+     * with q, k and v. */
     const char *because;
     /* bytes of the job's staging memory (memory for tensors) */
     size_t tensor_bytes;
@@ -145,7 +146,7 @@ struct job {
     struct caller *caller; /* the account (access token) that is charged; the job holds a reference */
     /* the flow (client) that is charged for device time; the job holds a reference; NULL: none */
     struct flow *flow;
-    int64_t priority; /* among the waiting jobs of one account, 1 goes before 2 */
+    int64_t priority; /* urgency among the waiting jobs of one account: jobs with 1 are sent before jobs with 2 */
     /* For each item (problem), a reference to the job of the context (saved forward) that it uses, or NULL. The array
      * is NULL if no item uses one. */
     struct job **saved;
@@ -157,8 +158,8 @@ struct job {
     attn_lse_look *lse;
     /* memory for the values with which the device checks the client's lse */
     void *lse_found;
-    /* For each item, what a device needs for exact results (`verify`, checks); NULL: the job needs none. If it is not
-     * NULL, the job is alone in its batch. */
+    /* For each problem (item), what a device needs for exact results (`verify`, checks). NULL: the job needs none. A
+     * job with such an array is alone in its batch. */
     struct job_truth *truths;
     /* expected time, in seconds, in which the device computes exact results (`truths`); `seconds` includes it */
     double truth_seconds;
@@ -179,7 +180,7 @@ struct job {
     struct caches *caches;
     /* the transaction that reads or extends caches (transaction.h); NULL: none */
     struct job_transaction *transaction;
-    struct staging_block *tables; /* page tables of the running transaction */
+    struct staging_block *tables; /* staging memory for the page tables of the running cache transaction */
     size_t tables_used;
     /* Whether memory, not arithmetic, limits the job's speed on a GPU. A batch may have many such jobs. */
     bool memory_bound;
@@ -201,7 +202,7 @@ struct job {
 
     int batch_jobs; /* number of jobs in this job's batch; 0: it runs alone on an HTTP thread */
     bool follows;   /* whether an earlier job of the batch has the same KServe model */
-    /* time of the slowest part so far, whose stages the answer reports (batch_note_times()) */
+    /* longest device time of a part so far; the answer reports the stages of that part (batch_note_times()) */
     int64_t longest_ns;
 
     struct job_part part;
@@ -237,8 +238,8 @@ static inline bool job_is_cut(const struct job *job)
     return job_part_is_cut(&job->part);
 }
 int job_parts(const struct job *job);
-/* True if a cut job should be computed again on other devices, because some parts lost their devices and all others ran
- * or were cancelled. All parts must be back. */
+/* True if a job that several devices share should be computed again. This is so if some of these devices failed, and
+ * all other parts ran or were cancelled. All parts must be back from their devices. */
 bool job_lost_devices(const struct job *job);
 /* True if only this device can compute a part that was not sent yet. */
 bool job_needs_device(const struct job *job, int device);

@@ -6,10 +6,10 @@
  * saves up no time. The next batch begins with the first job of the flow with the least virtual time that may be sent
  * to the device.
  *
- * A batch consists of jobs that already wait: a free device takes them at once, and under load batches grow. A busy CPU
- * gets a second batch only when it is full. A batch is bounded in problems (max_batch) and in work (QUEUE_BATCH_FLOPS).
- * Finding it examines at most QUEUE_SCAN_MAX jobs, and passes over at most QUEUE_PASS_MAX jobs that cannot be sent
- * now. */
+ * A batch consists of jobs that already wait: a free device takes them at once, and under load batches grow. A second
+ * batch is sent to a busy CPU only when this batch is full. A batch is bounded in problems (max_batch) and in work
+ * (QUEUE_BATCH_FLOPS). Forming a batch examines at most QUEUE_SCAN_MAX jobs, and passes over at most QUEUE_PASS_MAX
+ * jobs that cannot be sent now. */
 #include "server/work/queue.h"
 
 #include <assert.h>
@@ -101,7 +101,8 @@ static struct flow *flow_of(struct queue *queue, const struct job *job)
     return job->flow ? job->flow : &queue->nobody;
 }
 
-/* Updates the numbers of waiting jobs and bytes that other threads read. To be called after each change of the list. */
+/* Publishes the number of waiting jobs and of their bytes for other threads. Must be called after each change of the
+ * queue. */
 static void publish(struct queue *queue)
 {
     atomic_store_explicit(&queue->waiting, queue->count, memory_order_relaxed);

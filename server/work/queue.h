@@ -22,7 +22,8 @@ struct queue {
     /* Only the main thread uses the members from here down to `bytes`. */
     int max_batch;
     int64_t window_ns;
-    /* All waiting jobs, in order of arrival, but an urgent job may be ahead of less urgent ones of its account. */
+    /* All waiting jobs in order of arrival, except that an urgent job may be ahead of less urgent jobs of its
+     * account. */
     struct job *first, *last;
     int count;
     struct flow *first_flow, *last_flow; /* the flows (clients) with waiting jobs */
@@ -84,12 +85,12 @@ void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
  * queue.c), which here does not include running work. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
-/* queue_flow_runs() is called when a batch was sent to a device at the time left_ns, and queue_flow_ran() when it is
- * back. `flow` is that of the batch's first job, or NULL. */
+/* queue_flow_runs() is called when a batch has been sent to a device, at the time left_ns. queue_flow_ran() is called
+ * when the batch has come back. `flow` is that of the batch's first job, or NULL. */
 void queue_flow_runs(struct flow *flow, int64_t left_ns);
 void queue_flow_ran(struct flow *flow, int64_t left_ns);
 
-/* True if the next batch could get more jobs by waiting. */
+/* True if the next batch could have more jobs if it was sent later. */
 bool queue_may_grow(const struct queue *queue);
 
 /* Updates seconds_per_job: a batch of `jobs` jobs has taken `seconds`. */

@@ -69,10 +69,10 @@ int request_count(enum request_state state);
 
 /* Times on CLOCK_MONOTONIC; 0: the request ended before that event. */
 struct request_times {
-    int64_t began_ns;    /* when the request line arrived */
-    int64_t head_ns;     /* when the headers were complete */
-    int64_t received_ns; /* when the last byte of the body arrived */
-    int64_t answer_ns;   /* when the answer was queued for sending */
+    int64_t began_ns;    /* time at which the request line arrived */
+    int64_t head_ns;     /* time at which the headers were complete */
+    int64_t received_ns; /* time at which the last byte of the body arrived */
+    int64_t answer_ns;   /* time at which the answer was queued for sending */
     int64_t recv_ns;     /* time spent waiting for bytes of the body, without decoding */
     int64_t decode_ns;   /* time spent decoding the body, piece by piece */
     int64_t encode_ns;
@@ -90,7 +90,7 @@ enum { REQUEST_PARAMETERS = 4 }; /* largest number of parameters in a path */
 struct answer {
     int status;
     const char *content_type;
-    char *body;    /* from malloc(), freed by libmicrohttpd; NULL: none */
+    char *body;    /* the answer's body, allocated by malloc() and freed by libmicrohttpd; NULL: none */
     bool constant; /* whether `body` is a constant, which must not be freed */
     size_t length;
     const char *csp; /* header Content-Security-Policy; NULL: none */
@@ -99,7 +99,7 @@ struct answer {
 };
 
 struct request {
-    struct message message; /* posts the request to the main thread's mailbox */
+    struct message message; /* with which the request is posted to the main thread's mailbox */
     enum request_state state;
     bool counted; /* whether request_count() counts the request; only requests with tensors are counted */
     struct server *server;
@@ -108,9 +108,9 @@ struct request {
      * path; NULL: none. */
     const struct route *route;
     struct slice parameters[REQUEST_PARAMETERS]; /* parameters of the path, in the route's order */
-    /* the client's account (access token), with a reference; NULL: not determined yet, or refused */
+    /* the client's account (access token); the request holds a reference; NULL: not determined yet, or refused */
     struct caller *caller;
-    /* the flow (client) that is charged for device time, with a reference; NULL: none yet */
+    /* the flow (client) that is charged for device time; the request holds a reference; NULL: not known yet */
     struct flow *flow;
     char id[REQUEST_ID_BYTES];
     struct request_times times;
@@ -136,7 +136,7 @@ struct request {
     struct job *job; /* the request holds a reference to the job */
     bool failed;     /* whether the answer is an error, as JSON */
     proto_error error;
-    attn_error why; /* the error and its pointer into the body */
+    attn_error why; /* why the request fails, with a JSON pointer into the body */
     bool gone;      /* whether the client left, so that no answer is sent */
 
     proto_encoder *encoder; /* encoder of the measured answer; NULL: none yet */
@@ -148,11 +148,11 @@ struct request {
     bool held;
     /* neighbours in the list of all requests with suspended connections, in order of arrival */
     struct request *previous, *next;
-    struct hangup_watch *watch; /* watches for the client's hang-up; NULL: not yet */
+    struct hangup_watch *watch; /* the watch for the client's hang-up; NULL: none yet */
 };
 
-/* Makes a request in the state RECEIVING, owned by the calling HTTP thread, as the first member of a zeroed struct of
- * `bytes` bytes. NULL: out of memory. */
+/* Makes a request in the state RECEIVING, which the calling HTTP thread owns. It is the first member of a struct of
+ * `bytes` bytes, which is filled with zeros. NULL: out of memory. */
 struct request *request_new(struct server *server, size_t bytes);
 void request_free(struct request *request);
 

@@ -31,7 +31,7 @@ enum server_phase {
 
 struct connection_totals {
     _Atomic int count;
-    _Atomic int64_t bytes; /* memory of connections and requests, without tensors */
+    _Atomic int64_t bytes; /* bytes of memory that connections and requests use, without tensors */
 };
 
 struct server {
@@ -49,7 +49,7 @@ struct server {
     bool pinned;
     struct contexts *contexts;
     struct caches *caches;
-    struct regions *regions; /* clients' shared memory; NULL: not offered */
+    struct regions *regions; /* regions (shared memory that clients have registered); NULL: not offered */
     struct tokens *tokens;   /* access tokens; NULL: clients need none */
     struct caller everybody; /* the account of all clients without access tokens */
     struct queue queue;
@@ -57,7 +57,7 @@ struct server {
     struct connections *connections;
     const struct connection_totals *open_connections;
     struct loop *loop;
-    /* set by frontend_init() and loop_open() */
+    /* the versions of libmicrohttpd (set by frontend_init()) and of libuv (set by loop_open()) */
     const char *web_library, *loop_library;
 };
 

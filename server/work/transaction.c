@@ -26,7 +26,7 @@ struct job_transaction {
 
 /* ---- Preparing a transaction ------------------------------------------------------------------------------------- */
 
-/* Copies a cache's id. A text of another length names no cache. */
+/* Copies a cache's id. A text that is too long cannot be an id, so the copy is then empty. */
 static void copy_id(char to[CACHE_ID_BYTES], const char *from)
 {
     const size_t length = strnlen(from, CACHE_ID_BYTES - 1);
@@ -103,9 +103,9 @@ static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, at
     return check_size(ATTN_T_q, q, 3, s->head_dim, "the caches' head_dim", err);
 }
 
-/* Returns the keys, or the values, of all pages of the pool as one tensor [page, position, head, column]. `offset`:
- * first byte in each page. `columns`: length of a row. `stored`: distance of rows, more than `columns` if the values
- * are a part of the keys. */
+/* Returns the keys, or the values, of all pages of the pool as one tensor [page, position, head, column]. `offset` is
+ * their first byte in each page, and `columns` the length of a row. `stored` is the distance of rows, which is larger
+ * than `columns` if the values are a part of the keys. */
 static attn_tensor of_pool(const struct cache_step *step, int64_t offset, int64_t columns, int64_t stored)
 {
     const struct cache_shape *const s = &step->shape;
@@ -123,8 +123,8 @@ static attn_tensor of_rows(void *data, attn_dtype dtype, int rank, int64_t rows,
     return attn_tensor_make(data, dtype, rank, (const int64_t[]){ rows, columns });
 }
 
-/* Sets the problem's k and v to views of the pool (the memory of all pages), and its page table and lengths to the
- * transaction's. */
+/* Makes the problem's k and v views of the pool (the memory of all pages), and sets its page table to `table` and its
+ * lengths to `lengths`. */
 static void point(attn_problem *p, const struct cache_step *step, int32_t *table, int32_t *lengths)
 {
     const struct cache_shape *const s = &step->shape;

@@ -49,8 +49,8 @@ static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 struct options {
     bool forward, backward, json, causal, codec, top_left;
     bool no_lse;
-    /* true if reading K and V dominates the time: the report shows GB/s, and calls alternate between copies of K and
-     * V */
+    /* Whether reading K and V dominates the time. If so, the report shows GB/s, and calls alternate between copies of K
+     * and V. */
     bool reading;
     /* number of packed sequences, which have their own lengths instead of B, Sq and Sk; 0: not packed */
     int sequences;
@@ -59,7 +59,7 @@ struct options {
     int64_t documents;
     /* how many keys a page of K and V holds; 0: K and V are not in pages */
     int64_t page_size;
-    bool forks; /* all batch rows share their pages, except the last page of each row */
+    bool forks; /* whether all batch rows share their pages, except the last page of each row */
     bool latent;
     bool deterministic, alibi, sinks;
     bool truth; /* Whether attn_truth_some(), which computes in float64, is timed instead of the kernels. */
@@ -74,8 +74,8 @@ struct options {
     int64_t padded;
     double hidden_bias;
     uint64_t observed;  /* outputs of an observe (a request for attention weights), one bit each */
-    bool given_lse;     /* an observe (a request for attention weights) gets lse as input */
-    uint64_t gradients; /* gradients of options (dsinks, dbias, dalibi_slopes) to compute, one bit each */
+    bool given_lse;     /* whether an observe (a request for attention weights) gets lse as an input */
+    uint64_t gradients; /* which optional gradients (dsinks, dbias, dalibi_slopes) are computed, one bit each */
     enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS, SWEEP_OBSERVE } sweep;
     /* dtype: of q; key_dtype: of k and v; grad_dtype: of dq, dk and dv; bias_dtype: of bias */
     attn_dtype dtype, key_dtype, grad_dtype, bias_dtype;
@@ -426,7 +426,8 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
             if (is == ATTN_NOT_FOUND) continue;
             must(is);
             give_memory(m, &p.tensor[id], &blocks[id]);
-            memset(blocks[id].host, 0xff, (size_t)blocks[id].bytes); /* NaN in every dtype */
+            /* NaN in every dtype: the kernels must overwrite all of it */
+            memset(blocks[id].host, 0xff, (size_t)blocks[id].bytes);
             must(attn_copy(m->stream, blocks[id].device, blocks[id].host, (size_t)blocks[id].bytes, ATTN_TO_DEVICE,
                            &err));
         }
@@ -585,7 +586,8 @@ static void remark(const struct options *o, const char *what, double value)
     fflush(o->json ? stderr : stdout);
 }
 
-/* Times each mask, each kind of sequence lengths, and for comparison a plain problem of the same size. */
+/* Times problems with each mask and with each kind of sequence lengths and, for comparison, a plain problem of the same
+ * size. */
 static void sweep_masks(struct machine *m, const struct options *given, attn_op op)
 {
     const int64_t longest = given->tokens < 16384 ? given->tokens : 16384, half = longest / 2, total = longest * 4;

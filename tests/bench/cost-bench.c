@@ -199,7 +199,8 @@ static int32_t *give_indices(attn_tensor *t, struct block *b, int rank, const in
     return b->host;
 }
 
-/* Hides pairs as Hugging Face does: by a bias for all heads, with a large negative number for each hidden pair. */
+/* Hides (query, key) pairs as Hugging Face does: by a bias for all heads, with a large negative number for each hidden
+ * pair. */
 static void hide_by_bias(const struct problem *spec, attn_problem *p)
 {
     const int64_t Sq = p->bias.shape[2], Sk = p->bias.shape[3];

@@ -127,7 +127,7 @@ template <class To, class From> To bits(From x)
 /* ---- Waiting for all threads of a team (such as a warp), at a named barrier, or for a condition ------------------ */
 
 team &warp_team();
-team &group_team(); /* the 128 threads of the calling thread's warpgroup */
+team &group_team(); /* Returns the 128 threads of the calling thread's warpgroup. */
 team &block_team();
 
 void arrive(team &t, const char *name, void *mine);
@@ -181,8 +181,8 @@ void yield(); /* lets other fibers (CUDA threads) run */
 
 /* ---- Global and shared memory, and checks of their use ----------------------------------------------------------- */
 
-/* A block's shared memory starts at the 32-bit address 0x400, as on the hardware. Host pointers to it have the same
- * value modulo 1024. */
+/* A block's shared memory starts at the 32-bit address 0x400, as on the hardware. A host pointer to it equals the
+ * 32-bit address modulo 1024. */
 enum : uint32_t { SHARED_BEGIN = 0x400 };
 uint32_t shared_address(const void *pointer);
 uint32_t shared_bytes();

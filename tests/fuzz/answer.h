@@ -13,7 +13,7 @@ static inline void broken(const char *file, int line, const char *what)
     abort();
 }
 
-/* largest size of an output that the fuzzer computes, to save time */
+/* largest size in bytes of an output that the fuzzer computes, to save time */
 enum { OUTPUT_BYTES = 1 << 16 };
 
 /* Places the outputs in the memory `outputs`. Returns false if an output does not fit. */

@@ -641,7 +641,7 @@ void check_ring()
     check_team<team<3, 2, 128, 4, 32, 160>>();
 }
 
-/* ---- Tests of shared memory that ordinary stores write and a pair of mbarriers hands over ------------------------ */
+/* ---- Tests of shared memory that ordinary stores fill and two mbarriers pass to readers -------------------------- */
 
 enum { LETTERS = 200, READERS = 8 };
 struct letter {
@@ -864,7 +864,8 @@ __global__ void raise(const float *x, int count, float *y)
 void check_conversions()
 {
     std::vector<float> x = random_floats(CONVERTED), widened(256);
-    /* Numbers of few digits often lie halfway between two numbers of the narrow type. */
+    /* Numbers of few digits often lie halfway between two numbers of the narrow type, so they test how ties are
+     * rounded. */
     for (size_t n = 0; n < x.size(); n += 5) x[n] = ldexpf((float)(int)(random_bits() % 64), -8);
     std::vector<uint8_t> narrow(256);
     /* e4m3's NaN is left out, because its conversion may give several bit patterns. */

@@ -7,8 +7,9 @@
 
 namespace {
 
-/* Each thread issues two groups of copies of 16 bytes. The copies of odd threads are invalid and must write zeros. The
- * kernel outputs what is there after the wait for the first group, and after the wait for both. */
+/* Each thread issues two groups of copies of 16 bytes. The copies of odd threads are marked as not valid, so they must
+ * write zeros. The kernel outputs the copied bytes after the wait for the first group, and again after the wait for
+ * both. */
 __global__ void copy(const uint4 *from, uint4 *out)
 {
     extern __shared__ __align__(1024) char memory[];

@@ -133,7 +133,7 @@ static double want_row(const struct scene *x, int64_t n, double *out)
     return sum == 0 ? -INFINITY : top + log(sum);
 }
 
-/* Lengths lie just below and above the number of elements that a loop handles at a time. */
+/* The numbers of elements lie just below and above those that a loop handles at a time. */
 void test_merged_parts_are_the_whole(void **state)
 {
     static const struct shape shapes[] = {

@@ -392,8 +392,8 @@ void test_a_row_with_one_key_is_that_value_to_the_bit(void **state)
     }
 }
 
-/* Each code of float8 is used as the only value, so that it is the result, and as the only channel of a key, so that it
- * is the score. */
+/* Tests each float8 code in two ways. As the only value it must be the output, and as the only channel of a key it must
+ * be the score. */
 void test_every_float8_is_its_number(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
@@ -700,7 +700,8 @@ static void show_one_key(struct fixture *f, int64_t key)
     }
 }
 
-/* With dout 1, dv of a key must be exactly the number of rows that see that key. */
+/* Every query sees at most one key, and dout is 1. So dv of a key must be exactly the number of rows (queries, in all
+ * heads of the group) that see it. */
 void test_one_key_has_p_1_to_the_last_bit(void **state)
 {
     static const int64_t head_sizes[] = { 5, 64, 100, 128, 200, 256 };

@@ -206,7 +206,7 @@ void assert_part_equal(const struct fixture *whole, const struct fixture *part, 
     }
 }
 
-/* Copies elements of `whole`, from element `first` on, to `part`. */
+/* Copies elements of tensor `id` from problem `whole`, from element `first` on, to problem `part`. */
 static void copy_part(const struct fixture *whole, struct fixture *part, attn_tensor_id id, int64_t first)
 {
     for (int64_t n = tensor_elements(&part->p.tensor[id]), e = 0; e < n; e++)
@@ -334,8 +334,8 @@ static bool run_heads(struct fixture *f, const attn_plan *whole, int64_t first, 
     return alike;
 }
 
-/* Asserts that the problem has the same bits when its heads are computed in `count` parts. Adds 1 to *compared if both
- * use the same kernel. */
+/* Divides the problem's heads into `count` parts. If all parts use the kernel of the whole problem, asserts that their
+ * results have the same bits, and adds 1 to *compared. */
 static void assert_same_bits_by_heads(const struct spec *s, int count, int *compared)
 {
     struct fixture whole, parts;
@@ -388,8 +388,8 @@ void test_heads_have_the_same_bits_in_parts_and_together(void **state)
 
 enum { MOST_PARTS = 4 };
 
-/* Runs queries [first, end) only, and adds the gradients that are sums over queries to `sums` in float32. Returns false
- * if their kernel is not that of the plan `whole`, which is for all queries. */
+/* Runs only the queries [first, end). Adds the gradients that are sums over queries to `sums`, in float32. Returns
+ * false if the plan for these queries has another kernel than `whole`, the plan for all queries. */
 static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end, float **sums)
 {
     const struct fixture all = *f;
@@ -872,7 +872,7 @@ void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
     }
 }
 
-/* ---- Tests of moves of memory ------------------------------------------------------------------------------------ */
+/* ---- Tests of copying and clearing ranges of device memory ------------------------------------------------------- */
 
 /* One call copies or clears more memory ranges (moves) than fit in one kernel launch. They have every length and
  * alignment, and one is long enough for several thread blocks. */

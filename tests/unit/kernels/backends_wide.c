@@ -249,7 +249,7 @@ void test_wide_decoding_splits_keys(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
     static const struct {
-        const char *kernel; /* the kernel's name on Hopper */
+        const char *kernel; /* name of the kernel that Hopper must use */
         struct spec spec;
     } cases[] = {
         { "decode", SPEC(.name = "one query", SIZES(1, 300, 512), HEADS(8, 1), BF16) },

@@ -443,7 +443,8 @@ static void test_backends_are_found_by_name(void **state)
     attn_stream_close(NULL);
 }
 
-/* The backend "paper" computes only what the paper on FlashAttention-2 describes. */
+/* The backend "paper" computes only what the paper on FlashAttention-2 describes. Its errors must name whatever it does
+ * not compute. */
 static void test_what_paper_does_not_compute_is_named(void **state)
 {
     static const struct {
