@@ -1,6 +1,6 @@
 /* finish.h: work after a job has run on a device and before its answer is sent. A check compares the client's results
  * with exact ones. `verify` recomputes rows in float64. Outputs are written to shared memory. `observe` counts pairs
- * and tiles. The length of JSON numbers is computed, because the header comes first.
+ * and tiles. The length of the numbers as text is computed, because the answer's length is sent first.
  *
  * The work may take seconds, so libuv's threads do it in pieces of some milliseconds. If the client leaves, the work
  * ends after the current piece. */

@@ -21,10 +21,10 @@ struct loop_watch;
  * be called on the main thread. INTERNAL: libuv refuses the descriptor; *err has its text. */
 attn_status loop_watch(struct loop *loop, int fd, void (*on_readable)(void *context), void *context,
                        struct loop_watch **watch, attn_error *err);
-/* Ends a watch, so that the descriptor may be closed. loop_close() ends the watches that are left. */
+/* Ends the watch of a file descriptor, which may then be closed. loop_close() ends all watches that are left. */
 void loop_unwatch(struct loop_watch *watch);
 
-/* Functions of server/http/frontend.c for the main thread. */
+/* Functions of server/http/frontend.c that the main thread calls. */
 struct loop_frontend {
     void *context;
     /* resumes the request's connection; the HTTP thread then owns the request */

@@ -44,7 +44,7 @@ struct loop {
     bool transactions_changed;
     /* Whether a cache transaction has arrived that begin_transactions() has not examined yet. */
     bool transactions_arrived;
-    bool scan_cut; /* true: the last search for transactions that can begin stopped before the end of the queue */
+    bool scan_cut; /* whether the last search for transactions that can begin stopped before the end of the queue */
     uint64_t scan; /* how often all waiting transactions were examined */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;

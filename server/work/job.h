@@ -220,8 +220,8 @@ static inline attn_problem *job_problem(const struct job *job, int item)
 struct job *job_new(struct staging_pool *staging, struct contexts *contexts, struct caller *caller,
                     struct staging_block *inputs, proto_call *call);
 struct job *job_hold(struct job *job);
-/* Releases a reference to the job, and frees it with the last one; does nothing for NULL. If holds_contexts is set,
- * contexts_finish_job() must come before. */
+/* Releases a reference to the job, and frees the job with the last reference. Does nothing for NULL. If holds_contexts
+ * is set, contexts_finish_job() must be called first. */
 void job_release(struct job *job);
 
 /* Returns the first part of the job that was not sent to a device yet and that this device can compute; NULL: none. */

@@ -99,7 +99,7 @@ struct answer {
 };
 
 struct request {
-    struct message message; /* with which the request is posted to the main thread's mailbox */
+    struct message message; /* the message that posts this request to the main thread's mailbox */
     enum request_state state;
     bool counted; /* whether request_count() counts the request; only requests with tensors are counted */
     struct server *server;
@@ -120,8 +120,8 @@ struct request {
     const proto_format *answer_as;
     proto_parser *parser;
     struct staging_block *block; /* staging memory (memory for tensors) into which the parser writes */
-    /* number of bytes of `text`, or of the answer, that are charged to --staging-bytes although malloc() allocated
-     * them */
+    /* number of bytes of `text`, or of the answer, that are charged to --staging-bytes although they lie outside
+     * staging memory */
     size_t counted_bytes;
     /* list of the body's tensors that lie in shared memory; NULL: none, or the job has taken the list over */
     struct region_uses *shared;

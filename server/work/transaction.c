@@ -152,8 +152,8 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     /* The caches have different lengths, so the mask is aligned at the end: its last column is for the last key of each
      * cache. */
     item->problem.keep_mask_at_end = item->problem.keep_mask.rank > 0;
-    /* In an observe request (statistics of probabilities), key_mass and the default range of keys have as many keys as
-     * the longest cache. */
+    /* In an observe request (statistics of probabilities), key_mass and the default range of keys cover as many keys as
+     * the longest cache has. */
     if (item->problem.op == ATTN_OP_OBSERVE) {
         item->problem.observe.shown_keys = 1;
         for (int i = 0; i < step->rows; i++)

@@ -640,8 +640,8 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
     remark(&o, "FlashMask of 16 documents: times as fast as without", plain / masked);
 }
 
-/* Times an observe (a request for attention weights) of each kind of output, and for comparison a forward of the same
- * sizes. */
+/* Times observe problems (requests for attention weights) with each kind of output and, for comparison, a forward of
+ * the same sizes. */
 static void sweep_observe(struct machine *m, const struct options *given)
 {
     static const struct {

@@ -10,9 +10,8 @@
 
 /* ---- Tests of decoding: few queries, many keys ------------------------------------------------------------------- */
 
-/* The numbers of keys and rows lie just below and above the limits at which kernels change. Keys are split at multiples
- * of 128 to 2048. A row is one query of one head, and up to 16, up to 64 and more rows per key/value head are treated
- * differently. */
+/* The numbers of keys and rows (queries of all heads of a group) lie just below and above the limits of kernels.
+ * Kernels split the keys at multiples of 128 to 2048, and differ for up to 16, up to 64, and more rows. */
 void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state)
 {
     static const int64_t keys[] = { 0, 1, 63, 127, 128, 129, 257, 511, 512, 513, 1025, 2047, 2048, 2049, 4100 };
@@ -272,7 +271,8 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
         if (emu_tma_loads && (boxes > 0) != cases[n].by_engine)
             fail_msg("%s: the copy engine loaded %lu boxes", s->name, boxes);
         assert_outputs_equal(&engine, &threads);
-        /* Not for packed problems: they also launch a kernel that cannot do without TMA's tensor maps. */
+        /* Runs the problem again while the driver refuses TMA's tensor maps. Packed problems are left out, because they
+         * also launch a kernel that needs these maps. */
         if (emu_refuse_maps && !s->sequences) {
             emu_refuse_maps(1);
             assert_int_equal(boxes_of(&bench, &refused), 0);

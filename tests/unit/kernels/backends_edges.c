@@ -1,5 +1,5 @@
-/* backends_edges.c: compares with the reference backend: problems that broke other libraries (kernels/README.md, "Where
- * attention breaks"), a grid of sizes and options, and random problems. */
+/* backends_edges.c: tests that compare results with those of the reference backend. The problems are those that broke
+ * other libraries (kernels/README.md, "Where attention breaks"), a grid of sizes and options, and random problems. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

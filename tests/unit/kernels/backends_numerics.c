@@ -662,7 +662,7 @@ void test_one_key_has_a_probability_of_one(void **state)
         if (!is_ours()) continue;
         fixture_make(&f, &s);
         make_products_cancel(&f);
-        /* P is exactly 1 only if forward and backward add in the same order. */
+        /* P is exactly 1 only if forward and backward add in the same order. Other problems are skipped. */
         if (given && is_by_rows(&f.p, ATTN_OP_FORWARD) != is_by_rows(&f.p, ATTN_OP_BACKWARD)) {
             fixture_clear(&f);
             continue;
