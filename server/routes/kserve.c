@@ -264,7 +264,8 @@ static struct statistics {
     atomic_llong last_ms, batches;
     struct {
         atomic_llong count, ns[BATCH_PARTS];
-    } batch[CONFIG_MAX_BATCH]; /* counts of batches, indexed by the number of requests in the batch, minus 1 */
+        /* counts and times of batches; the index is the number of requests in the batch, minus 1 */
+    } batch[CONFIG_MAX_BATCH];
 } statistics[PROTO_OP_COUNT][PROTO_MODELS];
 
 static struct statistics *statistics_of(const proto_model *model)

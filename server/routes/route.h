@@ -63,7 +63,7 @@ struct route_doc {
     int status;       /* status of a successful answer; 0: 200 */
     const char *body; /* name of the body's schema in components/schemas, such as "ForwardRequest" */
     struct route_parameter parameters[REQUEST_PARAMETERS];
-    uint64_t errors; /* errors of this route that not all routes have: ROUTE_ERROR(NOT_FOUND) | ... */
+    uint64_t errors; /* errors of this route beside those of all routes, as bits: ROUTE_ERROR(NOT_FOUND) | ... */
     bool plain_503;  /* Whether an answer 503 may be a line of plain text instead of a JSON problem document. */
 };
 

@@ -138,7 +138,7 @@ static attn_device *device_of(struct request *request, const proto_cuda_region *
     return NULL;
 }
 
-/* True if the server can register GPU memory. Otherwise fails the request. */
+/* Returns whether the server can register GPU memory. If not, fails the request. */
 static bool takes_cuda(struct request *request)
 {
     if (!is_offered(request)) return false;

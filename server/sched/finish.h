@@ -33,7 +33,7 @@ struct finishing {
     /* The members below belong to the thread that runs a piece, and between two pieces to the main thread. */
     int item; /* index of the item (problem) being verified */
     attn_verifier *verifier;
-    int64_t judge_until_ns; /* time at which a judge must stop looking for mistakes */
+    int64_t judge_until_ns; /* time at which a judge must stop comparing */
     struct judging judging;
     int counted; /* index of the item (problem) being counted */
     attn_problem count_of;

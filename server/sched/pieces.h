@@ -1,6 +1,6 @@
-/* pieces.h: work for libuv's threads, such as checks of large bodies, in pieces of some ten milliseconds. The next
- * piece belongs to the flow (client, base/flow.h) that has used the least time, so a client waits for at most one piece
- * of each other client. All functions are for the main thread. */
+/* pieces.h: work that libuv's threads do in pieces of some ten milliseconds, such as checks of large bodies. The next
+ * piece is always one of the flow (client, base/flow.h) that has used the least time, so a client waits for at most one
+ * piece of each other client. Only the main thread calls these functions. */
 #ifndef PIECES_H
 #define PIECES_H
 

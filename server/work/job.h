@@ -88,7 +88,7 @@ struct job_part {
 
     /* The thread that computes the part writes the members below; the main thread reads them when the batch is back. */
     bool ran;         /* whether the part's kernels ran without an error */
-    attn_error error; /* why the part's kernels did not run */
+    attn_error error; /* why the part failed, if `ran` is false */
     /* device memory (on `sums_on`) for this part's share of the gradients that are sums over all queries
      * (device/sums.c); NULL: none */
     void *sums;
@@ -141,7 +141,7 @@ struct job {
     job_kind kind;
     /* number of bytes of `inputs` that input tensors use; a short answer may overwrite them */
     size_t inputs_used;
-    struct job_region outputs; /* all output tensors, one after the other */
+    struct job_region outputs; /* memory of all output tensors, which lie one after the other */
     struct contexts *contexts;
     struct caller *caller; /* the account (access token) that is charged; the job holds a reference */
     /* the flow (client) that is charged for device time; the job holds a reference; NULL: none */

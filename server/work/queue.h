@@ -31,7 +31,7 @@ struct queue {
     struct flow nobody; /* the flow of all jobs without a flow (client) of their own */
     int64_t virtual_ns; /* virtual time (see queue.c) of the flow (client) whose job was sent to a device last */
     int64_t bytes;
-    double seconds_per_job;                 /* moving average, for the header Retry-After */
+    double seconds_per_job;                 /* average time per job in recent batches, for the header Retry-After */
     _Atomic int64_t waiting, waiting_bytes; /* number and bytes of waiting jobs, for other threads */
 };
 
@@ -93,7 +93,7 @@ void queue_flow_ran(struct flow *flow, int64_t left_ns);
 /* True if the next batch could have more jobs if it was sent later. */
 bool queue_may_grow(const struct queue *queue);
 
-/* Updates seconds_per_job: a batch of `jobs` jobs has taken `seconds`. */
+/* Updates the average seconds_per_job after a batch of `jobs` jobs has taken `seconds`. */
 void queue_learn(struct queue *queue, int jobs, double seconds);
 
 #endif

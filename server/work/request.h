@@ -107,7 +107,8 @@ struct request {
     /* The row of the table of routes that matches the request's path and method, or else the first that matches its
      * path; NULL: none. */
     const struct route *route;
-    struct slice parameters[REQUEST_PARAMETERS]; /* parameters of the path, in the route's order */
+    /* values of the path's parameters, in the order of the route's pattern */
+    struct slice parameters[REQUEST_PARAMETERS];
     /* the client's account (access token); the request holds a reference; NULL: not determined yet, or refused */
     struct caller *caller;
     /* the flow (client) that is charged for device time; the request holds a reference; NULL: not known yet */
@@ -139,7 +140,7 @@ struct request {
     attn_error why; /* why the request fails, with a JSON pointer into the body */
     bool gone;      /* whether the client left, so that no answer is sent */
 
-    proto_encoder *encoder; /* encoder of the measured answer; NULL: none yet */
+    proto_encoder *encoder; /* encoder that has computed the length of the answer; NULL: none yet */
 
     /* Only the main thread uses the members below, while the request waits. */
     struct deadline deadline;

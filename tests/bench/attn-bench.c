@@ -77,7 +77,7 @@ struct options {
     bool given_lse;     /* whether an observe (a request for attention weights) gets lse as an input */
     uint64_t gradients; /* which optional gradients (dsinks, dbias, dalibi_slopes) are computed, one bit each */
     enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS, SWEEP_OBSERVE } sweep;
-    /* dtype: of q; key_dtype: of k and v; grad_dtype: of dq, dk and dv; bias_dtype: of bias */
+    /* q has `dtype`, k and v have `key_dtype`, dq, dk and dv have `grad_dtype`, and bias has `bias_dtype` */
     attn_dtype dtype, key_dtype, grad_dtype, bias_dtype;
     int64_t B, H, Hk, Sq, Sk, D, Dv, window_left, window_right, tokens;
     const char *device;

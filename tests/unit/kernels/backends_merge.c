@@ -172,7 +172,7 @@ void test_merges_of_empty_and_strange_parts(void **state)
 {
     static const float cases[][6] = {
         { -INFINITY, 5, -INFINITY, 7, -INFINITY, 0 },
-        /* an empty part's `out` is not read, so it may be NaN */
+        /* The first part of the merge has no keys (lse is -inf), so its `out` is not read and may be NaN. */
         { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },
         /* The second part of the merge has no keys (lse is -inf), so its infinite `out` is ignored. */
         { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f },

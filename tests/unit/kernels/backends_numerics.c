@@ -423,7 +423,7 @@ void test_every_float8_is_its_number(void **state)
     }
 }
 
-/* fixture_compare() requires a NaN exactly where the reference backend has one. */
+/* fixture_compare(), which compares the results, requires a NaN exactly where the reference backend has one. */
 void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
 {
     static const struct spec cases[] = {

@@ -9,7 +9,7 @@
 
 #define LOOK .op = ATTN_OP_OBSERVE
 
-/* outputs that are made of probabilities, which need lse */
+/* outputs that consist of probabilities; computing them needs lse */
 #define PROBABILITIES (ATTN_TENSOR_BIT(weights) | ATTN_TENSOR_BIT(key_mass) | ATTN_TENSOR_BIT(map))
 
 /* Runs observe problems (requests for attention weights). Those in float32 also run in bfloat16, and in float16 if q is

@@ -569,7 +569,8 @@ void test_the_order_of_keys_does_not_matter(void **state)
     fixture_copy(&b, &a);
     for (int64_t j = 0; j < s.Sk; j++)
         for (int64_t e = 0; e < row; e++) {
-            const int64_t from = j * 100 % s.Sk; /* a permutation: 100 and Sk (211) have no common divisor */
+            /* a permutation of the keys, because 100 and Sk (211) have no common divisor */
+            const int64_t from = j * 100 % s.Sk;
             tensor_set(&b.p.k, j * row + e, tensor_get(&a.p.k, from * row + e));
             tensor_set(&b.p.v, j * row + e, tensor_get(&a.p.v, from * row + e));
         }
