@@ -31,8 +31,9 @@ struct queue {
     struct flow nobody; /* the flow of all jobs without a flow (client) of their own */
     int64_t virtual_ns; /* virtual time (see queue.c) of the flow (client) whose job was sent to a device last */
     int64_t bytes;
-    double seconds_per_job;                 /* average time per job in recent batches, for the header Retry-After */
-    _Atomic int64_t waiting, waiting_bytes; /* number and bytes of waiting jobs, for other threads */
+    double seconds_per_job; /* average time per job in recent batches, for the header Retry-After */
+    /* number of waiting jobs and the bytes of their tensors, for readers on other threads */
+    _Atomic int64_t waiting, waiting_bytes;
 };
 
 void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch, int64_t window_ns);

@@ -35,8 +35,8 @@ static void copy_id(char to[CACHE_ID_BYTES], const char *from)
     if (from[length] != '\0') to[0] = '\0';
 }
 
-/* Checks that one axis of k or v, which the request appends to caches, has the size `want`. `of` says in the message
- * what size that is. */
+/* Checks that one axis of k or v, which the request appends to caches, has the size `want`. The text `of` explains this
+ * size in the error message. */
 static attn_status check_size(attn_tensor_id id, const attn_tensor *t, int axis, int64_t want, const char *of,
                               attn_error *err)
 {

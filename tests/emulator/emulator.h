@@ -167,7 +167,7 @@ bool sync_block_or(bool x);
 
 /* The instructions bar.sync and bar.arrive. */
 void barrier_sync(int id, int threads);
-bool barrier_all(int id, int threads, bool x); /* bar.red.and */
+bool barrier_all(int id, int threads, bool x); /* bar.red.and: returns whether all threads have x = true */
 void barrier_arrive(int id, int threads);
 
 /* Waits until condition() holds. Messages show `what` and `number`; `what` must stay valid until the end of the
